@@ -30,7 +30,8 @@ import raymq
 from benchmarks import floors
 from benchmarks.floors import Line, at_least, at_most
 from raymq.actors.supervise.lease import FLUSH_ROLES
-from raymq.cluster.produce.batch_sender import IN_FLIGHT_BYTES, BatchSender
+from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.produce.producer_config import IN_FLIGHT_BYTES
 from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.cluster.transport.routes import Routes
 from raymq.store.config import StoreConfig

@@ -11,6 +11,7 @@ Five rounds, each figure right behind its limit; a ratio is the median of the ro
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -106,7 +107,7 @@ def put_rate(count: int) -> float:
 def batch_rate(cluster: raymq.Cluster, count: int) -> float:
     """MiB/s of batches of 1 MiB, all acknowledged."""
     batch = batch_of(*LARGE)
-    with BatchSender(Routes.of(cluster)) as sender:
+    with contextlib.closing(BatchSender(Routes.of(cluster))) as sender:
         sender.send("t", 0, batch).result(60)
         begin = time.perf_counter()
         for future in [sender.send("t", 0, batch) for _ in range(count)]:

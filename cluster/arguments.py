@@ -1,12 +1,15 @@
-"""Checks of a caller's arguments, made before a request is sent. Does not import Ray."""
+"""Checks of a caller's arguments, made before a request is sent; options that are passed on. Does not import Ray."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 from raymq.store.errors import Rejected
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _NO_LIMIT = float("inf")
 OFFSET_MAX = 2**63 - 1
@@ -41,3 +44,22 @@ def check_offsets(offsets: Mapping[int, int]) -> None:
     """Raises: Rejected unless every value of this mapping from queue id to offset is an offset."""
     for queue_id, offset in offsets.items():
         check_number(f"the offset of queue {queue_id}", offset, 0, OFFSET_MAX)
+
+
+def takes_options_of(described: Callable[..., Any]) -> Callable[[_Function], _Function]:
+    """Decorate a function that passes `**options` on: its signature then shows the keywords of `described`."""
+
+    def decorate(function: _Function) -> _Function:
+        shown = inspect.signature(function)
+        own = [each for each in shown.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        passed = [
+            each
+            for name, each in inspect.signature(described).parameters.items()
+            if each.kind is each.KEYWORD_ONLY and name not in shown.parameters
+        ]
+        # The function's own keywords come last.
+        parameters = sorted(own + passed, key=lambda each: (each.kind, each in own))
+        function.__signature__ = shown.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return function
+
+    return decorate

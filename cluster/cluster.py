@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any
 
+import raymq
 from raymq.store.clock import Clock
-from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
+from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected
 from raymq.store.state import CLEANUP_POLICY, COMPACTION
 
-from .paths import actor_name
+from .arguments import takes_options_of
+from .consume.consumer_config import ConsumerConfig, ConsumerOptions
+from .produce.producer_config import ProducerConfig, ProducerOptions
+from .transport.ask import ask, moved
 from .transport.tls import parse_url
 from .unclosed import warn_unclosed
 
 if TYPE_CHECKING:
-    from raymq.store.promise import Acks
+    from typing_extensions import Unpack
 
-    from .consume.async_consumer import AsyncConsumer
-    from .consume.consumer import Consumer, Start
-    from .produce.async_producer import AsyncProducer
-    from .produce.producer import Producer
     from .start import StopReport
     from .transport.connection import Connection, Transport
+    from .transport.routes import Routes
 
 _CALL_TIMEOUT_S = 30.0
 #: how long `create_topic` waits until a topic is durable
 CREATE_TIMEOUT_S = 15.0
 #: pause before a creation with an unknown outcome is repeated
 CREATE_PAUSE_MS = 100
-#: a lookup must not delay its caller for long
-LOOKUP_TIMEOUT_S = 5.0
 #: a shard without an answer for so long is shown as UNREACHABLE
 STATUS_TIMEOUT_S = 2.0
 #: prefix of RayMQ's internal topics, which `topics` leaves out
@@ -40,12 +39,10 @@ _INTERNAL_PREFIX = "rmq_sys_"
 #: states of a shard that does not answer
 _ABSENT = {"DOWN", "UNREACHABLE"}
 
-#: fields of the error by which a server says that it is another shard
-_IDENTITY = ("cluster_id", "shard")
-
 Resolver = Callable[[], dict[int, str]]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Cluster:
     """A running cluster. `raymq.start` and `raymq.connect` return it; programs do not call the constructor.
 
@@ -68,63 +65,47 @@ class Cluster:
         DeliveryUnknown: a shard did not answer within 30 s; the same call completes what it began.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        cluster_id: str,
-        shards: int,
-        token: str,
-        endpoints: dict[int, str],
-        resolver: Resolver | None = None,
-        data_dir: str | None = None,
-        ray_address: str | None = None,
-        stop_on_exit: bool = False,
-        ca: bytes | None = None,
-        placement: tuple[tuple[str, ...], ...] | None = None,
-        transport: Transport = "flight",
-    ) -> None:
-        #: the name given at the first start
-        self.name = name
-        #: 32 hexadecimal digits, fixed at the first start
-        self.cluster_id = cluster_id
-        #: number of shards
-        self.shards = shards
-        #: shard -> last known host:port (with TLS tls://host:port) of its leader
-        self.endpoints = dict(endpoints)
-        #: looks changed endpoints up; None: the shards themselves are asked
-        self.resolver = resolver
-        #: the data directory; None on other machines
-        self.data_dir = data_dir
-        #: what `ray.init(address=...)` takes, if known
-        self.ray_address = ray_address
-        self.token = token
-        #: PEM certificates that must have signed the shards' certificates; None: see `flight_client.ShardConnection`
-        self.ca = ca
-        #: shard -> node label of each replica, the leader's first; None: all on one machine
-        self.placement = placement
-        #: how shards are reached: "flight", or "ray" for programs that can reach only Ray's port
-        self.transport: Transport = transport
+    #: the name given at the first start
+    name: str
+    #: 32 hexadecimal digits, fixed at the first start
+    cluster_id: str
+    #: number of shards
+    shards: int
+    token: str
+    #: shard -> last known host:port (with TLS tls://host:port) of its leader
+    endpoints: dict[int, str]
+    #: looks changed endpoints up; None: the shards themselves are asked
+    resolver: Resolver | None = None
+    #: the data directory; None on other machines
+    data_dir: str | None = None
+    #: what `ray.init(address=...)` takes, if known
+    ray_address: str | None = None
+    stop_on_exit: InitVar[bool] = False
+    #: PEM certificates that must have signed the shards' certificates; None: see `flight_client.ShardConnection`
+    ca: bytes | None = None
+    #: shard -> node label of each replica, the leader's first; None: all on one machine
+    placement: tuple[tuple[str, ...], ...] | None = None
+    #: how shards are reached: "flight", or "ray" for programs that can reach only Ray's port
+    transport: Transport = "flight"
+
+    def __post_init__(self, stop_on_exit: bool) -> None:
+        self.endpoints = dict(self.endpoints)
         self._stop_on_exit = stop_on_exit
         self._lock = threading.Lock()
         self._connections: dict[int, Connection] = {}
-        #: number of `close` calls; guarded by the lock
-        self._closings = 0
 
     def __repr__(self) -> str:
         return f"<Cluster {self.name!r} {self.cluster_id[:8]} shards={self.shards}>"
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        del state["_lock"], state["_connections"]
-        # A copy in another process did not start the cluster.
-        state["_stop_on_exit"] = False
+        del state["_lock"], state["_connections"], state["_stop_on_exit"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.Lock()
-        self._connections = {}
+        # A copy in another process did not start the cluster.
+        self.__post_init__(stop_on_exit=False)
 
     @classmethod
     def bootstrap(cls, url: str, *, token: str | None, ca: bytes | None = None) -> Cluster:
@@ -184,17 +165,15 @@ class Cluster:
         for 2 s, such as a stopped process, is "UNREACHABLE". The cluster's `state` is "RUNNING" when every shard is
         RUNNING, "DOWN" when no shard answers, else "DEGRADED". Never raises for a shard that does not answer.
         """
-        found: dict[int, dict[str, Any]] = {}
-        moved = self._status_of(range(self.shards), found)
-        for shard in moved:
-            self._drop(shard)
-        # Without newer endpoints the first answers stay.
-        with contextlib.suppress(RayMQError):
-            if moved:
-                self.refresh()
-                self._status_of(moved, found)
+        found = self._ask_status(range(self.shards))
+        failed = {each: error for each, error in found.items() if isinstance(error, RayMQError)}
+        elsewhere = [shard for shard, error in failed.items() if moved(error)]
+        if elsewhere:
+            self.refresh()
+            found |= self._ask_status(elsewhere)
         shards = [
-            {**found[shard], "endpoint": self.endpoints.get(shard)} for shard in range(self.shards)
+            {**_facts(shard, answer), "endpoint": self.endpoints.get(shard)}
+            for shard, answer in sorted(found.items())
         ]
         if self.placement is not None:
             self._add_nodes(shards, self.placement)
@@ -209,25 +188,14 @@ class Cluster:
             "ray_address": self.ray_address,
         }
 
-    def _status_of(self, shards: Iterable[int], found: dict[int, dict[str, Any]]) -> list[int]:
-        """Put the status of each shard into `found`. Returns: shards that may serve elsewhere now."""
-        from .transport.ask import ask
-
-        closings, moved = self._closings, []
+    def _ask_status(self, shards: Iterable[int]) -> dict[int, dict[str, Any] | RayMQError]:
+        """The status of each shard, or its error."""
+        routes = self._routes()
 
         def status(shard: int) -> dict[str, Any]:
-            return self._call_once(shard, "status", {}, STATUS_TIMEOUT_S, closings)
+            return routes.call_once(shard, "status", {}, STATUS_TIMEOUT_S)
 
-        answers = ask(shards, status, timeout_s=STATUS_TIMEOUT_S, in_turn=self._by_ray)
-        for shard, answer in answers:
-            if isinstance(answer, RayMQError):
-                if _moved(answer):
-                    moved.append(shard)
-                silent = isinstance(answer, DeliveryUnknown)
-                state = "UNREACHABLE" if silent else "DOWN"
-                answer = {"shard": shard, "state": state, "error": str(answer)}
-            found[shard] = answer
-        return moved
+        return dict(ask(shards, status, timeout_s=STATUS_TIMEOUT_S, in_turn=self._by_ray))
 
     @property
     def _by_ray(self) -> bool:
@@ -329,14 +297,8 @@ class Cluster:
             for queue, (low, high) in ranges.items():
                 # A shard answers for its own queues only; the check drops any other answer.
                 if shards[int(queue) % len(shards)] == shard:
-                    queues.append(
-                        {
-                            "queue_id": int(queue),
-                            "shard": shard,
-                            "min_offset": low,
-                            "max_offset": high,
-                        }
-                    )
+                    place = {"queue_id": int(queue), "shard": shard}
+                    queues.append({**place, "min_offset": low, "max_offset": high})
         queues.sort(key=lambda facts: facts["queue_id"])
         return {
             "topic": name,
@@ -344,117 +306,25 @@ class Cluster:
             "messages": sum(facts["max_offset"] - facts["min_offset"] for facts in queues),
         }
 
-    def producer(
-        self,
-        *,
-        acks: Acks = "quorum",
-        linger_ms: float = 5,
-        batch_bytes: int = 1 << 20,
-        buffer_bytes: int = 64 << 20,
-        max_block_ms: int = 60_000,
-        delivery_timeout_ms: int = 120_000,
-        request_timeout_ms: int = 30_000,
-        in_flight_bytes: int = 16 << 20,
-        codec: str = "bytes",
-        max_message_bytes: int = 4 << 20,
-    ) -> Producer:
+    @takes_options_of(ProducerConfig)
+    def producer(self, **options: Unpack[ProducerOptions]) -> raymq.Producer:
         """A Producer of this cluster; `raymq.Producer` describes the options."""
-        from .produce.producer import Producer
+        return raymq.Producer(self, **options)
 
-        return Producer(
-            self,
-            acks=acks,
-            linger_ms=linger_ms,
-            batch_bytes=batch_bytes,
-            buffer_bytes=buffer_bytes,
-            max_block_ms=max_block_ms,
-            delivery_timeout_ms=delivery_timeout_ms,
-            request_timeout_ms=request_timeout_ms,
-            in_flight_bytes=in_flight_bytes,
-            codec=codec,
-            max_message_bytes=max_message_bytes,
-        )
-
-    def consumer(
-        self,
-        topic: str,
-        *,
-        group: str | None = None,
-        start: Start = None,
-        queues: Sequence[int] | None = None,
-        fetch_bytes: int = 4 << 20,
-        fetch_records: int = 10_000,
-        unavailable_timeout_ms: int = 30_000,
-    ) -> Consumer:
+    @takes_options_of(ConsumerConfig)
+    def consumer(self, topic: str, **options: Unpack[ConsumerOptions]) -> raymq.Consumer:
         """A `raymq.Consumer` of one topic, which explains the options."""
-        from .consume.consumer import Consumer
+        return raymq.Consumer(self, topic, **options)
 
-        return Consumer(
-            self,
-            topic,
-            group=group,
-            start=start,
-            queues=queues,
-            fetch_bytes=fetch_bytes,
-            fetch_records=fetch_records,
-            unavailable_timeout_ms=unavailable_timeout_ms,
-        )
-
-    def async_producer(
-        self,
-        *,
-        acks: Acks = "quorum",
-        linger_ms: float = 5,
-        batch_bytes: int = 1 << 20,
-        buffer_bytes: int = 64 << 20,
-        max_block_ms: int = 60_000,
-        delivery_timeout_ms: int = 120_000,
-        request_timeout_ms: int = 30_000,
-        in_flight_bytes: int = 16 << 20,
-        codec: str = "bytes",
-        max_message_bytes: int = 4 << 20,
-    ) -> AsyncProducer:
+    @takes_options_of(ProducerConfig)
+    def async_producer(self, **options: Unpack[ProducerOptions]) -> raymq.AsyncProducer:
         """An AsyncProducer of this cluster; `raymq.AsyncProducer` describes the options."""
-        from .produce.async_producer import AsyncProducer
+        return raymq.AsyncProducer(self, **options)
 
-        return AsyncProducer(
-            self,
-            acks=acks,
-            linger_ms=linger_ms,
-            batch_bytes=batch_bytes,
-            buffer_bytes=buffer_bytes,
-            max_block_ms=max_block_ms,
-            delivery_timeout_ms=delivery_timeout_ms,
-            request_timeout_ms=request_timeout_ms,
-            in_flight_bytes=in_flight_bytes,
-            codec=codec,
-            max_message_bytes=max_message_bytes,
-        )
-
-    def async_consumer(
-        self,
-        topic: str,
-        *,
-        group: str | None = None,
-        start: Start = None,
-        queues: Sequence[int] | None = None,
-        fetch_bytes: int = 4 << 20,
-        fetch_records: int = 10_000,
-        unavailable_timeout_ms: int = 30_000,
-    ) -> AsyncConsumer:
+    @takes_options_of(ConsumerConfig)
+    def async_consumer(self, topic: str, **options: Unpack[ConsumerOptions]) -> raymq.AsyncConsumer:
         """A `raymq.AsyncConsumer` of one topic, with the options of `raymq.Consumer`."""
-        from .consume.async_consumer import AsyncConsumer
-
-        return AsyncConsumer(
-            self,
-            topic,
-            group=group,
-            start=start,
-            queues=queues,
-            fetch_bytes=fetch_bytes,
-            fetch_records=fetch_records,
-            unavailable_timeout_ms=unavailable_timeout_ms,
-        )
+        return raymq.AsyncConsumer(self, topic, **options)
 
     def stop(self, *, timeout_s: float = 60.0) -> StopReport:
         """Stop the cluster and close this handle; data stays. `timeout_s` bounds the orderly end of all actors.
@@ -477,7 +347,6 @@ class Cluster:
         """Close this handle's connections. The cluster continues, and the handle stays usable."""
         with self._lock:
             connections, self._connections = self._connections, {}
-            self._closings += 1
         for connection in connections.values():
             connection.close()
 
@@ -509,113 +378,45 @@ class Cluster:
         repeated. Raises: what the shard answers; Unavailable when nothing listens there; DeliveryUnknown when no answer
         comes within `timeout_s`.
         """
-        if shard is None:
-            try:
-                return self._call_any(op, args, timeout_s)
-            except RayMQError as error:
-                if not _moved(error):
-                    raise
-                self.refresh()
-                return self._call_any(op, args, timeout_s)
         try:
             return self._call_once(shard, op, args, timeout_s)
         except RayMQError as error:
-            if not _moved(error):
+            if not moved(error):
                 raise
-            self._drop(shard)
+            if shard is not None:
+                self._drop(shard)
             self.refresh()
             return self._call_once(shard, op, args, timeout_s)
 
-    def _call_any(self, op: str, args: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """The first answer of all shards, at their known endpoints."""
-        from .transport.ask import first
-
-        closings = self._closings
-
-        def call(shard: int) -> dict[str, Any]:
-            try:
-                return self._call_once(shard, op, args, timeout_s, closings)
-            except RayMQError as error:
-                if _moved(error):
-                    self._drop(shard)
-                raise
-
-        return first(range(self.shards), call, timeout_s=timeout_s, in_turn=self._by_ray)[1]
+    def _call_once(
+        self, shard: int | None, op: str, args: dict[str, Any], timeout_s: float
+    ) -> dict[str, Any]:
+        """One try, at the known endpoints. Connections to single shards stay open until `close`."""
+        if shard is None:
+            return self._routes().first(op, args, timeout_s)
+        with self._lock:
+            connection = self._connections.get(shard)
+            if connection is None:
+                connection = self._connections[shard] = self._routes().connect(shard)
+        return connection.call(op, args, timeout=timeout_s)
 
     def refresh(self) -> dict[int, str]:
         """Look the shards' endpoints up again, through the resolver or any shard that answers.
 
         Returns: shard -> host:port. Never raises: a shard that does not answer keeps its last endpoint.
         """
-        if self._by_ray:
-            # Actor names never change.
-            return dict(self.endpoints)
-        if self.resolver is not None:
-            self.endpoints.update(self.resolver())
-            return dict(self.endpoints)
-        from .transport.ask import first
-
-        closings = self._closings
-
-        def routes(shard: int) -> dict[str, Any]:
-            try:
-                return self._call_once(shard, "routes", {}, LOOKUP_TIMEOUT_S, closings)
-            except RayMQError:
-                self._drop(shard)
-                raise
-
-        try:
-            _, found = first(sorted(self.endpoints), routes, timeout_s=LOOKUP_TIMEOUT_S)
-        except RayMQError:
-            return dict(self.endpoints)
-        self.endpoints.update({int(key): str(place) for key, place in found.items()})
+        # The names of actors, by which transport="ray" reaches the shards, never change.
+        if not self._by_ray:
+            routes = self._routes()
+            routes.refresh()
+            self.endpoints.update(routes.endpoints)
         return dict(self.endpoints)
 
-    def _call_once(
-        self,
-        shard: int,
-        op: str,
-        args: dict[str, Any],
-        timeout_s: float = _CALL_TIMEOUT_S,
-        closings: int | None = None,
-    ) -> dict[str, Any]:
-        """One try. `closings` is given by threads that work for a caller, which may no longer wait for them.
-
-        Such a thread must not open a connection after the handle was closed: nothing would close the connection.
-        """
-        with self._lock:
-            if closings is not None and closings != self._closings:
-                raise Unavailable("the handle was closed meanwhile", shard=shard)
-            connection = self._connections.get(shard)
-            if connection is None:
-                connection = self._connections[shard] = self.connection(shard)
-        return connection.call(op, args, timeout=timeout_s)
-
-    def connection(self, shard: int) -> Connection:
-        """A new connection to a shard at its known endpoint, which the caller closes. Raises: Unavailable."""
+    def _routes(self) -> Routes:
         # Imported on use: start and stop need no Arrow.
-        from .transport.connection import open_connection
+        from .transport.routes import Routes
 
-        places = self.actor_names() if self.transport == "ray" else self.endpoints
-        if shard not in places:
-            raise Unavailable(
-                f"shard {shard} of {self.name!r} does not serve yet; see `raymq status`",
-                shard=shard,
-            )
-        return open_connection(
-            self.transport,
-            places[shard],
-            token=self.token,
-            cluster_id=self.cluster_id,
-            shard=shard,
-            ca=self.ca,
-        )
-
-    def actor_names(self) -> dict[int, str]:
-        """shard -> the name of its leader's actor in Ray's namespace "raymq"."""
-        return {
-            shard: actor_name(self.name, shard, 0, "commit_log") for shard in range(self.shards)
-        }
+        return Routes.of(self)
 
     def _drop(self, shard: int) -> None:
         with self._lock:
@@ -630,7 +431,9 @@ def _behind(facts: dict[str, Any]) -> bool:
     return mirrored and bool(facts.get("appended", 0) > facts.get("confirmed", 0))
 
 
-def _moved(error: RayMQError) -> bool:
-    """Whether the shard no longer answers at its last known endpoint."""
-    stranger = isinstance(error, Rejected) and error.fields.get("field") in _IDENTITY
-    return stranger or isinstance(error, Unavailable)
+def _facts(shard: int, answer: dict[str, Any] | RayMQError) -> dict[str, Any]:
+    """What `status` says of a shard that gave this answer."""
+    if not isinstance(answer, RayMQError):
+        return answer
+    state = "UNREACHABLE" if isinstance(answer, DeliveryUnknown) else "DOWN"
+    return {"shard": shard, "state": state, "error": str(answer)}

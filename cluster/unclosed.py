@@ -1,8 +1,26 @@
-"""The warning about a client that its program dropped without closing it. No Ray."""
+"""What clients with open connections have in common: they do not pickle, and warn when they are dropped. No Ray."""
 
 from __future__ import annotations
 
 import warnings
+from typing import ClassVar, NoReturn
+
+from raymq.store.errors import Rejected
+
+
+class OpenClient:
+    """The base of clients with open connections, which do not pickle."""
+
+    #: what it is, and the method of Cluster that makes another one
+    made_as: ClassVar[tuple[str, str]]
+
+    def __reduce__(self) -> NoReturn:
+        what, method = self.made_as
+        raise Rejected(
+            f"a {what} has open connections and does not pickle: pickle the Cluster and call cluster.{method}() where "
+            "it is used",
+            field="pickle",
+        )
 
 
 def warn_unclosed(client: object, name: str, advice: str) -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from collections.abc import Callable, Mapping, Sized
+from typing import TypeVar
 
+import pyarrow as pa
+from typing_extensions import Unpack
+
+from raymq.cluster.arguments import takes_options_of
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.message import ReceivedMessage
+from raymq.cluster.unclosed import OpenClient
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected
 
-from .consumer import Consumer, Start
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from raymq.cluster.cluster import Cluster
+from .consumer import Consumer
+from .consumer_config import ConsumerConfig, ConsumerOptions
 
 _Found = TypeVar("_Found", bound=Sized)
 
@@ -24,7 +26,7 @@ _Found = TypeVar("_Found", bound=Sized)
 RECHECK_S = 1.0
 
 
-class AsyncConsumer:
+class AsyncConsumer(OpenClient):
     """Reads a topic in one event loop, with the methods and options of `raymq.Consumer`, awaited.
 
     It opens with `async with`, or with its first call. One thread per shard reads ahead; a call only takes what is
@@ -70,45 +72,29 @@ class AsyncConsumer:
         Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
     """
 
+    made_as = ("consumer", "async_consumer")
+
+    @takes_options_of(ConsumerConfig)
     def __init__(
         self,
         cluster: Cluster,
         topic: str,
         *,
-        group: str | None = None,
-        start: Start = None,
-        queues: Sequence[int] | None = None,
-        fetch_bytes: int = 4 << 20,
-        fetch_records: int = 10_000,
-        unavailable_timeout_ms: int = 30_000,
         clock: Clock | None = None,
+        **options: Unpack[ConsumerOptions],
     ) -> None:
         """Note the options. The cluster is first asked by `open`."""
         self.topic = topic
-        self.group = group
+        self.group = ConsumerConfig(**options).group
         self._cluster = cluster
-        self._options: dict[str, Any] = {
-            "group": group,
-            "start": start,
-            "queues": queues,
-            "fetch_bytes": fetch_bytes,
-            "fetch_records": fetch_records,
-            "unavailable_timeout_ms": unavailable_timeout_ms,
-            "clock": clock,
-        }
+        self._clock = clock
+        self._options = options
         self._opening: asyncio.Task[Consumer] | None = None
         self._consumer: Consumer | None = None
         #: set after a fetch, a failure or the end
         self._changed = asyncio.Event()
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
-
-    def __reduce__(self) -> NoReturn:
-        raise Rejected(
-            "a consumer has open connections and does not pickle: pickle the Cluster and call "
-            "cluster.async_consumer() where it is used",
-            field="pickle",
-        )
 
     async def open(self) -> None:
         """Find the first offset of each queue and start to read ahead; later calls do nothing.
@@ -133,7 +119,9 @@ class AsyncConsumer:
             raise
 
     async def _make(self) -> Consumer:
-        consumer = await asyncio.to_thread(Consumer, self._cluster, self.topic, **self._options)
+        consumer = await asyncio.to_thread(
+            Consumer, self._cluster, self.topic, clock=self._clock, **self._options
+        )
         consumer.name = type(self).__name__
         loop, changed = asyncio.get_running_loop(), self._changed
 

@@ -5,32 +5,30 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pyarrow as pa
+from typing_extensions import Unpack
 
-from raymq.cluster.arguments import check_choice, check_number, check_offsets
+from raymq.cluster.arguments import check_choice, check_number, check_offsets, takes_options_of
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.columns import MESSAGE_SCHEMA, message_batch, messages
 from raymq.cluster.messages.message import ReceivedMessage, queue_offsets
 from raymq.cluster.transport.routes import Routes
-from raymq.cluster.unclosed import warn_unclosed
+from raymq.cluster.unclosed import OpenClient, warn_unclosed
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.format import check_group_name
 from raymq.store.services.retry import dlq_topic, retry_topic
 
+from .consumer_config import ConsumerConfig, ConsumerOptions, Start
 from .shard_reader import Piece, ReadState, ShardReader
-
-if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
-
-Start = str | int | Mapping[int, int] | None
 
 _START_HELP = "start='earliest', 'latest', an offset, or {queue_id: offset}"
 
 
-class Consumer:
+class Consumer(OpenClient):
     """Reads a topic, all queues or some, in offset order per queue. `Cluster.consumer` makes one.
 
     Each queue is read from the group's committed offset, else from `start`. One thread per shard reads ahead, at most
@@ -76,30 +74,27 @@ class Consumer:
         Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
     """
 
+    made_as = ("consumer", "consumer")
+
+    @takes_options_of(ConsumerConfig)
     def __init__(
         self,
         cluster: Cluster,
         topic: str,
         *,
-        group: str | None = None,
-        start: Start = None,
-        queues: Sequence[int] | None = None,
-        fetch_bytes: int = 4 << 20,
-        fetch_records: int = 10_000,
-        unavailable_timeout_ms: int = 30_000,
         clock: Clock | None = None,
+        **options: Unpack[ConsumerOptions],
     ) -> None:
         """Find the first offset of each queue and start to read ahead."""
-        check_number("fetch_bytes", fetch_bytes, 1)
-        check_number("fetch_records", fetch_records, 1)
-        check_number("unavailable_timeout_ms", unavailable_timeout_ms, 0, whole=False)
-        if group is not None:
-            check_group_name(group)
+        config = ConsumerConfig(**options)
+        config.check_numbers()
+        if config.group is not None:
+            check_group_name(config.group)
         self.topic = topic
-        self.group = group
+        self.group = config.group
         #: what warnings call this consumer
         self.name = type(self).__name__
-        self._unavailable_timeout_ms = unavailable_timeout_ms
+        self._unavailable_timeout_ms = config.unavailable_timeout_ms
         self._clock = clock or Clock()
         self._process = os.getpid()
         self._cluster = cluster
@@ -107,15 +102,15 @@ class Consumer:
         self._retry_topics = False
         self._routes = Routes.of(cluster)
         self._route = self._routes.topic(topic)
-        wanted = list(range(self._route.queues)) if queues is None else list(queues)
+        wanted = list(range(self._route.queues) if config.queues is None else config.queues)
         if not wanted:
             raise Rejected("queues is empty; name some, or leave it out", field="queues", limit="1")
         shards = sorted({self._route.shard_of(queue_id) for queue_id in wanted})
         # The wire takes no other integers, such as numpy's.
         wanted = list(map(int, wanted))
         #: queue_id -> offset of the next message that `poll` returns
-        self._positions = self._begin(wanted, shards, start)
-        self._state = ReadState(topic, fetch_bytes=fetch_bytes, fetch_records=fetch_records)
+        self._positions = self._begin(wanted, shards, config.start)
+        self._state = ReadState(topic, config.fetch_bytes, config.fetch_records)
         self._state.fetch_from = dict(self._positions)
         #: messages of `_iterating_piece` that iteration has not returned yet, in order
         self._iterating: deque[ReceivedMessage] = deque()
@@ -130,13 +125,6 @@ class Consumer:
             )
             for shard in shards
         }
-
-    def __reduce__(self) -> NoReturn:
-        raise Rejected(
-            "a consumer has open connections and does not pickle: pickle the Cluster and call "
-            "cluster.consumer() where it is used",
-            field="pickle",
-        )
 
     # --- where to begin -------------------------------------------------------------------------
 
@@ -219,7 +207,7 @@ class Consumer:
 
     def on_change(self, call: Callable[[], None]) -> None:
         """Register a listener that any thread calls after a fetch, a failure or the end; it must not block."""
-        self._state.changed.listener = call
+        self._state.listener = call
 
     def _next(self, max_records: int, timeout: float, *, ready_only: bool = False) -> Piece | None:
         """Take the next records of one queue and move its position after them."""
@@ -245,15 +233,11 @@ class Consumer:
                 records = piece.records.slice(0, max_records)
                 piece = piece._replace(next_offset=middle, records=records)
             else:
-                self._note_taken(piece.shard)
+                state.ahead[piece.shard] -= 1
+                if not state.ahead[piece.shard]:
+                    state.notify()
             self._positions[piece.queue_id] = piece.next_offset
             return piece
-
-    def _note_taken(self, shard: int) -> None:
-        """Note that a piece left the buffer. Needs the lock."""
-        self._state.ahead[shard] -= 1
-        if not self._state.ahead[shard]:
-            self._state.changed.notify_all()
 
     def _give_back(self) -> None:
         """Give back the messages that iteration took and did not return. Needs the lock."""
@@ -314,7 +298,7 @@ class Consumer:
             state.fetch_from[queue_id] = offset
             self._positions[queue_id] = offset
             self._readers[shard].restart()
-            state.changed.notify_all()
+            state.notify()
 
     def commit(self, offsets: Mapping[int, int] | None = None) -> None:
         """Commit the offsets at which the group continues: the NEXT offsets, by default after all returned messages.
@@ -322,10 +306,7 @@ class Consumer:
         Durable: as an acknowledged message. Raises: Rejected without a group; OffsetOutOfRange for an offset that its
         queue does not hold, and then none of that shard's offsets is stored; Unavailable.
         """
-        if self.group is None:
-            raise Rejected(
-                "a consumer without group= cannot commit", field="group", limit="a group's name"
-            )
+        self._check_group("cannot commit")
         self._check_process()
         self._check_open()
         wanted = self.positions() if offsets is None else dict(offsets)
@@ -351,18 +332,15 @@ class Consumer:
         Returns: the topic. Durable: as an acknowledged message.
         Raises: Rejected without a group, or when the message is deleted; Unavailable; DeliveryUnknown.
         """
-        if self.group is None:
-            raise Rejected(
-                "a consumer without group= cannot send back", field="group", limit="a group's name"
-            )
+        group = self._check_group("cannot send back")
         self._check_process()
         self._check_open()
         if not self._retry_topics:
-            for name in (retry_topic(self.group), dlq_topic(self.group)):
+            for name in (retry_topic(group), dlq_topic(group)):
                 self._cluster.create_topic(name, queues=self._cluster.shards)
             self._retry_topics = True
         arguments = {
-            "group": self.group,
+            "group": group,
             "topic": message.topic,
             "queue_id": message.queue_id,
             "offset": message.offset,
@@ -373,10 +351,7 @@ class Consumer:
 
     def committed(self) -> dict[int, int]:
         """queue_id -> committed offset of the group; queues without one are missing."""
-        if self.group is None:
-            raise Rejected(
-                "a consumer without group= has no offsets", field="group", limit="a group's name"
-            )
+        self._check_group("has no offsets")
         self._check_open()
         return self._committed(list(self._readers))
 
@@ -396,6 +371,12 @@ class Consumer:
                 limit=str(sorted(self._positions)),
             )
         return queue_id
+
+    def _check_group(self, lack: str) -> str:
+        if self.group is None:
+            why = f"a consumer without group= {lack}"
+            raise Rejected(why, field="group", limit="a group's name")
+        return self.group
 
     def _check_open(self) -> None:
         if self._state.closed:
@@ -424,7 +405,7 @@ class Consumer:
             self._state.closed = True
             for reader in self._readers.values():
                 reader.restart()
-            self._state.changed.notify_all()
+            self._state.notify()
 
     def __del__(self) -> None:
         if "_readers" not in self.__dict__ or self._state.closed or os.getpid() != self._process:

@@ -1,9 +1,9 @@
-"""Reads a fixed range of one queue, for batch readers such as Spark tasks."""
+"""Reads one queue by offset, and waits for an unreachable shard: for Spark tasks, queues and checks."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,16 +12,75 @@ import pyarrow as pa
 from raymq.cluster.messages.message import queue_offsets
 from raymq.cluster.transport.connection import FetchStream
 from raymq.cluster.transport.routes import Routes
+from raymq.store.clock import Clock
 from raymq.store.errors import Unavailable
+from raymq.store.requests import FetchRequest
 
 from .checked import checked
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
-RETRY_S = 0.1
+#: longest wait of one fetch at the shard
+WAIT_MS = 1000
+RETRY_MS = 50
 FETCH_BYTES = 4 << 20
 FETCH_RECORDS = 10_000
+
+
+class RangeReader:
+    """Reads ranges of one queue over a stream that stays open. One thread at a time."""
+
+    def __init__(self, routes: Routes, topic: str, queue_id: int, shard: int) -> None:
+        self._routes = routes
+        self._topic = topic
+        self._queue_id = queue_id
+        self._shard = shard
+        self._clock = Clock()
+        self._stream: FetchStream | None = None
+
+    def fetch(
+        self, first: int, last: int, *, max_bytes: int, max_records: int, timeout_s: float
+    ) -> tuple[pa.Array, int]:
+        """The next raw records of [first, last), perhaps with some after `last`, and the offset after them.
+
+        Raises: OffsetOutOfRange; Corrupt for a damaged message, after all messages before it; Unavailable when none has
+        come for `timeout_s`.
+        """
+        until = self._clock.monotonic() + timeout_s
+        request = FetchRequest(
+            self._topic, {self._queue_id: first}, max_bytes, max_records, WAIT_MS
+        )
+        while True:
+            try:
+                if self._stream is None:
+                    self._stream = self._routes.fetch_stream(self._shard)
+                found = self._stream.fetch(request)
+                found = checked(found, self._routes, self._topic, self._shard)
+            except Unavailable:
+                self.close()
+                if self._clock.monotonic() > until:
+                    raise
+                self._clock.sleep_ms(RETRY_MS)
+                self._routes.refresh()
+                continue
+            # One queue was asked for, so there is one part at most.
+            for part in found:
+                if part.error is not None or part.records is None:
+                    raise part.error or Unavailable("an empty answer", shard=self._shard)
+                return part.records, part.next_offset
+            if self._clock.monotonic() > until:
+                raise Unavailable(
+                    f"no message of {self._topic} queue {self._queue_id} at offset {first} or after it arrived in "
+                    f"{timeout_s:g} s; the range ends at {last}",
+                    shard=self._shard,
+                )
+
+    def close(self) -> None:
+        """Close the stream; the next fetch opens another."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
 
 
 def read_range(
@@ -36,50 +95,19 @@ def read_range(
 ) -> Iterator[pa.Array]:
     """Raw records of the offsets [first, last), in pieces. Waits for an unreachable shard.
 
-    Raises: OffsetOutOfRange; Corrupt for a damaged message, after all messages before it; Unavailable after `timeout_s`
-    without progress.
+    Raises: as `RangeReader.fetch`; Unavailable after `timeout_s` without progress.
     """
-    stream: FetchStream | None = None
-    give_up = time.monotonic() + timeout_s
-    try:
+    with closing(RangeReader(Routes.of(cluster), topic, queue_id, shard)) as reader:
         while first < last:
-            try:
-                routes = Routes.of(cluster)
-                if stream is None:
-                    stream = routes.fetch_stream(shard)
-                found = stream.fetch(
-                    topic,
-                    {queue_id: first},
-                    max_bytes=FETCH_BYTES,
-                    max_records=min(FETCH_RECORDS, last - first),
-                    wait_ms=1000,
-                )
-                found = checked(found, routes, topic, shard)
-            except Unavailable:
-                if stream is not None:
-                    stream.close()
-                    stream = None
-                if time.monotonic() > give_up:
-                    raise
-                time.sleep(RETRY_S)
-                cluster.refresh()
-                continue
-            if not found and time.monotonic() > give_up:
-                raise Unavailable(
-                    f"no message of {topic} queue {queue_id} at offset {first} or after it arrived in {timeout_s:g} s; "
-                    f"the range ends at {last}",
-                    shard=shard,
-                )
-            for part in found:
-                if part.error is not None or part.records is None:
-                    raise part.error or Unavailable("an empty answer", shard=shard)
-                give_up = time.monotonic() + timeout_s
-                first, records = part.next_offset, part.records
-                if first > last:
-                    # After a gap of a compacted topic the next record may belong to another range.
-                    records = records.slice(0, int(np.searchsorted(queue_offsets(records), last)))
-                if len(records):
-                    yield records
-    finally:
-        if stream is not None:
-            stream.close()
+            records, first = reader.fetch(
+                first,
+                last,
+                max_bytes=FETCH_BYTES,
+                max_records=min(FETCH_RECORDS, last - first),
+                timeout_s=timeout_s,
+            )
+            if first > last:
+                # After a gap of a compacted topic the next record may belong to another range.
+                records = records.slice(0, int(np.searchsorted(queue_offsets(records), last)))
+            if len(records):
+                yield records

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pyarrow as pa
 
+from raymq.cluster.transport.ask import moved
 from raymq.cluster.transport.connection import FetchStream
+from raymq.cluster.transport.fetch_thread import FetchThread
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
-from raymq.store.requests import FetchSlice
+from raymq.store.requests import FetchRequest, FetchSlice
 
 from .checked import checked
 
 #: longest wait of one fetch at the shard
 WAIT_MS = 10_000
-BACKOFF_MS = 20
-BACKOFF_MS_MAX = 1000
 
 
 class Piece(NamedTuple):
@@ -33,84 +34,49 @@ class Piece(NamedTuple):
     records: pa.Array
 
 
-class ObservedCondition(threading.Condition):
-    """A condition that also calls a listener, such as one of an event loop."""
+@dataclass
+class ReadState:
+    """What a consumer and its readers share. `changed` guards all of it."""
 
-    #: called by the notifying thread; must not block
+    topic: str
+    fetch_bytes: int
+    fetch_records: int
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    #: `notify` also calls it, on any thread; must not block
     listener: Callable[[], None] | None = None
+    #: fetched pieces, in offset order per queue
+    pieces: deque[Piece] = field(default_factory=deque)
+    #: shard -> number of its pieces in `pieces`
+    ahead: Counter[int] = field(default_factory=Counter)
+    #: queue_id -> offset to fetch next; a queue that failed is missing until `seek`
+    fetch_from: dict[int, int] = field(default_factory=dict)
+    #: queue_id -> why it cannot be read
+    failed: dict[int, RayMQError] = field(default_factory=dict)
+    #: shard -> (when it became unreachable, in ms; why)
+    down: dict[int, tuple[int, RayMQError]] = field(default_factory=dict)
+    #: why the topic cannot be read at all
+    fatal: RayMQError | None = None
+    closed: bool = False
 
-    def notify_all(self) -> None:
-        """Wake all waiting threads and call the listener."""
-        super().notify_all()
+    def notify(self) -> None:
+        """Wake all waiting threads and call the listener. Needs the lock."""
+        self.changed.notify_all()
         if self.listener is not None:
             self.listener()
 
 
-class ReadState:
-    """What a consumer and its readers share. `changed` guards all of it."""
-
-    def __init__(self, topic: str, *, fetch_bytes: int, fetch_records: int) -> None:
-        self.topic = topic
-        self.fetch_bytes = fetch_bytes
-        self.fetch_records = fetch_records
-        self.changed = ObservedCondition()
-        #: fetched pieces, in offset order per queue
-        self.pieces: deque[Piece] = deque()
-        #: shard -> number of its pieces in `pieces`
-        self.ahead: dict[int, int] = {}
-        #: queue_id -> offset to fetch next; a queue that failed is missing until `seek`
-        self.fetch_from: dict[int, int] = {}
-        #: queue_id -> why it cannot be read
-        self.failed: dict[int, RayMQError] = {}
-        #: shard -> (when it became unreachable, in ms; why)
-        self.down: dict[int, tuple[int, RayMQError]] = {}
-        #: why the topic cannot be read at all
-        self.fatal: RayMQError | None = None
-        self.closed = False
-
-
-class ShardReader:
+class ShardReader(FetchThread):
     """The reading thread of one shard, at most one fetch ahead of the consumer."""
 
     def __init__(
         self, routes: Routes, shard: int, queues: list[int], state: ReadState, clock: Clock
     ) -> None:
-        self._routes = routes
-        self.shard = shard
         self.queues = queues
         self._state = state
         self._clock = clock
-        self._stream: FetchStream | None = None
         self._turn = 0
-        self._thread = threading.Thread(target=self._run, name=f"raymq-reader-{shard}", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        failures = 0
-        while not self._state.closed:
-            stream: FetchStream | None = None
-            try:
-                stream = self._routes.fetch_stream(self.shard)
-                with self._state.changed:
-                    self._stream = stream
-                while self._fetch(stream):
-                    failures = 0
-            except RayMQError as error:
-                if self._note(error, stream):
-                    failures += 1
-            finally:
-                with self._state.changed:
-                    self._stream = None
-                if stream is not None:
-                    stream.close()
-            if failures and not self._state.closed:
-                self._back_off(failures)
-
-    def _back_off(self, failures: int) -> None:
-        delay = min(BACKOFF_MS << min(failures - 1, 10), BACKOFF_MS_MAX)
-        with self._state.changed:
-            self._state.changed.wait_for(lambda: self._state.closed, delay / 1000)
-        self._routes.refresh()
+        name = f"raymq-reader-{shard}"
+        super().__init__(routes, shard, state.changed, lambda: state.closed, name=name)
 
     def _wanted(self) -> dict[int, int]:
         offsets = {
@@ -131,7 +97,7 @@ class ShardReader:
                 lambda: (
                     state.closed
                     or self._stream is not stream
-                    or (not state.ahead.get(self.shard) and self._wanted())
+                    or (not state.ahead[self.shard] and self._wanted())
                 )
             )
             if state.closed or self._stream is not stream:
@@ -139,11 +105,7 @@ class ShardReader:
             self._turn += 1
             wanted = self._wanted()
         found = stream.fetch(
-            state.topic,
-            wanted,
-            max_bytes=state.fetch_bytes,
-            max_records=state.fetch_records,
-            wait_ms=WAIT_MS,
+            FetchRequest(state.topic, wanted, state.fetch_bytes, state.fetch_records, WAIT_MS)
         )
         found = checked(found, self._routes, state.topic, self.shard)
         with state.changed:
@@ -151,7 +113,7 @@ class ShardReader:
             for part in found:
                 self._take(part, wanted)
             if found:
-                state.changed.notify_all()
+                state.notify()
         return True
 
     def _take(self, part: FetchSlice, wanted: dict[int, int]) -> None:
@@ -168,7 +130,7 @@ class ShardReader:
         state.fetch_from[queue_id] = part.next_offset
         piece = Piece(self.shard, queue_id, part.first_offset, part.next_offset, part.records)
         state.pieces.append(piece)
-        state.ahead[self.shard] = state.ahead.get(self.shard, 0) + 1
+        state.ahead[self.shard] += 1
 
     def _note(self, error: RayMQError, stream: FetchStream | None) -> bool:
         """Record a failure. False: the consumer itself broke the stream."""
@@ -176,23 +138,12 @@ class ShardReader:
         with state.changed:
             if state.closed or (stream is not None and self._stream is not stream):
                 return False
-            moved = error.fields.get("field") in ("cluster_id", "shard")
-            if error.retriable or moved:
+            if error.retriable or moved(error):
                 state.down.setdefault(self.shard, (self._clock.monotonic_ms(), error))
-                state.changed.notify_all()
+                state.notify()
                 return True
             # Such a failure does not pass by itself: a wrong token, for example.
             state.fatal = error
-            state.changed.notify_all()
+            state.notify()
             state.changed.wait_for(lambda: state.closed)
             return False
-
-    def restart(self) -> None:
-        """Abandon the fetch under way, because an offset changed. Needs the lock."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.abort()
-
-    def join(self) -> None:
-        """Wait for the thread, after `closed` was set and `restart` called."""
-        self._thread.join()

@@ -5,6 +5,7 @@ Stored bytes are never unpickled.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import threading
@@ -129,28 +130,17 @@ class ArrowIpcCodec:
         return table
 
 
-_CODECS: dict[str, type[Codec]] = {
-    BytesCodec.name: BytesCodec,
-    JsonCodec.name: JsonCodec,
-    MsgpackCodec.name: MsgpackCodec,
-    ArrowIpcCodec.name: ArrowIpcCodec,
-}
-_made: dict[str, Codec] = {}
+_KINDS: tuple[type[Codec], ...] = (BytesCodec, JsonCodec, MsgpackCodec, ArrowIpcCodec)
+_CODECS = {kind.name: kind for kind in _KINDS}
 
 
+@functools.cache
 def codec(name: str) -> Codec:
     """The codec with this name. Raises: Rejected for an unknown name or a missing package."""
-    made = _made.get(name)
-    if made is None:
-        kind = _CODECS.get(name)
-        if kind is None:
-            raise Rejected(
-                f"there is no codec {name!r}; there are {', '.join(_CODECS)}",
-                field="codec",
-                limit=", ".join(_CODECS),
-            )
-        made = _made[name] = kind()
-    return made
+    if name not in _CODECS:
+        known = ", ".join(_CODECS)
+        raise Rejected(f"there is no codec {name!r}; there are {known}", field="codec", limit=known)
+    return _CODECS[name]()
 
 
 def encode_all(codec: Codec, values: Iterable[Any]) -> list[bytes]:

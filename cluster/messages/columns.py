@@ -17,12 +17,7 @@ from raymq.store.records.properties import decode as decode_properties
 from raymq.store.records.properties import encode as encode_properties
 
 from .keys import as_binary, key_of, key_properties, keys_of
-from .message import (
-    INDEX_KEY_SEPARATOR,
-    INDEX_KEYS,
-    SYSTEM_PROPERTIES,
-    ReceivedMessage,
-)
+from .message import INDEX_KEY_SEPARATOR, INDEX_KEYS, SYSTEM_PROPERTIES, ReceivedMessage
 
 #: columns of `Consumer.poll_batch`. `properties` are encoded as in the log: `raymq.store.decode_properties` reads one
 MESSAGE_SCHEMA = pa.schema(
@@ -111,27 +106,20 @@ def _concatenated(left: pa.Array, right: pa.Array) -> pa.Array:
 
 def message_batch(shard: int, records: pa.Array) -> pa.RecordBatch:
     """Convert raw records of a fetch to MESSAGE_SCHEMA."""
-    count = len(records)
     decoded = decode_records(records)
     properties = decoded.column("properties")
     tags = pc.struct_field(pc.extract_regex(properties, _TAG), 0)
-    columns = {
-        "topic": decoded.column("topic"),
-        "shard": pa.array(np.full(count, shard, dtype=np.int32)),
-        "queue_id": decoded.column("queue_id"),
+    made = {
+        "shard": pa.array(np.full(len(records), shard, dtype=np.int32)),
         "offset": decoded.column("queue_offset"),
-        "store_time_ms": decoded.column("store_time_ms"),
-        "born_time_ms": decoded.column("born_time_ms"),
         "key": keys_of(properties),
         "tag": tags.cast(pa.string()),
-        "body": decoded.column("body"),
-        "properties": properties,
-        "store_host": decoded.column("store_host"),
-        "physical_offset": decoded.column("physical_offset"),
     }
-    return pa.RecordBatch.from_arrays(
-        [columns[name] for name in MESSAGE_SCHEMA.names], schema=MESSAGE_SCHEMA
-    )
+    # The other columns have the names that `decode_records` gives them.
+    columns = [
+        made[name] if name in made else decoded.column(name) for name in MESSAGE_SCHEMA.names
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
 
 def messages(batch: pa.RecordBatch) -> Iterator[ReceivedMessage]:

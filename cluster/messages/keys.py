@@ -20,6 +20,8 @@ from raymq.store.records.binary_columns import value_bytes, value_offsets
 TEXT_KEY = "__SHARDINGKEY"
 BASE64_KEY = "__KEY_B64"
 
+_BYTES_OR_TEXT = (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
+
 
 def is_text_key(key: bytes) -> bool:
     """Whether a properties string can hold the key unchanged."""
@@ -55,7 +57,9 @@ def key_properties(keys: pa.Array) -> pa.Array:
     """The encoded key property of each row of a binary column; null where the key is null."""
     text = _text_rows(keys)
     valid = keys.is_valid().to_numpy(zero_copy_only=False)
-    as_text = _joined("__SHARDINGKEY\x01", pc.if_else(pa.array(text), keys, _null()))
+    as_text = _joined(
+        "__SHARDINGKEY\x01", pc.if_else(pa.array(text), keys, pa.scalar(None, pa.binary()))
+    )
     binary = valid & ~text
     if not binary.any():
         return as_text
@@ -83,10 +87,6 @@ def keys_of(properties: pa.Array) -> pa.Array:
 def _value(properties: pa.Array, name: str) -> pa.Array:
     found = pc.extract_regex(properties, rf"(?:^|\x02){name}\x01(?P<v>[^\x02]+)")
     return pc.struct_field(found, 0)
-
-
-def _null() -> Any:
-    return pa.scalar(None, pa.binary())
 
 
 def _joined(name: str, values: pa.Array) -> pa.Array:
@@ -123,14 +123,7 @@ def as_binary(column: Any, name: str) -> pa.Array:
     if pa.types.is_dictionary(kind):
         column = column.dictionary_decode()
         kind = column.type
-    fine = (
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-    )
-    if not fine:
+    if kind not in _BYTES_OR_TEXT and not pa.types.is_fixed_size_binary(kind):
         raise Rejected(
             f"column {name} has the type {kind}; cast it to binary or string",
             field=name,

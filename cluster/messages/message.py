@@ -124,21 +124,23 @@ def property_bytes(
                 limit="text without \\x01, \\x02",
             )
         tag_bytes = len(tag.encode()) + len(TAGS) + 2
-    size = len(parts) + tag_bytes + STAMP_BYTES
-    if size > PROPERTIES_MAX_BYTES:
-        raise Rejected(
-            f"key, tag and properties make {size} bytes, the limit is {PROPERTIES_MAX_BYTES}: "
-            "put large values into the body",
-            field="properties",
-            limit=PROPERTIES_MAX_BYTES,
-        )
+    check_properties_size(len(parts) + tag_bytes, "key, tag and properties")
     return parts or None
 
 
+def check_properties_size(size: int, what: str) -> None:
+    """Raises: Rejected when `size` bytes of properties leave no room for the producer's stamp."""
+    size += STAMP_BYTES
+    if size > PROPERTIES_MAX_BYTES:
+        raise Rejected(
+            f"{what} make {size} bytes, the limit is {PROPERTIES_MAX_BYTES}: put large values into the body",
+            field="properties",
+            limit=PROPERTIES_MAX_BYTES,
+        )
+
+
 def encode_properties(
-    key: bytes | None,
-    index_keys: tuple[str, ...] = (),
-    properties: Mapping[str, str] | None = None,
+    key: bytes | None, index_keys: tuple[str, ...] = (), properties: Mapping[str, str] | None = None
 ) -> bytes:
     """Encode a key, index keys and user properties as a properties string.
 

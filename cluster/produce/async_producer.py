@@ -6,43 +6,38 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
+import pyarrow as pa
+from typing_extensions import Unpack
+
+from raymq.cluster.arguments import takes_options_of
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.message import Message, Receipt
+from raymq.cluster.unclosed import OpenClient
 from raymq.store.clock import Clock
-from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable
+from raymq.store.errors import Bug, RayMQError, Rejected
 from raymq.store.promise import Acks
 
-from .batch_sender import MIB
 from .message_batcher import MessageBatcher
 from .message_encoder import EncodedMessage
 from .producer import FAILED_EXIT_S
-from .producer_config import ProducerConfig
-from .producer_errors import closed_error, pickle_error
+from .producer_config import ProducerConfig, ProducerOptions, closed_error
+from .queue_sequence import BatchReceipt
 from .send_future import AsyncSendFuture, TaskSteps
 
-if TYPE_CHECKING:
-    import pyarrow as pa
 
-    from raymq.cluster.cluster import Cluster
-
-    from .queue_sequence import BatchReceipt
-
-
+@dataclass(eq=False)
 class DeferredSend(TaskSteps):
     """The receipt of a message that waits for room in the buffer, or for the look-up of its topic."""
 
-    __slots__ = ("_steps", "accepted", "message", "observed", "until")
-
-    def __init__(
-        self, message: EncodedMessage, until: float, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self.message = message
-        #: when its wait for room ends, seconds of the loop's clock
-        self.until = until
-        self.accepted: asyncio.Future[AsyncSendFuture] = loop.create_future()
-        #: a caller has seen that it was not accepted
-        self.observed = False
+    message: EncodedMessage
+    #: when its wait for room ends, seconds of the loop's clock
+    until: float
+    accepted: asyncio.Future[AsyncSendFuture]
+    #: a caller has seen that it was not accepted
+    observed: bool = False
 
     def done(self) -> bool:
         """Whether the receipt is there, or the reason why there is none."""
@@ -67,7 +62,7 @@ class DeferredSend(TaskSteps):
         self.accepted.exception()
 
 
-class AsyncProducer:
+class AsyncProducer(OpenClient):
     """Sends messages in batches from one event loop, which it never blocks: `Producer` for asyncio.
 
     `send` returns an awaitable of the receipt. The message is sent whether it is awaited or not. One thread builds and
@@ -122,41 +117,16 @@ class AsyncProducer:
         Unavailable, DeliveryUnknown, StorageFull: from the await, as from the futures of `Producer`.
     """
 
+    made_as = ("producer", "async_producer")
+
+    @takes_options_of(ProducerConfig)
     def __init__(
-        self,
-        cluster: Cluster,
-        *,
-        acks: Acks = "quorum",
-        linger_ms: float = 5,
-        batch_bytes: int = 1 * MIB,
-        buffer_bytes: int = 64 * MIB,
-        max_block_ms: int = 60_000,
-        delivery_timeout_ms: int = 120_000,
-        request_timeout_ms: int = 30_000,
-        in_flight_bytes: int = 16 * MIB,
-        codec: str = "bytes",
-        max_message_bytes: int = 4 * MIB,
-        clock: Clock | None = None,
+        self, cluster: Cluster, *, clock: Clock | None = None, **options: Unpack[ProducerOptions]
     ) -> None:
-        self.config = ProducerConfig(
-            acks=acks,
-            linger_ms=linger_ms,
-            batch_bytes=batch_bytes,
-            buffer_bytes=buffer_bytes,
-            max_block_ms=max_block_ms,
-            delivery_timeout_ms=delivery_timeout_ms,
-            request_timeout_ms=request_timeout_ms,
-            in_flight_bytes=in_flight_bytes,
-            codec=codec,
-            max_message_bytes=max_message_bytes,
-        )
         self._batcher = MessageBatcher(
-            cluster,
-            self.config,
-            owner=type(self).__name__,
-            future_type=AsyncSendFuture,
-            clock=clock,
+            cluster, owner=type(self).__name__, future_type=AsyncSendFuture, clock=clock, **options
         )
+        self.config = self._batcher.config
         self._encode = self._batcher.encoder.encode
         self._acquire_nowait = self._batcher.limiter.acquire_nowait
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -170,9 +140,6 @@ class AsyncProducer:
         self._closed = False
         #: what is deferred now is not sent any more
         self._ending = False
-
-    def __reduce__(self) -> NoReturn:
-        raise pickle_error("async_producer")
 
     def _bind(self) -> asyncio.AbstractEventLoop:
         """The event loop, which is the same in every call. Raises: Rejected."""
@@ -215,20 +182,13 @@ class AsyncProducer:
         """
         loop = self._bind()
         message = self._encode(
-            topic,
-            body,
-            key=key,
-            tag=tag,
-            index_keys=index_keys,
-            properties=properties,
-            deliver_at_ms=deliver_at_ms,
-            queue_id=queue_id,
-            acks=acks,
+            topic, body, key, tag, index_keys, properties, deliver_at_ms, queue_id, acks
         )
         ready = not self._deferred and message.topic in self._known
         if ready and self._acquire_nowait(message.size):
             return self._add(message)
-        deferred = DeferredSend(message, loop.time() + self.config.max_block_ms / 1000, loop)
+        until = loop.time() + self.config.max_block_ms / 1000
+        deferred = DeferredSend(message, until, loop.create_future())
         self._deferred.append(deferred)
         self._start_drainer(loop)
         return deferred
@@ -308,18 +268,9 @@ class AsyncProducer:
             self._batcher.request_flush_open()
             left = deferred.until - asyncio.get_running_loop().time()
             if left <= 0:
-                raise self._buffer_stays_full()
+                raise self._batcher.limiter.full_error()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._released.wait(), left)
-
-    def _buffer_stays_full(self) -> Unavailable:
-        return Unavailable(
-            f"the buffer of {self.config.buffer_bytes} bytes stays full: the cluster is "
-            "slower than this producer; await receipts, or raise buffer_bytes or "
-            "max_block_ms",
-            field="buffer_bytes",
-            limit=self.config.buffer_bytes,
-        )
 
     async def _drained(self, loop: asyncio.AbstractEventLoop, until: float | None) -> bool:
         """Wait until no message is deferred, up to a time of the loop's clock. Returns: whether none is."""
@@ -359,7 +310,7 @@ class AsyncProducer:
         """In the loop, not in a thread: a cancelled wait has shown no failure to its caller."""
         failed = [deferred for deferred in self._failed if not deferred.observed]
         self._failed.clear()
-        self._batcher.raise_failure()
+        self._batcher.sender.raise_failure()
         for deferred in failed[:1]:
             deferred.accepted.result()
 

@@ -9,31 +9,24 @@ import os
 import threading
 from collections import deque
 from concurrent.futures import Future, wait
-from typing import NoReturn
 
 import pyarrow as pa
+from typing_extensions import Unpack
 
-from raymq.cluster.arguments import check_choice
 from raymq.cluster.transport.routes import Routes, TopicRoute
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected, Unavailable
 from raymq.store.format import TIMER_TOPIC
-from raymq.store.promise import ACKS, Acks
+from raymq.store.promise import Acks
 from raymq.store.record import PUT_SCHEMA, Row, batch_bytes, check_put
 from raymq.store.records import producer_stamp
 
-from .batch_future import BatchFuture, Failure
 from .byte_limiter import ByteLimiter
-from .producer_errors import closed_error
+from .producer_config import ProducerConfig, ProducerOptions, closed_error
 from .queue_sequence import BatchReceipt, QueueSequence, UnknownBatch, new_producer_id
-from .send_statistics import SendStatistics
+from .send_future import BatchFuture, Failure
+from .send_window import InFlightBatch
 from .shard_sender import ShardSender
-
-MIB = 1 << 20
-
-#: unacknowledged bytes of one shard: below what a server accepts unanswered, so that it always reads on. With 4 MiB
-#: the sync waits for batches, more than 16 MiB only fill buffers.
-IN_FLIGHT_BYTES = 16 * MIB
 
 #: between two look-ups of a topic whose shards do not answer
 LOOK_UP_PAUSE_S = 0.1
@@ -48,19 +41,13 @@ FAILURES_MAX = 1000
 _ANY_SIZE = 2**31 - 1
 
 
-def check_acks(acks: str) -> None:
-    """Raises: Rejected for an unknown ack mode."""
-    check_choice("acks", acks, ACKS)
-
-
 class BatchSender:
     """Sends batches of PUT_SCHEMA. Threads: any; rows of one queue keep the order of the calls.
 
     Args: `producer_id` and `epoch` identify the producer for idempotence. A restart with the same id that sends the
-    same rows of each queue in the same order stores nothing twice. The default is a random id. `buffer_bytes` are the
-    unanswered bytes beyond which `send` blocks, up to `max_block_ms`; the first look-up of a topic waits as long. A
-    batch that is not acknowledged within `delivery_timeout_ms` fails. A server that is silent for
-    `request_timeout_ms` is looked up and asked again.
+    same rows of each queue in the same order stores nothing twice. The default is a random id. The options are those
+    of `Producer`; `linger_ms`, `batch_bytes`, `codec` and `max_message_bytes` have no effect here. `send` blocks for up
+    to `max_block_ms` beyond `buffer_bytes`; the first look-up of a topic waits as long.
     """
 
     def __init__(
@@ -69,29 +56,19 @@ class BatchSender:
         *,
         producer_id: int | None = None,
         epoch: int = 0,
-        acks: Acks = "quorum",
-        in_flight_bytes: int = IN_FLIGHT_BYTES,
-        buffer_bytes: int = 64 * MIB,
-        max_block_ms: int = 60_000,
-        delivery_timeout_ms: int = 120_000,
-        request_timeout_ms: int = 30_000,
         clock: Clock | None = None,
+        **options: Unpack[ProducerOptions],
     ) -> None:
-        """Raises: Rejected for a producer id or epoch that no record can carry."""
-        check_acks(acks)
+        """Raises: Rejected for a wrong option, or a producer id or epoch that no record can carry."""
+        self.config = ProducerConfig(**options)
         producer_stamp.check(producer_stamp.Stamp(producer_id or 0, epoch, 0), 1)
         self._routes = routes
         self._own_id = producer_id is None
         self._producer_id = new_producer_id() if producer_id is None else producer_id
         self._epoch = epoch
-        self._acks: Acks = acks
-        self._in_flight_bytes = in_flight_bytes
-        self._max_block_ms = max_block_ms
-        self._delivery_timeout_ms = delivery_timeout_ms
-        self._request_timeout_ms = request_timeout_ms
         self._clock = clock or Clock()
         #: the bytes of all that is not answered
-        self.limiter = ByteLimiter(buffer_bytes, max_block_ms)
+        self.limiter = ByteLimiter(self.config.buffer_bytes, self.config.max_block_ms)
         self._unanswered: set[BatchFuture] = set()
         self._failures: deque[Failure] = deque(maxlen=FAILURES_MAX)
         self._statistics = SendStatistics()
@@ -105,13 +82,6 @@ class BatchSender:
         self._look_ups_stopped = threading.Event()
         self._watcher: threading.Thread | None = None
 
-    def __reduce__(self) -> NoReturn:
-        raise Rejected(
-            "a sender has open connections and does not pickle: pickle the Cluster (or its URL and "
-            "token) and make the sender where it is used",
-            field="pickle",
-        )
-
     # --- topics ---------------------------------------------------------------------------------
 
     def topic(self, name: str) -> TopicRoute:
@@ -120,10 +90,9 @@ class BatchSender:
         Raises: Rejected when the topic does not exist or the sender is closed; Unavailable.
         """
         route = self._routes.known(name)
-        return self._look_up(name) if route is None else route
-
-    def _look_up(self, name: str) -> TopicRoute:
-        until_ms = self._clock.monotonic_ms() + self._max_block_ms
+        if route is not None:
+            return route
+        until_ms = self._clock.monotonic_ms() + self.config.max_block_ms
         while True:
             try:
                 return self._ask_for(name)
@@ -162,16 +131,12 @@ class BatchSender:
         """
         self.check_process()
         checked = _checked(topic, batch)
-        future = BatchFuture()
-        future.rows, future.size = checked.num_rows, batch_bytes(checked)
-        future.begun = future.closed = self._clock.monotonic()
-        self.limiter.acquire(future.size)
-        try:
-            to = self._queue(topic, queue_id)
-            sender = self._deliver(to, checked, future.size, self._acks, future)
-        except BaseException:
-            self.limiter.release(future.size)
-            raise
+        size = batch_bytes(checked)
+        future = BatchFuture(checked.num_rows, size, self._clock.monotonic())
+        self.limiter.acquire(size)
+        with self.limiter.released_on_error(size):
+            queue, sender = self._queue(topic, queue_id)
+            self._deliver(sender, InFlightBatch(queue, checked, size, self.config.acks, future))
         sender.pump()
         return future
 
@@ -193,28 +158,20 @@ class BatchSender:
         """
         self.check_process()
         checked = _checked(topic, batch)
-        to = self._queue(topic, queue_id)
-        return self._deliver(to, checked, batch_bytes(checked), acks or self._acks, future)
-
-    def _deliver(
-        self,
-        to: tuple[QueueSequence, ShardSender],
-        batch: pa.RecordBatch | Row,
-        size: int,
-        acks: str,
-        future: BatchFuture,
-        sequence: int | None = None,
-    ) -> ShardSender:
-        """Give a batch to its shard's sender. Raises: nothing was taken."""
-        queue, sender = to
-        # Before: another thread may write the batch at once.
-        self._unanswered.add(future)
-        try:
-            sender.add(queue, batch, size, acks, future, sequence)
-        except BaseException:
-            self._unanswered.discard(future)
-            raise
+        queue, sender = self._queue(topic, queue_id)
+        size = batch_bytes(checked)
+        self._deliver(sender, InFlightBatch(queue, checked, size, acks or self.config.acks, future))
         return sender
+
+    def _deliver(self, sender: ShardSender, batch: InFlightBatch) -> None:
+        """Give a batch to its shard's sender. Raises: nothing was taken."""
+        # Before: another thread may write the batch at once.
+        self._unanswered.add(batch.future)
+        try:
+            sender.add(batch)
+        except BaseException:
+            self._unanswered.discard(batch.future)
+            raise
 
     def enqueue_again(self, lost: UnknownBatch, future: BatchFuture) -> ShardSender:
         """As `enqueue`, of a batch that a sender gave up: the shard recognises it if it is stored."""
@@ -228,8 +185,10 @@ class BatchSender:
                     lost.topic, lost.queue_id, lost.producer_id, lost.epoch, False, resends=True
                 )
                 self._resends[key] = queue
-        to = (queue, sender)
-        return self._deliver(to, lost.batch, lost.size, lost.acks, future, lost.sequence)
+        batch = InFlightBatch(queue, lost.batch, lost.size, lost.acks, future)
+        batch.sequence, batch.uncertain = lost.sequence, True
+        self._deliver(sender, batch)
+        return sender
 
     def complete(self, future: BatchFuture, outcome: BatchReceipt | RayMQError) -> None:
         """Account for a batch with its outcome and wake its callers. A second call for one changes nothing."""
@@ -273,13 +232,7 @@ class BatchSender:
         sender = self._senders.get(shard)
         if sender is None:
             sender = self._senders[shard] = ShardSender(
-                self._routes,
-                shard,
-                in_flight_bytes=self._in_flight_bytes,
-                delivery_timeout_ms=self._delivery_timeout_ms,
-                request_timeout_ms=self._request_timeout_ms,
-                on_outcome=self.complete,
-                clock=self._clock,
+                self._routes, shard, self.config, on_outcome=self.complete, clock=self._clock
             )
         if self._watcher is None:
             self._watcher = threading.Thread(
@@ -307,8 +260,7 @@ class BatchSender:
         """Raises: Rejected in a forked child, where the connections and threads do not exist."""
         if not self.in_own_process:
             raise Rejected(
-                "this producer was made before a fork; make one in the child process",
-                field="fork",
+                "this producer was made before a fork; make one in the child process", field="fork"
             )
 
     def flush(self, timeout: float | None = None) -> None:
@@ -354,16 +306,6 @@ class BatchSender:
         for sender in senders:
             sender.close()
 
-    def __enter__(self) -> BatchSender:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        try:
-            if kind is None:
-                self.flush()
-        finally:
-            self.close()
-
 
 def _checked(topic: str, batch: pa.RecordBatch | Row) -> pa.RecordBatch | Row:
     """The form in which a batch is sent: a single small row goes as such. Raises: Rejected."""
@@ -379,3 +321,41 @@ def _checked(topic: str, batch: pa.RecordBatch | Row) -> pa.RecordBatch | Row:
         # Names and types were checked; nullability and metadata must be the stream's.
         return pa.RecordBatch.from_arrays(batch.columns, schema=PUT_SCHEMA)
     return batch
+
+
+class SendStatistics:
+    """Sums over answered batches. Threads: any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._batches = 0
+        self._messages = 0
+        self._failed_messages = 0
+        self._bytes = 0
+        self._queue_s = 0.0
+        self._ack_s = 0.0
+
+    def record(self, batch: BatchFuture, now: float, *, failed: bool) -> None:
+        """Count a batch that was answered at `now`, seconds of the monotonic clock."""
+        with self._lock:
+            self._batches += 1
+            self._messages += batch.rows
+            self._failed_messages += batch.rows if failed else 0
+            self._bytes += batch.size
+            self._queue_s += batch.closed - batch.begun
+            self._ack_s += now - batch.closed
+
+    def read(self) -> dict[str, int | float]:
+        """Counters and means; see `Producer.statistics`."""
+        with self._lock:
+            batches = max(self._batches, 1)
+            return {
+                "messages": self._messages,
+                "failed_messages": self._failed_messages,
+                "batches": self._batches,
+                "bytes": self._bytes,
+                "batch_messages_mean": self._messages / batches,
+                "batch_bytes_mean": self._bytes / batches,
+                "queue_ms_mean": 1000 * self._queue_s / batches,
+                "ack_ms_mean": 1000 * self._ack_s / batches,
+            }

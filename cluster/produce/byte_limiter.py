@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from raymq.store.errors import Unavailable
 
@@ -41,14 +42,18 @@ class ByteLimiter:
             finally:
                 self._blocked -= 1
             if not fits:
-                raise Unavailable(
-                    f"{self._used} bytes wait for acknowledgement, the limit is {self._limit}, and "
-                    f"none came free in {self._max_block_ms} ms: the cluster is slower than this "
-                    "producer; send less, or raise buffer_bytes or max_block_ms",
-                    field="buffer_bytes",
-                    limit=self._limit,
-                )
+                raise self.full_error()
             self._used += size
+
+    def full_error(self) -> Unavailable:
+        """The error of a caller that has waited for `max_block_ms`."""
+        return Unavailable(
+            f"{self._used} bytes wait for acknowledgement, the limit is {self._limit}, and not enough came free in "
+            f"{self._max_block_ms} ms: the cluster is slower than this producer; send less, or raise buffer_bytes or "
+            "max_block_ms",
+            field="buffer_bytes",
+            limit=self._limit,
+        )
 
     def acquire_nowait(self, size: int) -> bool:
         """Take `size` bytes if they fit now. Returns: whether they did."""
@@ -60,6 +65,15 @@ class ByteLimiter:
 
     def _fits(self, size: int) -> bool:
         return not self._used or self._used + size <= self._limit
+
+    @contextlib.contextmanager
+    def released_on_error(self, size: int) -> Iterator[None]:
+        """Release `size` bytes, which are acquired already, when the block raises."""
+        try:
+            yield
+        except BaseException:
+            self.release(size)
+            raise
 
     def release(self, size: int) -> None:
         """Give back bytes that are answered, or that will not be sent."""

@@ -11,38 +11,103 @@ import random
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import Unpack
 
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.columns import put_batch
 from raymq.cluster.messages.partitioner import queue_of, queues_of
-from raymq.cluster.messages.timer_message import waiting_properties
 from raymq.cluster.transport.routes import Routes
 from raymq.cluster.unclosed import warn_unclosed
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected
 from raymq.store.format import TIMER_TOPIC
 from raymq.store.promise import Acks
+from raymq.store.record import BATCH_BYTES_MAX, PUT_SCHEMA, Row
+from raymq.store.records.binary_columns import binary_array
 
-from .batch_future import BatchFuture
-from .batch_sender import MIB, BatchSender
-from .message_encoder import MESSAGE_BYTES, EncodedMessage, MessageEncoder
-from .open_batch import OpenBatch
-from .producer_config import ProducerConfig
-from .producer_errors import closed_error
-from .send_future import SendFuture
+from .batch_sender import BatchSender
+from .message_encoder import MESSAGE_BYTES, EncodedMessage, MessageEncoder, waiting_properties
+from .producer_config import MIB, ProducerOptions, closed_error
+from .send_future import BatchFuture, SendFuture
 from .shard_sender import ShardSender
-
-if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
 
 #: a batch that could not be written yet is kept open for so long, again and again
 STALLED_S = 0.005
 #: rows of `send_batch` are sent in batches of about this size
 COLUMNS_BYTES = 4 * MIB
+
+
+@dataclass(eq=False, slots=True)
+class OpenBatch:
+    """A batch that takes messages. It is closed when it is full, lingered long enough, or waited for."""
+
+    #: topic and queue
+    where: tuple[str, int]
+    acks: Acks
+    #: when its first message came, seconds of the monotonic clock
+    begun: float
+    #: when its linger time is over, on the same clock; 0: a flush was requested
+    due: float
+    batcher: MessageBatcher
+    bodies: list[bytes] = field(default_factory=list)
+    tags: list[str | None] = field(default_factory=list)
+    properties: list[bytes | None] = field(default_factory=list)
+    born: list[int] = field(default_factory=list)
+    #: bytes of the byte limit
+    size: int = 0
+    #: no message is added any more
+    closed: bool = False
+    future: BatchFuture = field(default_factory=BatchFuture)
+
+    def __post_init__(self) -> None:
+        self.future.open_batch = self
+
+    def close(self, now: float) -> None:
+        """Take no more messages; `encode` comes next."""
+        future = self.future
+        self.closed = True
+        future.rows, future.size = len(self.bodies), self.size
+        future.begun, future.closed = self.begun, now
+
+    def encode(self) -> pa.RecordBatch | Row:
+        """The messages as columns; they are dropped here. A single small message is a Row.
+
+        Raises: Rejected for a value that its column cannot hold.
+        """
+        bodies, tags, properties, born = self.bodies, self.tags, self.properties, self.born
+        self.bodies, self.tags, self.properties, self.born = [], [], [], []
+        # Its futures need the batcher no more, nor what it keeps alive.
+        self.future.open_batch = None
+        if len(bodies) == 1 and self.size <= BATCH_BYTES_MAX:
+            return Row(bodies[0], tags[0], properties[0], born[0])
+        _, tag, encoded, time = PUT_SCHEMA.types
+        try:
+            columns = [
+                binary_array(bodies),
+                _column(tags, tag),
+                _column(properties, encoded),
+                _column(born, time),
+            ]
+        except (TypeError, ValueError) as error:
+            # Only this batch fails: the thread that closes it may serve others.
+            raise Rejected(
+                f"a message cannot be sent as it is: {error}", field="batch", limit="bytes and text"
+            ) from error
+        return pa.RecordBatch.from_arrays(columns, schema=PUT_SCHEMA)
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """A column that is often the same in all rows, which is faster to build."""
+    first, rows = values[0], len(values)
+    if first != values[-1] or values.count(first) != rows:
+        return pa.array(values, kind)
+    return pa.nulls(rows, kind) if first is None else pa.repeat(pa.scalar(first, kind), rows)
 
 
 class MessageBatcher:
@@ -51,30 +116,21 @@ class MessageBatcher:
     def __init__(
         self,
         cluster: Cluster,
-        config: ProducerConfig,
         *,
         owner: str = "Producer",
         future_type: type[SendFuture] = SendFuture,
         clock: Clock | None = None,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         """Args: `owner` is the class that a warning about an unclosed producer names."""
-        self.config = config
         self._owner = owner
         self._future_type = future_type
         self._clock = clock or Clock()
-        self.encoder = MessageEncoder(config, self._clock)
-        self.sender = BatchSender(
-            Routes.of(cluster),
-            acks=config.acks,
-            in_flight_bytes=config.in_flight_bytes,
-            buffer_bytes=config.buffer_bytes,
-            max_block_ms=config.max_block_ms,
-            delivery_timeout_ms=config.delivery_timeout_ms,
-            request_timeout_ms=config.request_timeout_ms,
-            clock=self._clock,
-        )
+        self.sender = BatchSender(Routes.of(cluster), clock=self._clock, **options)
+        self.config = self.sender.config
+        self.encoder = MessageEncoder(self.config, self._clock)
         self.limiter = self.sender.limiter
-        self._linger_s = config.linger_ms / 1000
+        self._linger_s = self.config.linger_ms / 1000
         #: guards everything below
         self._changed = threading.Condition()
         self._open: dict[tuple[str, int], OpenBatch] = {}
@@ -170,7 +226,7 @@ class MessageBatcher:
     ) -> None:
         """Add bodies, together no larger than a batch, to the open batch of a queue.
 
-        Args: `body_bytes` of all of them; `properties`, encoded, of each. They have no futures: `raise_failure`
+        Args: `body_bytes` of all of them; `properties`, encoded, of each. They have no futures: `sender.raise_failure`
         raises their failures. Raises: as `Producer.send`.
         """
         self.sender.check_process()
@@ -179,20 +235,16 @@ class MessageBatcher:
         size = body_bytes + rows * (MESSAGE_BYTES + (0 if properties is None else len(properties)))
         self._acquire(size)
         now_ms = self._clock.now_ms()
-        try:
-            with self._changed:
-                self._check_open()
-                batch, ready = self._batch_for((topic, queue_id), self.config.acks)
-                batch.bodies += bodies
-                batch.tags += [None] * rows
-                batch.properties += [properties] * rows
-                batch.born += [now_ms] * rows
-                batch.size += size
-                if not self._linger_s or batch.size >= self.config.batch_bytes:
-                    ready = self._close_batch(batch) or ready
-        except BaseException:
-            self.limiter.release(size)
-            raise
+        with self.limiter.released_on_error(size), self._changed:
+            self._check_open()
+            batch, ready = self._batch_for((topic, queue_id), self.config.acks)
+            batch.bodies += bodies
+            batch.tags += [None] * rows
+            batch.properties += [properties] * rows
+            batch.born += [now_ms] * rows
+            batch.size += size
+            if not self._linger_s or batch.size >= self.config.batch_bytes:
+                ready = self._close_batch(batch) or ready
         if ready is not None:
             ready.pump()
 
@@ -237,7 +289,7 @@ class MessageBatcher:
         for start in range(0, batch.num_rows, step):
             part = batch.slice(start, step)
             future = self._closed_future(part.num_rows, part.nbytes)
-            with self._acquired(future), self._changed:
+            with self.limiter.released_on_error(future.size), self._changed:
                 self._check_open()
                 sender = self.sender.enqueue(topic, queue_id, part, future=future)
             sender.pump()
@@ -259,7 +311,7 @@ class MessageBatcher:
                 limit="DeliveryUnknown",
             )
         future = self._closed_future(lost.batch.num_rows, lost.size)
-        with self._acquired(future), self._changed:
+        with self.limiter.released_on_error(future.size), self._changed:
             self._check_open()
             sender = self.sender.enqueue_again(lost, future)
             sent.resent = future
@@ -267,22 +319,11 @@ class MessageBatcher:
         return future
 
     def _closed_future(self, rows: int, size: int) -> BatchFuture:
-        """The receipt of a batch that takes no more messages."""
-        future = BatchFuture()
-        future.rows, future.size = rows, size
-        future.begun = future.closed = self._clock.monotonic()
+        """The receipt of a batch that takes no more messages; its bytes are acquired."""
+        future = BatchFuture(rows, size, self._clock.monotonic())
         future.owner = self
+        self._acquire(size)
         return future
-
-    @contextlib.contextmanager
-    def _acquired(self, future: BatchFuture) -> Iterator[None]:
-        """With the bytes of a batch, which are released when it is not taken."""
-        self._acquire(future.size)
-        try:
-            yield
-        except BaseException:
-            self.limiter.release(future.size)
-            raise
 
     # --- open batches ---------------------------------------------------------------------------
 
@@ -290,25 +331,20 @@ class MessageBatcher:
         self, where: tuple[str, int], acks: Acks
     ) -> tuple[OpenBatch, ShardSender | None]:
         """The open batch of a queue, and the sender to pump if another batch was closed for it. Needs the lock."""
-        batch = self._open.get(where)
-        if batch is None:
-            return self._open_batch(where, acks), None
-        if batch.acks == acks:
-            return batch, None
-        # Messages with other acks go first, because order holds over both.
-        ready = self._close_batch(batch)
-        return self._open_batch(where, acks), ready
-
-    def _open_batch(self, where: tuple[str, int], acks: Acks) -> OpenBatch:
+        batch, ready = self._open.get(where), None
+        if batch is not None:
+            if batch.acks == acks:
+                return batch, None
+            # Messages with other acks go first, because order holds over both.
+            ready = self._close_batch(batch)
         now = self._clock.monotonic()
-        due = now + self._linger_s
-        batch = OpenBatch(where, acks, now, due, self._flush_now, self.request_flush)
+        batch = OpenBatch(where, acks, now, now + self._linger_s, self)
         self._open[where] = batch
         if self._linger_s:
             self._due.append(batch)
-            if self._linger_wakes > due:
+            if self._linger_wakes > batch.due:
                 self._wake_linger()
-        return batch
+        return batch, ready
 
     def _close_batch(self, batch: OpenBatch) -> ShardSender | None:
         """Encode a batch and queue it at its shard's sender, which the caller must pump.
@@ -331,15 +367,15 @@ class MessageBatcher:
             self.sender.complete(batch.future, error)
             return None
 
-    def _flush_now(self, batch: OpenBatch) -> None:
-        """Close and write a batch: a caller blocks on its receipt."""
+    def flush_now(self, batch: OpenBatch) -> None:
+        """Close and write a batch on the calling thread, which blocks on its receipt."""
         with self._changed:
             sender = self._close_batch(batch)
         if sender is not None:
             sender.pump()
 
     def request_flush(self, batch: OpenBatch) -> None:
-        """Have the linger thread close and write a batch."""
+        """Have the linger thread close and write a batch, for a caller that must not block."""
         with self._changed:
             self._request_flush(batch)
 
@@ -441,10 +477,6 @@ class MessageBatcher:
         self.flush_open()
         self.sender.flush(timeout)
 
-    def raise_failure(self) -> None:
-        """Raise the first failure that no caller has seen; the others of that time then count as seen."""
-        self.sender.raise_failure()
-
     def close(self, timeout: float | None = None) -> None:
         """As `Producer.close`, but failures are not raised."""
         with self._changed:
@@ -482,13 +514,13 @@ class MessageBatcher:
             warn_unclosed(self, self._owner, advice)
 
 
+@dataclass
 class _LingerState:
     """What the linger thread works for. The thread does not keep an idle batcher alive."""
 
-    def __init__(self) -> None:
-        #: None while nothing is open
-        self.batcher: MessageBatcher | None = None
-        self.ended = False
+    #: None while nothing is open
+    batcher: MessageBatcher | None = None
+    ended: bool = False
 
 
 def _linger(state: _LingerState, changed: threading.Condition) -> None:

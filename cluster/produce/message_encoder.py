@@ -5,17 +5,23 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from raymq.cluster.messages.codecs import CONTENT_TYPE, codec
-from raymq.cluster.messages.message import Message, property_bytes
-from raymq.cluster.messages.timer_message import REAL_BYTES, timer_properties
+from raymq.cluster.messages.message import Message, check_properties_size, property_bytes
 from raymq.store.clock import Clock
+from raymq.store.config import StoreConfig
+from raymq.store.delay.delay_hook import out_time_ms
+from raymq.store.delay.timer_put import check_deliver_at
 from raymq.store.errors import Rejected
 from raymq.store.promise import Acks
+from raymq.store.records.properties import encode
 
-from .batch_sender import check_acks
-from .producer_config import ProducerConfig
+from .producer_config import ProducerConfig, check_acks
 
 #: counted for each message beside its body and properties, so that empty bodies fill buffers too
 MESSAGE_BYTES = 128
+#: bytes of the properties around topic and queue id
+REAL_BYTES = 40
+#: default limits; the shard checks again with its own options
+_CONFIG = StoreConfig()
 
 
 class EncodedMessage(NamedTuple):
@@ -49,7 +55,6 @@ class MessageEncoder:
         self,
         topic: str | Message,
         body: Any = None,
-        *,
         key: bytes | None = None,
         tag: str | None = None,
         index_keys: tuple[str, ...] = (),
@@ -69,7 +74,7 @@ class MessageEncoder:
             properties = {**(properties or {}), CONTENT_TYPE: self._codec.name}
         if not isinstance(body, bytes):
             body = self._raw.encode(body)
-        self._check_size(len(body))
+        self.check_size(len(body))
         if acks is not None:
             check_acks(acks)
         encoded = property_bytes(key, tag, index_keys, properties)
@@ -82,7 +87,8 @@ class MessageEncoder:
         acks = acks or self._acks
         return EncodedMessage(topic, queue_id, key, body, tag, encoded, size, acks, later)
 
-    def _check_size(self, size: int) -> None:
+    def check_size(self, size: int) -> None:
+        """Raises: Rejected for a body that is too large."""
         if size > self._max_message_bytes:
             raise Rejected(
                 f"the body has {size} bytes, the limit is {self._max_message_bytes}: "
@@ -91,8 +97,28 @@ class MessageEncoder:
                 limit=self._max_message_bytes,
             )
 
-    def total_bytes(self, bodies: list[bytes]) -> int:
-        """Bytes of all bodies. Raises: Rejected when one is too large."""
-        sizes = list(map(len, bodies))
-        self._check_size(max(sizes))
-        return sum(sizes)
+
+def timer_properties(deliver_at_ms: int, now_ms: int) -> bytes | None:
+    """The properties of the delivery time; None for a time in the past, which means delivery at once.
+
+    Raises: Rejected for a value that is not a time, or a time beyond the reach of timers.
+    """
+    if isinstance(deliver_at_ms, bool) or not isinstance(deliver_at_ms, int):
+        raise Rejected(
+            f"deliver_at_ms is {deliver_at_ms!r}; give ms since 1970 as an int",
+            field="deliver_at_ms",
+            limit="int",
+        )
+    if deliver_at_ms <= now_ms:
+        return None
+    check_deliver_at(deliver_at_ms, now_ms, _CONFIG)
+    out = out_time_ms(deliver_at_ms)
+    return encode({"TIMER_DELIVER_MS": str(deliver_at_ms), "TIMER_OUT_MS": str(out)})
+
+
+def waiting_properties(topic: str, queue_id: int, properties: bytes | None, later: bytes) -> bytes:
+    """All properties of a message in the timer topic. Raises: Rejected when they are too long."""
+    real = encode({"REAL_TOPIC": topic, "REAL_QID": str(queue_id)})
+    text = (properties or b"") + later + real
+    check_properties_size(len(text), "key, tag, properties and delivery time")
+    return text

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
+from typing_extensions import Unpack
 
+from raymq.cluster.arguments import takes_options_of
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.message import Message
+from raymq.cluster.unclosed import OpenClient
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected
 from raymq.store.promise import Acks
 
-from .batch_future import BatchFuture
-from .batch_sender import MIB
 from .message_batcher import MessageBatcher
-from .producer_config import ProducerConfig
-from .producer_errors import pickle_error
+from .producer_config import ProducerConfig, ProducerOptions
 from .queue_sequence import BatchReceipt
-from .send_future import SendFuture
-
-if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+from .send_future import BatchFuture, SendFuture
 
 #: how long the end of a with block waits for receipts after an exception in the block
 FAILED_EXIT_S = 2.0
 
 
-class Producer:
+class Producer(OpenClient):
     """Sends messages in batches, and gives each message a future of its receipt.
 
     `send` returns at once. The producer collects messages per queue and sends a batch when it is full, when `linger_ms`
@@ -86,39 +84,15 @@ class Producer:
         StorageFull: from a future, after about 2 s: the shard's disk is full, nothing was stored.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        *,
-        acks: Acks = "quorum",
-        linger_ms: float = 5,
-        batch_bytes: int = 1 * MIB,
-        buffer_bytes: int = 64 * MIB,
-        max_block_ms: int = 60_000,
-        delivery_timeout_ms: int = 120_000,
-        request_timeout_ms: int = 30_000,
-        in_flight_bytes: int = 16 * MIB,
-        codec: str = "bytes",
-        max_message_bytes: int = 4 * MIB,
-        clock: Clock | None = None,
-    ) -> None:
-        self.config = ProducerConfig(
-            acks=acks,
-            linger_ms=linger_ms,
-            batch_bytes=batch_bytes,
-            buffer_bytes=buffer_bytes,
-            max_block_ms=max_block_ms,
-            delivery_timeout_ms=delivery_timeout_ms,
-            request_timeout_ms=request_timeout_ms,
-            in_flight_bytes=in_flight_bytes,
-            codec=codec,
-            max_message_bytes=max_message_bytes,
-        )
-        self._batcher = MessageBatcher(cluster, self.config, clock=clock)
-        self._encode = self._batcher.encoder.encode
+    made_as = ("producer", "producer")
 
-    def __reduce__(self) -> NoReturn:
-        raise pickle_error("producer")
+    @takes_options_of(ProducerConfig)
+    def __init__(
+        self, cluster: Cluster, *, clock: Clock | None = None, **options: Unpack[ProducerOptions]
+    ) -> None:
+        self._batcher = MessageBatcher(cluster, clock=clock, **options)
+        self.config = self._batcher.config
+        self._encode = self._batcher.encoder.encode
 
     def send(
         self,
@@ -157,15 +131,7 @@ class Producer:
             Unavailable: for `max_block_ms` the buffer was full, or no shard answered the look-up.
         """
         message = self._encode(
-            topic,
-            body,
-            key=key,
-            tag=tag,
-            index_keys=index_keys,
-            properties=properties,
-            deliver_at_ms=deliver_at_ms,
-            queue_id=queue_id,
-            acks=acks,
+            topic, body, key, tag, index_keys, properties, deliver_at_ms, queue_id, acks
         )
         return self._batcher.send(message)
 
@@ -218,7 +184,7 @@ class Producer:
         Raises: the first failure that no caller has seen; TimeoutError when the time is up.
         """
         self._batcher.flush(timeout)
-        self._batcher.raise_failure()
+        self._batcher.sender.raise_failure()
 
     def close(self, timeout: float | None = None) -> None:
         """Flush for up to `timeout` seconds, then close. Sends without a receipt fail. A second call does nothing.
@@ -227,7 +193,7 @@ class Producer:
         """
         if not self._batcher.closed:
             self._batcher.close(timeout)
-            self._batcher.raise_failure()
+            self._batcher.sender.raise_failure()
 
     def __enter__(self) -> Producer:
         return self

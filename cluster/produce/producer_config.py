@@ -1,18 +1,39 @@
-"""The checked options of a producer."""
+"""The options of a producer: their types, their defaults and their checks; what a closed producer raises."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
-from raymq.cluster.arguments import check_number
-from raymq.store.promise import Acks
+from raymq.cluster.arguments import check_choice, check_number
+from raymq.store.errors import Rejected
+from raymq.store.promise import ACKS, Acks
 
-from .batch_sender import IN_FLIGHT_BYTES, MIB, check_acks
+MIB = 1 << 20
+
+#: unacknowledged bytes of one shard: below what a server accepts unanswered, so that it always reads on. With 4 MiB
+#: the sync waits for batches, more than 16 MiB only fill buffers.
+IN_FLIGHT_BYTES = 16 * MIB
+
+
+class ProducerOptions(TypedDict, total=False):
+    """The keyword arguments that a producer takes. `ProducerConfig` has their defaults."""
+
+    acks: Acks
+    linger_ms: float
+    batch_bytes: int
+    buffer_bytes: int
+    max_block_ms: int
+    delivery_timeout_ms: int
+    request_timeout_ms: int
+    in_flight_bytes: int
+    codec: str
+    max_message_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProducerConfig:
-    """The options of `Producer`, where they are described."""
+    """The checked options of `Producer`, where they are described."""
 
     acks: Acks = "quorum"
     linger_ms: float = 5
@@ -34,3 +55,13 @@ class ProducerConfig:
             check_number(name, getattr(self, name), 1, whole=False)
         for name in ("batch_bytes", "buffer_bytes", "in_flight_bytes", "max_message_bytes"):
             check_number(name, getattr(self, name), 1)
+
+
+def check_acks(acks: str) -> None:
+    """Raises: Rejected for an unknown ack mode."""
+    check_choice("acks", acks, ACKS)
+
+
+def closed_error() -> Rejected:
+    """What every call of a closed producer raises."""
+    return Rejected("the producer is closed; make another one", field="producer", limit="open")

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from raymq.cluster.transport.ask import moved
 from raymq.store.errors import (
     Bug,
     DeliveryUnknown,
@@ -37,9 +38,9 @@ from raymq.store.errors import (
 )
 from raymq.store.record import Row
 
-from .batch_future import BatchFuture
-from .producer_errors import closed_error
+from .producer_config import ProducerConfig, closed_error
 from .queue_sequence import BatchReceipt, QueueSequence, UnknownBatch
+from .send_future import BatchFuture
 
 #: unacknowledged batches at most; their bytes are limited too
 IN_FLIGHT_BATCHES_MAX = 1024
@@ -51,23 +52,20 @@ STORAGE_FULL_MS = 2_000
 #: between two warnings that a batch is sent again
 WARN_PAUSE_MS = 60_000
 
-#: fields of a refusal that means another server: its port was reused, or the shard is elsewhere
-_MOVED = ("cluster_id", "shard")
-
 
 @dataclass(eq=False)
 class InFlightBatch:
-    """A batch from `add` to its outcome."""
+    """A batch until its outcome. `SendWindow.add` sets its number and deadline."""
 
-    number: int
     queue: QueueSequence
     data: pa.RecordBatch | Row
     size: int
-    #: of the first row
-    sequence: int
     acks: str
-    deadline_ms: int
     future: BatchFuture
+    number: int = 0
+    deadline_ms: int = 0
+    #: of the first row; `add` sets it, unless the batch is sent again
+    sequence: int = 0
     #: an earlier try may have stored it
     uncertain: bool = False
     #: the shard's answer when it did not know the outcome
@@ -88,10 +86,6 @@ class Complete(NamedTuple):
     outcome: BatchReceipt | RayMQError
 
 
-class Reconnect(NamedTuple):
-    """Leave the stream and look the shard up again."""
-
-
 class WarnResend(NamedTuple):
     """The shard does not know the outcome, which a caller that waits for the receipt does not see yet."""
 
@@ -99,24 +93,15 @@ class WarnResend(NamedTuple):
     error: DeliveryUnknown
 
 
-Effects: TypeAlias = list[Complete | Reconnect | WarnResend]
+Effects: TypeAlias = list[Complete | WarnResend]
 
 
 class SendWindow:
     """The batches of one shard that have no outcome yet. One thread at a time."""
 
-    def __init__(
-        self,
-        shard: int,
-        *,
-        in_flight_bytes: int,
-        delivery_timeout_ms: int,
-        request_timeout_ms: int,
-    ) -> None:
+    def __init__(self, shard: int, config: ProducerConfig) -> None:
         self._shard = shard
-        self._in_flight_bytes_max = in_flight_bytes
-        self._delivery_timeout_ms = delivery_timeout_ms
-        self._request_timeout_ms = request_timeout_ms
+        self._config = config
         #: unacknowledged bytes that the shard allows; None: it set no limit
         self._shard_limit_bytes: int | None = None
         #: not written; in the order of `add`
@@ -138,7 +123,7 @@ class SendWindow:
         self.last_acked = 0
         #: tries in a row that brought no success
         self.failures = 0
-        #: when the shard answered last, or was expected to begin
+        #: when the shard answered last, or was expected to begin; the caller sets it when it opens a stream
         self.progress_ms = 0
         self._last_error: RayMQError = Unavailable("not connected yet")
         self._quiet_until_ms = 0
@@ -146,38 +131,24 @@ class SendWindow:
 
     # --- writing --------------------------------------------------------------------------------
 
-    def add(
-        self,
-        queue: QueueSequence,
-        data: pa.RecordBatch | Row,
-        size: int,
-        acks: str,
-        future: BatchFuture,
-        now_ms: int,
-        sequence: int | None = None,
-    ) -> None:
+    def add(self, batch: InFlightBatch, now_ms: int) -> None:
         """Take a batch and give it the next sequence numbers of its queue.
 
-        Args: `sequence` of a batch that another sender gave up.
+        An `uncertain` batch, which another sender gave up, keeps its own.
         Raises: Rejected when the window is closed; what fenced the queue.
         """
+        queue = batch.queue
         if self.closed:
             raise closed_error()
         if queue.fenced is not None:
             raise queue.fenced
         self._number += 1
-        first = queue.next_sequence if sequence is None else sequence
-        deadline_ms = now_ms + self._delivery_timeout_ms
-        batch = InFlightBatch(self._number, queue, data, size, first, acks, deadline_ms, future)
+        batch.number = self._number
+        batch.deadline_ms = now_ms + self._config.delivery_timeout_ms
+        if not batch.uncertain:
+            batch.sequence = queue.next_sequence
+            queue.next_sequence += batch.data.num_rows
         self.waiting.append(batch)
-        if sequence is None:
-            queue.next_sequence += data.num_rows
-        else:
-            batch.uncertain = True
-
-    def connecting(self, now_ms: int) -> None:
-        """A stream is being opened: the time of silence begins."""
-        self.progress_ms = now_ms
 
     def connected(self, shard_limit_bytes: int | None) -> None:
         """The shard has taken the stream: batches may be written."""
@@ -204,7 +175,7 @@ class SendWindow:
 
     def _exceeds_bytes(self) -> bool:
         """Whether the next batch is too much beside the unacknowledged ones. Alone it may have any size."""
-        limit, allowed = self._in_flight_bytes_max, self._shard_limit_bytes
+        limit, allowed = self._config.in_flight_bytes, self._shard_limit_bytes
         if allowed is not None and allowed < limit:
             limit = allowed
         return self._in_flight_bytes + self.waiting[0].size > limit
@@ -266,7 +237,9 @@ class SendWindow:
             self._retry.append(batch)
             if isinstance(error, DeliveryUnknown):
                 batch.uncertain, batch.unknown = True, error
-                self._warn(batch, error, now_ms, effects)
+                if now_ms >= self._quiet_until_ms:
+                    self._quiet_until_ms = now_ms + WARN_PAUSE_MS
+                    effects.append(WarnResend(batch, error))
             elif isinstance(error, StorageFull):
                 batch.full = error
                 batch.full_since_ms = now_ms if full_since_ms is None else full_since_ms
@@ -289,13 +262,6 @@ class SendWindow:
         queue.reordered = True
         self._touched.add(queue)
 
-    def _warn(
-        self, batch: InFlightBatch, error: DeliveryUnknown, now_ms: int, effects: Effects
-    ) -> None:
-        if now_ms >= self._quiet_until_ms:
-            self._quiet_until_ms = now_ms + WARN_PAUSE_MS
-            effects.append(WarnResend(batch, error))
-
     @property
     def drained(self) -> bool:
         """Whether all acks of a drain are in: `begin_resume` and `resume` come next."""
@@ -309,12 +275,13 @@ class SendWindow:
         # A batch that the shard may have moved away from is tried again by `reconnect_pause_ms`.
         return 0 if self._moved else self._backoff_ms()
 
-    def resume(self, now_ms: int, effects: Effects) -> None:
-        """Restore the order of what is sent again. Effects: Complete; Reconnect when the shard is elsewhere."""
-        if self._moved:
+    def resume(self, now_ms: int, effects: Effects) -> bool:
+        """Restore the order of what is sent again. Returns: whether to look the shard up again: it is elsewhere."""
+        reconnect = self._moved
+        if reconnect:
             self.disconnected()
-            effects.append(Reconnect())
         self._restore_order(now_ms, effects)
+        return reconnect
 
     # --- the stream breaks ----------------------------------------------------------------------
 
@@ -325,7 +292,7 @@ class SendWindow:
         self.disconnected()
         for batch in self.unacked:
             batch.uncertain = True
-        if isinstance(error, Rejected) and error.fields.get("field") not in _MOVED:
+        if isinstance(error, Rejected) and not moved(error):
             # A wrong token stays wrong.
             self._give_up(error, effects)
             self.failures = 0
@@ -353,13 +320,12 @@ class SendWindow:
     def _backoff_ms(self) -> int:
         return min(BACKOFF_MS << min(self.failures - 1, 10), BACKOFF_MS_MAX)
 
-    def tick(self, now_ms: int, effects: Effects) -> None:
-        """Time went by. Effects: Reconnect when the shard is silent, or a batch's time is up."""
+    def is_late(self, now_ms: int) -> bool:
+        """Whether to leave the stream: the shard is silent, or a batch's time is up."""
         if not (self.unacked or self.waiting):
-            return
-        silent = now_ms - self.progress_ms >= self._request_timeout_ms
-        if silent or now_ms >= (self.unacked or self.waiting)[0].deadline_ms:
-            effects.append(Reconnect())
+            return False
+        silent = now_ms - self.progress_ms >= self._config.request_timeout_ms
+        return silent or now_ms >= (self.unacked or self.waiting)[0].deadline_ms
 
     # --- order is restored ----------------------------------------------------------------------
 
@@ -381,18 +347,15 @@ class SendWindow:
         self.draining = self._moved = False
         queues = {batch.queue for batch in batches} | self._touched
         self._touched = set()
-        self._mark_unknown_queues(batches, now_ms)
+        for batch in batches:
+            # A batch that may be stored and is given up leaves its queue's end unknown.
+            if now_ms >= batch.deadline_ms and batch.uncertain and batch.queue.unknown is None:
+                batch.queue.unknown = f"a batch was not acknowledged in time: {self._last_error}"
         self._fail_or_keep(batches, now_ms, effects)
         for batch in self.waiting:
             batch.sequence -= batch.queue.unstored_before(batch.sequence)
         for queue in queues:
             queue.close_up()
-
-    def _mark_unknown_queues(self, batches: list[InFlightBatch], now_ms: int) -> None:
-        """A batch that may be stored and is given up leaves its queue's end unknown."""
-        for batch in batches:
-            if now_ms >= batch.deadline_ms and batch.uncertain and batch.queue.unknown is None:
-                batch.queue.unknown = f"a batch was not acknowledged in time: {self._last_error}"
 
     def _fail_or_keep(self, batches: list[InFlightBatch], now_ms: int, effects: Effects) -> None:
         gaps: set[QueueSequence] = set()
@@ -428,7 +391,7 @@ class SendWindow:
         if queue.unknown is None and not late:
             return None
         why = queue.unknown or (
-            f"not delivered within {self._delivery_timeout_ms} ms: {self._last_error}"
+            f"not delivered within {self._config.delivery_timeout_ms} ms: {self._last_error}"
         )
         if batch.uncertain:
             return self._delivery_unknown(batch, why)

@@ -12,18 +12,16 @@ import math
 import threading
 from collections.abc import Callable
 
-import pyarrow as pa
-
 from raymq.cluster.transport.connection import Connection, PutStream
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
-from raymq.store.record import Row
 
-from .batch_future import BatchFuture
-from .queue_sequence import BatchReceipt, QueueSequence
+from .producer_config import ProducerConfig
+from .queue_sequence import BatchReceipt
 from .read_turn import ReadTurn
-from .send_window import Complete, Effects, InFlightBatch, Reconnect, SendWindow, WarnResend
+from .send_future import BatchFuture
+from .send_window import Complete, Effects, InFlightBatch, SendWindow, WarnResend
 
 logger = logging.getLogger("raymq.producer")
 
@@ -38,28 +36,21 @@ class ShardSender:
         self,
         routes: Routes,
         shard: int,
+        config: ProducerConfig,
         *,
-        in_flight_bytes: int,
-        delivery_timeout_ms: int,
-        request_timeout_ms: int,
         on_outcome: Callable[[BatchFuture, BatchReceipt | RayMQError], None],
         clock: Clock,
     ) -> None:
         """Args: `on_outcome` completes a future, outside the lock. It may be called twice for one."""
         self._routes = routes
         self._shard = shard
-        self._delivery_timeout_ms = delivery_timeout_ms
+        self._config = config
         self._on_outcome = on_outcome
         self._clock = clock
         #: guards everything below; used directly, because a condition's `with` costs two more calls
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._window = SendWindow(
-            shard,
-            in_flight_bytes=in_flight_bytes,
-            delivery_timeout_ms=delivery_timeout_ms,
-            request_timeout_ms=request_timeout_ms,
-        )
+        self._window = SendWindow(shard, config)
         self._turn = ReadTurn(self._lock)
         #: the stream that is written to; None as soon as a write failed
         self._stream: PutStream | None = None
@@ -71,20 +62,11 @@ class ShardSender:
 
     # --- writing --------------------------------------------------------------------------------
 
-    def add(
-        self,
-        queue: QueueSequence,
-        data: pa.RecordBatch | Row,
-        size: int,
-        acks: str,
-        future: BatchFuture,
-        sequence: int | None = None,
-    ) -> None:
+    def add(self, batch: InFlightBatch) -> None:
         """Take a batch; `pump` writes it. See `SendWindow.add`."""
         with self._lock:
-            now_ms = self._clock.monotonic_ms()
-            self._window.add(queue, data, size, acks, future, now_ms, sequence)
-            future.sender = self
+            self._window.add(batch, self._clock.monotonic_ms())
+            batch.future.sender = self
             if self._stream is None:
                 self._changed.notify_all()
 
@@ -185,7 +167,8 @@ class ShardSender:
             if self._window.closed:
                 return False
             self._receiving = stream
-            self._window.connecting(self._clock.monotonic_ms())
+            # The time of silence begins.
+            self._window.progress_ms = self._clock.monotonic_ms()
         # A batch that is written before may be unknown, although no server was there to store it.
         stream.opened()
         with self._lock:
@@ -224,8 +207,9 @@ class ShardSender:
         effects: Effects = []
         with self._lock:
             self._wait_unless_closed(self._window.begin_resume())
-            self._window.resume(self._clock.monotonic_ms(), effects)
-        return not self._carry_out(effects)
+            reconnect = self._window.resume(self._clock.monotonic_ms(), effects)
+        self._carry_out(effects)
+        return not reconnect
 
     def _broke(self, error: RayMQError) -> None:
         effects: Effects = []
@@ -321,31 +305,23 @@ class ShardSender:
 
     # --- effects, time and end ------------------------------------------------------------------
 
-    def _carry_out(self, effects: Effects) -> bool:
-        """Do what the window has decided, outside the lock: callbacks of futures may send again.
-
-        Returns: whether to connect again.
-        """
+    def _carry_out(self, effects: Effects) -> None:
+        """Do what the window has decided, outside the lock: callbacks of futures may send again."""
         try:
-            reconnect = self._do(effects)
+            self._do(effects)
         except BaseException:
             # Ctrl-C: the other batches get their outcomes all the same.
             self._do(effects)
             raise
         # A thread that waits must not keep the batches alive, nor what their callbacks refer to.
         effects.clear()
-        return reconnect
 
-    def _do(self, effects: Effects) -> bool:
-        reconnect = False
+    def _do(self, effects: Effects) -> None:
         for effect in effects:
             if isinstance(effect, Complete):
                 self._on_outcome(effect.batch.future, effect.outcome)
-            elif isinstance(effect, WarnResend):
+            else:
                 self._warn(effect)
-            elif isinstance(effect, Reconnect):
-                reconnect = True
-        return reconnect
 
     def _warn(self, effect: WarnResend) -> None:
         queue = effect.batch.queue
@@ -355,20 +331,18 @@ class ShardSender:
             effect.error.status,
             queue.queue_id,
             queue.topic,
-            self._delivery_timeout_ms,
+            self._config.delivery_timeout_ms,
         )
 
     def check(self) -> None:
         """Break a stream that has been silent for too long. Called about every second."""
-        effects: Effects = []
         with self._lock:
             stream, window = self._receiving, self._window
             if stream is None or not (window.unacked or window.waiting):
                 return
             now_ms = self._clock.monotonic_ms()
-            window.tick(now_ms, effects)
             caller_read_too_long = self._turn.is_too_long(now_ms, window.progress_ms)
-            if effects or caller_read_too_long:
+            if caller_read_too_long or window.is_late(now_ms):
                 stream.abort()
 
     def close(self) -> None:

@@ -15,18 +15,18 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.transport.connection import FetchStream
+from raymq.cluster.transport.fetch_thread import FetchThread
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
+from raymq.store.requests import FetchRequest
 
 from .local_socket import METHODS, LocalServer, socket_path
 from .log import Assignment, AssignmentLog
-
-if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
 
 logger = logging.getLogger("raymq")
 
@@ -378,22 +378,18 @@ class CoordinatorActor(QueueCoordinator):
         sys.setswitchinterval(0.0005)
 
 
-class EndWatcher:
+class EndWatcher(FetchThread):
     """Reports when the end of a topic moves, by a long poll at its shard. Polls only on request."""
 
     def __init__(
         self, routes: Routes, topic: str, shard: int, notify: Callable[[int], None]
     ) -> None:
-        self._routes = routes
         self._topic = topic
-        self._shard = shard
         self._notify = notify
-        self._changed = threading.Condition()
         self._from: int | None = None
         self._closed = False
-        self._stream: FetchStream | None = None
-        self._thread = threading.Thread(target=self._run, name="raymq-queue-watch", daemon=True)
-        self._thread.start()
+        changed = threading.Condition()
+        super().__init__(routes, shard, changed, lambda: self._closed, name="raymq-queue-watch")
 
     def watch_from(self, end: int) -> None:
         """Report once when there is an item at `end` or after it."""
@@ -401,34 +397,13 @@ class EndWatcher:
             self._from = end
             self._changed.notify_all()
 
-    def _run(self) -> None:
-        while not self._closed:
-            stream: FetchStream | None = None
-            try:
-                stream = self._routes.fetch_stream(self._shard)
-                with self._changed:
-                    self._stream = stream
-                while self._ask(stream):
-                    pass
-            except RayMQError:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closed, RETRY_S)
-                if not self._closed:
-                    self._routes.refresh()
-            finally:
-                with self._changed:
-                    self._stream = None
-                if stream is not None:
-                    stream.close()
-
-    def _ask(self, stream: FetchStream) -> bool:
+    def _fetch(self, stream: FetchStream) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._from is not None)
             start = self._from
         if self._closed or start is None:
             return False
-        found = stream.fetch(self._topic, {0: start}, max_bytes=1, max_records=1, wait_ms=WATCH_MS)
-        for part in found:
+        for part in stream.fetch(FetchRequest(self._topic, {0: start}, 1, 1, WATCH_MS)):
             if part.error is not None:
                 raise part.error
             with self._changed:
@@ -441,7 +416,6 @@ class EndWatcher:
         """End the thread."""
         with self._changed:
             self._closed = True
-            if self._stream is not None:
-                self._stream.abort()
+            self.restart()
             self._changed.notify_all()
-        self._thread.join()
+        self.join()

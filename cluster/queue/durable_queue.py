@@ -5,32 +5,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 import secrets
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.util.queue import Empty, Full
 
 from raymq.cluster.arguments import check_number, check_text
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages import codecs
 from raymq.cluster.paths import NAMESPACE, actor_name, coordinator_name
 from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, OffsetOutOfRange, RayMQError, Rejected, Unavailable
 
 from .coordinator import CoordinatorActor
-from .items import Items
 from .local_socket import WAIT_S as SOCKET_WAIT_S
 from .local_socket import NotLocal, local_client
 from .log import make_topics
-from .queue_client import RETRY_TIMEOUT_S, QueueClient, attach, end_quietly, not_in_this_ray
-
-if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+from .queue_client import (
+    RETRY_TIMEOUT_S,
+    Items,
+    QueueClient,
+    attach,
+    end_quietly,
+    not_in_this_ray,
+)
 
 #: concurrent calls of the coordinator: each waiting get or put is one
 _CALLS_MAX = 10_000
@@ -344,7 +349,7 @@ class Queue:
             else:
                 future = await asyncio.to_thread(batcher.send, message)
             if request is None and self._linger_ms:
-                batcher.raise_failure()
+                batcher.sender.raise_failure()
                 return
             end = (await future).offset + 1
         finally:
@@ -389,7 +394,7 @@ class Queue:
                 parts = client.send_parts(bodies)
                 end = [part.result() for part in parts][-1].last_offset + 1
             if lingers:
-                batcher.raise_failure()
+                batcher.sender.raise_failure()
         finally:
             self._release(request, end, near=True)
 
@@ -401,7 +406,7 @@ class Queue:
         if self._client_made is not None:
             batcher = self._client().batcher
             batcher.flush(timeout)
-            batcher.raise_failure()
+            batcher.sender.raise_failure()
 
     # --- room -----------------------------------------------------------------------------------
 
@@ -610,14 +615,10 @@ def _waits(block: bool, timeout: float | None, first_s: float = SOCKET_WAIT_S) -
         return iter((0.0,))
     if timeout is not None and timeout < 0:
         raise ValueError("'timeout' must be a non-negative number")
-    return _slices(timeout, first_s)
+    return _slices(math.inf if timeout is None else timeout, first_s)
 
 
-def _slices(timeout: float | None, first_s: float) -> Iterator[float]:
-    if timeout is None:
-        yield first_s
-        while True:
-            yield WAIT_S
+def _slices(timeout: float, first_s: float) -> Iterator[float]:
     until = Clock().monotonic() + timeout
     yield min(timeout, first_s)
     while (left := until - Clock().monotonic()) > 0:

@@ -18,14 +18,12 @@ import socket
 import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.paths import run_dir
 from raymq.store.errors import RayMQError, from_wire, to_wire
 from raymq.store.files import Files
-
-if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
 
 logger = logging.getLogger("raymq")
 

@@ -11,8 +11,9 @@ import json
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from raymq.cluster.cluster import Cluster
 from raymq.cluster.consume.range_reader import read_range
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.produce.queue_sequence import BatchReceipt, new_producer_id
@@ -21,9 +22,6 @@ from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.record import Row
-
-if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
 
 TAKEN_PREFIX = "%TAKEN%"
 #: records of %TAKEN%NAME that a new coordinator reads: it cannot repeat the answers to earlier requests
@@ -93,10 +91,7 @@ class AssignmentLog:
         self._routes = Routes.of(cluster)
         self._id = new_producer_id()
         self._sender = BatchSender(
-            self._routes,
-            producer_id=self._id,
-            delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
-            clock=clock,
+            self._routes, producer_id=self._id, delivery_timeout_ms=DELIVERY_TIMEOUT_MS, clock=clock
         )
         #: first unassigned item
         self.next = 0

@@ -8,17 +8,22 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from raymq.store.clock import Clock
-from raymq.store.errors import Bug, DeliveryUnknown, RayMQError
+from raymq.store.errors import Bug, DeliveryUnknown, RayMQError, Rejected, Unavailable
 
 Answer = TypeVar("Answer")
 
+#: fields of the error by which a server says that it is another shard
+_IDENTITY = ("cluster_id", "shard")
+
+
+def moved(error: RayMQError) -> bool:
+    """Whether the shard no longer answers at its last known endpoint: nothing listens there, or another shard does."""
+    stranger = isinstance(error, Rejected) and error.fields.get("field") in _IDENTITY
+    return stranger or isinstance(error, Unavailable)
+
 
 def ask(
-    shards: Iterable[int],
-    call: Callable[[int], Answer],
-    *,
-    timeout_s: float,
-    in_turn: bool = False,
+    shards: Iterable[int], call: Callable[[int], Answer], *, timeout_s: float, in_turn: bool = False
 ) -> Iterator[tuple[int, Answer | RayMQError]]:
     """Call `call(shard)` for all shards at once. Yields: (shard, answer or error), the fastest first.
 
@@ -56,15 +61,12 @@ def ask(
         silent.remove(shard)
         yield shard, answer
     for shard in silent:
-        yield shard, no_answer(shard, timeout_s)
+        why = f"shard {shard} did not answer within {timeout_s:g} s"
+        yield shard, DeliveryUnknown(why, status="TIMEOUT", shard=shard)
 
 
 def first(
-    shards: Iterable[int],
-    call: Callable[[int], Answer],
-    *,
-    timeout_s: float,
-    in_turn: bool = False,
+    shards: Iterable[int], call: Callable[[int], Answer], *, timeout_s: float, in_turn: bool = False
 ) -> tuple[int, Answer]:
     """The first shard that answers, and its answer. See `ask`.
 
@@ -79,10 +81,3 @@ def first(
     if failed is None:
         raise Bug("no shard was given to ask")
     raise failed
-
-
-def no_answer(shard: int, timeout_s: float) -> DeliveryUnknown:
-    """The error of a shard that did not answer in time."""
-    return DeliveryUnknown(
-        f"shard {shard} did not answer within {timeout_s:g} s", status="TIMEOUT", shard=shard
-    )

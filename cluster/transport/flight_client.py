@@ -15,7 +15,7 @@ from raymq.actors.protocol.row_message import pack_row
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.files import Files
 from raymq.store.record import PUT_SCHEMA, Row
-from raymq.store.requests import FetchSlice
+from raymq.store.requests import FetchRequest, FetchSlice
 
 from . import tls
 
@@ -87,14 +87,10 @@ class ShardConnection:
         self._closed = False
         self._identity = {"cluster_id": cluster_id, "shard": shard}
         self._headers = [(flight_messages.AUTHORIZATION.encode(), flight_messages.bearer(token))]
+        location, roots = f"grpc://{endpoint}", None
         if endpoint.startswith(tls.TLS_PREFIX):
-            self._client = flight.FlightClient(
-                f"grpc+{endpoint}",
-                tls_root_certs=ca or tls.trusted(os.environ, Files()),
-                generic_options=_OPTIONS,
-            )
-        else:
-            self._client = flight.FlightClient(f"grpc://{endpoint}", generic_options=_OPTIONS)
+            location, roots = f"grpc+{endpoint}", ca or tls.trusted(os.environ, Files())
+        self._client = flight.FlightClient(location, tls_root_certs=roots, generic_options=_OPTIONS)
 
     def call(
         self, op: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S
@@ -204,8 +200,7 @@ class _Stream:
             raise translate(error, self._connection.endpoint) from error
         if chunk.data is None and bytes(chunk.app_metadata) == flight_messages.GOAWAY:
             raise Unavailable(
-                f"{self._connection.endpoint}: the server stops",
-                endpoint=self._connection.endpoint,
+                f"{self._connection.endpoint}: the server stops", endpoint=self._connection.endpoint
             )
         return chunk
 
@@ -263,30 +258,16 @@ class FlightFetchStream(_Stream):
     schema = flight_messages.FETCH_SCHEMA
     _number = 0
 
-    def fetch(
-        self,
-        topic: str,
-        offsets: dict[int, int],
-        *,
-        max_bytes: int,
-        max_records: int,
-        wait_ms: int,
-    ) -> list[FetchSlice]:
+    def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """Read queues; waits up to `wait_ms` at the server while all are empty.
 
         Returns: a FetchSlice for each queue that has records or an error (OffsetOutOfRange...).
         Raises: the server's error if it refused the request; Unavailable when the stream broke.
         """
         self._number += 1
-        request = {
-            "id": self._number,
-            "topic": topic,
-            "offsets": {str(queue): offset for queue, offset in offsets.items()},
-            "max_bytes": max_bytes,
-            "max_records": max_records,
-            "wait_ms": wait_ms,
-        }
-        self._write(flight_messages.pack(request))
+        offsets = {str(queue): offset for queue, offset in request.offsets.items()}
+        message = {**request._asdict(), "id": self._number, "offsets": offsets}
+        self._write(flight_messages.pack(message))
         found: list[FetchSlice] = []
         while True:
             chunk = self._read()
@@ -299,17 +280,9 @@ class FlightFetchStream(_Stream):
             if "error" in meta:
                 found.append(FetchSlice(queue_id, -1, -1, -1, -1, None, from_wire(meta["error"])))
                 continue
-            found.append(
-                FetchSlice(
-                    queue_id,
-                    meta["first_offset"],
-                    meta["next_offset"],
-                    meta["min_offset"],
-                    meta["max_offset"],
-                    chunk.data.column(0),
-                    None,
-                )
-            )
+            ends = {name: meta[name] for name in flight_messages.SLICE_ENDS}
+            records = chunk.data.column(0)
+            found.append(FetchSlice(queue_id, **ends, records=records, error=None))
 
 
 class ReplicaStream(_Stream):

@@ -39,17 +39,13 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
     """Serves one backend. Made by `serve`."""
 
     def __init__(
-        self,
-        backend: ShardBackend,
-        host: str,
-        port: int,
-        token: str,
-        identity: tls_files.ServerIdentity | None = None,
+        self, backend: ShardBackend, host: str, port: int, token: str, tls: bool = False
     ) -> None:
-        """Args: identity: serve with TLS and this certificate."""
+        """See `serve`."""
+        identity = tls_files.server_identity(os.environ, Files()) if tls else None
         super().__init__(
             f"{'grpc' if identity is None else 'grpc+tls'}://{host}:{port}",
-            tls_certificates=None if identity is None else [tuple(identity)],
+            tls_certificates=None if identity is None else [identity],
             middleware={"auth": _Authorization(token)},
         )
         self._backend = backend
@@ -152,8 +148,10 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             for chunk in chunks(reader):
                 request = flight_messages.unpack(chunk.app_metadata)
                 number = request.get("id", 0)
+                given = {name: request[name] for name in FetchRequest._fields}
                 try:
-                    slices = self._read(context, _fetch_request(request))
+                    wanted = fetch_request(**given, wait_limit_ms=FETCH_WAIT_MS_MAX)
+                    slices = self._read(context, wanted)
                 except RayMQError as error:
                     send(flight_messages.pack({"id": number, "error": to_wire(error)}))
                     continue
@@ -183,12 +181,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             error = part.error or Bug("a slice has neither records nor an error")
             send(flight_messages.pack({**head, "error": to_wire(error)}))
             return
-        head |= {
-            "first_offset": part.first_offset,
-            "next_offset": part.next_offset,
-            "min_offset": part.min_offset,
-            "max_offset": part.max_offset,
-        }
+        head |= {name: getattr(part, name) for name in flight_messages.SLICE_ENDS}
         batch = pa.record_batch([part.records], schema=flight_messages.FETCH_SCHEMA)
         send(flight_messages.pack(head), batch)
 
@@ -205,17 +198,6 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
                 send(header, None if body is None else flight_messages.frame_batch(body))
 
             self._backend.replicate(frames(), answer)
-
-
-def _fetch_request(request: dict[str, Any]) -> FetchRequest:
-    return fetch_request(
-        request["topic"],
-        request["offsets"],
-        max_bytes=request["max_bytes"],
-        max_records=request["max_records"],
-        wait_ms=request["wait_ms"],
-        wait_limit_ms=FETCH_WAIT_MS_MAX,
-    )
 
 
 def _flight_error(error: RayMQError) -> flight.FlightServerError:
@@ -248,11 +230,9 @@ class _LockedSend:
 
     def goaway(self) -> None:
         """Send GOAWAY: the server stops."""
-        try:
+        # The client may have left already.
+        with contextlib.suppress(Unavailable):
             self(flight_messages.GOAWAY)
-        except Unavailable:
-            # The client has left already.
-            return
 
     def __enter__(self) -> _LockedSend:
         return self
@@ -289,5 +269,4 @@ def serve(backend: ShardBackend, *, host: str, port: int, token: str, tls: bool 
     With `tls` the certificate comes from Ray's certificate variables (tls.py). Raises: Rejected when they are missing
     or wrong.
     """
-    identity = tls_files.server_identity(os.environ, Files()) if tls else None
-    return Server(backend, host, port, token, identity)
+    return Server(backend, host, port, token, tls)

@@ -101,11 +101,8 @@ class PutStreamServer:
     def run(self) -> None:
         """Read until the producer ends; returns when every batch that was read is answered."""
         # Before the client sees the stream open: it has its share then.
-        self._memory.join()
-        try:
+        with self._memory.shared():
             self._serve()
-        finally:
-            self._memory.leave()
 
     def _serve(self) -> None:
         self._writer.begin(flight_messages.FETCH_SCHEMA)
@@ -178,9 +175,7 @@ class PutStreamServer:
             result = error
         except (KeyError, TypeError, ValueError) as error:
             result = Rejected(
-                f"bad put metadata: {error!r}",
-                field="metadata",
-                limit="raymq.actors.protocol",
+                f"bad put metadata: {error!r}", field="metadata", limit="raymq.actors.protocol"
             )
         else:
             self._note_read(read)

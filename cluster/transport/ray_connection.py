@@ -7,6 +7,7 @@ imports Ray; it is loaded where transport="ray" is used.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections import deque
@@ -24,7 +25,7 @@ from raymq.cluster.paths import NAMESPACE
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.record import Row, batch_bytes
-from raymq.store.requests import FetchSlice
+from raymq.store.requests import FetchRequest, FetchSlice
 
 from .flight_client import CALL_TIMEOUT_S
 
@@ -138,11 +139,9 @@ class _Stream:
     def abort(self) -> None:
         """Break the stream: threads that read or write it get Unavailable. Calls under way may still be done."""
         self._left = True
-        try:
+        # It may be broken already.
+        with contextlib.suppress(InvalidStateError):
             self._aborted.set_result(None)
-        except InvalidStateError:
-            # It is broken already.
-            return
 
     def close(self) -> None:
         """End the stream at once, answered or not; it must not be used afterwards."""
@@ -234,30 +233,16 @@ class RayPutStream(_Stream):
 class RayFetchStream(_Stream):
     """Reads, one request at a time."""
 
-    def fetch(
-        self,
-        topic: str,
-        offsets: dict[int, int],
-        *,
-        max_bytes: int,
-        max_records: int,
-        wait_ms: int,
-    ) -> list[FetchSlice]:
+    def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """Like `flight_client.FlightFetchStream.fetch`; a long wait is several calls."""
         clock = Clock()
-        deadline = clock.monotonic_ms() + wait_ms
+        deadline = clock.monotonic_ms() + request.wait_ms
         while True:
             self._check()
             left = max(0, deadline - clock.monotonic_ms())
+            short = request._replace(wait_ms=min(left, READ_WAIT_MS_MAX))
             try:
-                reference = self._actor.read.remote(
-                    self._cluster_id,
-                    topic,
-                    offsets,
-                    max_bytes,
-                    max_records,
-                    min(left, READ_WAIT_MS_MAX),
-                )
+                reference = self._actor.read.remote(self._cluster_id, *short)
             except Exception as error:
                 raise translate(error, self._name) from error
             found = self._result(reference)
@@ -266,8 +251,8 @@ class RayFetchStream(_Stream):
 
 
 def _fetched(part: tuple[Any, ...]) -> FetchSlice:
-    queue_id, first, after, low, high, data, error = part
-    if error is not None:
-        return FetchSlice(queue_id, -1, -1, -1, -1, None, from_wire(error))
-    records = pa.ipc.read_record_batch(data, FETCH_SCHEMA).column(0)
-    return FetchSlice(queue_id, first, after, low, high, records, None)
+    fetched = FetchSlice(*part)
+    if part[-1] is not None:
+        return fetched._replace(error=from_wire(part[-1]))
+    records = pa.ipc.read_record_batch(fetched.records, FETCH_SCHEMA).column(0)
+    return fetched._replace(records=records)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
@@ -51,13 +52,14 @@ class ReceiveMemory:
         self._trimmer: threading.Thread | None = None
         self._closed = False
 
-    def join(self) -> None:
-        """Add a stream to those that share the memory."""
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """One more stream shares the memory during the block."""
         self._count(1)
-
-    def leave(self) -> None:
-        """Remove a stream from those that share the memory."""
-        self._count(-1)
+        try:
+            yield
+        finally:
+            self._count(-1)
 
     def _count(self, change: int) -> None:
         with self._changed:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raymq.cluster.arguments import check_number
+from raymq.cluster.paths import actor_name
 from raymq.store.errors import RayMQError, Rejected, Unavailable
 from raymq.store.format import SYSTEM_TOPICS, check_topic_name
 
@@ -48,61 +50,54 @@ class TopicRoute(NamedTuple):
         return [queue_id for queue_id in range(self.queues) if self.shard_of(queue_id) == shard]
 
 
+@dataclass(eq=False, repr=False)
 class Routes:
     """shard -> endpoint, and the topics. Threads: any."""
 
-    def __init__(
-        self,
-        endpoints: Mapping[int, str],
-        token: str,
-        *,
-        cluster_id: str | None = None,
-        resolver: Resolver | None = None,
-        ca: bytes | None = None,
-        transport: Transport = "flight",
-    ) -> None:
-        self._endpoints = dict(endpoints)
-        self._token = token
-        self._ca = ca
-        self._transport: Transport = transport
-        self._cluster_id = cluster_id
-        self._resolver = resolver
+    #: shard -> last known host:port, or the name of its actor
+    endpoints: dict[int, str]
+    token: str
+    cluster_id: str | None = None
+    resolver: Resolver | None = None
+    ca: bytes | None = None
+    transport: Transport = "flight"
+
+    def __post_init__(self) -> None:
+        self.endpoints = dict(self.endpoints)
         self._topics: dict[str, TopicRoute] = {}
         self._lock = threading.Lock()
 
     @classmethod
     def of(cls, cluster: Cluster) -> Routes:
         """The routes of a cluster handle."""
+        endpoints, resolver = cluster.endpoints, cluster.resolver
         if cluster.transport == "ray":
-            return cls(
-                cluster.actor_names(),
-                cluster.token,
-                cluster_id=cluster.cluster_id,
-                # The actor's name stays, wherever the actor runs.
-                resolver=dict,
-                transport="ray",
-            )
+            shards = range(cluster.shards)
+            endpoints = {each: actor_name(cluster.name, each, 0, "commit_log") for each in shards}
+            # The actor's name stays, wherever the actor runs.
+            resolver = dict
         return cls(
-            cluster.endpoints,
+            endpoints,
             cluster.token,
             cluster_id=cluster.cluster_id,
-            resolver=cluster.resolver,
+            resolver=resolver,
             ca=cluster.ca,
+            transport=cluster.transport,
         )
 
     def connect(self, shard: int) -> Connection:
         """A connection to the last known address of a shard. Raises: Unavailable when none is known."""
         with self._lock:
-            endpoint = self._endpoints.get(shard)
+            endpoint = self.endpoints.get(shard)
         if endpoint is None:
-            raise Unavailable(f"the address of shard {shard} is not known yet", shard=shard)
+            raise Unavailable(f"shard {shard} does not serve yet; see `raymq status`", shard=shard)
         return open_connection(
-            self._transport,
+            self.transport,
             endpoint,
-            token=self._token,
-            cluster_id=self._cluster_id,
+            token=self.token,
+            cluster_id=self.cluster_id,
             shard=shard,
-            ca=self._ca,
+            ca=self.ca,
         )
 
     def fetch_stream(self, shard: int) -> FetchStream:
@@ -116,26 +111,16 @@ class Routes:
 
         Never raises: shards that do not answer keep their last known endpoints.
         """
-        if self._resolver is not None:
-            try:
-                found = self._resolver()
-            except RayMQError:
-                return
-            with self._lock:
-                self._endpoints.update(found)
-            return
-
-        def routes(shard: int) -> dict[str, Any]:
-            return self._call(shard, "routes", {}, LOOKUP_TIMEOUT_S)
-
-        with self._lock:
-            shards = sorted(self._endpoints)
         try:
-            _, answer = first(shards, routes, timeout_s=LOOKUP_TIMEOUT_S, in_turn=self._by_ray)
+            if self.resolver is not None:
+                found = self.resolver()
+            else:
+                answer = self.first("routes", {}, LOOKUP_TIMEOUT_S)
+                found = {int(key): str(place) for key, place in answer.items()}
         except RayMQError:
             return
         with self._lock:
-            self._endpoints.update({int(key): str(place) for key, place in answer.items()})
+            self.endpoints.update(found)
 
     def call(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """Call an operation that may be repeated; try again once after a new lookup.
@@ -143,10 +128,10 @@ class Routes:
         Raises: the shard's error; Unavailable when the shard does not answer.
         """
         try:
-            return self._call(shard, op, args)
+            return self.call_once(shard, op, args, CALL_TIMEOUT_S)
         except Unavailable:
             self.refresh()
-            return self._call(shard, op, args)
+            return self.call_once(shard, op, args, CALL_TIMEOUT_S)
 
     def known(self, name: str) -> TopicRoute | None:
         """A topic's queues, if they were looked up before."""
@@ -154,18 +139,14 @@ class Routes:
 
     def topic(self, name: str) -> TopicRoute:
         """A topic's queues. Raises: Rejected for an unknown topic; Unavailable."""
-        with self._lock:
-            route = self._topics.get(name)
-            shards = sorted(self._endpoints)
+        route = self._topics.get(name)
         if route is not None:
             return route
-        if not shards:
-            raise Unavailable("no shard is known")
         try:
-            found = self._topics_of(shards)
+            found = self.first("topics", {}, CALL_TIMEOUT_S)
         except Unavailable:
             self.refresh()
-            found = self._topics_of(shards)
+            found = self.first("topics", {}, CALL_TIMEOUT_S)
         with self._lock:
             # Known topics stay: a shard that missed a topic's creation does not know it yet.
             self._topics = self._topics | {
@@ -189,24 +170,21 @@ class Routes:
             )
         return route
 
-    def _topics_of(self, shards: list[int]) -> dict[str, Any]:
-        """All topics, from the first shard that answers."""
-        return first(
-            shards,
-            lambda shard: self._call(shard, "topics", {}),
-            timeout_s=CALL_TIMEOUT_S,
-            in_turn=self._by_ray,
-        )[1]
+    def first(self, op: str, args: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """What the first shard that answers says. Raises: Unavailable when no shard is known; as `ask.first`."""
+        with self._lock:
+            shards = sorted(self.endpoints)
+        if not shards:
+            raise Unavailable("no shard is known")
 
-    @property
-    def _by_ray(self) -> bool:
-        return self._transport == "ray"
+        def call(shard: int) -> dict[str, Any]:
+            return self.call_once(shard, op, args, timeout_s)
 
-    def _call(
-        self, shard: int, op: str, args: dict[str, Any], timeout_s: float = CALL_TIMEOUT_S
+        return first(shards, call, timeout_s=timeout_s, in_turn=self.transport == "ray")[1]
+
+    def call_once(
+        self, shard: int, op: str, args: dict[str, Any], timeout_s: float
     ) -> dict[str, Any]:
-        connection = self.connect(shard)
-        try:
+        """One try, over a connection of its own: a thread that no caller waits for any more leaves none open."""
+        with closing(self.connect(shard)) as connection:
             return connection.call(op, args, timeout=timeout_s)
-        finally:
-            connection.close()

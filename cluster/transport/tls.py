@@ -13,7 +13,7 @@ import os
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
 from raymq.store.errors import RayMQError, Rejected, Unavailable
 from raymq.store.files import Files
@@ -28,11 +28,8 @@ TLS_PREFIX = "tls://"
 PLAIN_URL, TLS_URL = "raymq://", "raymq+tls://"
 
 
-class ServerIdentity(NamedTuple):
-    """The certificate and key of a server, PEM."""
-
-    certificate: bytes
-    key: bytes
+#: the certificate and key of a server, PEM
+ServerIdentity: TypeAlias = tuple[bytes, bytes]
 
 
 def wanted(environment: Mapping[str, str]) -> bool | None:
@@ -57,7 +54,7 @@ def server_identity(environment: Mapping[str, str], files: Files) -> ServerIdent
     """
     certificate = _path(environment, SERVER_CERT)
     key = _path(environment, SERVER_KEY)
-    identity = ServerIdentity(_read(SERVER_CERT, certificate, files), _read(SERVER_KEY, key, files))
+    identity = (_read(SERVER_CERT, certificate, files), _read(SERVER_KEY, key, files))
     try:
         # An empty passphrase: otherwise the process would wait for input at a terminal that it does not have.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(

@@ -1,13 +1,22 @@
-"""`#:` comments above fields: their text, for the configuration page and for the API reference."""
+"""`#:` comments above fields, and options that functions pass on: for the configuration page and the API reference."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import pydoc
 from pathlib import Path
 from typing import Any
 
-from griffe import Attribute, Docstring, Extension
+from griffe import (
+    Attribute,
+    Docstring,
+    Extension,
+    Function,
+    Parameter,
+    ParameterKind,
+    Parameters,
+)
 
 MARK = "#:"
 
@@ -45,3 +54,20 @@ class FieldComments(Extension):
             text = comment_above(attr.lines_collection[attr.filepath], attr.lineno)
             if text:
                 attr.docstring = Docstring(text[:1].upper() + text[1:], parent=attr)
+
+    def on_function_instance(self, *, func: Function, **kwargs: Any) -> None:
+        """Called by griffe for each function: shows the options of one that `takes_options_of` decorates."""
+        if not any("takes_options_of" in str(each.value) for each in func.decorators):
+            return
+        shown = inspect.signature(pydoc.locate(func.path)).parameters.values()
+        func.parameters = Parameters(
+            *(
+                Parameter(
+                    each.name,
+                    annotation=None if each.annotation is each.empty else each.annotation,
+                    kind=ParameterKind[each.kind.name.lower()],
+                    default=None if each.default is each.empty else repr(each.default),
+                )
+                for each in shown
+            )
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -82,7 +84,7 @@ def store(cluster: FakeCluster, bodies: list[bytes]) -> None:
     count = len(bodies)
     columns = [pa.array(bodies, pa.binary()), pa.nulls(count, pa.string())]
     columns += [pa.nulls(count, pa.binary()), pa.array([1] * count, pa.int64())]
-    with BatchSender(cluster.routes()) as sender:
+    with contextlib.closing(BatchSender(cluster.routes())) as sender:
         sender.send("t", 0, pa.RecordBatch.from_arrays(columns, schema=PUT_SCHEMA)).result(10)
 
 

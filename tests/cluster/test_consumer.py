@@ -274,7 +274,7 @@ def test_a_shard_that_stays_unreachable_raises_unavailable(
 
 def test_a_wrong_token_is_raised(cluster: FakeCluster, make: Make) -> None:
     consumer = make(queues=[0], start=0)
-    consumer._routes._token = "wrong"
+    consumer._routes.token = "wrong"
     consumer._state.fatal = None
     cluster.down(0)
     cluster.up(0)

@@ -16,10 +16,9 @@ from raymq.cluster.consume.async_consumer import AsyncConsumer
 from raymq.cluster.consume.consumer import Consumer
 from raymq.cluster.consume.range_reader import read_range
 from raymq.cluster.queue.durable_queue import Queue
-from raymq.cluster.queue.items import ItemReader
+from raymq.cluster.queue.queue_client import ItemReader
 from raymq.cluster.transport.flight_server import serve
 from raymq.cluster.transport.routes import Routes
-from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, RayMQError
 from raymq.store.queues.raw_records import decode_records
@@ -147,7 +146,7 @@ def test_a_range_reader_and_a_queue_get_the_same(shard: Shard) -> None:
         read()
     assert found == BODIES[:ROTTEN]
     check_error(caught.value, shard, place)
-    reader = ItemReader(Routes.of(shard.cluster), "t", 0, Clock())
+    reader = ItemReader(Routes.of(shard.cluster), "t", 0)
     try:
         (items,) = reader.read(ROTTEN - 2, 2, timeout_s=10)
         assert items.bodies == BODIES[ROTTEN - 2 : ROTTEN]

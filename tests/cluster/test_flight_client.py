@@ -15,6 +15,7 @@ import pytest
 from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.cluster.transport.flight_server import serve
 from raymq.store.errors import Unavailable
+from raymq.store.requests import FetchRequest
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend
 
 #: a native crash must not end the test run with it
@@ -147,7 +148,7 @@ def test_a_stream_outlives_the_closing_of_its_connection(
     held.create("t", 1)
     stream = connection.fetch_stream()
     connection.close()
-    found = stream.fetch("t", {0: 0}, max_bytes=1024, max_records=1, wait_ms=0)
+    found = stream.fetch(FetchRequest("t", {0: 0}, max_bytes=1024, max_records=1, wait_ms=0))
     stream.close()
     stream.close()
     assert found == []

@@ -19,6 +19,7 @@ from raymq.cluster.cluster_record import Wanted, new_record
 from raymq.cluster.deploy import actor_set, owned_ray, ray_client, ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, DeliveryUnknown, Rejected, Unavailable
 from raymq.store.files import Files
@@ -577,14 +578,13 @@ class Shards(Cluster):
     answers: dict[tuple[int, str], Any]
     asked: list[tuple[int, str]]
 
-    def _call_once(
-        self,
-        shard: int,
-        op: str,
-        args: dict[str, Any],
-        timeout_s: float = 30.0,
-        closings: int | None = None,
-    ) -> dict[str, Any]:
+    def _routes(self) -> Routes:
+        return RoutesOfTable.of(self)
+
+    def __del__(self) -> None:
+        """Its connections hold nothing open."""
+
+    def answer(self, shard: int, op: str) -> dict[str, Any]:
         self.asked.append((shard, op))
         answer = self.answers.get((shard, op), Unavailable(f"shard {shard} is down"))
         if isinstance(answer, list):
@@ -594,7 +594,34 @@ class Shards(Cluster):
         return dict(answer)
 
 
+class RoutesOfTable(Routes):
+    """The routes to these shards."""
+
+    @classmethod
+    def of(cls, cluster: Any) -> Routes:
+        routes = super().of(cluster)
+        routes.cluster = cluster
+        return routes
+
+    def connect(self, shard: int) -> Any:
+        return ShardOfTable(self.cluster, shard)
+
+
+class ShardOfTable:
+    """A connection to one of these shards."""
+
+    def __init__(self, cluster: Shards, shard: int) -> None:
+        self.cluster, self.shard = cluster, shard
+
+    def call(self, op: str, args: dict[str, Any], timeout: float) -> dict[str, Any]:
+        return self.cluster.answer(self.shard, op)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def shards(answers: dict[tuple[int, str], Any], count: int = 2, **options: Any) -> Shards:
+    options.setdefault("resolver", dict)
     cluster = Shards(
         name="c",
         cluster_id="ab" * 16,

@@ -14,7 +14,7 @@ import pytest
 
 from raymq.cluster.messages.message import Message, Receipt
 from raymq.cluster.messages.partitioner import queue_of
-from raymq.cluster.produce.open_batch import OpenBatch
+from raymq.cluster.produce.message_batcher import OpenBatch
 from raymq.cluster.produce.producer import Producer
 from raymq.store import record
 from raymq.store.clock import Clock

@@ -15,8 +15,8 @@ from ray.util.queue import Empty, Full
 from raymq.cluster.produce.queue_sequence import BatchReceipt
 from raymq.cluster.queue.coordinator import QueueCoordinator
 from raymq.cluster.queue.durable_queue import Queue
-from raymq.cluster.queue.items import ItemReader
 from raymq.cluster.queue.log import Assignment, AssignmentLog, make_topics
+from raymq.cluster.queue.queue_client import ItemReader
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, Fenced, Rejected, Unavailable
 from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
@@ -400,7 +400,7 @@ def test_items_are_read_by_offset_in_pieces_and_ahead(
 ) -> None:
     bodies = [b"%d" % n for n in range(300)]
     backend.put(PutRequest(NAME, 0, batch(bodies), None, 0, 0, "quorum"))
-    reader = ItemReader(cluster.routes(), NAME, 0, Clock())
+    reader = ItemReader(cluster.routes(), NAME, 0)
     for first, count in ((0, 300), (5, 1), (6, 1), (299, 1), (0, 1), (200, 7)):
         pieces = reader.read(first, count, timeout_s=10)
         found = [body for piece in pieces for body in piece.bodies]
@@ -422,7 +422,7 @@ def test_the_longer_items_are_neighbours_the_more_are_read_ahead(
         return fetch(request)
 
     monkeypatch.setattr(backend, "fetch", note)
-    reader = ItemReader(cluster.routes(), NAME, 0, Clock())
+    reader = ItemReader(cluster.routes(), NAME, 0)
     for first in range(0, 1000, 10):
         reader.read(first, 10, timeout_s=10)
     assert asked == [10, 256, 512, 1024]

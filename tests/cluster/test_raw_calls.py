@@ -11,6 +11,7 @@ import pytest
 from raymq.actors.ray.ray_methods import RayMethods
 from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.store.errors import OffsetOutOfRange, Rejected
+from raymq.store.requests import FetchRequest
 from tests.support.batches import batch
 from tests.support.served_shard import CLUSTER_ID, TOKEN, ServedShard
 
@@ -137,17 +138,20 @@ def test_a_fetch_with_a_wrong_argument_is_refused_by_its_name(
     stream = connection.fetch_stream()
     methods = RayMethods(shard.host)
     for arguments, field in fetches():
-        for fetch in (stream.fetch, lambda **given: methods.read(CLUSTER_ID, **given)):
+        for fetch in (
+            lambda **given: stream.fetch(FetchRequest(**given)),
+            lambda **given: methods.read(CLUSTER_ID, **given),
+        ):
             with pytest.raises(Rejected) as refused:
                 fetch(**arguments)
             error = refused.value
             assert error.fields.get("field") == field, (str(arguments)[:200], error.message)
             assert len(error.message) < 1000
     most = {"max_bytes": HUGE, "max_records": HUGE, "wait_ms": 0}
-    (found,) = stream.fetch("t", {0: 0}, **most)
+    (found,) = stream.fetch(FetchRequest("t", {0: 0}, **most))
     assert found.next_offset == 3
     for offset in (HUGE, -5, 4):
-        (found,) = stream.fetch("t", {0: offset}, **most)
+        (found,) = stream.fetch(FetchRequest("t", {0: offset}, **most))
         assert isinstance(found.error, OffsetOutOfRange)
     stream.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -45,7 +46,7 @@ from raymq.store.errors import (
     to_wire,
 )
 from raymq.store.record import PUT_SCHEMA, Row
-from raymq.store.requests import PutOutcome
+from raymq.store.requests import FetchRequest, PutOutcome
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend
@@ -410,7 +411,7 @@ def test_another_cluster_of_the_same_name_refuses(handle: Handle) -> None:
     assert caught.value.field == "cluster_id"
     with pytest.raises(Rejected):
         RayFetchStream(handle, "shard-0", "f" * 32).fetch(
-            TOPIC, {0: 0}, max_bytes=1, max_records=1, wait_ms=0
+            FetchRequest(TOPIC, {0: 0}, max_bytes=1, max_records=1, wait_ms=0)
         )
 
 
@@ -435,7 +436,7 @@ def test_a_batch_whose_call_or_answer_was_lost_is_stored_once(
         return answer
 
     handle.run = lose  # type: ignore[method-assign]
-    with BatchSender(FakeRoutes(handle)) as sender:
+    with contextlib.closing(BatchSender(FakeRoutes(handle))) as sender:
         futures = [sender.send(TOPIC, 0, batch([b"%d" % index])) for index in range(40)]
         offsets = [future.result(30).first_offset for future in futures]
     assert offsets == list(range(40))
@@ -455,7 +456,7 @@ def test_a_call_that_could_not_be_made_is_made_again_in_order(
         return remote(method, *args)
 
     monkeypatch.setattr(Method, "remote", refuse)
-    with BatchSender(FakeRoutes(handle)) as sender:
+    with contextlib.closing(BatchSender(FakeRoutes(handle))) as sender:
         futures = [sender.send(TOPIC, 0, batch([b"%d" % index])) for index in range(40)]
         offsets = [future.result(30).first_offset for future in futures]
     assert offsets == list(range(40))
@@ -513,7 +514,9 @@ def test_a_read_waits_for_the_next_record_over_several_calls(
 
     putting = threading.Thread(target=put)
     putting.start()
-    (found,) = stream.fetch(TOPIC, {0: 0}, max_bytes=1 << 20, max_records=10, wait_ms=10_000)
+    (found,) = stream.fetch(
+        FetchRequest(TOPIC, {0: 0}, max_bytes=1 << 20, max_records=10, wait_ms=10_000)
+    )
     putting.join()
     assert (found.first_offset, found.next_offset) == (0, 1)
     assert isinstance(found.records, pa.Array)
@@ -522,7 +525,7 @@ def test_a_read_waits_for_the_next_record_over_several_calls(
 
 def test_a_read_of_nothing_ends_with_its_time(handle: Handle) -> None:
     stream = RayFetchStream(handle, "shard-0", CLUSTER_ID)
-    assert stream.fetch(TOPIC, {0: 0}, max_bytes=1, max_records=1, wait_ms=30) == []
+    assert stream.fetch(FetchRequest(TOPIC, {0: 0}, max_bytes=1, max_records=1, wait_ms=30)) == []
 
 
 def test_a_queue_that_cannot_be_read_is_reported_beside_the_others(
@@ -530,7 +533,9 @@ def test_a_queue_that_cannot_be_read_is_reported_beside_the_others(
 ) -> None:
     backend.create("two", 2)
     stream = RayFetchStream(handle, "shard-0", CLUSTER_ID)
-    (found,) = stream.fetch("two", {0: 0, 1: 9}, max_bytes=1, max_records=1, wait_ms=1000)
+    (found,) = stream.fetch(
+        FetchRequest("two", {0: 0, 1: 9}, max_bytes=1, max_records=1, wait_ms=1000)
+    )
     assert isinstance(found.error, OffsetOutOfRange)
     assert (found.queue_id, found.error.max) == (1, 0)
 
@@ -638,6 +643,6 @@ def test_the_handle_remembers_its_transport() -> None:
     )
     copy = pickle.loads(pickle.dumps(cluster))
     assert copy.transport == "ray"
-    assert copy.actor_names()[1] == "raymq:n:shard-1:replica-0:commit_log"
+    assert Routes.of(copy).endpoints[1] == "raymq:n:shard-1:replica-0:commit_log"
     with pytest.raises(Rejected):
         Routes.of(copy).connect(1)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.produce.batch_future import BatchFuture
+from raymq.cluster.produce.producer_config import ProducerConfig
 from raymq.cluster.produce.queue_sequence import BatchReceipt, QueueSequence
+from raymq.cluster.produce.send_future import BatchFuture
 from raymq.cluster.produce.send_window import (
     STORAGE_FULL_MS,
     Complete,
     Effects,
     InFlightBatch,
-    Reconnect,
     SendWindow,
     WarnResend,
 )
@@ -38,12 +38,12 @@ SILENCE_MS = 3_000
 
 def make_window(in_flight_bytes: int = 1000) -> SendWindow:
     """A window of shard 0 that is connected."""
-    window = SendWindow(
-        0,
+    config = ProducerConfig(
         in_flight_bytes=in_flight_bytes,
         delivery_timeout_ms=DELIVERY_MS,
         request_timeout_ms=SILENCE_MS,
     )
+    window = SendWindow(0, config)
     window.connected(None)
     return window
 
@@ -53,7 +53,7 @@ def make_queue(queue_id: int = 0, *, own_id: bool = True) -> QueueSequence:
 
 
 def add(window: SendWindow, queue: QueueSequence, *, size: int = 1, rows: int = 1) -> None:
-    window.add(queue, batch([b"x"] * rows), size, "quorum", BatchFuture(), 0)
+    window.add(InFlightBatch(queue, batch([b"x"] * rows), size, "quorum", BatchFuture()), 0)
 
 
 def write_all(window: SendWindow, now_ms: int = 0) -> list[InFlightBatch]:
@@ -89,10 +89,15 @@ def numbers(batches: list[InFlightBatch]) -> list[tuple[int, int]]:
 
 def resume(window: SendWindow, now_ms: int = 0) -> Effects:
     effects: Effects = []
+    reconnects(window, now_ms, effects)
+    return effects
+
+
+def reconnects(window: SendWindow, now_ms: int, effects: Effects) -> bool:
+    """Resume. Returns: whether the shard is looked up again."""
     assert window.drained
     window.begin_resume()
-    window.resume(now_ms, effects)
-    return effects
+    return window.resume(now_ms, effects)
 
 
 # --- writing ------------------------------------------------------------------------------------
@@ -177,11 +182,10 @@ def test_what_a_refusal_makes_of_a_batch(name: str, broke: bool) -> None:
         window.connected(None)
         write_all(window)
     window.ack(refused(1, error), 0, effects)
-    effects += resume(window)
+    assert reconnects(window, 0, effects) == isinstance(error, Unavailable)
     expected = resent if broke else first_try
     assert outcomes(effects) == ([] if expected is None else [(1, expected)])
     assert [each.number for each in window.waiting] == ([1] if expected is None else [])
-    assert (Reconnect() in effects) == isinstance(error, Unavailable)
     assert any(isinstance(each, WarnResend) for each in effects) == (name == "late")
 
 
@@ -252,7 +256,9 @@ def test_a_resend_keeps_its_sequence_whatever_became_of_those_before() -> None:
     resends = QueueSequence("t", 0, 7, 0, False, resends=True)
     for sequence, error in ((5, GAP), (6, StorageFull("full")), (6, GAP)):
         if not window.waiting:
-            window.add(resends, batch([b"x"]), 1, "quorum", BatchFuture(), 0, sequence)
+            again = InFlightBatch(resends, batch([b"x"]), 1, "quorum", BatchFuture())
+            again.sequence, again.uncertain = sequence, True
+            window.add(again, 0)
         (written,) = write_all(window)
         assert written.sequence == sequence
         effects: Effects = []
@@ -329,7 +335,9 @@ def test_a_break_in_a_drain_ends_the_drain_and_its_reason_to_reconnect() -> None
     assert numbers(write_all(window)) == [(1, 0), (2, 1)]
     window.ack(refused(1, StorageFull("full")), 0, [])
     window.ack(refused(2, GAP), 0, [])
-    assert resume(window) == []
+    effects: Effects = []
+    assert not reconnects(window, 0, effects)
+    assert effects == []
 
 
 def test_the_pause_doubles_with_each_failure_and_ends_with_a_receipt() -> None:
@@ -350,25 +358,22 @@ def test_the_pause_doubles_with_each_failure_and_ends_with_a_receipt() -> None:
 @pytest.mark.parametrize(
     ("now_ms", "progress_ms", "expected"),
     [
-        (SILENCE_MS - 1, 0, []),
-        (SILENCE_MS, 0, [Reconnect()]),
-        (SILENCE_MS, 1, []),
-        (DELIVERY_MS - 1, DELIVERY_MS - 1, []),
-        (DELIVERY_MS, DELIVERY_MS, [Reconnect()]),
+        (SILENCE_MS - 1, 0, False),
+        (SILENCE_MS, 0, True),
+        (SILENCE_MS, 1, False),
+        (DELIVERY_MS - 1, DELIVERY_MS - 1, False),
+        (DELIVERY_MS, DELIVERY_MS, True),
     ],
 )
 def test_a_silent_shard_and_a_late_batch_end_the_stream(
-    now_ms: int, progress_ms: int, expected: Effects
+    now_ms: int, progress_ms: int, expected: bool
 ) -> None:
     window, queue = make_window(), make_queue()
-    effects: Effects = []
-    window.tick(now_ms, effects)
-    assert effects == []
+    assert not window.is_late(now_ms)
     add(window, queue)
     write_all(window)
     window.received(progress_ms, None)
-    window.tick(now_ms, effects)
-    assert effects == expected
+    assert window.is_late(now_ms) == expected
 
 
 def test_closing_tells_apart_what_may_be_stored() -> None:
@@ -427,7 +432,8 @@ class World:
         future = BatchFuture()
         data = batch(list(bodies))
         try:
-            self.window.add(self.queues[number], data, count, "quorum", future, self.now_ms)
+            sent = InFlightBatch(self.queues[number], data, count, "quorum", future)
+            self.window.add(sent, self.now_ms)
         except RayMQError:
             # The queue of a given producer id was fenced.
             assert not self.queues[number].own_id
@@ -437,7 +443,7 @@ class World:
 
     def connect(self) -> None:
         if self.stream is None:
-            self.window.connecting(self.now_ms)
+            self.window.progress_ms = self.now_ms
             self.window.connected(None)
             self.stream = Stream()
 
@@ -466,15 +472,14 @@ class World:
         if self.window.drained:
             self.now_ms += self.window.begin_resume()
             effects = []
-            self.window.resume(self.now_ms, effects)
-            if self.carry_out(effects):
+            reconnect = self.window.resume(self.now_ms, effects)
+            self.carry_out(effects)
+            if reconnect:
                 self.leave_stream()
 
     def tick(self) -> None:
         self.now_ms += self.random.choice([1, 10, 100, 1000])
-        effects: Effects = []
-        self.window.tick(self.now_ms, effects)
-        if self.carry_out(effects) and self.stream is not None:
+        if self.window.is_late(self.now_ms) and self.stream is not None:
             self.break_stream()
 
     def break_stream(self) -> None:
@@ -489,12 +494,11 @@ class World:
         self.broken.append(self.stream)
         self.stream = None
 
-    def carry_out(self, effects: Effects) -> bool:
+    def carry_out(self, effects: Effects) -> None:
         for effect in effects:
             if isinstance(effect, Complete):
                 assert effect.batch.future not in self.outcome_of, "two outcomes"
                 self.outcome_of[effect.batch.future] = effect.outcome
-        return Reconnect() in effects
 
     # --- the shard's side ---
 

@@ -15,6 +15,7 @@ from raymq.actors.protocol.row_message import pack_row, unpack_row
 from raymq.cluster.transport.flight_client import ReplicaTransport, ShardConnection
 from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable, from_wire
 from raymq.store.record import Row
+from raymq.store.requests import FetchRequest
 from tests.support.batches import batch
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeCluster
 
@@ -222,10 +223,12 @@ def test_a_fetch_returns_the_readable_queues_and_the_errors_of_the_others(
     receive(stream, 1)
     stream.close()
     reads = connection.fetch_stream()
-    found = reads.fetch("t", {0: 1, 1: 5}, max_bytes=1 << 20, max_records=10, wait_ms=0)
+    found = reads.fetch(
+        FetchRequest("t", {0: 1, 1: 5}, max_bytes=1 << 20, max_records=10, wait_ms=0)
+    )
     first = next(part for part in found if part.queue_id == 0)
     failed = next(part for part in found if part.queue_id == 1)
-    limited = reads.fetch("t", {0: 0}, max_bytes=1, max_records=10, wait_ms=0)
+    limited = reads.fetch(FetchRequest("t", {0: 0}, max_bytes=1, max_records=10, wait_ms=0))
     reads.close()
     assert (first.first_offset, first.next_offset, first.max_offset) == (1, 3, 3)
     assert isinstance(failed.error, OffsetOutOfRange)
@@ -235,11 +238,11 @@ def test_a_fetch_returns_the_readable_queues_and_the_errors_of_the_others(
 
 def test_fetch_waits_for_the_next_record(cluster: FakeCluster, connection: ShardConnection) -> None:
     reads = connection.fetch_stream()
-    assert reads.fetch("t", {0: 0}, max_bytes=1, max_records=1, wait_ms=0) == []
+    assert reads.fetch(FetchRequest("t", {0: 0}, max_bytes=1, max_records=1, wait_ms=0)) == []
     stream = connection.put_stream()
     late = threading.Thread(target=lambda: stream.send(meta(1), batch([b"late"])))
     late.start()
-    found = reads.fetch("t", {0: 0}, max_bytes=1000, max_records=1, wait_ms=10_000)
+    found = reads.fetch(FetchRequest("t", {0: 0}, max_bytes=1000, max_records=1, wait_ms=10_000))
     late.join()
     stream.close()
     reads.close()
@@ -252,7 +255,7 @@ def test_a_stopping_server_says_so_on_every_stream(
     put, reads = connection.put_stream(), connection.fetch_stream()
     put.send(meta(1), batch([b"a"]))
     receive(put, 1)
-    assert reads.fetch("t", {0: 0}, max_bytes=1000, max_records=1, wait_ms=0)
+    assert reads.fetch(FetchRequest("t", {0: 0}, max_bytes=1000, max_records=1, wait_ms=0))
     stopper = threading.Thread(target=cluster.down)
     stopper.start()
     for read in (put.receive, reads._read):

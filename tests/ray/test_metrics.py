@@ -75,7 +75,7 @@ with cluster.producer() as producer:
         # On a slow machine its satellite had it replaced.
         os.kill(follower, signal.SIGCONT)
     late.result(30)
-with BatchSender(Routes.of(cluster)) as sender:
+with contextlib.closing(BatchSender(Routes.of(cluster))) as sender:
     refused = sender.send("t", 0, Row(bytes(5 << 20), None, None, 0).to_batch()).exception(30)
 os.kill(shown()["roles"]["roles"]["group_commit"]["pid"], signal.SIGKILL)
 until(lambda: shown()["metrics"]["role_restarts_total"])

@@ -41,7 +41,7 @@ LONG_POLLS = 16
 
 #: a program that can reach only the port of Ray Client; it kills the CommitLog between its sends
 OUTSIDE = """
-import json, os, signal, sys
+import contextlib, json, os, signal, sys
 import ray, raymq
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.routes import Routes
@@ -70,9 +70,9 @@ with by_name.consumer("outside", group="g", start="earliest") as consumer:
     found["read as sent"] = read == sent and not consumer.poll(timeout=0.2)
     found["committed"] = consumer.committed()
 large = batch([b"x" * 4096] * 1024)
-with BatchSender(Routes.of(cluster), producer_id=5) as sender:
+with contextlib.closing(BatchSender(Routes.of(cluster), producer_id=5)) as sender:
     receipts = [sender.send("outside", 0, large).result(60) for _ in range(4)]
-with BatchSender(Routes.of(cluster), producer_id=5) as sender:
+with contextlib.closing(BatchSender(Routes.of(cluster), producer_id=5)) as sender:
     again = [sender.send("outside", 0, large).result(60) for _ in range(4)]
 found["large"] = receipts[-1].last_offset
 found["duplicates"] = [r.duplicates for r in again] == [1024] * 4
@@ -94,6 +94,7 @@ print(json.dumps(found))
 
 #: a program that sends large batches until it is killed
 ENDLESS = """
+import contextlib
 import sys
 import ray, raymq
 from raymq.cluster.produce.batch_sender import BatchSender
@@ -102,7 +103,7 @@ from tests.ray.test_ray_client import large
 
 ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
 cluster = raymq.connect(sys.argv[2], transport="ray")
-with BatchSender(Routes.of(cluster), producer_id=21) as sender:
+with contextlib.closing(BatchSender(Routes.of(cluster), producer_id=21)) as sender:
     for number in range(100_000):
         sender.send("killed", 0, large(number))
 """
@@ -283,7 +284,7 @@ def test_the_same_rows_of_the_same_producer_are_stored_once(world: World) -> Non
     rows = [batch([b"%d" % (10 * part + row) for row in range(10)]) for part in range(20)]
     found = []
     for cluster in (world.cluster, world.flight, world.cluster):
-        with BatchSender(Routes.of(cluster), producer_id=11) as sender:
+        with contextlib.closing(BatchSender(Routes.of(cluster), producer_id=11)) as sender:
             futures = [sender.send("once", 0, part) for part in rows]
             found.append([future.result(30) for future in futures])
     assert [receipt.duplicates for receipt in found[0]] == [0] * 20
@@ -397,7 +398,7 @@ def test_a_client_killed_with_large_batches_under_way_leaves_a_prefix_and_no_obj
         killed.kill()
         killed.wait()
     # Whoever comes with the same id and rows finds the prefix, and goes on behind it.
-    with BatchSender(Routes.of(world.cluster), producer_id=21) as sender:
+    with contextlib.closing(BatchSender(Routes.of(world.cluster), producer_id=21)) as sender:
         count = stored() // 64 + 10
         futures = [sender.send("killed", 0, large(number)) for number in range(count)]
         receipts = [future.result(60) for future in futures]
