@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from raymq.actors.shared.control_block import FLUSHERS, RoleRecord
-from raymq.actors.shared.latency import Latencies
 from raymq.actors.shared.processes import ProcessHandle
 from raymq.store.files import Files
 
@@ -114,11 +113,6 @@ class Lease:
             "grants": self._grants,
             "last_end": self._last_end or None,
         }
-
-    @property
-    def sync_latencies(self) -> Latencies:
-        """How long the syncs took, those of ended processes included."""
-        return self.record.sync_latencies
 
     def close(self) -> None:
         """Release the handle; the process goes on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from raymq.actors.leader.leader_metrics import (
     topic_messages,
 )
 from raymq.actors.leader.metrics import METRICS, Collector, MetricValues
+from raymq.actors.satellites.satellite import Satellite
 from raymq.actors.shared.control_block import ROLES, ControlBlock, Registration
 from raymq.actors.shared.latency import (
     BOUNDS_S,
@@ -31,9 +33,9 @@ from raymq.actors.shared.latency import (
     NO_LATENCIES,
     Latencies,
     LatencyCounter,
-    SyncTimer,
 )
 from raymq.actors.shared.processes import ProcessIdentity
+from raymq.actors.shared.wakeup import wakeup_directory
 from raymq.store.config import StoreConfig
 from raymq.store.errors import DeliveryUnknown, Rejected
 from raymq.store.files import Files
@@ -97,19 +99,24 @@ def test_a_quantile_is_the_end_of_its_bucket() -> None:
     assert read.quantile_s(1.0) == BOUNDS_S[-1]
 
 
-def test_a_sync_is_reported_before_its_time_is_counted() -> None:
-    clock, counter, reported = ManualClock(), LatencyCounter(), list[Any]()
-    timer = SyncTimer(
-        counter,
-        clock,
-        on_sync_started=lambda end: reported.append(("started", end)),
-        on_synced=lambda end: reported.append(("synced", end, counter.read().total)),
+def test_a_sync_is_reported_before_its_time_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "raymq").mkdir()
+    clock, reported = ManualClock(), list[Any]()
+    satellite = Satellite(tmp_path, "group_commit", clock=clock, files=Files())
+    satellite.attach()
+    latency = satellite._record.sync_latency
+    monkeypatch.setattr(
+        satellite, "publish_position", lambda end: reported.append((end, latency.read().total))
     )
-    timer.sync_started(5)
+    satellite.publish_sync_started(5)
     clock.advance(20)
-    timer.synced(5)
-    assert reported == [("started", 5), ("synced", 5, 0)]
-    assert counter.read().sum_s == pytest.approx(0.02, abs=1e-5)
+    satellite.publish_synced(5)
+    assert reported == [(5, 0)]
+    assert latency.read().sum_s == pytest.approx(0.02, abs=1e-5)
+    satellite.close()
+    shutil.rmtree(wakeup_directory(str(tmp_path)), ignore_errors=True)
 
 
 def test_each_role_has_its_own_counts_and_a_new_process_continues_them(
@@ -122,18 +129,18 @@ def test_each_role_has_its_own_counts_and_a_new_process_continues_them(
         for _ in range(number):
             satellite.roles[role].sync_latency.add(1e9)
     for number, role in enumerate(ROLES, start=1):
-        assert reader.roles[role].sync_latencies.counts[FIELDS - 2] == number
+        assert reader.roles[role].sync_latency.read().counts[FIELDS - 2] == number
         assert reader.roles[role].registration() is None
         assert reader.roles[role].count == 0
     replication = satellite.roles["replication"]
-    replication.publish_count(5)
+    replication.count = 5
     replication.register(Registration(7, ProcessIdentity(1, 2)), 5)
     assert reader.roles["replication"].count == 5
-    assert reader.roles["replication"].sync_latencies.total == 3
+    assert reader.roles["replication"].sync_latency.read().total == 3
     reader.roles["replication"].clear_counts()
     assert reader.roles["replication"].count == 0
-    assert reader.roles["replication"].sync_latencies == NO_LATENCIES
-    assert reader.roles["commit_real_time"].sync_latencies.total == len(ROLES)
+    assert reader.roles["replication"].sync_latency.read() == NO_LATENCIES
+    assert reader.roles["commit_real_time"].sync_latency.read().total == len(ROLES)
     satellite.close()
     reader.close()
 

@@ -18,7 +18,7 @@ import pytest
 from raymq.actors.follower.host import FollowerHost
 from raymq.actors.leader.host import LeaderHost
 from raymq.actors.leader.leader_metrics import read_leader
-from raymq.actors.satellites.flush_service import EXIT_BUG
+from raymq.actors.satellites.service import EXIT_BUG
 from raymq.actors.shared.control_block import ControlBlock, shared_file
 from raymq.actors.shared.maintenance import Maintenance
 from raymq.store.checksum import crc32c
