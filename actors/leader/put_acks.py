@@ -96,8 +96,8 @@ class PutCounters:
 class PutAcks:
     """The puts under way of one leader.
 
-    Threads: the appending one hands puts over; `run` has one of its own. The satellites' progress is read under
-    `_progress_lock`, by `run` and by a server thread that awaits the sync of its own put.
+    Threads: the appending one hands puts over; the ack loop calls `step`. The satellites' progress is read under
+    `_progress_lock`, by the ack loop and by a server thread that awaits the sync of its own put.
     """
 
     def __init__(
@@ -147,6 +147,7 @@ class PutAcks:
         self._await_sync_throttle = RetryThrottle()
         #: guards what the satellites report; order: this one, then `_submit_lock`
         self._progress_lock = threading.Lock()
+        self._ticked_ms = 0
         self._ended = False
 
     # --- handing over ---------------------------------------------------------------------------------------
@@ -237,20 +238,18 @@ class PutAcks:
 
     # --- answering ------------------------------------------------------------------------------------------
 
-    def run(self, stopping: Callable[[], bool]) -> None:
-        """Answer puts and supervise the satellites until `stopping`. Raises: Unavailable, when poisoned."""
-        ticked_ms = 0
-        while not stopping():
-            self._supervisor.wait(BUSY_WAIT_MS if self.waiting else IDLE_WAIT_MS)
-            now_ms = self._clock.monotonic_ms()
-            # Acks first: with puts under way most wakeups are about them.
-            if not self.waiting or now_ms - ticked_ms >= TICK_MS:
-                self._supervisor.tick()
-                ticked_ms = now_ms
-            if self._supervisor.poisoned is not None:
-                self._log.poison(self._supervisor.poisoned)
-                raise Unavailable(self._supervisor.poisoned, field="store", status="poisoned")
-            self._advance()
+    def step(self) -> None:
+        """Wait for a wakeup, then answer puts and supervise the satellites. Raises: Unavailable, when poisoned."""
+        self._supervisor.wait(BUSY_WAIT_MS if self.waiting else IDLE_WAIT_MS)
+        now_ms = self._clock.monotonic_ms()
+        # Acks first: with puts under way most wakeups are about them.
+        if not self.waiting or now_ms - self._ticked_ms >= TICK_MS:
+            self._supervisor.tick()
+            self._ticked_ms = now_ms
+        if self._supervisor.poisoned is not None:
+            self._log.poison(self._supervisor.poisoned)
+            raise Unavailable(self._supervisor.poisoned, field="store", status="poisoned")
+        self._advance()
 
     def await_sync(self, ticket: PutTicket, acks: Acks, appender: Appender) -> None:
         """Answer this put here, while no other put waits: waking the ack loop takes about as long as the sync.
@@ -289,7 +288,7 @@ class PutAcks:
             log.note_committed(ends.committed)
             log.note_synced(ends.synced)
             if log.sync_failed:
-                # A later sync of the flusher may have succeeded without the lost bytes. `run` ends the waiting puts.
+                # A later sync of the flusher may have succeeded without the lost bytes. The ack loop ends the puts.
                 return
             moved = log.note_confirmed(self._readable(ends))
         try:
