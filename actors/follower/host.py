@@ -75,9 +75,6 @@ class FollowerHost(ReplicaHost):
             interval_ms=self.config.clean_resource_interval_ms,
         )
 
-    def _retried_loops(self) -> dict[str, Body]:
-        return {}
-
     def _other_loops(self) -> dict[str, Body]:
         return {
             "allocate": lambda: self.log.allocate_ahead().run(self._is_stopping),

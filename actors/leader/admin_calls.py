@@ -183,15 +183,9 @@ class AdminCalls:
         check_whole("offset", offset)
         check_whole("delay_level", delay_level, -(2**31), 2**31 - 1)
         check_name("group", group)
-        shard = int(self._host.identity()["shard"])
+        store, shard = self._host.store, int(self._host.identity()["shard"])
         target, appended = send_back(
-            self._host.store,
-            group,
-            topic,
-            queue_id,
-            offset,
-            delay_level=delay_level,
-            shard=shard,
+            store, group, topic, queue_id, offset, delay_level=delay_level, shard=shard
         )
         self._host.await_promise(appended)
         return {"topic": target}

@@ -173,7 +173,7 @@ class Appender:
 
     def _refuse_queued(self) -> None:
         refused: list[PutTicket] = []
-        while self._queued:
+        while True:
             try:
                 entry = self._queued.popleft()
             except IndexError:

@@ -14,6 +14,7 @@ from raymq.actors.api.call_arguments import check_known, check_whole
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
 from raymq.actors.shared.failures import FailureFile
 from raymq.actors.shared.maintenance import Maintenance
+from raymq.actors.supervise.lease import FLUSH_ROLES
 from raymq.actors.supervise.replica_host import Body, ReplicaHost
 from raymq.store.clock import Clock
 from raymq.store.compaction.compaction_store import CompactionService
@@ -24,11 +25,12 @@ from raymq.store.promise import awaits_commit, own_durable, promises
 from raymq.store.put.put_path import CheckedPut
 from raymq.store.requests import Append, FetchRequest, FetchSlice, PutRequest
 
+from . import leader_metrics
 from .admin_calls import AdminCalls
 from .appender import AppendedPut, Appender
 from .delays import Delays
 from .dispatcher import Dispatcher
-from .leader_metrics import as_status, read_leader
+from .metrics import MetricValues
 from .put_acks import PutAcks, PutCounters
 
 #: batches up to this are encoded in about the time that a process needs to wake up
@@ -92,13 +94,7 @@ class LeaderHost(ReplicaHost):
         self.routes: dict[str, str] = {}
         self._replication_failure = FailureFile(self._root, files=self._files, clock=Clock())
         self._put_path = store.put_path
-        self._delays = Delays(
-            store,
-            clock=self.clock,
-            check_serving=self.check_serving,
-            await_promise=self.await_promise,
-            failures=self.failures,
-        )
+        self._delays = Delays(self, store, self.await_promise)
         undo.callback(self._delays.abandon)
         self._dispatcher = Dispatcher(
             store,
@@ -108,16 +104,7 @@ class LeaderHost(ReplicaHost):
         )
         if self._mirrored and not log.same_boot:
             self._dispatcher.expected_end = log.end
-        self.acks = PutAcks(
-            log,
-            self.supervisor,
-            config,
-            clock=self.clock,
-            counters=self.counters,
-            promises=self._promises,
-            on_confirmed=self._dispatcher.wake,
-            fail=self._fail,
-        )
+        self.acks = PutAcks(self, self._promises, self.counters, self._dispatcher.wake)
         self._appender = Appender(self._append, self.acks.hand_over)
         self._admin = AdminCalls(self)
         log.pool.on_full = self._await_pool_space
@@ -206,7 +193,7 @@ class LeaderHost(ReplicaHost):
         except Exception as error:
             if self.log.end != end:
                 # The accounts and the log may differ now: only a recovery makes them equal.
-                self._fail(Unavailable(f"append: {error!r}", field="store"))
+                self.fail(Unavailable(f"append: {error!r}", field="store"))
             raise
         if self._append_failed:
             self._append_failed = False
@@ -317,11 +304,47 @@ class LeaderHost(ReplicaHost):
             "counters": vars(self.counters),
             "damage": [{"message": str(error), **error.fields} for error in store.damage],
             "compaction": {"error": self.compaction.failed},
-            "metrics": as_status(read_leader(self)),
+            "metrics": leader_metrics.as_status(self.metrics()),
             "flags": store.flags.names(),
             "clean": {**store.cleaner.as_status(), "error": self.maintenance.failed},
             "upkeep": {"error": store.upkeep.failed},
             "store_stats": store.stats.as_status(),
+        }
+
+    def metrics(self) -> MetricValues:
+        """The values of METRICS. Callers: any thread; cheap enough for every few seconds, not for every put."""
+        store, log, counters = self.store, self.log, self.counters
+        roles: dict[str, dict[str, Any]] = self.supervisor.describe()["roles"]
+        flushers = [roles[role] for role in FLUSH_ROLES if role in roles]
+        confirmed = log.confirmed
+        lag = max(0, own_durable(self.config.flush, log.ends) - confirmed)
+        return {
+            "raymq_append_batches_total": counters.puts,
+            "raymq_append_messages_total": counters.rows - counters.duplicates,
+            "raymq_append_bytes_total": counters.bytes,
+            "raymq_append_seconds": self.acks.latency.read(),
+            "raymq_flush_seconds": self.supervisor.sync_latencies(),
+            "raymq_fsyncs_total": sum(flusher["syncs"] for flusher in flushers),
+            "raymq_duplicates_total": counters.duplicates,
+            "raymq_rejected_total": counters.rejected,
+            "raymq_unknown_total": counters.unknown,
+            "raymq_fetches_total": counters.fetches,
+            "raymq_role_restarts_total": sum(max(0, role["grants"] - 1) for role in roles.values()),
+            "raymq_scrub_bytes_total": self.scrub.counters.bytes,
+            "raymq_scrub_faults": leader_metrics.damaged_places(self.scrub, log),
+            "raymq_start_time_seconds": self.started_ms / 1000,
+            "raymq_writable": int(self.writable),
+            "raymq_waiting_puts": self.waiting_puts,
+            "raymq_log_start_bytes": log.start,
+            "raymq_log_appended_bytes": log.end,
+            "raymq_log_synced_bytes": log.synced,
+            "raymq_log_confirmed_bytes": confirmed,
+            "raymq_log_dispatched_bytes": store.dispatched,
+            "raymq_replication_lag_bytes": lag if "replication" in roles else None,
+            "raymq_consumer_lag_messages": leader_metrics.consumer_lags(store),
+            "raymq_topic_messages": leader_metrics.topic_messages(store),
+            "raymq_disk_used_bytes": leader_metrics.used_bytes(store),
+            "raymq_disk_free_bytes": leader_metrics.free_bytes(log),
         }
 
     # --- stop ---------------------------------------------------------------------------------------------------

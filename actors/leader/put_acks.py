@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
 from raymq.actors.shared.latency import LatencyCounter
 from raymq.actors.shared.retry_throttle import RetryThrottle
-from raymq.actors.supervise.supervisor import STALE_MS, Supervisor
+from raymq.actors.supervise.replica_host import ReplicaHost
+from raymq.actors.supervise.supervisor import STALE_MS
 from raymq.replication.combiner import LatePuts, PutCombiner
-from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
-from raymq.store.errors import DeliveryUnknown, RayMQError, Unavailable
-from raymq.store.log.commit_log import CommitLog
+from raymq.store.errors import DeliveryUnknown, Unavailable
 from raymq.store.promise import Acks, Ends, Promise
-from raymq.store.requests import Append, PutOutcome
+from raymq.store.requests import PutOutcome
 from raymq.store.status import PutStatus
 
 from .appender import AppendedPut, Appender
@@ -102,28 +101,20 @@ class PutAcks:
 
     def __init__(
         self,
-        store_log: CommitLog,
-        supervisor: Supervisor,
-        config: StoreConfig,
-        *,
-        clock: Clock,
-        counters: PutCounters,
+        host: ReplicaHost,
         promises: dict[Acks, Promise],
+        counters: PutCounters,
         on_confirmed: Callable[[], None],
-        fail: Callable[[RayMQError], None],
     ) -> None:
-        """Args: promises: of this shard, by ack mode; on_confirmed: the confirmed end has moved.
-
-        fail: the shard must stop writing, and call `end`.
-        """
-        self._log = store_log
-        self._supervisor = supervisor
-        self._appends = supervisor.appends
-        self._clock = clock
+        """Args: promises: of this shard, by ack mode; on_confirmed: the confirmed end has moved."""
+        self._log = host.log
+        self._supervisor = host.supervisor
+        self._appends = host.supervisor.appends
+        self._clock = host.clock
+        self._fail = host.fail
         self._on_confirmed = on_confirmed
-        self._fail = fail
         self._queues = {
-            acks: AckQueue(promise, config, promise.acknowledged(store_log.ends))
+            acks: AckQueue(promise, host.config, promise.acknowledged(host.log.ends))
             for acks, promise in promises.items()
         }
         #: the confirmed end is the same for all ack modes
@@ -330,7 +321,7 @@ class PutAcks:
         ticket = put.ticket
         if ticket.began:
             self.latency.add(now_s - ticket.began)
-        ticket.finish(_outcome(put.appended))
+        ticket.finish(PutOutcome(*put.appended[:5], put.appended.last_offset))
 
     def _finish_unknown(self, put: AppendedPut, status: PutStatus | None = None) -> None:
         """Stored, without knowing whether the promise will be kept. Args: status: None where the shard has ended."""
@@ -357,14 +348,3 @@ class PutAcks:
             for put in left:
                 self._finish_unknown(put)
         notify_all_done(put.ticket for put in left)
-
-
-def _outcome(appended: Append) -> PutOutcome:
-    return PutOutcome(
-        appended.first_offset,
-        appended.count,
-        appended.duplicates,
-        appended.store_time_ms,
-        appended.physical_offset,
-        appended.last_offset,
-    )

@@ -28,20 +28,9 @@ def pack_row(meta: dict[str, Any], row: Row) -> bytes:
         | (_HAS_PROPERTIES if row.properties is not None else 0)
         | ACKS.index(meta["acks"]) << _ACKS_SHIFT
     )
-    head = _ROW.pack(
-        _ROW_KIND[0],
-        flags,
-        meta["queue"],
-        meta["id"],
-        meta["read"],
-        meta["pid"] or 0,
-        meta["epoch"],
-        meta["seq"],
-        row.born_time_ms,
-        len(topic),
-        len(tag),
-        len(properties),
-    )
+    numbers = meta["queue"], meta["id"], meta["read"], meta["pid"] or 0, meta["epoch"], meta["seq"]
+    sizes = len(topic), len(tag), len(properties)
+    head = _ROW.pack(_ROW_KIND[0], flags, *numbers, row.born_time_ms, *sizes)
     return b"".join((head, topic, tag, properties, row.body))
 
 
@@ -50,23 +39,11 @@ def unpack_row(data: bytes) -> tuple[dict[str, Any], Row] | None:
     if data[:1] != _ROW_KIND:
         return None
     try:
-        (
-            _,
-            flags,
-            queue,
-            number,
-            read,
-            pid,
-            epoch,
-            sequence,
-            born,
-            topic_bytes,
-            tag_bytes,
-            rest,
-        ) = _ROW.unpack_from(data)
+        _, flags, queue, number, read, pid, epoch, sequence, born, *sizes = _ROW.unpack_from(data)
+        topic_bytes, tag_bytes, properties_bytes = sizes
         tag_at = _ROW.size + topic_bytes
         properties_at = tag_at + tag_bytes
-        body_at = properties_at + rest
+        body_at = properties_at + properties_bytes
         topic = data[_ROW.size : tag_at].decode()
         tag = data[tag_at:properties_at].decode() if flags & _HAS_TAG else None
         acks = ACKS[flags >> _ACKS_SHIFT]

@@ -11,7 +11,6 @@ import logging
 from pathlib import Path
 
 from raymq.actors.shared.control_block import COMMIT_REAL_TIME
-from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import StorageFull, Unavailable
 from raymq.store.files import Files
@@ -36,11 +35,10 @@ class CommitService(Service):
         config: StoreConfig,
         *,
         eager: bool,
-        clock: Clock | None = None,
         files: Files | None = None,
     ) -> None:
         """Args: eager: puts wait for the commit, so each wakeup commits."""
-        super().__init__(replica_dir, COMMIT_REAL_TIME, config, clock=clock, files=files)
+        super().__init__(replica_dir, COMMIT_REAL_TIME, config, files)
         self._replica_dir = replica_dir
         self._eager = eager
         self._writer = SegmentWriter(

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from raymq.actors.shared.control_block import FLUSHERS
-from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
 from raymq.store.files import Files
@@ -27,7 +26,6 @@ class FlushService(Service):
         role: str,
         config: StoreConfig,
         *,
-        clock: Clock | None = None,
         files: Files | None = None,
     ) -> None:
         """Args: role: "group_commit" or "flush_real_time"."""
@@ -35,7 +33,7 @@ class FlushService(Service):
             raise Rejected(
                 f"{role!r} is not a flusher", field="role", limit="|".join(FLUSHERS.values())
             )
-        super().__init__(replica_dir, role, config, clock=clock, files=files)
+        super().__init__(replica_dir, role, config, files)
         self._syncer = SegmentSyncer(
             f"{replica_dir}/commitlog", config.segment_size_bytes, self._files
         )

@@ -10,7 +10,6 @@ left.
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +20,8 @@ from raymq.actors.shared.failures import FailureFile
 from raymq.replication import mirror
 from raymq.replication.combiner import PutCombiner
 from raymq.replication.wire import ReplicaProcess, cluster_key, encode
-from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt
-from raymq.store.files import Files
 from raymq.store.log.chain import ChainReader
 from raymq.store.promise import PROMISES, Ends
 
@@ -51,11 +48,9 @@ class Replicator(Service):
         transport: FollowerTransport,
         peer_endpoint: Callable[[], str | None],
         limits: mirror.MirrorLimits | None = None,
-        clock: Clock | None = None,
-        files: Files | None = None,
     ) -> None:
         """Args: follower: replica id of the follower; peer_endpoint: where it listens now, None while unknown."""
-        super().__init__(replica_dir, "replication", config, clock=clock, files=files)
+        super().__init__(replica_dir, "replication", config)
         root, size, files = Path(replica_dir), config.segment_size_bytes, self._files
         self._cluster = cluster_key(cluster_id)
         self._shard = shard
@@ -71,26 +66,6 @@ class Replicator(Service):
         self._machine: mirror.MirrorLeader | None = None
         self._synced = 0
         self._frames = 0
-
-    @classmethod
-    def from_spec(
-        cls, spec: dict[str, Any], config: StoreConfig, *, peer_endpoint: Callable[[], str | None]
-    ) -> Replicator:
-        """From an actor's spec. `spec["transport"]` is "module:name", called with cluster_id, shard and token."""
-        module, _, name = spec["transport"].partition(":")
-        make_transport = getattr(importlib.import_module(module), name)
-        return cls(
-            spec["data_dir"],
-            config,
-            cluster_id=spec["cluster_id"],
-            shard=spec["shard"],
-            replica=spec["replica"],
-            follower=spec["replica"] + 1,
-            transport=make_transport(
-                cluster_id=spec["cluster_id"], shard=spec["shard"], token=spec["token"]
-            ),
-            peer_endpoint=peer_endpoint,
-        )
 
     def _release(self) -> None:
         self._connection.close()

@@ -48,12 +48,10 @@ class Service(ABC):
         replica_dir: str | Path,
         role: str,
         config: StoreConfig,
-        *,
-        clock: Clock | None = None,
         files: Files | None = None,
     ) -> None:
         self._config = config
-        self._clock = clock or Clock()
+        self._clock = Clock()
         self._files = files or Files()
         self._satellite = Satellite(replica_dir, role, clock=self._clock, files=self._files)
 

@@ -278,6 +278,8 @@ class ControlBlock:
 
     #: CommitLog's; 0: never begun
     incarnation: int = _field(_INCARNATION)
+    #: CommitLog's state, a `State`
+    state: int = _field(_STATE)
     #: which log the appended end is about
     log_generation: int = _field(_LOG_GENERATION)
     #: CommitLog's last heartbeat, monotonic ms
@@ -319,13 +321,11 @@ class ControlBlock:
         """Make the page valid for this boot and clear the rest. Callers: CommitLog, when it is not valid."""
         words = self._words
         words[_MAGIC] = 0
-        for role, record in self.roles.items():
-            # Fencing tokens go on even so: a satellite that waits here must not see an old token again.
+        for record in self.roles.values():
             record.clear_counts()
-            token = record.grant[0]
-            base = _FIRST_ROLE + ROLES.index(role) * _ROLE_FIELDS
-            words[base + _R_LAST_GRANTED] = 0
-            words[base + _R_GRANT] = pack_field(next_tag(token), 0)
+            record.last_granted = 0
+            # Fencing tokens go on even so: a satellite that waits here must not see an old token again.
+            record.revoke_grant()
         for word in range(_STATE, _FIRST_ROLE):
             words[word] = 0
         words[_INCARNATION] = 0
@@ -361,15 +361,6 @@ class ControlBlock:
     def process(self) -> ProcessIdentity:
         """CommitLog's process."""
         return ProcessIdentity(self._words[_PID], self._words[_START_TIME])
-
-    @property
-    def state(self) -> State:
-        """CommitLog's state."""
-        return State(self._words[_STATE])
-
-    @state.setter
-    def state(self, state: State) -> None:
-        self._words[_STATE] = state
 
     def start_heartbeat(self, process: ProcessIdentity, now_ms: int) -> None:
         """From now on a CommitLog without heartbeat is killed. Callers: CommitLog, with the store's lock."""

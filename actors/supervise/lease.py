@@ -80,7 +80,7 @@ class Lease:
         """Make the lease vacant if its process has ended."""
         if self._handle is not None and self._handle.exited():
             self.revoke("ended")
-            self._drop_handle()
+            self.close()
 
     def revoke(self, reason: str) -> None:
         """Revoke the grant, then kill the process; the lease is vacant when that has ended."""
@@ -97,7 +97,7 @@ class Lease:
         if self._handle is not None:
             if not self._handle.wait_exit(timeout_ms):
                 return False
-            self._drop_handle()
+            self.close()
         return True
 
     def describe(self, now_ms: int) -> dict[str, Any]:
@@ -116,9 +116,6 @@ class Lease:
 
     def close(self) -> None:
         """Release the handle; the process goes on."""
-        self._drop_handle()
-
-    def _drop_handle(self) -> None:
         if self._handle is not None:
             self._handle.close()
             self._handle = None

@@ -7,23 +7,26 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from raymq.actors.shared.control_block import COMMIT_REAL_TIME
 from raymq.actors.shared.failures import ActiveFailures
 from raymq.actors.shared.heartbeat import Heartbeat
-from raymq.actors.shared.loops import restart_may_help, retrying
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
-from raymq.store.errors import Corrupt, RayMQError, Unavailable, require
-from raymq.store.files import Files
+from raymq.store.errors import Bug, Corrupt, RayMQError, StorageFull, Unavailable, require
+from raymq.store.files import Files, SyncFailed
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.scrub import scrub_of_log
 
 from .supervisor import Supervisor
 
 logger = logging.getLogger("raymq.commit_log")
+
+#: from a refused operation (no descriptor, no memory, no space, a disk that does not answer) to the next try
+RETRY_S = 0.1
 
 Body = Callable[[], None]
 
@@ -113,9 +116,9 @@ class ReplicaHost(ABC):
     def _make_parts(self, undo: contextlib.ExitStack) -> None:
         """Everything that works on the open store; the threads are not started yet."""
 
-    @abstractmethod
     def _retried_loops(self) -> dict[str, Body]:
         """The service loops that start again after a transient error; any other error stops the replica."""
+        return {}
 
     @abstractmethod
     def _other_loops(self) -> dict[str, Body]:
@@ -170,11 +173,9 @@ class ReplicaHost(ABC):
         log.sync()
 
     def _make_threads(self) -> list[threading.Thread]:
-        bodies = {
-            name: retrying(
-                name, body, stopping=self._is_stopping, failures=self.failures, fail=self._fail
-            )
-            for name, body in {"acks": self._run_acks, **self._retried_loops()}.items()
+        retried = {"acks": self._run_acks, **self._retried_loops()}
+        bodies: dict[str, Body] = {
+            name: partial(self._run_retried, name, body) for name, body in retried.items()
         }
         bodies |= self._other_loops()
         if self.config.scrub_bytes_per_s:
@@ -186,6 +187,32 @@ class ReplicaHost(ABC):
 
     def _is_stopping(self) -> bool:
         return self._stopping
+
+    def _run_retried(self, name: str, body: Body) -> None:
+        """Run a service loop, again after a transient error; any other error stops the replica.
+
+        `body` clears the failure from `failures` once it works again.
+        """
+        pause = threading.Event()
+        while True:
+            try:
+                body()
+                return
+            except SyncFailed as error:
+                self.fail(Unavailable(f"{name}: {error}", field="store"))
+                return
+            except (OSError, StorageFull) as error:
+                self.failures.note(name, error)
+            except RayMQError as error:
+                self.fail(error)
+                return
+            except Exception as error:
+                logger.exception("service loop died")
+                self.fail(Unavailable(f"{name}: {error!r}", field="store"))
+                return
+            pause.wait(RETRY_S)
+            if self._stopping:
+                return
 
     # --- ack loop and failure -------------------------------------------------------------------------------
 
@@ -213,10 +240,11 @@ class ReplicaHost(ABC):
         with self._heartbeat.blocking_call():
             return self.log.sync()
 
-    def _fail(self, error: RayMQError) -> None:
+    def fail(self, error: RayMQError) -> None:
         """A part of the process is dead: the replica stops writing, rather than go on without it.
 
-        Where a restart may help the process ends, and Ray starts the next one.
+        Where a restart may help the process ends, and Ray starts the next one. After a failed sync, for corrupt bytes
+        or for a bug a restart would fail in the same way: the replica stays up, serves reads and reports why.
         """
         if self._stopping or self.failed is not None:
             return
@@ -225,8 +253,12 @@ class ReplicaHost(ABC):
         try:
             self._answer_waiting()
         finally:
-            sync_failed = self.log.sync_failed or self.supervisor.poisoned is not None
-            if self._give_up is not None and restart_may_help(error, sync_failed=sync_failed):
+            lasting = (
+                self.log.sync_failed
+                or self.supervisor.poisoned is not None
+                or isinstance(error, (Corrupt, Bug))
+            )
+            if self._give_up is not None and not lasting:
                 self._give_up(str(error))
 
     def check_serving(self) -> None:

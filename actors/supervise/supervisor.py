@@ -15,6 +15,7 @@ Callers: one thread at a time appends (`appends`, `submit`), one reads (`progres
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -320,7 +321,7 @@ class Supervisor:
             appends = self.appends
             return {
                 "incarnation": self.incarnation,
-                "state": self.control.state.name,
+                "state": State(self.control.state).name,
                 "poisoned": self.poisoned,
                 **self._ends(appends.committed if self._pooled else appends.appended)._asdict(),
                 "roles": {
@@ -398,7 +399,7 @@ class Supervisor:
 
 
 def _kill_and_wait(handle: ProcessHandle, role: str, timeout_ms: int) -> None:
-    try:
+    with contextlib.closing(handle):
         handle.kill()
         if not handle.wait_exit(timeout_ms):
             raise Unavailable(
@@ -407,5 +408,3 @@ def _kill_and_wait(handle: ProcessHandle, role: str, timeout_ms: int) -> None:
                 role=role,
                 pid=handle.identity.pid,
             )
-    finally:
-        handle.close()
