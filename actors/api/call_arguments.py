@@ -44,11 +44,7 @@ def check_whole(field: str, value: Any, least: int = 0, most: int = NUMBER_MAX) 
 def check_name(field: str, value: Any) -> str:
     """Raises: Rejected unless the value is text."""
     if type(value) is not str:
-        raise Rejected(
-            f"{field} is {shown(value)}, a {type(value).__name__}; give its name",
-            field=field,
-            limit="str",
-        )
+        raise unfit(field, value, f"give its name, not a {type(value).__name__}", "str")
     return value
 
 

@@ -41,23 +41,20 @@ class FollowerHost(ReplicaHost):
     mode = called = "follower"
 
     def _open(self) -> None:
-        log = self.log = CommitLog(
+        self.log = CommitLog(
             self._root,
             self.config,
             files=self._files,
             clock=self.clock,
             identity=self._store_identity(),
         )
-        try:
-            self._fence_old()
-            last = log.queue.files[-1].start if log.queue.files else 0
-            synced = log.synced - log.synced % self.config.segment_size_bytes
-            log.recover(max(log.start, min(last, synced)))
-            self._sync_recovered(log)
-            self.supervisor.begin(log.end, log.synced, log.confirmed)
-        except BaseException:
-            log.abandon()
-            raise
+
+    def _recover(self) -> None:
+        log = self.log
+        self._fence_old()
+        last = log.queue.files[-1].start if log.queue.files else 0
+        synced = log.synced - log.synced % self.config.segment_size_bytes
+        log.recover(max(log.start, min(last, synced)))
 
     def _abandon(self) -> None:
         self.log.abandon()

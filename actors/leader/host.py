@@ -51,15 +51,12 @@ class LeaderHost(ReplicaHost):
 
     # --- start ----------------------------------------------------------------------------------------------
 
-    @property
-    def _mirrored(self) -> bool:
-        return "replication" in self.supervisor.roles
-
     def _commit_least_bytes(self, roles: tuple[str, ...]) -> int:
         eager = awaits_commit(self.config.flush, mirrored="replication" in roles)
         return 0 if eager else self.config.commit_least_pages * PAGE_BYTES
 
     def _open(self) -> None:
+        self._mirrored = "replication" in self.supervisor.roles
         self._promises = promises(self.config.flush, mirrored=self._mirrored)
         self._readable = self._promises["quorum"].readable
         self.store = MessageStore.open(
@@ -70,28 +67,26 @@ class LeaderHost(ReplicaHost):
             identity=self._store_identity(),
             on_locked=self._fence_old,
         )
-        log = self.log = self.store.log
-        try:
-            self._sync_recovered(log)
-            log.note_confirmed(self._readable(log.ends))
-            self.supervisor.begin(log.end, log.synced, log.confirmed)
-            log.pool.publish(self.supervisor.incarnation)
-        except BaseException:
-            self.store.abandon()
-            raise
+        self.log = self.store.log
+
+    def _recover(self) -> None:
+        """`MessageStore.open` has recovered the store."""
+
+    def _sync_log(self) -> None:
+        super()._sync_log()
+        self.log.note_confirmed(self._readable(self.log.ends))
 
     def _abandon(self) -> None:
         self.store.abandon()
 
     def _make_parts(self, undo: contextlib.ExitStack) -> None:
         store, config, log = self.store, self.config, self.log
+        log.pool.publish(self.supervisor.incarnation)
         self.counters = PutCounters()
         #: the last append was refused by the disk or the kernel
         self._append_failed = False
         #: the put that is being appended is small
         self._small_put = False
-        #: shard -> endpoint, as far as this shard knows
-        self.routes: dict[str, str] = {}
         self._replication_failure = FailureFile(self._root, files=self._files, clock=Clock())
         self._put_path = store.put_path
         self._delays = Delays(self, store, self.await_promise)
@@ -106,7 +101,6 @@ class LeaderHost(ReplicaHost):
             self._dispatcher.expected_end = log.end
         self.acks = PutAcks(self, self._promises, self.counters, self._dispatcher.wake)
         self._appender = Appender(self._append, self.acks.hand_over)
-        self._admin = AdminCalls(self)
         log.pool.on_full = self._await_pool_space
         log.on_appended = self._on_appended
         if self._mirrored:
@@ -125,6 +119,7 @@ class LeaderHost(ReplicaHost):
             interval_ms=config.compaction_interval_ms,
             now_ms=self.clock.monotonic_ms(),
         )
+        self._admin = AdminCalls(self)
         self._dispatcher.wake()
 
     def _retried_loops(self) -> dict[str, Body]:
@@ -364,10 +359,7 @@ class LeaderHost(ReplicaHost):
         self._stop()
         try:
             if self.failed is None:
-                log = self.log
-                log.commit_pool()
-                log.sync()
-                log.note_confirmed(self._readable(log.ends))
+                self._sync_log()
             self._delays.close()
             self.store.close()
         except (OSError, RayMQError) as error:

@@ -19,7 +19,6 @@ from .metrics import ByTags, MetricValues
 LAGS_MAX = 500
 #: the same of topics
 TOPICS_MAX = 500
-_PREFIX = "raymq_"
 
 
 def damaged_places(scrub: Scrub, log: CommitLog) -> int:
@@ -79,7 +78,7 @@ def free_bytes(log: CommitLog) -> int | None:
 
 def as_status(values: MetricValues) -> dict[str, Any]:
     """The same for `status`, as JSON: names without prefix, latencies as quantiles, tags as nested keys."""
-    return {name.removeprefix(_PREFIX): _as_json(value) for name, value in values.items()}
+    return {name.removeprefix("raymq_"): _as_json(value) for name, value in values.items()}
 
 
 def _as_json(value: float | Latencies | ByTags | None) -> Any:

@@ -47,16 +47,12 @@ def unpack_row(data: bytes) -> tuple[dict[str, Any], Row] | None:
         topic = data[_ROW.size : tag_at].decode()
         tag = data[tag_at:properties_at].decode() if flags & _HAS_TAG else None
         acks = ACKS[flags >> _ACKS_SHIFT]
-    except (struct.error, UnicodeDecodeError, IndexError) as error:
+        if body_at > len(data):
+            raise ValueError(f"it has {len(data)} bytes, its fields before the body {body_at}")
+    except (struct.error, ValueError, IndexError) as error:
         raise Rejected(
             f"bad put of a row: {error}", field="metadata", limit="raymq.actors.protocol"
         ) from error
-    if body_at > len(data):
-        raise Rejected(
-            f"a put of a row has {len(data)} bytes, but its fields before the body alone have {body_at}",
-            field="metadata",
-            limit="raymq.actors.protocol",
-        )
     properties = data[properties_at:body_at] if flags & _HAS_PROPERTIES else None
     meta = {
         "id": number,

@@ -410,10 +410,9 @@ def _exit_soon(root: Path, reason: str) -> None:
         os._exit(EXIT_GAVE_UP)
 
 
-def _last_end(root: Path) -> dict[str, Any] | None:
+def _last_end(root: Path) -> Any:
     with contextlib.suppress(OSError):
-        found: dict[str, Any] | None = _read_json(root, "last-end")
-        return found
+        return _read_json(root, "last-end")
     return None
 
 

@@ -44,6 +44,7 @@ class CommitService(Service):
         self._writer = SegmentWriter(
             f"{replica_dir}/commitlog", config.segment_size_bytes, self._files
         )
+        self._undo.callback(self._writer.close)
 
     def _work(self) -> int:
         try:
@@ -53,15 +54,7 @@ class CommitService(Service):
         except Unavailable:
             # The CommitLog that gave this grant has ended since.
             return EXIT_FENCED
-        try:
-            return EXIT_CODES[self._commit_under_grant(pool)]
-        finally:
-            pool.close()
-
-    def _release(self) -> None:
-        self._writer.close()
-
-    def _commit_under_grant(self, pool: PoolReader) -> GrantStatus:
+        self._undo.callback(pool.close)
         satellite = self._satellite
         commit = CommitRealTime(
             pool,
@@ -78,7 +71,7 @@ class CommitService(Service):
         if status is not GrantStatus.FENCED:
             with satellite.blocking_call:
                 commit.commit(satellite.appended)
-        return status
+        return EXIT_CODES[status]
 
     def _commit_eagerly(self, commit: CommitRealTime) -> GrantStatus:
         """Waits as GroupCommit does: for a put's wakeup, or for a time that grows while it is idle."""

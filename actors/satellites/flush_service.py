@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raymq.actors.shared.control_block import FLUSHERS
 from raymq.store.config import StoreConfig
-from raymq.store.errors import Rejected
 from raymq.store.files import Files
 from raymq.store.log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
 
@@ -21,22 +19,14 @@ class FlushService(Service):
     """A flusher for one grant."""
 
     def __init__(
-        self,
-        replica_dir: str | Path,
-        role: str,
-        config: StoreConfig,
-        *,
-        files: Files | None = None,
+        self, replica_dir: str | Path, role: str, config: StoreConfig, *, files: Files | None = None
     ) -> None:
         """Args: role: "group_commit" or "flush_real_time"."""
-        if role not in FLUSHERS.values():
-            raise Rejected(
-                f"{role!r} is not a flusher", field="role", limit="|".join(FLUSHERS.values())
-            )
         super().__init__(replica_dir, role, config, files)
         self._syncer = SegmentSyncer(
             f"{replica_dir}/commitlog", config.segment_size_bytes, self._files
         )
+        self._undo.callback(self._syncer.close)
 
     def _work(self) -> int:
         serve = self._group_commit if self._satellite.role == "group_commit" else self._real_time
@@ -45,9 +35,6 @@ class FlushService(Service):
         except FlushFailed as failure:
             self._satellite.publish_failure(failure.errno)
             return EXIT_SYNC_FAILED
-
-    def _release(self) -> None:
-        self._syncer.close()
 
     def _group_commit(self) -> GrantStatus:
         """Source: GroupCommitService#run; the wait is adaptive so that an idle shard costs next to nothing."""

@@ -62,15 +62,12 @@ class Replicator(Service):
         self._connection = FollowerConnection(
             transport, peer_endpoint, log_start=self._log.start, wake=self._satellite.wake
         )
+        for part in (self._log, self._chain, self._connection):
+            self._undo.callback(part.close)
         self._failure_file = FailureFile(root, files=files, clock=self._clock)
         self._machine: mirror.MirrorLeader | None = None
         self._synced = 0
         self._frames = 0
-
-    def _release(self) -> None:
-        self._connection.close()
-        self._chain.close()
-        self._log.close()
 
     def status(self) -> dict[str, Any]:
         """For status displays."""

@@ -255,7 +255,7 @@ class Satellite:
     def wake(self) -> None:
         """End the wait: another thread of this process has work for it. Callers: any thread."""
         if self._attached:
-            self._wakeup.wake_own()
+            self._wakeup.wake(self.role)
 
     def close(self) -> None:
         """Release everything, the lock last."""

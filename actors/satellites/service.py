@@ -6,6 +6,7 @@ A plain class: a Ray actor runs `run` in a thread, tests run it in a spawned pro
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -44,15 +45,13 @@ class Service(ABC):
     """One role for one grant. Callers: `run` or `serve` by one thread; `stop` by any."""
 
     def __init__(
-        self,
-        replica_dir: str | Path,
-        role: str,
-        config: StoreConfig,
-        files: Files | None = None,
+        self, replica_dir: str | Path, role: str, config: StoreConfig, files: Files | None = None
     ) -> None:
         self._config = config
         self._clock = Clock()
         self._files = files or Files()
+        #: closes the files of the service
+        self._undo = contextlib.ExitStack()
         self._satellite = Satellite(replica_dir, role, clock=self._clock, files=self._files)
 
     def run(self) -> None:
@@ -69,12 +68,9 @@ class Service(ABC):
 
     def serve(self) -> int:
         """Wait for the grant and work under it. Returns: an EXIT_* code, when the grant is over."""
-        try:
+        with contextlib.closing(self._satellite), self._undo:
             status = self._satellite.await_grant()
             return self._work() if status is GrantStatus.GRANTED else EXIT_CODES[status]
-        finally:
-            self._release()
-            self._satellite.close()
 
     def stop(self) -> None:
         """End the service soon, in order. Callers: any thread."""
@@ -83,7 +79,3 @@ class Service(ABC):
     @abstractmethod
     def _work(self) -> int:
         """Work until the grant is over. Returns: an EXIT_* code."""
-
-    @abstractmethod
-    def _release(self) -> None:
-        """Close the files of the service."""

@@ -87,8 +87,7 @@ _R_PID, _R_START_TIME, _R_INCARNATION, _R_HEARTBEAT, _R_SYNC_STARTED = range(5)
 _R_POSITION, _R_FAILURE, _R_SYNCS = range(5, 8)
 _R_GRANT, _R_LAST_GRANTED, _R_BASE = 16, 17, 18
 
-_VALUE_BITS = INCARNATION_BITS
-_VALUE_MASK = (1 << _VALUE_BITS) - 1
+_VALUE_MASK = (1 << INCARNATION_BITS) - 1
 _TAG_MASK = 0x7FFF
 
 
@@ -125,17 +124,17 @@ def pack_field(tag: int, value: int) -> int:
     """Both in one field. Args: value: [0, 2**48)."""
     if not 0 <= value <= _VALUE_MASK:
         raise broken("value does not fit a packed field", value=value)
-    return (tag & _TAG_MASK) << _VALUE_BITS | value
+    return (tag & _TAG_MASK) << INCARNATION_BITS | value
 
 
 def unpack_field(field: int) -> tuple[int, int]:
     """(tag, value)."""
-    return field >> _VALUE_BITS & _TAG_MASK, field & _VALUE_MASK
+    return field >> INCARNATION_BITS & _TAG_MASK, field & _VALUE_MASK
 
 
 def value_of(field: int, tag: int) -> int:
     """The value, or 0 if the field has another tag (no tag is 0)."""
-    found = field >> _VALUE_BITS & _TAG_MASK
+    found = field >> INCARNATION_BITS & _TAG_MASK
     return field & _VALUE_MASK if found == tag and tag else 0
 
 

@@ -131,7 +131,7 @@ class HeartbeatMonitor:
         handle = ProcessHandle.open(process, files=self._files)
         if handle is None:
             return False
-        try:
+        with contextlib.closing(handle):
             if not self._control.heartbeat_on or self._control.process != process:
                 return False
             logger.error(
@@ -141,5 +141,3 @@ class HeartbeatMonitor:
             )
             handle.kill()
             return True
-        finally:
-            handle.close()

@@ -70,6 +70,8 @@ class ReplicaHost(ABC):
         self.failed: RayMQError | None = None
         #: operations that fail at present and are tried again
         self.failures = ActiveFailures()
+        #: shard -> endpoint of its leader, as far as this replica knows
+        self.routes: dict[str, str] = {}
         self._give_up = give_up
         self._stopping = False
         self.supervisor = Supervisor(
@@ -92,6 +94,12 @@ class ReplicaHost(ABC):
             undo.callback(self._abandon)
             undo.callback(self.supervisor.close)
             undo.callback(self._heartbeat.stop)
+            self._recover()
+            if self._fenced.unfinished_sync is not None:
+                self.log.rewrite(self._fenced.unfinished_sync[0])
+            # Recovered bytes may be in the page cache only: they are synced before anything relies on them.
+            self._sync_log()
+            self.supervisor.begin(self.log.end, self.log.synced, self.log.confirmed)
             self.log.on_poisoned = self.supervisor.poison
             # Damage that the scrub finds is logged and counted; the replica goes on.
             self.scrub = scrub_of_log(self.log, on_fault=lambda fault: logger.error("%s", fault))
@@ -106,7 +114,11 @@ class ReplicaHost(ABC):
 
     @abstractmethod
     def _open(self) -> None:
-        """Lock the store, call `_fence_old`, recover, begin; set `log`. Raises: any error; nothing is open then."""
+        """Lock the store and set `log`. Raises: any error; nothing is open then."""
+
+    @abstractmethod
+    def _recover(self) -> None:
+        """Recover what `_open` has not, after `_fence_old`."""
 
     @abstractmethod
     def _abandon(self) -> None:
@@ -164,13 +176,10 @@ class ReplicaHost(ABC):
                 rule="poisoned",
             )
 
-    def _sync_recovered(self, log: CommitLog) -> None:
-        """Recovered bytes may be in the page cache only: they are synced before anything relies on them."""
-        if self._fenced.unfinished_sync is not None:
-            log.rewrite(self._fenced.unfinished_sync[0])
-        # The snapshot that a new log begins with; CommitRealTime is not granted yet.
-        log.commit_pool()
-        log.sync()
+    def _sync_log(self) -> None:
+        """Bring to the disk what is in the pool or the page cache. Callers: while no satellite is granted."""
+        self.log.commit_pool()
+        self.log.sync()
 
     def _make_threads(self) -> list[threading.Thread]:
         retried = {"acks": self._run_acks, **self._retried_loops()}
