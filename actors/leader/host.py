@@ -208,7 +208,7 @@ class LeaderHost(ReplicaHost):
         self.acks.await_pool_space()
 
     def _ack_step(self) -> None:
-        if self.failed is None:
+        if self.log.poisoned is not None and self.failed is None:
             self._check_poisoned()
         self.acks.step()
 

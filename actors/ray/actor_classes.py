@@ -289,13 +289,7 @@ class SatelliteActor:
         self._spec = spec
         self._service: Any = None
         self._closed = False
-        try:
-            threading.Thread(
-                target=_run_or_exit, args=(self._make, self._adopt), daemon=True
-            ).start()
-        except RuntimeError:
-            logger.exception("no thread could be started")
-            os._exit(EXIT_GAVE_UP)
+        _start_thread(_run_or_exit, self._make, self._adopt)
 
     def _make(self) -> Any:
         """The service of this role."""
