@@ -11,7 +11,8 @@ from raymq.store.record import Row
 
 #: kind, flags, queue, id, read, pid, epoch, seq, born time; bytes of topic, tag, properties
 _ROW = struct.Struct("<BBiqqQqqqHHI")
-_ROW_KIND = b"\x01"
+_KIND = 1
+_ROW_KIND = bytes([_KIND])
 _HAS_PID, _HAS_TAG, _HAS_PROPERTIES = 1, 2, 4
 #: the flags hold the ack mode as its index in ACKS
 _ACKS_SHIFT = 3
@@ -28,9 +29,13 @@ def pack_row(meta: dict[str, Any], row: Row) -> bytes:
         | (_HAS_PROPERTIES if row.properties is not None else 0)
         | ACKS.index(meta["acks"]) << _ACKS_SHIFT
     )
-    numbers = meta["queue"], meta["id"], meta["read"], meta["pid"] or 0, meta["epoch"], meta["seq"]
-    sizes = len(topic), len(tag), len(properties)
-    head = _ROW.pack(_ROW_KIND[0], flags, *numbers, row.born_time_ms, *sizes)
+    queue, number, read = meta["queue"], meta["id"], meta["read"]
+    pid, epoch, seq = meta["pid"] or 0, meta["epoch"], meta["seq"]
+    topic_bytes, tag_bytes, rest = len(topic), len(tag), len(properties)
+    born = row.born_time_ms
+    head = _ROW.pack(
+        _KIND, flags, queue, number, read, pid, epoch, seq, born, topic_bytes, tag_bytes, rest
+    )
     return b"".join((head, topic, tag, properties, row.body))
 
 
@@ -39,11 +44,11 @@ def unpack_row(data: bytes) -> tuple[dict[str, Any], Row] | None:
     if data[:1] != _ROW_KIND:
         return None
     try:
-        _, flags, queue, number, read, pid, epoch, sequence, born, *sizes = _ROW.unpack_from(data)
-        topic_bytes, tag_bytes, properties_bytes = sizes
+        fields = _ROW.unpack_from(data)
+        _, flags, queue, number, read, pid, epoch, seq, born, topic_bytes, tag_bytes, rest = fields
         tag_at = _ROW.size + topic_bytes
         properties_at = tag_at + tag_bytes
-        body_at = properties_at + properties_bytes
+        body_at = properties_at + rest
         topic = data[_ROW.size : tag_at].decode()
         tag = data[tag_at:properties_at].decode() if flags & _HAS_TAG else None
         acks = ACKS[flags >> _ACKS_SHIFT]
@@ -60,7 +65,7 @@ def unpack_row(data: bytes) -> tuple[dict[str, Any], Row] | None:
         "queue": queue,
         "pid": pid if flags & _HAS_PID else None,
         "epoch": epoch,
-        "seq": sequence,
+        "seq": seq,
         "acks": acks,
         "read": read,
     }
