@@ -58,6 +58,14 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, KEEP_BYTES)
 
 
+class _NoPandas:
+    """An import finder that finds no pandas."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("pandas is not searched here", name=name)
+
+
 def _keep_pandas_out() -> None:
     """Keep Arrow from importing pandas, which it does for its first array of Python objects.
 
@@ -65,14 +73,12 @@ def _keep_pandas_out() -> None:
     """
     import pyarrow as pa
 
-    if "pandas" in sys.modules:
-        return
-    # An import of a name that is None here fails.
-    sys.modules["pandas"] = None  # type: ignore[assignment]
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
     try:
         pa.array([0])
     finally:
-        del sys.modules["pandas"]
+        sys.meta_path.remove(finder)
 
 
 def _start_thread(target: Callable[..., None], *args: Any) -> None:
