@@ -36,7 +36,7 @@ from raymq.actors.shared.ring import ReplicationRings
 from raymq.actors.shared.wakeup import Wakeup
 from raymq.replication.combiner import LatePuts
 from raymq.store.clock import Clock
-from raymq.store.errors import Unavailable, broken, require
+from raymq.store.errors import Rejected, Unavailable, broken, require
 from raymq.store.files import Files
 from raymq.store.promise import Ends
 from raymq.store.status import PutStatus
@@ -91,6 +91,9 @@ class Supervisor:
         through the witness descriptors, returns the synced end, raises OSError; commit_least_bytes: CommitRealTime is
         woken for so many uncommitted bytes.
         """
+        for role in roles:
+            if role not in ROLES:
+                raise Rejected(f"{role!r} is not a satellite role", field="roles", limit=ROLES)
         self._clock = clock
         self._files = files
         self._witness_sync = witness_sync

@@ -124,11 +124,11 @@ class FakeBackend:
             if self.unknown:
                 self.unknown -= 1
                 late = DeliveryUnknown("late", status="FLUSH_DISK_TIMEOUT", append={})
-                _answer(ticket, late)
+                answer_put(ticket, late)
             elif held is not None:
-                held.append(lambda: _answer(ticket, outcome))
+                held.append(lambda: answer_put(ticket, outcome))
             else:
-                _answer(ticket, outcome)
+                answer_put(ticket, outcome)
             return ticket
 
     def _store(self, request: PutRequest) -> PutOutcome:
@@ -350,6 +350,7 @@ class FakeCluster:
                 self.down(shard)
 
 
-def _answer(ticket: PutTicket, result: PutOutcome | RayMQError) -> None:
+def answer_put(ticket: PutTicket, result: PutOutcome | RayMQError) -> None:
+    """Finish a put, as the ack loop does."""
     ticket.finish(result)
     notify_all_done([ticket])
