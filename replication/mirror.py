@@ -22,20 +22,8 @@ from typing import NamedTuple, TypeAlias
 
 from raymq.store.log.chain import ChainUnit
 
+from . import wire
 from .match import ChainView, Match, MatchSearch
-from .wire import (
-    UNITS_LIMIT,
-    Ack,
-    AppendEntries,
-    Conflict,
-    FrameHeader,
-    Hello,
-    HelloOk,
-    Message,
-    ProbeOk,
-    Refusal,
-    ReplicaProcess,
-)
 
 MIB = 1024 * 1024
 
@@ -91,8 +79,8 @@ class Damaged(NamedTuple):
 class FrameReceived(NamedTuple):
     """A frame from the follower."""
 
-    header: FrameHeader
-    message: Message
+    header: wire.FrameHeader
+    message: wire.Message
 
 
 class ClockTick(NamedTuple):
@@ -118,8 +106,8 @@ class Disconnect(NamedTuple):
 class Send(NamedTuple):
     """Send a frame; with log bytes [start, stop) of one segment as its body, if start < stop."""
 
-    header: FrameHeader
-    message: Message
+    header: wire.FrameHeader
+    message: wire.Message
     start: int
     stop: int
 
@@ -157,7 +145,7 @@ class MirrorLeader:
         *,
         cluster: bytes,
         shard: int,
-        me: ReplicaProcess,
+        me: wire.ReplicaProcess,
         follower_id: int,
         chain: ChainView,
         segment_size_bytes: int,
@@ -175,7 +163,10 @@ class MirrorLeader:
         self._epoch = epoch
         self._log_start = log_start
         self._limits = limits or MirrorLimits()
-        self._peer = ReplicaProcess(follower_id, 0)
+        self._peer = wire.ReplicaProcess(follower_id, 0)
+        #: of the step under way
+        self._now_ms = 0
+        self._effects: list[Effect] = []
         self._session = 0
         self._search: MatchSearch | None = None
         self._appended = 0
@@ -200,24 +191,24 @@ class MirrorLeader:
 
     def step(self, event: Event, now_ms: int) -> list[Effect]:
         """Take one event. Returns: the effects to perform, in order."""
-        effects: list[Effect] = []
+        self._now_ms, self._effects = now_ms, []
         if isinstance(event, LeaderProgress):
             self._appended = max(self._appended, event.appended)
             self.confirmed = max(self.confirmed, event.confirmed)
         elif isinstance(event, FrameReceived):
-            self._receive(event, now_ms, effects)
+            self._receive(event)
         elif isinstance(event, Connected):
             self._log_start = max(self._log_start, event.log_start)
-            self._greet(now_ms, effects)
+            self._greet()
         elif isinstance(event, Disconnected) and self.phase is not Phase.IDLE:
             # While idle it reports a connection that this side has dropped, with its own delay.
-            self._drop(now_ms, self._limits.retry_ms, event.reason)
+            self._drop(self._limits.retry_ms, event.reason)
         elif isinstance(event, Damaged):
-            self._halt(event.reason, now_ms, effects)
-        self._check_time(now_ms, effects)
+            self._halt(event.reason)
+        self._check_time()
         if self.phase is Phase.STREAMING:
-            self._stream(now_ms, effects)
-        return effects
+            self._stream()
+        return self._effects
 
     def wait_ms(self, now_ms: int) -> int:
         """How long `step` may stay uncalled without an event."""
@@ -229,39 +220,39 @@ class MirrorLeader:
 
     # --- the session ------------------------------------------------------------------------------
 
-    def _greet(self, now_ms: int, effects: list[Effect]) -> None:
+    def _greet(self) -> None:
         if self.phase is not Phase.CONNECTING:
             return
         self._session += 1
-        self._peer = ReplicaProcess(self._peer.id, 0)
+        self._peer = wire.ReplicaProcess(self._peer.id, 0)
         self._in_flight.clear()
         self.matched_end = self.replicated_end = 0
         self.phase = Phase.GREETING
-        self._received_ms = now_ms
-        self._send(Hello(self._appended, self.confirmed), now_ms, effects)
+        self._received_ms = self._now_ms
+        self._send(wire.Hello(self._appended, self.confirmed))
 
-    def _receive(self, event: FrameReceived, now_ms: int, effects: list[Effect]) -> None:
+    def _receive(self, event: FrameReceived) -> None:
         header, message = event
         if not self._is_mine(header):
             self.dropped += 1
             return
-        self._received_ms = now_ms
-        if isinstance(message, Refusal):
-            self._halt(f"the follower refuses: {message.text}", now_ms, effects)
-        elif isinstance(message, HelloOk) and self.phase is Phase.GREETING:
+        self._received_ms = self._now_ms
+        if isinstance(message, wire.Refusal):
+            self._halt(f"the follower refuses: {message.text}")
+        elif isinstance(message, wire.HelloOk) and self.phase is Phase.GREETING:
             self._peer = header.sender
-            self._meet(message, now_ms, effects)
-        elif isinstance(message, ProbeOk) and self._search is not None:
+            self._meet(message)
+        elif isinstance(message, wire.ProbeOk) and self._search is not None:
             self._search.answer(*message)
-            self._continue_search(now_ms, effects)
-        elif isinstance(message, Ack) and self.phase is Phase.STREAMING:
-            self._acknowledge(message, effects)
-        elif isinstance(message, Conflict) and self.phase is Phase.STREAMING:
+            self._continue_search()
+        elif isinstance(message, wire.Ack) and self.phase is Phase.STREAMING:
+            self._acknowledge(message)
+        elif isinstance(message, wire.Conflict) and self.phase is Phase.STREAMING:
             # The follower's log is not what this session assumed: a new session finds the match again.
-            effects.append(Disconnect("conflict"))
-            self._drop(now_ms, 0, f"conflict at {message.end}")
+            self._effects.append(Disconnect("conflict"))
+            self._drop(0, f"conflict at {message.end}")
 
-    def _is_mine(self, header: FrameHeader) -> bool:
+    def _is_mine(self, header: wire.FrameHeader) -> bool:
         """Whether the frame answers this process and session, and comes from the process that answered Hello."""
         return (
             header.cluster == self._cluster
@@ -273,32 +264,26 @@ class MirrorLeader:
             and self._peer.incarnation in (0, header.sender.incarnation)
         )
 
-    def _meet(self, theirs: HelloOk, now_ms: int, effects: list[Effect]) -> None:
+    def _meet(self, theirs: wire.HelloOk) -> None:
         if theirs.epoch > self._epoch:
-            self._halt(
-                f"the follower's log is of epoch {theirs.epoch}, newer than {self._epoch}",
-                now_ms,
-                effects,
-            )
+            self._halt(f"the follower's log is of epoch {theirs.epoch}, newer than {self._epoch}")
             return
         if theirs.confirmed > self._appended:
             self._halt(
                 f"the follower holds confirmed records up to {theirs.confirmed}, but the leader's "
                 f"log ends at {self._appended}: the leader has lost data; copy the follower's "
-                "store back, or remove the follower's data directory to give up those records",
-                now_ms,
-                effects,
+                "store back, or remove the follower's data directory to give up those records"
             )
             return
         self.phase = Phase.SEARCHING
         if theirs.chain_value >= 0 and self._value_at(theirs.appended_end) == theirs.chain_value:
-            self._start_stream(Match(theirs.appended_end, theirs.chain_value), now_ms, effects)
+            self._start_stream(Match(theirs.appended_end, theirs.chain_value))
             return
         upto = min(theirs.appended_end, self._appended)
         self._search = MatchSearch(
             self._chain, upto, log_start=self._log_start, segment_size_bytes=self._size
         )
-        self._continue_search(now_ms, effects)
+        self._continue_search()
 
     def _value_at(self, offset: int) -> int | None:
         """The leader's chain value at an offset; None where that takes a search."""
@@ -307,31 +292,29 @@ class MirrorLeader:
         following = self._chain.read_from(offset, 1) if offset < self._appended else []
         return following[0].previous if following else None
 
-    def _continue_search(self, now_ms: int, effects: list[Effect]) -> None:
+    def _continue_search(self) -> None:
         search = self._search
         if search is None:
             return
         if search.failed:
             self._halt(
                 "the follower has nothing in common with the leader's log, which begins at "
-                f"{self._log_start}: copy the leader's store to it",
-                now_ms,
-                effects,
+                f"{self._log_start}: copy the leader's store to it"
             )
         elif search.found is None:
-            self._send(search.probe(), now_ms, effects)
+            self._send(search.probe())
         else:
-            self._start_stream(search.found, now_ms, effects)
+            self._start_stream(search.found)
 
-    def _start_stream(self, match: Match, now_ms: int, effects: list[Effect]) -> None:
+    def _start_stream(self, match: Match) -> None:
         self._sent_end, self._sent_value = match
         self._search = None
         self.stall_reason = ""
         self.phase = Phase.STREAMING
         # The first frame, even without units, has the follower check the match and report what is durable.
-        self._append((), now_ms, effects)
+        self._append(())
 
-    def _acknowledge(self, ack: Ack, effects: list[Effect]) -> None:
+    def _acknowledge(self, ack: wire.Ack) -> None:
         if ack.matched_end > self._sent_end:
             self.dropped += 1
             return
@@ -342,38 +325,38 @@ class MirrorLeader:
         durable = min(ack.synced_end, self.matched_end)
         if durable > self.replicated_end:
             self.replicated_end = durable
-            effects.append(Replicated(durable))
+            self._effects.append(Replicated(durable))
 
-    def _halt(self, reason: str, now_ms: int, effects: list[Effect]) -> None:
-        effects.append(Disconnect("halted"))
+    def _halt(self, reason: str) -> None:
+        self._effects.append(Disconnect("halted"))
         if reason != self.stall_reason:
-            effects.append(Halt(reason))
-        self._drop(now_ms, self._limits.halt_retry_ms, reason)
+            self._effects.append(Halt(reason))
+        self._drop(self._limits.halt_retry_ms, reason)
 
-    def _drop(self, now_ms: int, retry_ms: int, reason: str) -> None:
+    def _drop(self, retry_ms: int, reason: str) -> None:
         self.phase = Phase.IDLE
         self.stall_reason = reason
         self._search = None
         self._in_flight.clear()
-        self._next_connect_ms = now_ms + retry_ms
+        self._next_connect_ms = self._now_ms + retry_ms
 
-    def _check_time(self, now_ms: int, effects: list[Effect]) -> None:
+    def _check_time(self) -> None:
         """Connect when it is due; disconnect from a silent follower."""
         if self.phase is Phase.IDLE:
-            if now_ms >= self._next_connect_ms:
+            if self._now_ms >= self._next_connect_ms:
                 self.phase = Phase.CONNECTING
-                self._sent_at_ms = now_ms
-                effects.append(Connect())
+                self._sent_at_ms = self._now_ms
+                self._effects.append(Connect())
         elif (
             self.phase is not Phase.CONNECTING
-            and now_ms - self._received_ms > self._limits.silence_ms
+            and self._now_ms - self._received_ms > self._limits.silence_ms
         ):
-            effects.append(Disconnect("silent"))
-            self._drop(now_ms, self._limits.retry_ms, "the follower is silent")
+            self._effects.append(Disconnect("silent"))
+            self._drop(self._limits.retry_ms, "the follower is silent")
 
     # --- the stream -------------------------------------------------------------------------------
 
-    def _stream(self, now_ms: int, effects: list[Effect]) -> None:
+    def _stream(self) -> None:
         limits = self._limits
         while (
             self._sent_end < self._appended
@@ -383,31 +366,29 @@ class MirrorLeader:
             units = self._next_units()
             if not units:
                 break
-            self._append(units, now_ms, effects)
-        if now_ms - self._sent_at_ms >= limits.heartbeat_ms:
-            self._append((), now_ms, effects)
+            self._append(units)
+        if self._now_ms - self._sent_at_ms >= limits.heartbeat_ms:
+            self._append(())
 
     def _next_units(self) -> tuple[ChainUnit, ...]:
         """The units after the bytes sent, of one segment, so that the body is one range of a file."""
-        units = self._chain.read_from(self._sent_end, self._limits.frame_bytes)[:UNITS_LIMIT]
+        units = self._chain.read_from(self._sent_end, self._limits.frame_bytes)[: wire.UNITS_LIMIT]
         segment_end = (self._sent_end // self._size + 1) * self._size
         limit = min(self._appended, segment_end)
         while units and units[-1].end > limit:
             units.pop()
         return tuple(units)
 
-    def _append(self, units: tuple[ChainUnit, ...], now_ms: int, effects: list[Effect]) -> None:
-        message = AppendEntries(self._sent_end, self._sent_value, self.confirmed, units)
-        self._send(message, now_ms, effects, self._sent_end, message.end)
+    def _append(self, units: tuple[ChainUnit, ...]) -> None:
+        message = wire.AppendEntries(self._sent_end, self._sent_value, self.confirmed, units)
+        self._send(message, self._sent_end, message.end)
         if units:
             self._sent_end, self._sent_value = units[-1].end, units[-1].value
             self._in_flight.append(self._sent_end)
 
-    def _send(
-        self, message: Message, now_ms: int, effects: list[Effect], start: int = 0, stop: int = 0
-    ) -> None:
-        header = FrameHeader(
+    def _send(self, message: wire.Message, start: int = 0, stop: int = 0) -> None:
+        header = wire.FrameHeader(
             self._cluster, self._shard, self._me, self._peer, self._epoch, self._session
         )
-        self._sent_at_ms = now_ms
-        effects.append(Send(header, message, start, stop))
+        self._sent_at_ms = self._now_ms
+        self._effects.append(Send(header, message, start, stop))

@@ -13,20 +13,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from raymq.store.log.chain import ChainUnit
 
-from .wire import (
-    Ack,
-    AppendEntries,
-    Conflict,
-    FrameHeader,
-    Hello,
-    HelloOk,
-    Message,
-    Probe,
-    ProbeOk,
-    Reason,
-    Refusal,
-    ReplicaProcess,
-)
+from . import wire
 
 
 class LogView(Protocol):
@@ -81,7 +68,7 @@ class AdvanceConfirmed(NamedTuple):
 class Reply(NamedTuple):
     """Answer with this message."""
 
-    message: Message
+    message: wire.Message
 
 
 class Acknowledge(NamedTuple):
@@ -103,12 +90,12 @@ class MirrorFollower:
     """The follower's side in one process, over all its sessions."""
 
     def __init__(
-        self, *, cluster: bytes, shard: int, me: ReplicaProcess, leader_id: int = 0
+        self, *, cluster: bytes, shard: int, me: wire.ReplicaProcess, leader_id: int = 0
     ) -> None:
         self._cluster = cluster
         self._shard = shard
         self._me = me
-        self._leader = ReplicaProcess(leader_id, 0)
+        self._leader = wire.ReplicaProcess(leader_id, 0)
         self._session = 0
         #: the highest epoch received; the log's last epoch counts too
         self.promised = 0
@@ -122,7 +109,7 @@ class MirrorFollower:
         self.dropped = 0
 
     def step(
-        self, header: FrameHeader, message: Message, data: memoryview | None, log: LogView
+        self, header: wire.FrameHeader, message: wire.Message, data: memoryview | None, log: LogView
     ) -> list[Effect]:
         """Take one frame of a leader. Raises: Corrupt from `log.same_until`."""
         if not self._is_mine(header, message):
@@ -132,38 +119,38 @@ class MirrorFollower:
         if header.epoch < epoch:
             # The answer goes to the sender of this frame, which may not be the leader of this session.
             text = f"epoch {header.epoch} is over, {epoch} is promised"
-            return [Reply(Refusal(Reason.EPOCH, epoch, text))]
+            return [Reply(wire.Refusal(wire.Reason.EPOCH, epoch, text))]
         self.promised = header.epoch
-        if isinstance(message, Hello):
+        if isinstance(message, wire.Hello):
             # The newest connection counts: from here on frames of older ones are dropped.
             self._leader, self._session = header.sender, header.session
             self.matched_end = self._matched_value = 0
             self._matched = False
         if self.halted:
-            return [self._refuse(Reason.HALTED, self.halted)]
-        if isinstance(message, Hello):
+            return [self._refuse(wire.Reason.HALTED, self.halted)]
+        if isinstance(message, wire.Hello):
             return [self._greet(log)]
-        if isinstance(message, Probe):
+        if isinstance(message, wire.Probe):
             return [self._probe(message, log)]
-        if isinstance(message, AppendEntries):
+        if isinstance(message, wire.AppendEntries):
             return self._append(message, data, log)
         self.dropped += 1
         return []
 
-    def header(self) -> FrameHeader:
+    def header(self) -> wire.FrameHeader:
         """The header of an answer to the present leader."""
-        return FrameHeader(
+        return wire.FrameHeader(
             self._cluster, self._shard, self._me, self._leader, self.promised, self._session
         )
 
-    def acknowledge(self, log: LogView) -> Ack:
+    def acknowledge(self, log: LogView) -> wire.Ack:
         """The ack of this log. Durable bytes after the match are left out: they have not been compared."""
         end = log.end()[0]
-        return Ack(self.matched_end, end, min(log.synced(), self.matched_end))
+        return wire.Ack(self.matched_end, end, min(log.synced(), self.matched_end))
 
     def leave(self) -> None:
         """Forget the session. Callers: at once when an effect failed, because the match means nothing then."""
-        self._leader = ReplicaProcess(self._leader.id, 0)
+        self._leader = wire.ReplicaProcess(self._leader.id, 0)
         self.matched_end = self._matched_value = 0
         self._matched = False
 
@@ -172,12 +159,12 @@ class MirrorFollower:
         """Whether this session has been matched, so that an Ack means something to the leader."""
         return self._matched and not self.halted
 
-    def _is_mine(self, header: FrameHeader, message: Message) -> bool:
+    def _is_mine(self, header: wire.FrameHeader, message: wire.Message) -> bool:
         if header.cluster != self._cluster or header.shard != self._shard:
             return False
         if header.addressee.id != self._me.id or header.sender.id != self._leader.id:
             return False
-        if isinstance(message, Hello):
+        if isinstance(message, wire.Hello):
             older = header.sender == self._leader and header.session <= self._session
             return not older and header.addressee.incarnation in (0, self._me.incarnation)
         return (
@@ -187,29 +174,29 @@ class MirrorFollower:
         )
 
     def _refuse(self, reason: int, text: str) -> Reply:
-        return Reply(Refusal(reason, self.promised, text))
+        return Reply(wire.Refusal(reason, self.promised, text))
 
     def _greet(self, log: LogView) -> Reply:
         end, _, epoch = log.end()
         at_end = log.chain_at(end)
         value = -1 if at_end is None else at_end[0]
-        return Reply(HelloOk(end, log.synced(), log.confirmed(), value, epoch))
+        return Reply(wire.HelloOk(end, log.synced(), log.confirmed(), value, epoch))
 
-    def _probe(self, message: Probe, log: LogView) -> Reply:
+    def _probe(self, message: wire.Probe, log: LogView) -> Reply:
         candidates = message.candidates
         last_end = candidates[-1][0] if candidates else -1
         for index in range(len(candidates) - 1, -1, -1):
             if _holds(log, *candidates[index]):
-                return Reply(ProbeOk(index, last_end))
-        return Reply(ProbeOk(-1, last_end))
+                return Reply(wire.ProbeOk(index, last_end))
+        return Reply(wire.ProbeOk(-1, last_end))
 
     def _append(
-        self, message: AppendEntries, data: memoryview | None, log: LogView
+        self, message: wire.AppendEntries, data: memoryview | None, log: LogView
     ) -> list[Effect]:
         known = (self.matched_end, self._matched_value) == message[:2]
         if not known and not _holds(log, message.prev_end, message.prev_chain):
             end, _, epoch = log.end()
-            return [Reply(Conflict(epoch, end))]
+            return [Reply(wire.Conflict(epoch, end))]
         self._match(message.prev_end, message.prev_chain)
         effects = self._store(message, data, log)
         if self.halted:
@@ -227,7 +214,9 @@ class MirrorFollower:
         if end >= self.matched_end:
             self.matched_end, self._matched_value = end, value
 
-    def _store(self, message: AppendEntries, data: memoryview | None, log: LogView) -> list[Effect]:
+    def _store(
+        self, message: wire.AppendEntries, data: memoryview | None, log: LogView
+    ) -> list[Effect]:
         units = message.units
         end, value, _ = log.end()
         if units and units[0].start == end and units[0].previous == value:
@@ -248,7 +237,7 @@ class MirrorFollower:
         return self._reconcile(message._replace(units=units), data, log)
 
     def _reconcile(
-        self, message: AppendEntries, data: memoryview | None, log: LogView
+        self, message: wire.AppendEntries, data: memoryview | None, log: LogView
     ) -> list[Effect]:
         """The log has these bytes in other units: compare, then keep them or replace them above the confirmed end."""
         units = message.units
@@ -261,7 +250,7 @@ class MirrorFollower:
                 f"{log.confirmed()}: one of the two stores is damaged; run `raymq store verify` on "
                 "both"
             )
-            return [HaltReplica(self.halted), self._refuse(Reason.HALTED, self.halted)]
+            return [HaltReplica(self.halted), self._refuse(wire.Reason.HALTED, self.halted)]
         differs = next(unit for unit in units if same < unit.end)
         # This follower may not know yet the confirmed end that its own acks made possible. Its bytes below that end
         # must stay on its disk, also where a unit that differs begins before it.

@@ -29,12 +29,6 @@ UNITS_LIMIT = 8192
 
 _HEADER = struct.Struct(">4sBB2x16sIIQI4xQQQII")
 _CRC_AT = _HEADER.size - 8
-_QQ = struct.Struct(">qq")
-_HELLO_OK = struct.Struct(">qqqqq")
-_PROBE_ENTRY = struct.Struct(">qI")
-_APPEND = struct.Struct(">qIqI")
-_ACK = struct.Struct(">qqq")
-_REFUSED = struct.Struct(">Bq")
 
 
 class ReplicaProcess(NamedTuple):
@@ -137,16 +131,19 @@ class Refusal(NamedTuple):
 
 Message: TypeAlias = Hello | HelloOk | Probe | ProbeOk | AppendEntries | Ack | Conflict | Refusal
 
-_KINDS: tuple[type[Message], ...] = (
-    Hello,
-    HelloOk,
-    Probe,
-    ProbeOk,
-    AppendEntries,
-    Ack,
-    Conflict,
-    Refusal,
-)
+#: the numbers of each message. A Probe repeats its layout; units follow those of an AppendEntries, the text those of a
+#: Refusal. The position is the kind on the wire, from 1 on
+_LAYOUTS: dict[type[Message], struct.Struct] = {
+    Hello: struct.Struct(">qq"),
+    HelloOk: struct.Struct(">qqqqq"),
+    Probe: struct.Struct(">qI"),
+    ProbeOk: struct.Struct(">qq"),
+    AppendEntries: struct.Struct(">qIqI"),
+    Ack: struct.Struct(">qqq"),
+    Conflict: struct.Struct(">qq"),
+    Refusal: struct.Struct(">Bq"),
+}
+_KINDS = tuple(_LAYOUTS)
 
 
 def cluster_key(cluster_id: str) -> bytes:
@@ -158,20 +155,9 @@ def encode(header: FrameHeader, message: Message) -> bytes:
     """One frame, without the log bytes of an AppendEntries."""
     payload = _pack(message)
     kind = _KINDS.index(type(message)) + 1
+    to_whom = header.cluster, header.shard, *header.sender, *header.addressee
     head = _HEADER.pack(
-        MAGIC,
-        VERSION,
-        kind,
-        header.cluster,
-        header.shard,
-        header.sender.id,
-        header.sender.incarnation,
-        header.addressee.id,
-        header.addressee.incarnation,
-        header.epoch,
-        header.session,
-        0,
-        len(payload),
+        MAGIC, VERSION, kind, *to_whom, header.epoch, header.session, 0, len(payload)
     )
     crc = crc32c(payload, crc32c(head[:_CRC_AT]))
     return head[:_CRC_AT] + struct.pack(">II", crc, len(payload)) + payload
@@ -184,7 +170,7 @@ def decode(frame: bytes | memoryview) -> tuple[FrameHeader, Message]:
         raise Rejected(
             "not a replication frame", field="magic", limit=MAGIC.hex(), found=data[:4].hex()
         )
-    _, version, kind, *rest, crc, length = _HEADER.unpack_from(data)
+    _, version, kind, *fields, crc, length = _HEADER.unpack_from(data)
     if version != VERSION:
         raise Rejected(
             f"replication frame of version {version}, this side speaks {VERSION}: "
@@ -200,16 +186,9 @@ def decode(frame: bytes | memoryview) -> tuple[FrameHeader, Message]:
         )
     if not 1 <= kind <= len(_KINDS):
         raise Rejected(f"unknown replication message {kind}", field="kind", limit=len(_KINDS))
-    cluster, shard, sender_id, sender_incarnation, *rest = rest
-    addressee_id, addressee_incarnation, epoch, session = rest
-    header = FrameHeader(
-        cluster,
-        shard,
-        ReplicaProcess(sender_id, sender_incarnation),
-        ReplicaProcess(addressee_id, addressee_incarnation),
-        epoch,
-        session,
-    )
+    cluster, shard, *processes, epoch, session = fields
+    sender, addressee = ReplicaProcess(*processes[:2]), ReplicaProcess(*processes[2:])
+    header = FrameHeader(cluster, shard, sender, addressee, epoch, session)
     try:
         return header, _unpack(_KINDS[kind - 1], payload)
     except struct.error as error:
@@ -219,39 +198,28 @@ def decode(frame: bytes | memoryview) -> tuple[FrameHeader, Message]:
 
 
 def _pack(message: Message) -> bytes:
+    layout = _LAYOUTS[type(message)]
     if isinstance(message, AppendEntries):
-        fixed = _APPEND.pack(*message[:3], len(message.units))
-        return fixed + b"".join([unit.pack() for unit in message.units])
-    if isinstance(message, Ack):
-        return _ACK.pack(*message)
-    if isinstance(message, HelloOk):
-        return _HELLO_OK.pack(*message)
+        numbers = layout.pack(*message[:3], len(message.units))
+        return numbers + b"".join([unit.pack() for unit in message.units])
     if isinstance(message, Probe):
-        return b"".join([_PROBE_ENTRY.pack(*entry) for entry in message.candidates])
+        return b"".join([layout.pack(*candidate) for candidate in message.candidates])
     if isinstance(message, Refusal):
-        return _REFUSED.pack(message.reason, message.promised) + message.text.encode()
-    return _QQ.pack(*message)
+        return layout.pack(message.reason, message.promised) + message.text.encode()
+    return layout.pack(*message)
 
 
 def _unpack(kind: type[Message], payload: bytes) -> Message:
+    layout = _LAYOUTS[kind]
     if kind is AppendEntries:
-        prev_end, prev_chain, confirmed, count = _APPEND.unpack_from(payload)
-        units = payload[_APPEND.size :]
+        prev_end, prev_chain, confirmed, count = layout.unpack_from(payload)
+        units = payload[layout.size :]
         if len(units) != count * UNIT_BYTES:
             raise struct.error
         return AppendEntries(prev_end, prev_chain, confirmed, tuple(unpack_units(units)))
-    if kind is Ack:
-        return Ack(*_ACK.unpack(payload))
-    if kind is HelloOk:
-        return HelloOk(*_HELLO_OK.unpack(payload))
     if kind is Probe:
-        return Probe(tuple((end, value) for end, value in _PROBE_ENTRY.iter_unpack(payload)))
+        return Probe(tuple((end, value) for end, value in layout.iter_unpack(payload)))
     if kind is Refusal:
-        text = payload[_REFUSED.size :].decode(errors="replace")
-        reason, promised = _REFUSED.unpack_from(payload)
-        return Refusal(reason, promised, text)
-    if kind is Hello:
-        return Hello(*_QQ.unpack(payload))
-    if kind is ProbeOk:
-        return ProbeOk(*_QQ.unpack(payload))
-    return Conflict(*_QQ.unpack(payload))
+        reason, promised = layout.unpack_from(payload)
+        return Refusal(reason, promised, payload[layout.size :].decode(errors="replace"))
+    return kind._make(layout.unpack(payload))

@@ -51,6 +51,7 @@ SATELLITE_MODULES = (
     "raymq.actors.shared.processes",
     "raymq.actors.shared.ring",
     "raymq.actors.satellites.satellite",
+    "raymq.actors.satellites.service",
     "raymq.store.clock",
     "raymq.store.log.commit",
     "raymq.store.config",

@@ -29,25 +29,22 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
 
 
+def unfit(field: str, value: Any, advice: str, limit: Any) -> Rejected:
+    """The error of a wrong value: what it is, and what to give instead."""
+    return Rejected(f"{field} is {shown(value)}; {advice}", field=field, limit=limit)
+
+
 def check_whole(field: str, value: Any, least: int = 0, most: int = NUMBER_MAX) -> int:
     """Raises: Rejected unless the value is an int (a bool is not) from `least` to `most`."""
     if type(value) is not int or not least <= value <= most:
-        raise Rejected(
-            f"{field} is {shown(value)}; use a whole number, {least} to {most}",
-            field=field,
-            limit=f"{least}..{most}",
-        )
+        raise unfit(field, value, f"use a whole number, {least} to {most}", f"{least}..{most}")
     return value
 
 
 def check_name(field: str, value: Any) -> str:
     """Raises: Rejected unless the value is text."""
     if type(value) is not str:
-        raise Rejected(
-            f"{field} is {shown(value)}, a {type(value).__name__}; give its name",
-            field=field,
-            limit="str",
-        )
+        raise unfit(field, value, f"give its name, not a {type(value).__name__}", "str")
     return value
 
 
@@ -63,11 +60,8 @@ def check_known(topic: Any, known: Collection[str]) -> str:
 def check_shards(shards: Any, count: int) -> list[int]:
     """The shards of a new topic. Raises: Rejected for shards that a cluster of `count` shards does not have."""
     if type(shards) is not list or not 1 <= len(shards) <= count:
-        raise Rejected(
-            f"shards is {shown(shards)}; give a list of 1 to {count} of the cluster's shards",
-            field="shards",
-            limit=count,
-        )
+        advice = f"give a list of 1 to {count} of the cluster's shards"
+        raise unfit("shards", shards, advice, count)
     return [check_whole("shards", shard, 0, count - 1) for shard in shards]
 
 
@@ -77,22 +71,16 @@ def check_attributes(attributes: Any) -> dict[str, str] | None:
         type(attributes) is not dict
         or not all(type(text) is str for pair in attributes.items() for text in pair)
     ):
-        raise Rejected(
-            f"attributes is {shown(attributes)}; give names and values, both text",
-            field="attributes",
-            limit="{name: value}",
-        )
+        advice = "give names and values, both text"
+        raise unfit("attributes", attributes, advice, "{name: value}")
     return attributes
 
 
 def check_offsets(offsets: Any, least: int = 0, most: int = NUMBER_MAX) -> dict[int, int]:
     """queue_id -> offset; JSON has the queue ids as text. Raises: Rejected."""
     if type(offsets) is not dict or not 1 <= len(offsets) <= QUEUES_MAX:
-        raise Rejected(
-            f"offsets is {shown(offsets)}; give an offset for each of 1 to {QUEUES_MAX} queues",
-            field="offsets",
-            limit=QUEUES_MAX,
-        )
+        advice = f"give an offset for each of 1 to {QUEUES_MAX} queues"
+        raise unfit("offsets", offsets, advice, QUEUES_MAX)
     found: dict[int, int] = {}
     for queue, offset in offsets.items():
         number = queue
@@ -109,13 +97,7 @@ def check_offsets(offsets: Any, least: int = 0, most: int = NUMBER_MAX) -> dict[
 
 
 def fetch_request(
-    topic: Any,
-    offsets: Any,
-    *,
-    max_bytes: Any,
-    max_records: Any,
-    wait_ms: Any,
-    wait_limit_ms: int,
+    topic: Any, offsets: Any, max_bytes: Any, max_records: Any, wait_ms: Any, wait_limit_ms: int
 ) -> FetchRequest:
     """A fetch as it came over the network; values above the limits are cut. Raises: Rejected.
 

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected
+from raymq.store.errors import DeliveryUnknown, RayMQError
 from raymq.store.promise import ACKS
 from raymq.store.record import Row
 from raymq.store.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
 
-from .call_arguments import check_name, check_whole, shown
+from .call_arguments import check_name, check_whole, unfit
 
 logger = logging.getLogger("raymq.commit_log")
 
@@ -25,7 +25,7 @@ class PutTicket:
     A bare lock is Python's cheapest way to wake another thread.
     """
 
-    __slots__ = ("_done", "_error", "_outcome", "began", "notify")
+    __slots__ = ("_done", "_result", "began", "notify")
 
     def __init__(self, notify: Callable[[], None] | None = None, began: float = 0.0) -> None:
         """Args: `notify` is called, by any thread, when the put is finished; it must not block or raise.
@@ -34,29 +34,13 @@ class PutTicket:
         """
         self.notify = notify
         self.began = began
-        self._outcome: PutOutcome | None = None
-        self._error: RayMQError | None = None
+        self._result: PutOutcome | RayMQError
         self._done = threading.Lock()
         self._done.acquire()
 
-    def complete(self, outcome: PutOutcome) -> None:
-        """The promise was kept."""
-        self.finish(outcome)
-        if self.notify is not None:
-            self.notify()
-
-    def fail(self, error: RayMQError) -> None:
-        """The promise was not kept, or its outcome is unknown."""
-        self.finish(error)
-        if self.notify is not None:
-            self.notify()
-
     def finish(self, result: PutOutcome | RayMQError) -> None:
         """Set the result; the caller must call `notify` after, perhaps once for many puts of one stream."""
-        if isinstance(result, RayMQError):
-            self._error = result
-        else:
-            self._outcome = result
+        self._result = result
         self._done.release()
 
     def wait(self, timeout_s: float = -1) -> PutOutcome:
@@ -71,11 +55,9 @@ class PutTicket:
                 status="UNKNOWN_ERROR",
             )
         self._done.release()
-        if self._error is not None:
-            raise self._error
-        if self._outcome is None:
-            raise DeliveryUnknown("the put ended without an answer", status="UNKNOWN_ERROR")
-        return self._outcome
+        if isinstance(self._result, RayMQError):
+            raise self._result
+        return self._result
 
     @property
     def done(self) -> bool:
@@ -128,11 +110,7 @@ def put_request(meta: dict[str, Any], batch: pa.RecordBatch | Row) -> PutRequest
         )
     acks = meta.get("acks", "quorum")
     if acks not in ACKS:
-        raise Rejected(
-            f"acks is {shown(acks)}; use {' or '.join(map(repr, ACKS))}",
-            field="acks",
-            limit=", ".join(ACKS),
-        )
+        raise unfit("acks", acks, f"use {' or '.join(map(repr, ACKS))}", ", ".join(ACKS))
     producer_id, epoch, sequence = meta.get("pid"), meta.get("epoch", 0), meta.get("seq", 0)
     # Ranges are checked with the batch.
     for field, value in (("queue_id", meta["queue"]), ("epoch", epoch), ("seq", sequence)):
@@ -140,15 +118,8 @@ def put_request(meta: dict[str, Any], batch: pa.RecordBatch | Row) -> PutRequest
             check_whole(field, value)
     if producer_id is not None and type(producer_id) is not int:
         check_whole("pid", producer_id)
-    return PutRequest(
-        check_name("topic", meta["topic"]),
-        meta["queue"],
-        batch,
-        producer_id,
-        epoch,
-        sequence,
-        acks,
-    )
+    topic = check_name("topic", meta["topic"])
+    return PutRequest(topic, meta["queue"], batch, producer_id, epoch, sequence, acks)
 
 
 def notify_all_done(tickets: Iterable[PutTicket]) -> None:

@@ -10,29 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from raymq.replication.mirror_follower import (
-    Acknowledge,
-    AdoptUnits,
-    AdvanceConfirmed,
-    AppendUnits,
-    Effect,
-    LogView,
-    MirrorFollower,
-    Reply,
-    Truncate,
-    bytes_of,
-)
-from raymq.replication.wire import (
-    AppendEntries,
-    FrameHeader,
-    Message,
-    Reason,
-    Refusal,
-    ReplicaProcess,
-    cluster_key,
-    decode,
-    encode,
-)
+from raymq.replication import mirror_follower, wire
 from raymq.store.errors import Corrupt, RayMQError, Rejected
 from raymq.store.log.chain import ChainUnit
 
@@ -45,7 +23,7 @@ Frames = Iterator[tuple[bytes, Any]]
 SendFrame = Callable[[bytes, Any], None]
 
 
-class FollowerLog(LogView, Protocol):
+class FollowerLog(mirror_follower.LogView, Protocol):
     """The follower's log. Calls that change it come one at a time."""
 
     def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
@@ -77,10 +55,10 @@ class FollowerSession:
         """Args: identity: cluster_id, shard, replica, incarnation of this process."""
         self._log = log
         self._lock = threading.Lock()
-        self._machine = MirrorFollower(
-            cluster=cluster_key(str(identity["cluster_id"])),
+        self._machine = mirror_follower.MirrorFollower(
+            cluster=wire.cluster_key(str(identity["cluster_id"])),
             shard=int(identity["shard"]),
-            me=ReplicaProcess(int(identity["replica"]), int(identity["incarnation"])),
+            me=wire.ReplicaProcess(int(identity["replica"]), int(identity["incarnation"])),
         )
 
     def run(self, frames: Frames, send: SendFrame) -> None:
@@ -102,16 +80,16 @@ class FollowerSession:
             acknowledger.join()
 
     def _serve(self, frame: bytes, body: Any, stream: _Stream) -> bool:
-        header, message = decode(frame)
+        header, message = wire.decode(frame)
         data = None if body is None else memoryview(body).cast("B")
-        if isinstance(message, AppendEntries):
+        if isinstance(message, wire.AppendEntries):
             _check_body(message, data)
         with self._lock:
             machine = self._machine
             replies, acknowledges = self._perform(header, message, data)
             current = machine.header()
             served = (header.sender, header.session) == (current.addressee, current.session)
-            refused = any(isinstance(reply, Refusal) for reply in replies)
+            refused = any(isinstance(reply, wire.Refusal) for reply in replies)
             if served:
                 stream.header = current
                 if refused:
@@ -121,41 +99,41 @@ class FollowerSession:
                 return False
             answering = current._replace(addressee=header.sender, session=header.session)
         for reply in replies:
-            stream.send(encode(answering, reply))
+            stream.send(wire.encode(answering, reply))
         if acknowledges:
             self._send_ack(stream)
         return not refused
 
     def _perform(
-        self, header: FrameHeader, message: Message, data: memoryview | None
-    ) -> tuple[list[Message], bool]:
+        self, header: wire.FrameHeader, message: wire.Message, data: memoryview | None
+    ) -> tuple[list[wire.Message], bool]:
         """Returns: the replies, and whether to acknowledge."""
-        replies: list[Message] = []
+        replies: list[wire.Message] = []
         acknowledges = False
         try:
             for effect in self._machine.step(header, message, data, self._log):
-                if isinstance(effect, Reply):
+                if isinstance(effect, mirror_follower.Reply):
                     replies.append(effect.message)
-                elif isinstance(effect, Acknowledge):
+                elif isinstance(effect, mirror_follower.Acknowledge):
                     acknowledges = True
                 else:
                     self._change(effect, data)
         except (RayMQError, OSError) as error:
             # What could not be stored is not acknowledged; the leader connects again and asks.
             damaged = isinstance(error, Corrupt) and error.fields.get("rule") == "chain crc"
-            reason = Reason.DAMAGED if damaged else Reason.UNAVAILABLE
-            replies, acknowledges = [Refusal(reason, self._machine.promised, str(error))], False
+            reason = wire.Reason.DAMAGED if damaged else wire.Reason.UNAVAILABLE
+            return [wire.Refusal(reason, self._machine.promised, str(error))], False
         return replies, acknowledges
 
-    def _change(self, effect: Effect, data: memoryview | None) -> None:
+    def _change(self, effect: mirror_follower.Effect, data: memoryview | None) -> None:
         log = self._log
-        if isinstance(effect, AppendUnits):
-            log.append_units(list(effect.units), bytes_of(effect.units, data))
-        elif isinstance(effect, AdoptUnits):
-            log.adopt_units(list(effect.units), bytes_of(effect.units, data))
-        elif isinstance(effect, Truncate):
+        if isinstance(effect, mirror_follower.AppendUnits):
+            log.append_units(list(effect.units), mirror_follower.bytes_of(effect.units, data))
+        elif isinstance(effect, mirror_follower.AdoptUnits):
+            log.adopt_units(list(effect.units), mirror_follower.bytes_of(effect.units, data))
+        elif isinstance(effect, mirror_follower.Truncate):
             log.truncate(effect.offset)
-        elif isinstance(effect, AdvanceConfirmed):
+        elif isinstance(effect, mirror_follower.AdvanceConfirmed):
             log.advance_confirmed(effect.confirmed)
 
     def _acknowledge_syncs(self, stream: _Stream) -> None:
@@ -180,7 +158,7 @@ class FollowerSession:
                 machine = self._machine
                 if not machine.matched or stream.header != machine.header():
                     return
-                ack = encode(machine.header(), machine.acknowledge(self._log))
+                ack = wire.encode(machine.header(), machine.acknowledge(self._log))
             stream.send(ack)
 
 
@@ -193,7 +171,7 @@ class _Stream:
         self.lock = threading.RLock()
         self.ended = threading.Event()
         #: of the session that this stream carries; None before its Hello
-        self.header: FrameHeader | None = None
+        self.header: wire.FrameHeader | None = None
 
     def send(self, frame: bytes) -> None:
         """Send a frame; one at a time."""
@@ -201,7 +179,7 @@ class _Stream:
             self._send(frame, None)
 
 
-def _check_body(message: AppendEntries, data: memoryview | None) -> None:
+def _check_body(message: wire.AppendEntries, data: memoryview | None) -> None:
     found = 0 if data is None else len(data)
     expected = message.end - message.prev_end
     at = message.prev_end

@@ -92,11 +92,7 @@ class AdminCalls:
         return {}
 
     def _op_create_topic(
-        self,
-        name: str,
-        queues: int,
-        shards: list[int],
-        attributes: dict[str, str] | None = None,
+        self, name: str, queues: int, shards: list[int], attributes: dict[str, str] | None = None
     ) -> dict[str, Any]:
         self._host.check_serving()
         facts = self._host.identity()
@@ -107,7 +103,9 @@ class AdminCalls:
             check_attributes(attributes),
         )
         # The record of a topic that exists may still wait for its flush, or for a follower that is away.
-        self._host.await_promise(appended or _promise_below(self._host.store.topic_end(name)))
+        end = self._host.store.topic_end(name)
+        # An append of nothing: its promise is kept when that of every record below `end` is.
+        self._host.await_promise(appended or Append(-1, 0, 0, 0, -1, end))
         return {"created": appended is not None}
 
     def _op_queue_ranges(self, topic: str) -> dict[str, Any]:
@@ -183,15 +181,9 @@ class AdminCalls:
         check_whole("offset", offset)
         check_whole("delay_level", delay_level, -(2**31), 2**31 - 1)
         check_name("group", group)
-        shard = int(self._host.identity()["shard"])
+        store, shard = self._host.store, int(self._host.identity()["shard"])
         target, appended = send_back(
-            self._host.store,
-            group,
-            topic,
-            queue_id,
-            offset,
-            delay_level=delay_level,
-            shard=shard,
+            store, group, topic, queue_id, offset, delay_level=delay_level, shard=shard
         )
         self._host.await_promise(appended)
         return {"topic": target}
@@ -209,8 +201,3 @@ class AdminCalls:
         epoch, appended = self._host.store.init_producer(producer_id)
         self._host.await_promise(appended)
         return {"epoch": epoch}
-
-
-def _promise_below(end: int) -> Append:
-    """An append of nothing: its promise is kept when that of every record below `end` is."""
-    return Append(-1, 0, 0, 0, -1, end)

@@ -147,17 +147,15 @@ class Appender:
                         self._space.notify_all()
                 try:
                     appended = self._append(entry.checked)
-                except RayMQError as error:
-                    entry.ticket.finish(error)
-                    finished.append(entry.ticket)
-                    continue
                 except Exception as error:
                     # An answer must go out, and the puts queued after this one are still to be appended.
-                    logger.exception("put")
-                    entry.ticket.finish(Bug(f"put: {error!r}"))
+                    if not isinstance(error, RayMQError):
+                        logger.exception("put")
+                    refusal = error if isinstance(error, RayMQError) else Bug(f"put: {error!r}")
+                    entry.ticket.finish(refusal)
                     finished.append(entry.ticket)
-                    continue
-                puts.append(AppendedPut(entry.ticket, appended, entry.checked.request.acks))
+                else:
+                    puts.append(AppendedPut(entry.ticket, appended, entry.checked.request.acks))
             if puts:
                 finished += self._hand_over(puts)
         finally:
@@ -173,7 +171,7 @@ class Appender:
 
     def _refuse_queued(self) -> None:
         refused: list[PutTicket] = []
-        while self._queued:
+        while True:
             try:
                 entry = self._queued.popleft()
             except IndexError:

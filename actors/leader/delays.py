@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from raymq.actors.shared.failures import ActiveFailures
-from raymq.store.clock import Clock
+from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.store.delay.delay_service import DelayService
 from raymq.store.errors import Bug, RayMQError
 from raymq.store.message_store import MessageStore
@@ -26,24 +25,18 @@ class Delays:
     """Delivers delayed messages when they are due. Threads: `run` has one of its own, which sleeps while none is."""
 
     def __init__(
-        self,
-        store: MessageStore,
-        *,
-        clock: Clock,
-        check_serving: Callable[[], None],
-        await_promise: Callable[[Append], None],
-        failures: ActiveFailures | None = None,
+        self, host: ReplicaHost, store: MessageStore, await_promise: Callable[[Append], None]
     ) -> None:
         self._store = store
-        self._clock = clock
-        self._check_serving = check_serving
+        self._clock = host.clock
+        self._check_serving = host.check_serving
+        self._failures = host.failures
         self._await_promise = await_promise
         self._service = DelayService(store)
         self._wake = threading.Event()
         self._seen = -1
         self._stopping = False
         self._running = threading.Lock()
-        self._failures = ActiveFailures() if failures is None else failures
 
     def note_dispatch(self) -> None:
         """Messages were dispatched: wake up, if some are delayed. Callers: the dispatching thread."""

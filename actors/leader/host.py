@@ -7,48 +7,31 @@ cluster/transport/flight_server.py), so nothing here knows the network.
 from __future__ import annotations
 
 import contextlib
-import logging
-import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from raymq.actors.api.call_arguments import check_known, check_whole
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
-from raymq.actors.shared.control_block import COMMIT_REAL_TIME
-from raymq.actors.shared.failures import ActiveFailures, FailureFile
-from raymq.actors.shared.heartbeat import Heartbeat
-from raymq.actors.shared.loops import restart_may_help, retrying
+from raymq.actors.shared.failures import FailureFile
 from raymq.actors.shared.maintenance import Maintenance
-from raymq.actors.supervise.supervisor import Supervisor
+from raymq.actors.supervise.lease import FLUSH_ROLES
+from raymq.actors.supervise.replica_host import Body, ReplicaHost
 from raymq.store.clock import Clock
 from raymq.store.compaction.compaction_store import CompactionService
-from raymq.store.config import StoreConfig
-from raymq.store.errors import (
-    Corrupt,
-    DeliveryUnknown,
-    RayMQError,
-    Rejected,
-    StorageFull,
-    Unavailable,
-    require,
-)
-from raymq.store.files import Files
+from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavailable
 from raymq.store.log.flush import PAGE_BYTES
-from raymq.store.log.scrub import scrub_of_log
 from raymq.store.message_store import MessageStore
-from raymq.store.promise import Acks, Promise, awaits_commit, own_durable, promises
+from raymq.store.promise import awaits_commit, own_durable, promises
 from raymq.store.put.put_path import CheckedPut
 from raymq.store.requests import Append, FetchRequest, FetchSlice, PutRequest
 
+from . import leader_metrics
 from .admin_calls import AdminCalls
 from .appender import AppendedPut, Appender
 from .delays import Delays
 from .dispatcher import Dispatcher
-from .leader_metrics import as_status, read_leader
+from .metrics import MetricValues
 from .put_acks import PutAcks, PutCounters
-
-logger = logging.getLogger("raymq.commit_log")
 
 #: batches up to this are encoded in about the time that a process needs to wake up
 ANNOUNCED_ROWS_MAX = 16
@@ -56,174 +39,74 @@ ANNOUNCED_ROWS_MAX = 16
 OPERATION_TIMEOUT_S = 60.0
 
 
-class LeaderHost:
+class LeaderHost(ReplicaHost):
     """The leader of a shard: implements `shard_api.ShardBackend` over a MessageStore and a Supervisor.
 
     A put goes `put` -> Appender -> MessageStore -> PutAcks. Reads go to the Dispatcher, operations to AdminCalls.
-    Threads: server threads call put, fetch and call. `_make_threads` lists the shard's own.
+    Threads: server threads call put, fetch and call. `_retried_loops` and `_other_loops` list the shard's own.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        config: StoreConfig,
-        *,
-        identity: dict[str, Any],
-        roles: tuple[str, ...],
-        files: Files | None = None,
-        clock: Clock | None = None,
-        give_up: Callable[[str], None] | None = None,
-    ) -> None:
-        """Args: give_up: end this process soon, for this reason; its successor recovers. None: stay, read only."""
-        self.identity_facts = identity
-        self._root = root
-        self.config = config
-        self.clock = clock or Clock()
+    mode = "leader"
+    called = "shard"
+
+    # --- start ----------------------------------------------------------------------------------------------
+
+    def _commit_least_bytes(self, roles: tuple[str, ...]) -> int:
+        eager = awaits_commit(self.config.flush, mirrored="replication" in roles)
+        return 0 if eager else self.config.commit_least_pages * PAGE_BYTES
+
+    def _open(self) -> None:
+        self._mirrored = "replication" in self.supervisor.roles
+        self._promises = promises(self.config.flush, mirrored=self._mirrored)
+        self._readable = self._promises["quorum"].readable
+        self.store = MessageStore.open(
+            self._root,
+            config=self.config,
+            files=self._files,
+            clock=self.clock,
+            identity=self._store_identity(),
+            on_locked=self._fence_old,
+        )
+        self.log = self.store.log
+
+    def _recover(self) -> None:
+        """`MessageStore.open` has recovered the store."""
+
+    def _sync_log(self) -> None:
+        super()._sync_log()
+        self.log.note_confirmed(self._readable(self.log.ends))
+
+    def _abandon(self) -> None:
+        self.store.abandon()
+
+    def _make_parts(self, undo: contextlib.ExitStack) -> None:
+        store, config, log = self.store, self.config, self.log
+        log.pool.publish(self.supervisor.incarnation)
         self.counters = PutCounters()
-        self.started_ms = self.clock.now_ms()
-        #: why the shard has stopped writing; None: it has not
-        self.failed: RayMQError | None = None
-        #: operations that fail at present and are tried again
-        self.failures = ActiveFailures()
-        self._give_up = give_up
         #: the last append was refused by the disk or the kernel
         self._append_failed = False
         #: the put that is being appended is small
         self._small_put = False
-        #: iterations of the ack loop since it was started last
-        self._ack_iterations = 0
-        #: shard -> endpoint, as far as this shard knows
-        self.routes: dict[str, str] = {}
-        mirrored = "replication" in roles
-        rows = promises(config.flush, mirrored=mirrored)
-        self._readable = rows["quorum"].readable
-        self._stopping = False
-        files = files or Files()
-        self._replication_failure = FailureFile(root, files=files, clock=Clock())
-        self.supervisor = self._make_supervisor(roles, files, mirrored=mirrored)
-        self._heartbeat = Heartbeat(self.supervisor.control, files=files)
-        try:
-            self.store = self._open_store(identity, files)
-        except BaseException:
-            self._heartbeat.stop()
-            self.supervisor.close()
-            raise
-        # A constructor that fails is called again later; it must find the store released.
-        with contextlib.ExitStack() as undo:
-            undo.callback(self.store.abandon)
-            undo.callback(self.supervisor.close)
-            undo.callback(self._heartbeat.stop)
-            self._make_parts(rows, mirrored=mirrored)
-            undo.callback(self._delays.abandon)
-            undo.callback(self._end_threads)
-            for thread in self._threads:
-                thread.start()
-            undo.pop_all()
-        self._dispatcher.wake()
-
-    # --- start ------------------------------------------------------------------------------------------------
-
-    def _make_supervisor(
-        self, roles: tuple[str, ...], files: Files, *, mirrored: bool
-    ) -> Supervisor:
-        config = self.config
-        require(
-            (COMMIT_REAL_TIME in roles) == config.transient_pool,
-            "CommitRealTime runs with a transient pool and only with one",
-            roles=roles,
-        )
-        eager = awaits_commit(config.flush, mirrored=mirrored)
-        return Supervisor(
-            self._root,
-            roles,
-            clock=self.clock,
-            files=files,
-            witness_sync=self._witness_sync,
-            commit_least_bytes=0 if eager else config.commit_least_pages * PAGE_BYTES,
-        )
-
-    def _open_store(self, identity: dict[str, Any], files: Files) -> MessageStore:
-        """Take over from the process before, recover, begin."""
-        store = MessageStore.open(
-            self._root,
-            config=self.config,
-            files=files,
-            clock=self.clock,
-            identity={
-                "cluster_id": identity["cluster_id"],
-                "shard": identity["shard"],
-                "replica": identity.get("replica", 0),
-            },
-            on_locked=self._fence_old,
-        )
-        log = store.log
-        try:
-            if self._fenced.unfinished_sync is not None:
-                log.rewrite(self._fenced.unfinished_sync[0])
-            # The snapshot that a new log begins with; CommitRealTime is not granted yet.
-            log.commit_pool()
-            # Recovered bytes may be in the page cache only: they are synced before anything relies on them.
-            log.sync()
-            log.note_confirmed(self._readable(log.ends))
-            self.supervisor.begin(log.end, log.synced, log.confirmed)
-            log.pool.publish(self.supervisor.incarnation)
-        except BaseException:
-            store.abandon()
-            raise
-        return store
-
-    def _fence_old(self) -> None:
-        self._fenced = self.supervisor.fence_old()
-        self._heartbeat.start()
-        if self._fenced.failed_sync_errno:
-            # The previous process died before it could report this.
-            raise Corrupt(
-                f"a sync of {self._root} failed (errno {self._fenced.failed_sync_errno}) before the restart; its "
-                "unsynced bytes cannot be trusted: rebuild this replica",
-                path=str(self._root),
-                rule="poisoned",
-            )
-
-    def _make_parts(self, rows: dict[Acks, Promise], *, mirrored: bool) -> None:
-        """Everything that works on the open store; the threads are not started yet."""
-        store, config = self.store, self.config
+        self._replication_failure = FailureFile(self._root, files=self._files, clock=Clock())
         self._put_path = store.put_path
-        self._delays = Delays(
-            store,
-            clock=self.clock,
-            check_serving=self.check_serving,
-            await_promise=self.await_promise,
-            failures=self.failures,
-        )
+        self._delays = Delays(self, store, self.await_promise)
+        undo.callback(self._delays.abandon)
         self._dispatcher = Dispatcher(
             store,
             clock=self.clock,
             on_dispatched=self._delays.note_dispatch,
             failures=self.failures,
         )
-        if mirrored and not store.log.same_boot:
-            self._dispatcher.expected_end = store.log.end
-        self.acks = PutAcks(
-            store.log,
-            self.supervisor,
-            config,
-            clock=self.clock,
-            counters=self.counters,
-            promises=rows,
-            on_confirmed=self._dispatcher.wake,
-            fail=self._fail,
-        )
+        if self._mirrored and not log.same_boot:
+            self._dispatcher.expected_end = log.end
+        self.acks = PutAcks(self, self._promises, self.counters, self._dispatcher.wake)
         self._appender = Appender(self._append, self.acks.hand_over)
-        self._admin = AdminCalls(self)
-        store.log.pool.on_full = self._await_pool_space
-        store.log.on_appended = self._on_appended
-        store.log.on_poisoned = self.supervisor.poison
-        if mirrored:
+        log.pool.on_full = self._await_pool_space
+        log.on_appended = self._on_appended
+        if self._mirrored:
             # Replication maps files, too, and this process does not see for how long.
-            store.log.queue.spares = None
-        self._ahead = store.log.allocate_ahead()
-        # Damage that the scrub finds is logged and counted; the shard goes on.
-        self.scrub = scrub_of_log(store.log, on_fault=lambda fault: logger.error("%s", fault))
+            log.queue.spares = None
+        self._ahead = log.allocate_ahead()
         self.maintenance = Maintenance(
             store.cleaner,
             clock=self.clock,
@@ -236,38 +119,22 @@ class LeaderHost:
             interval_ms=config.compaction_interval_ms,
             now_ms=self.clock.monotonic_ms(),
         )
-        self._threads: list[threading.Thread] = self._make_threads()
+        self._admin = AdminCalls(self)
+        self._dispatcher.wake()
 
-    def _make_threads(self) -> list[threading.Thread]:
-        def stopping() -> bool:
-            return self._stopping
-
-        bodies: dict[str, Callable[[], None]] = {
-            "append": lambda: self._appender.run(stopping),
-            "acks": self._run_acks,
+    def _retried_loops(self) -> dict[str, Body]:
+        return {
+            "append": lambda: self._appender.run(self._is_stopping),
             "dispatch": self._dispatcher.run,
             "delays": self._delays.run,
-            "allocate": lambda: self._ahead.run(stopping),
-            "maintenance": lambda: self.maintenance.run(stopping),
+            "allocate": lambda: self._ahead.run(self._is_stopping),
+            "maintenance": lambda: self.maintenance.run(self._is_stopping),
         }
-        bodies = {
-            name: retrying(name, body, stopping=stopping, failures=self.failures, fail=self._fail)
-            for name, body in bodies.items()
-        }
-        # The end of these does not stop the shard.
-        bodies["compaction"] = lambda: self.compaction.run(stopping, self.clock)
-        if self.config.scrub_bytes_per_s:
-            bodies["scrub"] = lambda: self.scrub.run(stopping)
-        return [
-            threading.Thread(target=body, name=f"raymq-{name}", daemon=True)
-            for name, body in bodies.items()
-        ]
+
+    def _other_loops(self) -> dict[str, Body]:
+        return {"compaction": lambda: self.compaction.run(self._is_stopping, self.clock)}
 
     # --- ShardBackend: put ----------------------------------------------------------------------------------
-
-    def identity(self) -> dict[str, Any]:
-        """Cluster id, shard and this process's incarnation."""
-        return dict(self.identity_facts)
 
     def put(
         self, request: PutRequest, notify: Callable[[], None] | None = None, *, alone: bool = False
@@ -302,7 +169,7 @@ class LeaderHost:
 
     def _append(self, checked: CheckedPut) -> Append:
         self._small_put = checked.prepared.count <= ANNOUNCED_ROWS_MAX
-        end = self.store.log.end
+        end = self.log.end
         try:
             appended = self._put_path.append(checked)
         except DeliveryUnknown as error:
@@ -319,9 +186,9 @@ class LeaderHost:
             self._note_append_failure(error)
             raise Unavailable(f"the log could not be written: {error}", field="store") from error
         except Exception as error:
-            if self.store.log.end != end:
+            if self.log.end != end:
                 # The accounts and the log may differ now: only a recovery makes them equal.
-                self._fail(Unavailable(f"append: {error!r}", field="store"))
+                self.fail(Unavailable(f"append: {error!r}", field="store"))
             raise
         if self._append_failed:
             self._append_failed = False
@@ -340,65 +207,18 @@ class LeaderHost:
         self.check_serving()
         self.acks.await_pool_space()
 
-    def _witness_sync(self) -> int:
-        with self._heartbeat.blocking_call():
-            return self.store.log.sync()
+    def _ack_step(self) -> None:
+        if self.log.poisoned is not None and self.failed is None:
+            self._check_poisoned()
+        self.acks.step()
 
-    # --- ack loop and failure -----------------------------------------------------------------------------------
-
-    def _run_acks(self) -> None:
-        self._ack_iterations = 0
+    def _answer_waiting(self) -> None:
+        """Answer the puts and reads that no thread will answer any more: not stored, or unknown."""
         try:
-            self.acks.run(self._begin_ack_iteration)
-        finally:
-            self._heartbeat.loop_ended()
-
-    def _begin_ack_iteration(self) -> bool:
-        """Returns: whether the loop is to end. Raises: Unavailable, when the log takes nothing more."""
-        self._heartbeat.note_iteration()
-        self._ack_iterations += 1
-        if self._ack_iterations > 1 and self.failures:
-            self.failures.clear("acks")
-        poisoned = self.store.log.poisoned
-        if poisoned is not None and self.failed is None and not self._stopping:
-            # A failed append that could not be undone, for example: the next start cuts it off.
-            raise Unavailable(poisoned, field="store", status="poisoned")
-        return self._stopping
-
-    def _fail(self, error: RayMQError) -> None:
-        """A part of the process is dead: the shard stops writing, rather than go on without it.
-
-        Where a restart may help the process ends, and Ray starts the next one.
-        """
-        if self._stopping or self.failed is not None:
-            return
-        logger.error("the shard stops writing: %s", error)
-        self.failed = error
-        try:
-            self._finish_remaining()
+            self._appender.end()
+            self.acks.end()
         finally:
             self._dispatcher.wake_readers()
-            sync_failed = self.store.log.sync_failed or self.supervisor.poisoned is not None
-            if self._give_up is not None and restart_may_help(error, sync_failed=sync_failed):
-                self._give_up(str(error))
-
-    def _finish_remaining(self) -> None:
-        """Answer the puts that no thread will answer any more: not stored, or unknown."""
-        self._appender.end()
-        self.acks.end()
-
-    def check_serving(self) -> None:
-        """Raises: Unavailable, when nothing more is written."""
-        if self.failed is not None:
-            raise Unavailable(
-                f"the shard stopped writing: {self.failed}",
-                field="shard",
-                status="SERVICE_NOT_AVAILABLE",
-            )
-        if self._stopping:
-            raise Unavailable(
-                "the shard is stopping", field="shard", status="SERVICE_NOT_AVAILABLE"
-            )
 
     # --- ShardBackend: the rest -----------------------------------------------------------------------------
 
@@ -447,25 +267,15 @@ class LeaderHost:
     @property
     def state(self) -> str:
         """RUNNING, or READ_ONLY while every put is refused."""
-        refusing = self.failed or self.store.log.poisoned or not self.store.flags.writable
-        return "READ_ONLY" if refusing else "RUNNING"
+        return super().state if self.store.flags.writable else "READ_ONLY"
 
-    @property
-    def cause(self) -> str | None:
-        """Why the shard does not write, or which operations fail at present; None: none."""
-        if self.failed is not None:
-            return str(self.failed)
+    def _causes(self) -> list[str]:
         flags = self.store.flags
-        reasons = [
-            self.store.log.poisoned or "",
-            *(f"{part}: {cause}" for part, cause in self._active_failures().items()),
-            "" if flags.writable else f"puts are refused: {', '.join(flags.names())}",
-        ]
-        return "; ".join(filter(None, reasons)) or None
+        refused = [] if flags.writable else [f"puts are refused: {', '.join(flags.names())}"]
+        return super()._causes() + refused
 
     def _active_failures(self) -> dict[str, str]:
-        found = self.failures.as_status()
-        log = self.store.log
+        found, log = super()._active_failures(), self.log
         if self._ahead.failed is not None:
             found["allocate"] = str(self._ahead.failed)
         # Without a replica both ends move together; the file is Replication's alone.
@@ -477,35 +287,59 @@ class LeaderHost:
 
     def status(self) -> dict[str, Any]:
         """Ends, counters, metrics and satellites, for status displays and benchmarks."""
-        store, log = self.store, self.store.log
+        store, log = self.store, self.log
         return {
-            **self.identity_facts,
-            "mode": "leader",
-            "state": self.state,
+            **super().status(),
             "writable": self.writable,
-            "error": self.cause,
-            "failures": self._active_failures(),
             "min_offset": log.start,
             "transient_pool": self.config.transient_pool,
-            "appended": log.end,
             "committed": log.committed,
-            "synced": log.synced,
-            "confirmed": log.confirmed,
             "dispatched": store.dispatched,
             "prewritten_bytes": self._ahead.ready,
-            "recovery": None
-            if log.recovered is None
-            else {"row": log.recovered.row, "end": log.recovered.end},
             "counters": vars(self.counters),
-            "scrub": self.scrub.status(),
             "damage": [{"message": str(error), **error.fields} for error in store.damage],
             "compaction": {"error": self.compaction.failed},
-            "metrics": as_status(read_leader(self)),
+            "metrics": leader_metrics.as_status(self.metrics()),
             "flags": store.flags.names(),
             "clean": {**store.cleaner.as_status(), "error": self.maintenance.failed},
             "upkeep": {"error": store.upkeep.failed},
             "store_stats": store.stats.as_status(),
-            "roles": self.supervisor.describe(),
+        }
+
+    def metrics(self) -> MetricValues:
+        """The values of METRICS. Callers: any thread; cheap enough for every few seconds, not for every put."""
+        store, log, counters = self.store, self.log, self.counters
+        roles: dict[str, dict[str, Any]] = self.supervisor.describe()["roles"]
+        flushers = [roles[role] for role in FLUSH_ROLES if role in roles]
+        confirmed = log.confirmed
+        lag = max(0, own_durable(self.config.flush, log.ends) - confirmed)
+        return {
+            "raymq_append_batches_total": counters.puts,
+            "raymq_append_messages_total": counters.rows - counters.duplicates,
+            "raymq_append_bytes_total": counters.bytes,
+            "raymq_append_seconds": self.acks.latency.read(),
+            "raymq_flush_seconds": self.supervisor.sync_latencies(),
+            "raymq_fsyncs_total": sum(flusher["syncs"] for flusher in flushers),
+            "raymq_duplicates_total": counters.duplicates,
+            "raymq_rejected_total": counters.rejected,
+            "raymq_unknown_total": counters.unknown,
+            "raymq_fetches_total": counters.fetches,
+            "raymq_role_restarts_total": sum(max(0, role["grants"] - 1) for role in roles.values()),
+            "raymq_scrub_bytes_total": self.scrub.counters.bytes,
+            "raymq_scrub_faults": leader_metrics.damaged_places(self.scrub, log),
+            "raymq_start_time_seconds": self.started_ms / 1000,
+            "raymq_writable": int(self.writable),
+            "raymq_waiting_puts": self.waiting_puts,
+            "raymq_log_start_bytes": log.start,
+            "raymq_log_appended_bytes": log.end,
+            "raymq_log_synced_bytes": log.synced,
+            "raymq_log_confirmed_bytes": confirmed,
+            "raymq_log_dispatched_bytes": store.dispatched,
+            "raymq_replication_lag_bytes": lag if "replication" in roles else None,
+            "raymq_consumer_lag_messages": leader_metrics.consumer_lags(store),
+            "raymq_topic_messages": leader_metrics.topic_messages(store),
+            "raymq_disk_used_bytes": leader_metrics.used_bytes(store),
+            "raymq_disk_free_bytes": leader_metrics.free_bytes(log),
         }
 
     # --- stop ---------------------------------------------------------------------------------------------------
@@ -522,15 +356,10 @@ class LeaderHost:
             and self.clock.monotonic_ms() < deadline
         ):
             self.clock.sleep_ms(5)
-        self._end_threads()
-        self._heartbeat.stop()
-        self.supervisor.close()
+        self._stop()
         try:
             if self.failed is None:
-                log = self.store.log
-                log.commit_pool()
-                log.sync()
-                log.note_confirmed(self._readable(log.ends))
+                self._sync_log()
             self._delays.close()
             self.store.close()
         except (OSError, RayMQError) as error:
@@ -542,17 +371,10 @@ class LeaderHost:
                 field="store",
             ) from error
 
-    def _end_threads(self) -> None:
-        """Stop the service loops that were started, and answer the puts that none of them will answer."""
-        self._stopping = True
+    def _wake_threads(self) -> None:
         self._appender.wake()
         self._ahead.wake()
-        self.scrub.wake()
         self.compaction.wake()
         self.maintenance.wake()
         self._dispatcher.stop()
         self._delays.stop()
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join(2.0)
-        self._finish_remaining()

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import accumulate
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from raymq.actors.shared.latency import BOUNDS_S, Latencies
 
@@ -97,15 +97,10 @@ METRICS = (
 )
 
 
-class Instrument(Protocol):
-    """A Counter or Gauge of `ray.util.metrics`."""
-
-    def record(self, value: float, tags: Tags) -> None:
-        """Add to a counter (more than 0), or set a gauge."""
-
-
-#: (kind, name, help, tag keys)
-MakeInstrument = Callable[[Literal["counter", "gauge"], str, str, tuple[str, ...]], Instrument]
+#: adds to a counter (more than 0), or sets a gauge
+Instrument = Callable[[float, Tags], None]
+#: (is a counter, name, help, tag keys)
+MakeInstrument = Callable[[bool, str, str, tuple[str, ...]], Instrument]
 
 
 class Collector:
@@ -120,9 +115,8 @@ class Collector:
         self._reported: dict[str, float] = {}
         self._instruments: dict[str, Instrument] = {}
         for metric in METRICS:
-            kind: Literal["counter", "gauge"] = "counter" if metric.kind == "counter" else "gauge"
             for name, tags in metric.series():
-                self._instruments[name] = make(kind, name, metric.help, tags)
+                self._instruments[name] = make(metric.kind == "counter", name, metric.help, tags)
 
     def collect(self) -> None:
         """Read all values once and report them."""
@@ -136,11 +130,11 @@ class Collector:
             elif isinstance(value, dict):
                 for names, number in value.items():
                     tags = dict(zip(metric.tags, names, strict=True))
-                    self._instruments[metric.name].record(number, {**self._tags, **tags})
+                    self._instruments[metric.name](number, {**self._tags, **tags})
             elif metric.kind == "counter":
                 self._report_total(metric.name, value)
             else:
-                self._instruments[metric.name].record(value, self._tags)
+                self._instruments[metric.name](value, self._tags)
 
     def run(self, stopped: threading.Event) -> None:
         """Collect every COLLECT_S until `stopped`; repeated failures are logged once."""
@@ -159,48 +153,26 @@ class Collector:
         more = total - self._reported.get(name, 0)
         # A total made of two counts that were read while they grew may be too large, and the next one smaller.
         if more > 0:
-            self._instruments[name].record(more, self._tags)
+            self._instruments[name](more, self._tags)
             self._reported[name] = total
 
     def _report_latencies(self, name: str, value: Latencies) -> None:
         cumulative = list(accumulate(value.counts))
         for bound, count in zip(_LE, cumulative, strict=True):
-            self._instruments[f"{name}_bucket"].record(count, {**self._tags, "le": bound})
-        self._instruments[f"{name}_count"].record(cumulative[-1], self._tags)
-        self._instruments[f"{name}_sum"].record(value.sum_s, self._tags)
-
-
-def _le(bounds: Iterable[float]) -> tuple[str, ...]:
-    return (*(f"{bound:.6f}".rstrip("0").rstrip(".") for bound in bounds), "+Inf")
+            self._instruments[f"{name}_bucket"](count, {**self._tags, "le": bound})
+        self._instruments[f"{name}_count"](cumulative[-1], self._tags)
+        self._instruments[f"{name}_sum"](value.sum_s, self._tags)
 
 
 #: values of the tag `le`
-_LE = _le(BOUNDS_S)
+_LE = (*(f"{bound:.6f}".rstrip("0").rstrip(".") for bound in BOUNDS_S), "+Inf")
 
 
-class _RayCounter:
-    def __init__(self, name: str, help_: str, tags: tuple[str, ...]) -> None:
-        from ray.util.metrics import Counter
-
-        self._counter = Counter(name, help_, tags)
-
-    def record(self, value: float, tags: Tags) -> None:
-        self._counter.inc(value, tags)
-
-
-class _RayGauge:
-    def __init__(self, name: str, help_: str, tags: tuple[str, ...]) -> None:
-        from ray.util.metrics import Gauge
-
-        self._gauge = Gauge(name, help_, tags)
-
-    def record(self, value: float, tags: Tags) -> None:
-        self._gauge.set(value, tags)
-
-
-def ray_instrument(
-    kind: Literal["counter", "gauge"], name: str, help_: str, tags: tuple[str, ...]
-) -> Instrument:
+def ray_instrument(is_counter: bool, name: str, help_: str, tags: tuple[str, ...]) -> Instrument:
     """An instrument of Ray. Callers: a process that Ray has started."""
-    make = _RayCounter if kind == "counter" else _RayGauge
-    return make(name, help_, tags)
+    from ray.util.metrics import Counter, Gauge
+
+    instrument: Instrument = (
+        Counter(name, help_, tags).inc if is_counter else Gauge(name, help_, tags).set
+    )
+    return instrument

@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
 from raymq.actors.shared.latency import LatencyCounter
 from raymq.actors.shared.retry_throttle import RetryThrottle
-from raymq.actors.supervise.supervisor import STALE_MS, Supervisor
+from raymq.actors.supervise.replica_host import ReplicaHost
+from raymq.actors.supervise.supervisor import STALE_MS
 from raymq.replication.combiner import LatePuts, PutCombiner
-from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
-from raymq.store.errors import DeliveryUnknown, RayMQError, Unavailable
-from raymq.store.log.commit_log import CommitLog
+from raymq.store.errors import DeliveryUnknown, Unavailable
 from raymq.store.promise import Acks, Ends, Promise
-from raymq.store.requests import Append, PutOutcome
+from raymq.store.requests import PutOutcome
 from raymq.store.status import PutStatus
 
 from .appender import AppendedPut, Appender
@@ -96,34 +95,26 @@ class PutCounters:
 class PutAcks:
     """The puts under way of one leader.
 
-    Threads: the appending one hands puts over; `run` has one of its own. The satellites' progress is read under
-    `_progress_lock`, by `run` and by a server thread that awaits the sync of its own put.
+    Threads: the appending one hands puts over; the ack loop calls `step`. The satellites' progress is read under
+    `_progress_lock`, by the ack loop and by a server thread that awaits the sync of its own put.
     """
 
     def __init__(
         self,
-        store_log: CommitLog,
-        supervisor: Supervisor,
-        config: StoreConfig,
-        *,
-        clock: Clock,
-        counters: PutCounters,
+        host: ReplicaHost,
         promises: dict[Acks, Promise],
+        counters: PutCounters,
         on_confirmed: Callable[[], None],
-        fail: Callable[[RayMQError], None],
     ) -> None:
-        """Args: promises: of this shard, by ack mode; on_confirmed: the confirmed end has moved.
-
-        fail: the shard must stop writing, and call `end`.
-        """
-        self._log = store_log
-        self._supervisor = supervisor
-        self._appends = supervisor.appends
-        self._clock = clock
+        """Args: promises: of this shard, by ack mode; on_confirmed: the confirmed end has moved."""
+        self._log = host.log
+        self._supervisor = host.supervisor
+        self._appends = host.supervisor.appends
+        self._clock = host.clock
+        self._fail = host.fail
         self._on_confirmed = on_confirmed
-        self._fail = fail
         self._queues = {
-            acks: AckQueue(promise, config, promise.acknowledged(store_log.ends))
+            acks: AckQueue(promise, host.config, promise.acknowledged(host.log.ends))
             for acks, promise in promises.items()
         }
         #: the confirmed end is the same for all ack modes
@@ -147,6 +138,7 @@ class PutAcks:
         self._await_sync_throttle = RetryThrottle()
         #: guards what the satellites report; order: this one, then `_submit_lock`
         self._progress_lock = threading.Lock()
+        self._ticked_ms = 0
         self._ended = False
 
     # --- handing over ---------------------------------------------------------------------------------------
@@ -237,20 +229,18 @@ class PutAcks:
 
     # --- answering ------------------------------------------------------------------------------------------
 
-    def run(self, stopping: Callable[[], bool]) -> None:
-        """Answer puts and supervise the satellites until `stopping`. Raises: Unavailable, when poisoned."""
-        ticked_ms = 0
-        while not stopping():
-            self._supervisor.wait(BUSY_WAIT_MS if self.waiting else IDLE_WAIT_MS)
-            now_ms = self._clock.monotonic_ms()
-            # Acks first: with puts under way most wakeups are about them.
-            if not self.waiting or now_ms - ticked_ms >= TICK_MS:
-                self._supervisor.tick()
-                ticked_ms = now_ms
-            if self._supervisor.poisoned is not None:
-                self._log.poison(self._supervisor.poisoned)
-                raise Unavailable(self._supervisor.poisoned, field="store", status="poisoned")
-            self._advance()
+    def step(self) -> None:
+        """Wait for a wakeup, then answer puts and supervise the satellites. Raises: Unavailable, when poisoned."""
+        self._supervisor.wait(BUSY_WAIT_MS if self.waiting else IDLE_WAIT_MS)
+        now_ms = self._clock.monotonic_ms()
+        # Acks first: with puts under way most wakeups are about them.
+        if not self.waiting or now_ms - self._ticked_ms >= TICK_MS:
+            self._supervisor.tick()
+            self._ticked_ms = now_ms
+        if self._supervisor.poisoned is not None:
+            self._log.poison(self._supervisor.poisoned)
+            raise Unavailable(self._supervisor.poisoned, field="store", status="poisoned")
+        self._advance()
 
     def await_sync(self, ticket: PutTicket, acks: Acks, appender: Appender) -> None:
         """Answer this put here, while no other put waits: waking the ack loop takes about as long as the sync.
@@ -289,7 +279,7 @@ class PutAcks:
             log.note_committed(ends.committed)
             log.note_synced(ends.synced)
             if log.sync_failed:
-                # A later sync of the flusher may have succeeded without the lost bytes. `run` ends the waiting puts.
+                # A later sync of the flusher may have succeeded without the lost bytes. The ack loop ends the puts.
                 return
             moved = log.note_confirmed(self._readable(ends))
         try:
@@ -331,7 +321,7 @@ class PutAcks:
         ticket = put.ticket
         if ticket.began:
             self.latency.add(now_s - ticket.began)
-        ticket.finish(_outcome(put.appended))
+        ticket.finish(PutOutcome(*put.appended[:5], put.appended.last_offset))
 
     def _finish_unknown(self, put: AppendedPut, status: PutStatus | None = None) -> None:
         """Stored, without knowing whether the promise will be kept. Args: status: None where the shard has ended."""
@@ -358,14 +348,3 @@ class PutAcks:
             for put in left:
                 self._finish_unknown(put)
         notify_all_done(put.ticket for put in left)
-
-
-def _outcome(appended: Append) -> PutOutcome:
-    return PutOutcome(
-        appended.first_offset,
-        appended.count,
-        appended.duplicates,
-        appended.store_time_ms,
-        appended.physical_offset,
-        appended.last_offset,
-    )

@@ -11,7 +11,8 @@ from raymq.store.record import Row
 
 #: kind, flags, queue, id, read, pid, epoch, seq, born time; bytes of topic, tag, properties
 _ROW = struct.Struct("<BBiqqQqqqHHI")
-_ROW_KIND = b"\x01"
+_KIND = 1
+_ROW_KIND = bytes([_KIND])
 _HAS_PID, _HAS_TAG, _HAS_PROPERTIES = 1, 2, 4
 #: the flags hold the ack mode as its index in ACKS
 _ACKS_SHIFT = 3
@@ -28,19 +29,12 @@ def pack_row(meta: dict[str, Any], row: Row) -> bytes:
         | (_HAS_PROPERTIES if row.properties is not None else 0)
         | ACKS.index(meta["acks"]) << _ACKS_SHIFT
     )
+    queue, number, read = meta["queue"], meta["id"], meta["read"]
+    pid, epoch, seq = meta["pid"] or 0, meta["epoch"], meta["seq"]
+    topic_bytes, tag_bytes, rest = len(topic), len(tag), len(properties)
+    born = row.born_time_ms
     head = _ROW.pack(
-        _ROW_KIND[0],
-        flags,
-        meta["queue"],
-        meta["id"],
-        meta["read"],
-        meta["pid"] or 0,
-        meta["epoch"],
-        meta["seq"],
-        row.born_time_ms,
-        len(topic),
-        len(tag),
-        len(properties),
+        _KIND, flags, queue, number, read, pid, epoch, seq, born, topic_bytes, tag_bytes, rest
     )
     return b"".join((head, topic, tag, properties, row.body))
 
@@ -50,36 +44,20 @@ def unpack_row(data: bytes) -> tuple[dict[str, Any], Row] | None:
     if data[:1] != _ROW_KIND:
         return None
     try:
-        (
-            _,
-            flags,
-            queue,
-            number,
-            read,
-            pid,
-            epoch,
-            sequence,
-            born,
-            topic_bytes,
-            tag_bytes,
-            rest,
-        ) = _ROW.unpack_from(data)
+        fields = _ROW.unpack_from(data)
+        _, flags, queue, number, read, pid, epoch, seq, born, topic_bytes, tag_bytes, rest = fields
         tag_at = _ROW.size + topic_bytes
         properties_at = tag_at + tag_bytes
         body_at = properties_at + rest
         topic = data[_ROW.size : tag_at].decode()
         tag = data[tag_at:properties_at].decode() if flags & _HAS_TAG else None
         acks = ACKS[flags >> _ACKS_SHIFT]
-    except (struct.error, UnicodeDecodeError, IndexError) as error:
+        if body_at > len(data):
+            raise ValueError(f"it has {len(data)} bytes, its fields before the body {body_at}")
+    except (struct.error, ValueError, IndexError) as error:
         raise Rejected(
             f"bad put of a row: {error}", field="metadata", limit="raymq.actors.protocol"
         ) from error
-    if body_at > len(data):
-        raise Rejected(
-            f"a put of a row has {len(data)} bytes, but its fields before the body alone have {body_at}",
-            field="metadata",
-            limit="raymq.actors.protocol",
-        )
     properties = data[properties_at:body_at] if flags & _HAS_PROPERTIES else None
     meta = {
         "id": number,
@@ -87,7 +65,7 @@ def unpack_row(data: bytes) -> tuple[dict[str, Any], Row] | None:
         "queue": queue,
         "pid": pid if flags & _HAS_PID else None,
         "epoch": epoch,
-        "seq": sequence,
+        "seq": seq,
         "acks": acks,
         "read": read,
     }

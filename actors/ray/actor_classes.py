@@ -20,10 +20,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from raymq.store.config import StoreConfig
+from raymq.store.clock import Clock
+from raymq.store.config import StoreConfig
+from raymq.store.errors import RayMQError, Unavailable
+from raymq.store.files import Files
 
 logger = logging.getLogger("raymq")
 
@@ -79,7 +81,18 @@ def _keep_pandas_out() -> None:
         sys.meta_path.remove(finder)
 
 
+def _start_thread(target: Callable[..., None], *args: Any) -> None:
+    """Begin an actor's work; its constructor returns."""
+    try:
+        threading.Thread(target=target, args=args, name="raymq-start", daemon=True).start()
+    except RuntimeError:
+        # An exception in the constructor would end the actor for good; after an exit Ray starts it again.
+        logger.exception("no thread could be started")
+        os._exit(EXIT_GAVE_UP)
+
+
 def _load(path: str) -> Any:
+    """What "module:name" stands for: actors get their server and their transport by name."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -106,12 +119,7 @@ class CommitLogActor:
         # The default of 5 ms makes the ack thread wait that long for a busy reader thread.
         sys.setswitchinterval(0.0005)
         _keep_freed_memory()
-        try:
-            threading.Thread(target=self._start, name="raymq-start", daemon=True).start()
-        except RuntimeError:
-            # An exception here would end the actor for good; after an exit Ray starts it again.
-            logger.exception("no thread could be started")
-            os._exit(EXIT_GAVE_UP)
+        _start_thread(self._start)
 
     def _start(self) -> None:
         """Open the replica, however often that must be tried, then report its metrics until `close`."""
@@ -145,7 +153,7 @@ class CommitLogActor:
         with contextlib.ExitStack() as undo:
             undo.callback(host.close, 0.0)
             if spec["mode"] == "leader":
-                host.routes = _routes(root)
+                host.routes = _read_json(root, "routes") or {}
             server = _load(spec["server"])(
                 host,
                 host=address.bind,
@@ -178,16 +186,11 @@ class CommitLogActor:
             config = replace(config, transient_pool=False)
         if config.transient_pool:
             roles.append("commit_real_time")
+        facts = ("cluster_id", "shard", "shards", "replica", "replication", "flush", "version")
         identity = {
-            "cluster_id": spec["cluster_id"],
+            **{name: spec[name] for name in facts},
             "name": spec["cluster"],
-            "shard": spec["shard"],
-            "shards": spec["shards"],
-            "replica": spec["replica"],
             "incarnation": self._incarnation,
-            "replication": spec["replication"],
-            "flush": spec["flush"],
-            "version": spec["version"],
             "pid": os.getpid(),
         }
         host_class = LeaderHost if leader else FollowerHost
@@ -202,13 +205,12 @@ class CommitLogActor:
     def _report_metrics(self) -> None:
         """Runs until `close`; a follower has no metrics of its own."""
         from raymq.actors.leader.host import LeaderHost
-        from raymq.actors.leader.leader_metrics import read_leader
         from raymq.actors.leader.metrics import Collector, ray_instrument
 
         host = self._host
         if isinstance(host, LeaderHost):
             collector = Collector(
-                lambda: read_leader(host),
+                host.metrics,
                 ray_instrument,
                 cluster=self._spec["cluster"],
                 shard=self._spec["shard"],
@@ -265,10 +267,7 @@ class CommitLogActor:
 
     def set_routes(self, routes: dict[str, str]) -> None:
         """Set the endpoints of all shards, so that each shard can route a client to the others."""
-        root = Path(self._spec["data_dir"])
-        from raymq.store.files import Files
-
-        Files().write_file_atomic(root / "raymq" / "routes", json.dumps(routes).encode())
+        _write_json(Path(self._spec["data_dir"]), "routes", routes)
         if self._host is not None:
             self._host.routes = routes
 
@@ -284,8 +283,6 @@ class CommitLogActor:
 def _serving(actor: CommitLogActor) -> Any:
     """Its RayMethods. Not a method of the actor, because Ray wraps those. Raises: Unavailable while it starts."""
     if actor._methods is None:
-        from raymq.store.errors import Unavailable
-
         raise Unavailable(f"the shard is starting: {actor._error or 'recovering'}", field="shard")
     return actor._methods
 
@@ -293,16 +290,16 @@ def _serving(actor: CommitLogActor) -> Any:
 class SatelliteActor:
     """Hosts a satellite's service, which runs until `close`; when it ends by itself the process ends."""
 
-    def _serve(self, spec: dict[str, Any], make: Callable[[], Any]) -> None:
+    def __init__(self, spec: dict[str, Any]) -> None:
         """Make and run the service in a thread: an exception in an actor's constructor would end it for good."""
         self._spec = spec
         self._service: Any = None
         self._closed = False
-        try:
-            threading.Thread(target=_run_or_exit, args=(make, self._adopt), daemon=True).start()
-        except RuntimeError:
-            logger.exception("no thread could be started")
-            os._exit(EXIT_GAVE_UP)
+        _start_thread(_run_or_exit, self._make, self._adopt)
+
+    def _make(self) -> Any:
+        """The service of this role."""
+        raise NotImplementedError
 
     def _adopt(self, service: Any) -> None:
         self._service = service
@@ -323,27 +320,23 @@ class SatelliteActor:
 class FlushActor(SatelliteActor):
     """Hosts GroupCommit or FlushRealTime; imports neither pyarrow nor Flight."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
-        def make() -> Any:
-            from raymq.actors.satellites.flush_service import FlushService
+    def _make(self) -> Any:
+        from raymq.actors.satellites.flush_service import FlushService
 
-            return FlushService(spec["data_dir"], spec["role"], _config(spec))
-
-        self._serve(spec, make)
+        spec = self._spec
+        return FlushService(spec["data_dir"], spec["role"], _config(spec))
 
 
 class CommitActor(SatelliteActor):
     """Hosts CommitRealTime; imports neither pyarrow nor Flight."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
-        def make() -> Any:
-            from raymq.actors.satellites.commit_service import CommitService
-            from raymq.store.promise import awaits_commit
+    def _make(self) -> Any:
+        from raymq.actors.satellites.commit_service import CommitService
+        from raymq.store.promise import awaits_commit
 
-            eager = awaits_commit(spec["flush"], mirrored=spec["replication"] == "mirror")
-            return CommitService(spec["data_dir"], _config(spec), eager=eager)
-
-        self._serve(spec, make)
+        spec = self._spec
+        eager = awaits_commit(spec["flush"], mirrored=spec["replication"] == "mirror")
+        return CommitService(spec["data_dir"], _config(spec), eager=eager)
 
 
 class ReplicationActor(SatelliteActor):
@@ -352,14 +345,23 @@ class ReplicationActor(SatelliteActor):
     def __init__(self, spec: dict[str, Any]) -> None:
         self._peer: Any = None
         self._peer_last: str | None = None
+        super().__init__(spec)
 
-        def make() -> Any:
-            from raymq.actors.satellites.replicator import Replicator
+    def _make(self) -> Any:
+        from raymq.actors.satellites.replicator import Replicator
 
-            _keep_freed_memory()
-            return Replicator.from_spec(spec, _config(spec), peer_endpoint=self._peer_endpoint)
-
-        self._serve(spec, make)
+        _keep_freed_memory()
+        spec = self._spec
+        identity = {name: spec[name] for name in ("cluster_id", "shard")}
+        return Replicator(
+            spec["data_dir"],
+            _config(spec),
+            **identity,
+            replica=spec["replica"],
+            follower=spec["replica"] + 1,
+            transport=_load(spec["transport"])(**identity, token=spec["token"]),
+            peer_endpoint=self._peer_endpoint,
+        )
 
     def _peer_endpoint(self) -> str | None:
         """Where the follower listens now; None while unknown.
@@ -390,8 +392,6 @@ class ReplicationActor(SatelliteActor):
 
 def _config(spec: dict[str, Any]) -> StoreConfig:
     """The store's options as an actor was given them."""
-    from raymq.store.config import StoreConfig
-
     return StoreConfig(flush=spec["flush"], **spec.get("options", {}))
 
 
@@ -400,14 +400,9 @@ def _exit_soon(root: Path, reason: str) -> None:
 
     After a pause, so that answers under way go out, and so that a lasting cause does not restart it in a tight loop.
     """
-    from raymq.store.clock import Clock
-    from raymq.store.errors import RayMQError
-    from raymq.store.files import Files
-
     logger.error("this process ends and is started again: %s", reason)
     with contextlib.suppress(OSError, RayMQError):
-        body = {"time_ms": Clock().now_ms(), "reason": reason}
-        Files().write_file_atomic(root / "raymq" / "last-end", json.dumps(body).encode())
+        _write_json(root, "last-end", {"time_ms": Clock().now_ms(), "reason": reason})
     try:
         threading.Timer(END_PAUSE_S, os._exit, (EXIT_GAVE_UP,)).start()
     except RuntimeError:
@@ -415,14 +410,22 @@ def _exit_soon(root: Path, reason: str) -> None:
         os._exit(EXIT_GAVE_UP)
 
 
-def _last_end(root: Path) -> dict[str, Any] | None:
-    from raymq.store.files import Files
+def _last_end(root: Path) -> Any:
+    with contextlib.suppress(OSError):
+        return _read_json(root, "last-end")
+    return None
 
+
+def _read_json(root: Path, name: str) -> Any:
+    """What a replica wrote last; None before, or where it is damaged."""
     try:
-        found: dict[str, Any] = json.loads(Files().read_file(root / "raymq" / "last-end"))
-    except (OSError, ValueError):
+        return json.loads(Files().read_file(root / "raymq" / name))
+    except (FileNotFoundError, ValueError):
         return None
-    return found
+
+
+def _write_json(root: Path, name: str, value: dict[str, Any]) -> None:
+    Files().write_file_atomic(root / "raymq" / name, json.dumps(value).encode())
 
 
 def _run_or_exit(make: Callable[[], Any], made: Callable[[Any], None]) -> None:
@@ -438,20 +441,14 @@ def _run_or_exit(make: Callable[[], Any], made: Callable[[Any], None]) -> None:
 
 def read_endpoint(root: Path) -> str | None:
     """The endpoint that a replica wrote last; None before its first start."""
-    from raymq.store.files import Files
-
-    try:
-        value = json.loads(Files().read_file(root / "raymq" / "endpoint"))
-    except (FileNotFoundError, ValueError):
+    value = _read_json(root, "endpoint")
+    if value is None:
         return None
     return _endpoint(value["host"], value["port"], tls=value.get("tls", False))
 
 
 def _write_endpoint(root: Path, host: str, port: int, *, tls: bool) -> None:
-    from raymq.store.files import Files
-
-    body = {"host": host, "port": port, "tls": tls}
-    Files().write_file_atomic(root / "raymq" / "endpoint", json.dumps(body).encode())
+    _write_json(root, "endpoint", {"host": host, "port": port, "tls": tls})
 
 
 def _endpoint(host: str, port: int, *, tls: bool) -> str:
@@ -463,16 +460,6 @@ def _was_restarted() -> bool:
     import ray
 
     return bool(ray.get_runtime_context().was_current_actor_reconstructed)
-
-
-def _routes(root: Path) -> dict[str, str]:
-    from raymq.store.files import Files
-
-    try:
-        routes: dict[str, str] = json.loads(Files().read_file(root / "raymq" / "routes"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return routes
 
 
 def _old_port(root: Path, host: str) -> int:

@@ -157,14 +157,7 @@ class RayMethods:
             crowded = self._reading > CROWD
         try:
             limit_ms = CROWDED_WAIT_MS if crowded else READ_WAIT_MS_MAX
-            request = fetch_request(
-                topic,
-                offsets,
-                max_bytes=max_bytes,
-                max_records=max_records,
-                wait_ms=wait_ms,
-                wait_limit_ms=limit_ms,
-            )
+            request = fetch_request(topic, offsets, max_bytes, max_records, wait_ms, limit_ms)
             return [_slice(part) for part in self._backend.fetch(request)]
         except (TypeError, ValueError, KeyError) as error:
             raise Rejected(f"bad read: {error!r}", field="offsets", limit="the method's") from error
@@ -208,12 +201,4 @@ def _slice(part: FetchSlice) -> tuple[int, int, int, int, int, Any, dict[str, An
     if error is not None:
         return part.queue_id, -1, -1, -1, -1, None, to_wire(error)
     records = pa.record_batch([part.records], schema=FETCH_SCHEMA).serialize()
-    return (
-        part.queue_id,
-        part.first_offset,
-        part.next_offset,
-        part.min_offset,
-        part.max_offset,
-        records,
-        None,
-    )
+    return (*part[:5], records, None)

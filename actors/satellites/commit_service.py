@@ -1,9 +1,8 @@
 """CommitRealTime as a process: the loop around the logic of store/log/commit.py.
 
-A plain class like `FlushService`: it serves one grant, then its process ends. Imports neither Ray nor pyarrow.
-On a full disk it tries again: the bytes stay in the pool, puts wait, and time out as unknown. Any other failed write
-ends the process. The next one begins at the committed end published last and writes the same bytes again, which is
-harmless.
+Imports neither Ray nor pyarrow. On a full disk it tries again: the bytes stay in the pool, puts wait, and time out as
+unknown. Any other failed write ends the process. The next one begins at the committed end published last and writes the
+same bytes again, which is harmless.
 """
 
 from __future__ import annotations
@@ -12,15 +11,14 @@ import logging
 from pathlib import Path
 
 from raymq.actors.shared.control_block import COMMIT_REAL_TIME
-from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import StorageFull, Unavailable
 from raymq.store.files import Files
 from raymq.store.log.commit import CommitRealTime, SegmentWriter
 from raymq.store.log.transient_pool import PoolReader
 
-from .flush_service import BUSY_WAIT_MS, EXIT_CODES, EXIT_FENCED, run_and_exit
-from .satellite import HEARTBEAT_PERIOD_MS, IDLE_WAIT_MS, GrantStatus, Satellite
+from .satellite import HEARTBEAT_PERIOD_MS, IDLE_WAIT_MS, GrantStatus
+from .service import BUSY_WAIT_MS, EXIT_CODES, EXIT_FENCED, Service
 
 logger = logging.getLogger("raymq.commit_real_time")
 
@@ -28,8 +26,8 @@ logger = logging.getLogger("raymq.commit_real_time")
 FULL_WAIT_MS = 500
 
 
-class CommitService:
-    """CommitRealTime for one grant. Callers: `run` or `serve` by one thread; `stop` by any."""
+class CommitService(Service):
+    """CommitRealTime for one grant."""
 
     def __init__(
         self,
@@ -37,53 +35,26 @@ class CommitService:
         config: StoreConfig,
         *,
         eager: bool,
-        clock: Clock | None = None,
         files: Files | None = None,
     ) -> None:
         """Args: eager: puts wait for the commit, so each wakeup commits."""
+        super().__init__(replica_dir, COMMIT_REAL_TIME, config, files)
         self._replica_dir = replica_dir
-        self._config = config
         self._eager = eager
-        self._files = files or Files()
-        self._clock = clock or Clock()
-        self._satellite = Satellite(
-            replica_dir, COMMIT_REAL_TIME, clock=self._clock, files=self._files
-        )
         self._writer = SegmentWriter(
             f"{replica_dir}/commitlog", config.segment_size_bytes, self._files
         )
+        self._undo.callback(self._writer.close)
 
-    def run(self) -> None:
-        """Serve, then end the process, whatever else runs in it. Returns: only after `stop`."""
-        run_and_exit(self.serve)
-
-    def serve(self) -> int:
-        """Wait for the grant and commit under it. Returns: an EXIT_* code, when the grant is over."""
-        satellite = self._satellite
+    def _work(self) -> int:
         try:
-            status = satellite.await_grant()
-            if status is not GrantStatus.GRANTED:
-                return EXIT_CODES[status]
-            try:
-                pool = PoolReader.open(
-                    self._replica_dir, satellite.commit_log_incarnation, files=self._files
-                )
-            except Unavailable:
-                # The CommitLog that gave this grant has ended since.
-                return EXIT_FENCED
-            try:
-                return EXIT_CODES[self._serve(pool)]
-            finally:
-                pool.close()
-        finally:
-            self._writer.close()
-            satellite.close()
-
-    def stop(self) -> None:
-        """End the service soon, in order. Callers: any thread."""
-        self._satellite.stop()
-
-    def _serve(self, pool: PoolReader) -> GrantStatus:
+            pool = PoolReader.open(
+                self._replica_dir, self._satellite.commit_log_incarnation, files=self._files
+            )
+        except Unavailable:
+            # The CommitLog that gave this grant has ended since.
+            return EXIT_FENCED
+        self._undo.callback(pool.close)
         satellite = self._satellite
         commit = CommitRealTime(
             pool,
@@ -100,7 +71,7 @@ class CommitService:
         if status is not GrantStatus.FENCED:
             with satellite.blocking_call:
                 commit.commit(satellite.appended)
-        return status
+        return EXIT_CODES[status]
 
     def _commit_eagerly(self, commit: CommitRealTime) -> GrantStatus:
         """Waits as GroupCommit does: for a put's wakeup, or for a time that grows while it is idle."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from raymq.store.errors import Unavailable
+from raymq.replication.mirror import Connected, Disconnected, FrameReceived
+from raymq.replication.wire import decode
+from raymq.store.errors import Rejected, Unavailable
 
 #: how long a receiving thread waits before it checks whether its connection was closed
 RECEIVE_WAIT_MS = 100
+
+ConnectionEvent = Connected | Disconnected | FrameReceived
 
 
 class ReplicationStream(Protocol):
@@ -33,25 +37,6 @@ class FollowerTransport(Protocol):
         """Connect to a follower. May block; raises Unavailable."""
 
 
-class Up(NamedTuple):
-    """The connection is open."""
-
-
-class Down(NamedTuple):
-    """The connection could not be opened, or is broken."""
-
-    reason: str
-
-
-class Frame(NamedTuple):
-    """A frame came in."""
-
-    data: bytes
-
-
-ConnectionEvent = Up | Down | Frame
-
-
 class _Connection:
     """One attempt to connect and, if it succeeds, the connection."""
 
@@ -60,12 +45,9 @@ class _Connection:
         self._outgoing: deque[tuple[bytes, Any]] = deque()
         self._condition = threading.Condition()
         self._closed = False
-        self._receiver = threading.Thread(
+        self.receiver = threading.Thread(
             target=self._run_receiver, name="raymq-replica-receive", daemon=True
         )
-
-    def start(self) -> None:
-        self._receiver.start()
 
     def send(self, frame: bytes, body: Any) -> None:
         with self._condition:
@@ -79,9 +61,6 @@ class _Connection:
             self._outgoing.clear()
             self._condition.notify_all()
 
-    def join(self, timeout_s: float) -> None:
-        self._receiver.join(timeout_s)
-
     def _run_receiver(self) -> None:
         try:
             stream = self._owner.open_stream()
@@ -94,11 +73,11 @@ class _Connection:
                 target=self._run_sender, args=(stream,), name="raymq-replica-send", daemon=True
             )
             sender.start()
-            self._owner.report(self, Up())
+            self._owner.report(self, Connected(self._owner.log_start()))
             while not self._closed:
                 frame = stream.receive(RECEIVE_WAIT_MS)
                 if frame is not None:
-                    self._owner.report(self, Frame(bytes(frame[0])))
+                    self._owner.report(self, _read(frame[0]))
         except Exception as error:
             self._fail(error)
         finally:
@@ -121,7 +100,15 @@ class _Connection:
 
     def _fail(self, error: Exception) -> None:
         if not self._closed:
-            self._owner.report(self, Down(f"{type(error).__name__}: {error}"))
+            self._owner.report(self, Disconnected(f"{type(error).__name__}: {error}"))
+
+
+def _read(frame: bytes) -> FrameReceived | Disconnected:
+    try:
+        return FrameReceived(*decode(frame))
+    except Rejected as error:
+        # A peer that speaks another version, or a broken transport: a new connection is the remedy.
+        return Disconnected(error.message)
 
 
 class FollowerConnection:
@@ -132,22 +119,27 @@ class FollowerConnection:
         transport: FollowerTransport,
         peer_endpoint: Callable[[], str | None],
         *,
+        log_start: Callable[[], int],
         wake: Callable[[], None],
     ) -> None:
-        """Args: peer_endpoint: where the follower listens now, None while unknown; wake: called after each event."""
+        """Args: peer_endpoint: where the follower listens now, None while unknown; wake: called after each event.
+
+        log_start: the first offset of the leader's log.
+        """
         self._transport = transport
         self._peer_endpoint = peer_endpoint
+        self.log_start = log_start
         self._wake = wake
         self._lock = threading.Lock()
         self._events: deque[ConnectionEvent] = deque()
         self._connection: _Connection | None = None
 
     def connect(self) -> None:
-        """Begin to connect; an `Up` or `Down` event follows."""
+        """Begin to connect; a `Connected` or `Disconnected` event follows."""
         self.disconnect()
         self._connection = _Connection(self)
         # Only now: `report` drops events of any connection but `_connection`.
-        self._connection.start()
+        self._connection.receiver.start()
 
     def disconnect(self) -> None:
         """Drop the connection and every event of it."""
@@ -174,7 +166,7 @@ class FollowerConnection:
         connection = self._connection
         self.disconnect()
         if connection is not None:
-            connection.join(2 * RECEIVE_WAIT_MS / 1000)
+            connection.receiver.join(2 * RECEIVE_WAIT_MS / 1000)
 
     def open_stream(self) -> ReplicationStream:
         """Callers: the connection's thread. Raises: Unavailable."""

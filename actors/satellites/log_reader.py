@@ -15,7 +15,7 @@ _OPEN_MAX = 2
 
 
 class LogReader:
-    """Callers: one thread."""
+    """Callers: one thread; `start` by any."""
 
     def __init__(self, directory: Path, segment_size_bytes: int, *, files: Files) -> None:
         self._directory = directory

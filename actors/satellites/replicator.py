@@ -10,7 +10,6 @@ left.
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -18,42 +17,24 @@ from typing import Any
 
 from raymq.actors.shared.control_block import FLUSHERS
 from raymq.actors.shared.failures import FailureFile
-from raymq.actors.shared.ring import LateEntry
+from raymq.replication import mirror
 from raymq.replication.combiner import PutCombiner
-from raymq.replication.mirror import (
-    ClockTick,
-    Connect,
-    Connected,
-    Damaged,
-    Disconnect,
-    Disconnected,
-    Event,
-    FrameReceived,
-    Halt,
-    LeaderProgress,
-    MirrorLeader,
-    MirrorLimits,
-    Replicated,
-    Send,
-)
-from raymq.replication.wire import ReplicaProcess, cluster_key, decode, encode
-from raymq.store.clock import Clock
+from raymq.replication.wire import ReplicaProcess, cluster_key, encode
 from raymq.store.config import StoreConfig
-from raymq.store.errors import Corrupt, Rejected
-from raymq.store.files import Files
+from raymq.store.errors import Corrupt
 from raymq.store.log.chain import ChainReader
 from raymq.store.promise import PROMISES, Ends
 
-from .flush_service import BUSY_WAIT_MS, EXIT_CODES, run_and_exit
-from .follower_connection import Down, FollowerConnection, FollowerTransport, Frame, Up
+from .follower_connection import FollowerConnection, FollowerTransport
 from .log_reader import LogReader
-from .satellite import IDLE_WAIT_MS, GrantStatus, Satellite
+from .satellite import IDLE_WAIT_MS, GrantStatus
+from .service import BUSY_WAIT_MS, EXIT_CODES, Service
 
 logger = logging.getLogger("raymq.replication")
 
 
-class Replicator:
-    """The role for one grant. Callers: `run` or `serve` by one thread; `stop` and `status` by any."""
+class Replicator(Service):
+    """The role for one grant. Callers: as of `Service`; `status` by any thread."""
 
     def __init__(
         self,
@@ -66,70 +47,27 @@ class Replicator:
         follower: int,
         transport: FollowerTransport,
         peer_endpoint: Callable[[], str | None],
-        limits: MirrorLimits | None = None,
-        clock: Clock | None = None,
-        files: Files | None = None,
+        limits: mirror.MirrorLimits | None = None,
     ) -> None:
         """Args: follower: replica id of the follower; peer_endpoint: where it listens now, None while unknown."""
-        root = Path(replica_dir)
-        files = files or Files()
+        super().__init__(replica_dir, "replication", config)
+        root, size, files = Path(replica_dir), config.segment_size_bytes, self._files
         self._cluster = cluster_key(cluster_id)
         self._shard = shard
         self._replica = replica
         self._follower = follower
-        self._config = config
         self._limits = limits
-        self._clock = clock or Clock()
-        self._satellite = Satellite(root, "replication", clock=self._clock, files=files)
-        self._connection = FollowerConnection(transport, peer_endpoint, wake=self._satellite.wake)
-        self._log = LogReader(root / "commitlog", config.segment_size_bytes, files=files)
-        self._chain = ChainReader(root / "raymq" / "chain", config.segment_size_bytes, files=files)
+        self._log = LogReader(root / "commitlog", size, files=files)
+        self._chain = ChainReader(root / "raymq" / "chain", size, files=files)
+        self._connection = FollowerConnection(
+            transport, peer_endpoint, log_start=self._log.start, wake=self._satellite.wake
+        )
+        for part in (self._log, self._chain, self._connection):
+            self._undo.callback(part.close)
         self._failure_file = FailureFile(root, files=files, clock=self._clock)
-        self._machine: MirrorLeader | None = None
+        self._machine: mirror.MirrorLeader | None = None
         self._synced = 0
         self._frames = 0
-
-    @classmethod
-    def from_spec(
-        cls, spec: dict[str, Any], config: StoreConfig, *, peer_endpoint: Callable[[], str | None]
-    ) -> Replicator:
-        """From an actor's spec. `spec["transport"]` is "module:name", called with cluster_id, shard and token."""
-        module, _, name = spec["transport"].partition(":")
-        make_transport = getattr(importlib.import_module(module), name)
-        return cls(
-            spec["data_dir"],
-            config,
-            cluster_id=spec["cluster_id"],
-            shard=spec["shard"],
-            replica=spec["replica"],
-            follower=spec["replica"] + 1,
-            transport=make_transport(
-                cluster_id=spec["cluster_id"], shard=spec["shard"], token=spec["token"]
-            ),
-            peer_endpoint=peer_endpoint,
-        )
-
-    def run(self) -> None:
-        """Serve, then end the process, whatever else runs in it. Returns: only after `stop`."""
-        run_and_exit(self.serve)
-
-    def serve(self) -> int:
-        """Wait for the grant and replicate under it. Returns: an EXIT_* code, when the grant is over."""
-        satellite = self._satellite
-        try:
-            status = satellite.await_grant()
-            if status is GrantStatus.GRANTED:
-                status = self._replicate()
-            return EXIT_CODES[status]
-        finally:
-            self._connection.close()
-            satellite.close()
-            self._chain.close()
-            self._log.close()
-
-    def stop(self) -> None:
-        """End the service soon. Callers: any thread."""
-        self._satellite.stop()
 
     def status(self) -> dict[str, Any]:
         """For status displays."""
@@ -145,29 +83,28 @@ class Replicator:
             "frames_sent": self._frames,
         }
 
-    def _replicate(self) -> GrantStatus:
-        """Work under the grant. Returns: why it is over."""
+    def _work(self) -> int:
         machine = self._machine = self._make_machine()
         combiner = self._make_combiner()
         satellite = self._satellite
         while (status := satellite.grant_status()) is GrantStatus.GRANTED:
-            for request in satellite.take_requests():
+            for request in satellite.rings.requests.take_all():
                 combiner.add(*request)
             self._combine(machine, combiner)
-            for event in self._take_events():
+            for event in self._connection.take_events():
                 self._step(event, machine, combiner)
             # After the answers of the follower, which may have moved the confirmed end: the next frame carries it.
             self._step(
-                LeaderProgress(satellite.committed, combiner.acknowledged), machine, combiner
+                mirror.LeaderProgress(satellite.committed, combiner.acknowledged), machine, combiner
             )
-            self._step(ClockTick(), machine, combiner)
+            self._step(mirror.ClockTick(), machine, combiner)
             self._failure_file.write(machine.stall_reason)
             limit_ms = BUSY_WAIT_MS if combiner.waiting else IDLE_WAIT_MS
             satellite.wait(min(limit_ms, machine.wait_ms(self._clock.monotonic_ms())))
-        return status
+        return EXIT_CODES[status]
 
-    def _make_machine(self) -> MirrorLeader:
-        return MirrorLeader(
+    def _make_machine(self) -> mirror.MirrorLeader:
+        return mirror.MirrorLeader(
             cluster=self._cluster,
             shard=self._shard,
             me=ReplicaProcess(self._replica, self._satellite.incarnation),
@@ -187,15 +124,14 @@ class Replicator:
             acknowledged=self._satellite.base,
         )
 
-    def _ends(self, machine: MirrorLeader) -> Ends:
+    def _ends(self, machine: mirror.MirrorLeader) -> Ends:
         """Each end is read after those that rely on it: what is replicated or synced was committed before."""
         satellite, flusher = self._satellite, FLUSHERS[self._config.flush]
-        synced = max(satellite.base_of(flusher), satellite.position_of(flusher))
-        self._synced = max(self._synced, synced)
+        self._synced = max(self._synced, satellite.end_of(flusher))
         committed = satellite.committed
         return Ends(satellite.appended, committed, self._synced, machine.replicated_end)
 
-    def _combine(self, machine: MirrorLeader, combiner: PutCombiner) -> None:
+    def _combine(self, machine: mirror.MirrorLeader, combiner: PutCombiner) -> None:
         """Publish the outcomes of the puts: first the acknowledged end, then the late puts."""
         satellite = self._satellite
         acknowledged = combiner.acknowledged
@@ -203,49 +139,35 @@ class Replicator:
         if combiner.acknowledged > acknowledged:
             satellite.publish_position(combiner.acknowledged)
         for number, end, status in late:
-            satellite.report_late(LateEntry(number, end, status.code))
+            satellite.rings.late.push((number, end, status.code))
         if late:
             satellite.wake_others()
 
-    def _take_events(self) -> list[Event]:
-        return [
-            Connected(self._log.start()) if isinstance(item, Up) else _to_event(item)
-            for item in self._connection.take_events()
-        ]
-
-    def _step(self, event: Event, machine: MirrorLeader, combiner: PutCombiner) -> None:
+    def _step(
+        self, event: mirror.Event, machine: mirror.MirrorLeader, combiner: PutCombiner
+    ) -> None:
         """Give the machine an event and perform its effects."""
         for effect in machine.step(event, self._clock.monotonic_ms()):
-            if isinstance(effect, Send):
+            if isinstance(effect, mirror.Send):
                 try:
                     self._send(effect)
                 except Corrupt as error:
                     # Neither the damaged bytes nor any after them are sent.
-                    self._step(Damaged(str(error)), machine, combiner)
+                    self._step(mirror.Damaged(str(error)), machine, combiner)
                     return
-            elif isinstance(effect, Replicated):
+            elif isinstance(effect, mirror.Replicated):
                 # Before the frames that the same answer makes space for: puts wait for it.
                 self._combine(machine, combiner)
-            elif isinstance(effect, Connect):
+            elif isinstance(effect, mirror.Connect):
                 self._connection.connect()
-            elif isinstance(effect, Disconnect):
+            elif isinstance(effect, mirror.Disconnect):
                 self._connection.disconnect()
-            elif isinstance(effect, Halt):
+            elif isinstance(effect, mirror.Halt):
                 logger.error("shard %s is not replicated: %s", self._shard, effect.reason)
 
-    def _send(self, effect: Send) -> None:
+    def _send(self, effect: mirror.Send) -> None:
         """Raises: Corrupt when the log's bytes are not those that were stored."""
         body = self._log.read(effect.start, effect.stop, effect.message)
         self._connection.send(encode(effect.header, effect.message), body)
         self._frames += 1
         self._satellite.publish_count(self._frames)
-
-
-def _to_event(item: Down | Frame) -> Event:
-    if isinstance(item, Down):
-        return Disconnected(item.reason)
-    try:
-        return FrameReceived(*decode(item.data))
-    except Rejected as error:
-        # A peer that speaks another version, or a broken transport: a new connection is the remedy.
-        return Disconnected(error.message)

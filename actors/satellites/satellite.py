@@ -23,12 +23,11 @@ from raymq.actors.shared.control_block import (
     shared_file,
 )
 from raymq.actors.shared.heartbeat import PERIOD_MS, HeartbeatMonitor
-from raymq.actors.shared.latency import SyncTimer
 from raymq.actors.shared.processes import boot_id_hash, new_incarnation, own_identity
-from raymq.actors.shared.ring import LateEntry, ReplicationRings, Request
+from raymq.actors.shared.ring import ReplicationRings
 from raymq.actors.shared.wakeup import Wakeup
 from raymq.store.clock import Clock
-from raymq.store.errors import Unavailable, require
+from raymq.store.errors import Unavailable, broken
 from raymq.store.files import Files
 
 logger = logging.getLogger("raymq.satellite")
@@ -91,8 +90,10 @@ class Satellite:
         self.base = 0
         #: what earlier processes have counted
         self._count = 0
-        self._commit_log_incarnation = 0
+        #: the CommitLog that has granted this satellite; 0 before
+        self.commit_log_incarnation = 0
         self._boot = boot_id_hash(files=files)
+        self._sync_began_s = 0.0
         self._stopping = threading.Event()
         self._attached = False
         #: `with` it around a call that may block for long
@@ -133,12 +134,13 @@ class Satellite:
             undo.callback(self._control.close)
             if self.role == "group_commit":
                 # The predecessor may have been killed while it polled: CommitLog would never wake this process.
-                self._control.group_commit_polls = False
+                self._control.group_commit_polls = 0
             if self.role == "replication":
-                self._rings = ReplicationRings.open(
+                #: the puts that wait for replicas
+                self.rings = ReplicationRings.open(
                     shared_file(self._replica_dir, "ring-replication"), files=self._files
                 )
-                undo.callback(self._rings.close)
+                undo.callback(self.rings.close)
             self._undo = undo.pop_all()
         #: polls for appends instead of sleeping, where that pays
         self.appends = AppendWaiter(self._control, clock=self._clock)
@@ -162,7 +164,7 @@ class Satellite:
         if not self.fencing_token:
             if not granted:
                 return GrantStatus.WAITING
-            self._commit_log_incarnation = self._control.incarnation
+            self.commit_log_incarnation = self._control.incarnation
             self.base = self._record.base
             self._count = self._record.count
             # Read again: if the grant has changed in between, these fields are of another grant.
@@ -172,7 +174,7 @@ class Satellite:
         if (
             not granted
             or token != self.fencing_token
-            or self._control.incarnation != self._commit_log_incarnation
+            or self._control.incarnation != self.commit_log_incarnation
         ):
             return GrantStatus.FENCED
         stopped = self._control.state == State.STOPPED
@@ -185,18 +187,12 @@ class Satellite:
 
     def beat(self) -> None:
         """Publish a heartbeat."""
-        self._record.beat(self._clock.monotonic_ms())
+        self._record.heartbeat_ms = self._clock.monotonic_ms()
 
     def pause(self, ms: int) -> None:
         """Sleep through wakeups. A stop ends it."""
         with self.blocking_call:
             self._stopping.wait(ms / 1000)
-
-    @property
-    def commit_log_incarnation(self) -> int:
-        """The CommitLog that has granted this satellite."""
-        self._require_granted()
-        return self._commit_log_incarnation
 
     @property
     def appended(self) -> int:
@@ -208,59 +204,39 @@ class Satellite:
         """Every byte below is in the log's files."""
         return self._control.committed
 
-    def position_of(self, role: str) -> int:
-        """The end that another role has published under its present grant; 0 if it has none."""
+    def end_of(self, role: str) -> int:
+        """The end that another role has published under its present grant, or where its last grant began."""
         record = self._control.roles[role]
         token, incarnation = record.grant
-        return record.position(token) if incarnation else 0
-
-    def base_of(self, role: str) -> int:
-        """The end that was synced (committed, acknowledged) when another role was granted last."""
-        return self._control.roles[role].base
-
-    def take_requests(self) -> list[Request]:
-        """The puts that CommitLog reported since the last call. Callers: Replication."""
-        if not self.fencing_token:
-            self._require_granted()
-        return self._rings.take_requests()
-
-    def report_late(self, late: LateEntry) -> bool:
-        """Report puts that missed their deadline. Returns: False if the ring is full. Callers: Replication."""
-        self._require_granted()
-        return self._rings.report(late)
+        return max(record.base, record.position(token) if incarnation else 0)
 
     def publish_sync_started(self, end_offset: int) -> None:
-        """Before each sync."""
-        if not self.fencing_token:
-            self._require_granted()
+        """Before each sync. Callers: a flusher."""
         self._record.publish_sync_started(self.fencing_token, end_offset)
+        self._sync_began_s = self._clock.monotonic()
+
+    def publish_synced(self, end_offset: int) -> None:
+        """After the success of the sync that was started last; its time is counted after the report."""
+        ended_s = self._clock.monotonic()
+        self.publish_position(end_offset)
+        self._record.sync_latency.add(ended_s - self._sync_began_s)
 
     def publish_position(self, end_offset: int) -> None:
         """After success, then wake CommitLog and, from a flusher, Replication, which combines."""
         if not self.fencing_token:
-            self._require_granted()
+            raise broken("a satellite works without a grant", role=self.role)
         self._record.publish_position(self.fencing_token, end_offset)
         # CommitLog stops to poll before its last check; a wakeup that is lost all the same only delays.
         self.wake_others(commit_log=not self._control.commit_log_polls)
 
     def publish_failure(self, errno: int) -> None:
         """A sync failed: CommitLog must poison the replica."""
-        self._require_granted()
         self._record.publish_failure(self.fencing_token, errno)
         self.wake_others()
 
     def publish_count(self, syncs: int) -> None:
         """The count of this process so far, for metrics and status displays."""
-        self._record.publish_count(self._count + syncs)
-
-    def sync_timer(self) -> SyncTimer:
-        """`publish_sync_started` and `publish_position` for a flusher, with the time between them counted."""
-        return SyncTimer(
-            self._record.sync_latency,
-            self._clock,
-            on_sync_started=self.publish_sync_started,
-            on_synced=self.publish_position,
-        )
+        self._record.count = self._count + syncs
 
     def wake_others(self, *, commit_log: bool = True) -> None:
         """Wake the processes that wait for this one: after a commit GroupCommit, then CommitLog, then Replication."""
@@ -279,7 +255,7 @@ class Satellite:
     def wake(self) -> None:
         """End the wait: another thread of this process has work for it. Callers: any thread."""
         if self._attached:
-            self._wakeup.wake_own()
+            self._wakeup.wake(self.role)
 
     def close(self) -> None:
         """Release everything, the lock last."""
@@ -289,9 +265,6 @@ class Satellite:
         self._heartbeat_stop.set()
         self._heartbeat.join()
         self._undo.close()
-
-    def _require_granted(self) -> None:
-        require(self.fencing_token != 0, "a satellite works without a grant", role=self.role)
 
     def _run_heartbeat(self) -> None:
         while not self._heartbeat_stop.wait(HEARTBEAT_PERIOD_MS / 1000):

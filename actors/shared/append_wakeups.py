@@ -103,7 +103,7 @@ class AppendNotifier:
 
     def announce(self) -> None:
         """A small put has come: the first worker wakes up while the put is encoded."""
-        self._control.announce_append()
+        self._control.appending = 1
         if self._control.group_commit_polls:
             self._announced_s = -math.inf
         elif self._announced_to:
@@ -114,7 +114,7 @@ class AppendNotifier:
 
     def publish(self, end_offset: int) -> None:
         """Every byte below is in the log. Callers: after the bytes and before `wake_for_append`."""
-        announced = self._control.appending
+        announced = bool(self._control.appending)
         if end_offset == self._published and not announced:
             # It was published early.
             return
@@ -162,7 +162,7 @@ class AppendNotifier:
         flusher = self._flusher
         if flusher is None:
             return False
-        self._control.commit_log_polls = True
+        self._control.commit_log_polls = 1
         try:
             while flusher.position < end_offset and wanted():
                 # The flusher may have been put on this core.
@@ -171,7 +171,7 @@ class AppendNotifier:
                     return False
             return True
         finally:
-            self._control.commit_log_polls = False
+            self._control.commit_log_polls = 0
 
 
 class AppendWaiter:
@@ -201,8 +201,8 @@ class AppendWaiter:
         if not control.announced or not self._throttle.should_try():
             return
         deadline = self._clock.monotonic() + POLL_US / 1e6
-        control.group_commit_polls = True
+        control.group_commit_polls = 1
         while control.appended <= synced and self._clock.monotonic() <= deadline:
             os.sched_yield()
-        control.group_commit_polls = False
+        control.group_commit_polls = 0
         self._throttle.record(worked=control.appended > synced)

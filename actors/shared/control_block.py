@@ -54,14 +54,14 @@ from __future__ import annotations
 
 import os
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from raymq.store.errors import Rejected, broken
 from raymq.store.files import Files
 from raymq.store.promise import Flush
 
 from .latency import FIELDS as LATENCY_FIELDS
-from .latency import Latencies, LatencyCounter, latencies
+from .latency import LatencyCounter
 from .processes import INCARNATION_BITS, ProcessIdentity
 from .ring import map_shared
 
@@ -87,8 +87,7 @@ _R_PID, _R_START_TIME, _R_INCARNATION, _R_HEARTBEAT, _R_SYNC_STARTED = range(5)
 _R_POSITION, _R_FAILURE, _R_SYNCS = range(5, 8)
 _R_GRANT, _R_LAST_GRANTED, _R_BASE = 16, 17, 18
 
-_VALUE_BITS = INCARNATION_BITS
-_VALUE_MASK = (1 << _VALUE_BITS) - 1
+_VALUE_MASK = (1 << INCARNATION_BITS) - 1
 _TAG_MASK = 0x7FFF
 
 
@@ -125,17 +124,17 @@ def pack_field(tag: int, value: int) -> int:
     """Both in one field. Args: value: [0, 2**48)."""
     if not 0 <= value <= _VALUE_MASK:
         raise broken("value does not fit a packed field", value=value)
-    return (tag & _TAG_MASK) << _VALUE_BITS | value
+    return (tag & _TAG_MASK) << INCARNATION_BITS | value
 
 
 def unpack_field(field: int) -> tuple[int, int]:
     """(tag, value)."""
-    return field >> _VALUE_BITS & _TAG_MASK, field & _VALUE_MASK
+    return field >> INCARNATION_BITS & _TAG_MASK, field & _VALUE_MASK
 
 
 def value_of(field: int, tag: int) -> int:
     """The value, or 0 if the field has another tag (no tag is 0)."""
-    found = field >> _VALUE_BITS & _TAG_MASK
+    found = field >> INCARNATION_BITS & _TAG_MASK
     return field & _VALUE_MASK if found == tag and tag else 0
 
 
@@ -151,14 +150,37 @@ class Registration(NamedTuple):
     process: ProcessIdentity
 
 
+def _field(index: int) -> Any:
+    """A property that reads and writes one field of the `_words` of its class."""
+
+    def read(self: Any) -> Any:
+        return self._words[index]
+
+    def write(self: Any, value: int) -> None:
+        self._words[index] = value
+
+    return property(read, write)
+
+
 class RoleRecord:
-    """The record of one role. The satellite calls `register` to `publish_count`, CommitLog the rest."""
+    """The record of one role. The satellite calls `register` and `publish_...`, CommitLog the rest."""
+
+    #: monotonic ms of the last heartbeat. Written by the satellite
+    heartbeat_ms: int = _field(_R_HEARTBEAT)
+    #: syncs of all processes of this role since `clear_counts`. Written by the satellite
+    count: int = _field(_R_SYNCS)
+    #: the incarnation granted last, also after its grant was revoked; it must be dead before the next grant
+    last_granted: int = _field(_R_LAST_GRANTED)
+    #: where a granted process starts: everything below was synced (committed, acknowledged) before its grant
+    base: int = _field(_R_BASE)
 
     def __init__(self, words: memoryview, role: str) -> None:
         base = _FIRST_ROLE + ROLES.index(role) * _ROLE_FIELDS
         self._words = words[base : base + _ROLE_FIELDS]
         latency = _FIRST_LATENCY + ROLES.index(role) * _ROLE_FIELDS
         self._latency = words[latency : latency + LATENCY_FIELDS]
+        #: how long the syncs of all processes took since `clear_counts`. The satellite adds
+        self.sync_latency = LatencyCounter(self._latency)
         #: which role
         self.role = role
 
@@ -169,10 +191,6 @@ class RoleRecord:
         words[_R_PID], words[_R_START_TIME] = registration.process
         words[_R_HEARTBEAT] = now_ms
         words[_R_INCARNATION] = registration.incarnation
-
-    def beat(self, now_ms: int) -> None:
-        """Publish a heartbeat."""
-        self._words[_R_HEARTBEAT] = now_ms
 
     def publish_sync_started(self, token: int, end_offset: int) -> None:
         """Before each sync: the end that its success will mean."""
@@ -186,19 +204,15 @@ class RoleRecord:
         """A sync failed."""
         self._words[_R_FAILURE] = pack_field(token, errno)
 
-    def publish_count(self, syncs: int) -> None:
-        """The total of all processes since `clear_counts`."""
-        self._words[_R_SYNCS] = syncs
-
     def clear(self, base: int) -> None:
         """Clear what dead processes left. Callers: CommitLog, after acting on it, while the role is not granted."""
         for word in (_R_SYNC_STARTED, _R_POSITION, _R_FAILURE):
             self._words[word] = 0
-        self._words[_R_BASE] = base
+        self.base = base
 
     def clear_counts(self) -> None:
         """Count from 0. Callers: CommitLog, once in its process, while the role is not granted."""
-        self.publish_count(0)
+        self.count = 0
         self.sync_latency.clear()
 
     def registration(self) -> Registration | None:
@@ -211,11 +225,6 @@ class RoleRecord:
         return Registration(incarnation, process)
 
     @property
-    def heartbeat_ms(self) -> int:
-        """Monotonic ms of the last heartbeat."""
-        return self._words[_R_HEARTBEAT]
-
-    @property
     def sync_started(self) -> tuple[int, int]:
         """(fencing token, end)."""
         return unpack_field(self._words[_R_SYNC_STARTED])
@@ -224,21 +233,6 @@ class RoleRecord:
     def failure(self) -> tuple[int, int]:
         """(fencing token, errno); errno 0: none."""
         return unpack_field(self._words[_R_FAILURE])
-
-    @property
-    def count(self) -> int:
-        """Syncs of all processes of this role since CommitLog's process took over."""
-        return self._words[_R_SYNCS]
-
-    @property
-    def sync_latency(self) -> LatencyCounter:
-        """Adds to the latencies of earlier processes. Callers: the satellite."""
-        return LatencyCounter(self._latency)
-
-    @property
-    def sync_latencies(self) -> Latencies:
-        """How long the syncs of all processes took since CommitLog's process took over."""
-        return latencies(self._latency)
 
     @property
     def committed(self) -> int:
@@ -259,22 +253,12 @@ class RoleRecord:
         """Whether a process may work."""
         return bool(self._words[_R_GRANT] & _VALUE_MASK)
 
-    @property
-    def last_granted(self) -> int:
-        """The incarnation granted last, also after its grant was revoked; it must be dead before the next grant."""
-        return self._words[_R_LAST_GRANTED]
-
-    @property
-    def base(self) -> int:
-        """Where a granted process starts: everything below was synced (committed, acknowledged) before its grant."""
-        return self._words[_R_BASE]
-
     def give_grant(self, incarnation: int, base: int) -> int:
         """Let this incarnation work from `base` on. Returns: the fencing token of the grant."""
         token = next_tag(self.grant[0])
-        self._words[_R_BASE] = base
+        self.base = base
         # First: the successor of a dead CommitLog must know which process may have been let in.
-        self._words[_R_LAST_GRANTED] = incarnation
+        self.last_granted = incarnation
         self._words[_R_GRANT] = pack_field(token, incarnation)
         return token
 
@@ -289,7 +273,27 @@ class RoleRecord:
 
 
 class ControlBlock:
-    """The page, mapped."""
+    """The page, mapped. CommitLog writes everything but `roles` and `group_commit_polls`."""
+
+    #: CommitLog's; 0: never begun
+    incarnation: int = _field(_INCARNATION)
+    #: CommitLog's state, a `State`
+    state: int = _field(_STATE)
+    #: which log the appended end is about
+    log_generation: int = _field(_LOG_GENERATION)
+    #: CommitLog's last heartbeat, monotonic ms
+    heartbeat_ms: int = _field(_HEARTBEAT)
+    #: 1: a missing heartbeat means that CommitLog hangs
+    heartbeat_on: int = _field(_HEARTBEAT_ON)
+    #: hints, see append_wakeups.py. 1: `appended` is about to move; the next `publish_appended` ends it, also when the
+    #: put is refused
+    appending: int = _field(_APPENDING)
+    #: 1: the last append was announced to GroupCommit
+    announced: int = _field(_ANNOUNCED)
+    #: 1: CommitLog polls the synced end and needs no wakeup
+    commit_log_polls: int = _field(_COMMIT_LOG_POLLS)
+    #: 1: GroupCommit polls the appended end and needs no wakeup
+    group_commit_polls: int = _field(_GROUP_COMMIT_POLLS)
 
     def __init__(self, view: memoryview, *, files: Files) -> None:
         self._view = view
@@ -316,13 +320,11 @@ class ControlBlock:
         """Make the page valid for this boot and clear the rest. Callers: CommitLog, when it is not valid."""
         words = self._words
         words[_MAGIC] = 0
-        for role, record in self.roles.items():
-            # Fencing tokens go on even so: a satellite that waits here must not see an old token again.
+        for record in self.roles.values():
             record.clear_counts()
-            token = record.grant[0]
-            base = _FIRST_ROLE + ROLES.index(role) * _ROLE_FIELDS
-            words[base + _R_LAST_GRANTED] = 0
-            words[base + _R_GRANT] = pack_field(next_tag(token), 0)
+            record.last_granted = 0
+            # Fencing tokens go on even so: a satellite that waits here must not see an old token again.
+            record.revoke_grant()
         for word in range(_STATE, _FIRST_ROLE):
             words[word] = 0
         words[_INCARNATION] = 0
@@ -355,37 +357,9 @@ class ControlBlock:
         words[_STATE] = State.RUNNING
 
     @property
-    def incarnation(self) -> int:
-        """CommitLog's; 0: never begun."""
-        return self._words[_INCARNATION]
-
-    @property
     def process(self) -> ProcessIdentity:
         """CommitLog's process."""
         return ProcessIdentity(self._words[_PID], self._words[_START_TIME])
-
-    @property
-    def state(self) -> State:
-        """CommitLog's state."""
-        return State(self._words[_STATE])
-
-    @state.setter
-    def state(self, state: State) -> None:
-        self._words[_STATE] = state
-
-    @property
-    def log_generation(self) -> int:
-        """Which log the appended end is about."""
-        return self._words[_LOG_GENERATION]
-
-    @property
-    def heartbeat_ms(self) -> int:
-        """CommitLog's last heartbeat, monotonic ms."""
-        return self._words[_HEARTBEAT]
-
-    def beat(self, now_ms: int) -> None:
-        """Publish CommitLog's heartbeat."""
-        self._words[_HEARTBEAT] = now_ms
 
     def start_heartbeat(self, process: ProcessIdentity, now_ms: int) -> None:
         """From now on a CommitLog without heartbeat is killed. Callers: CommitLog, with the store's lock."""
@@ -394,15 +368,6 @@ class ControlBlock:
         words[_PID], words[_START_TIME] = process
         words[_HEARTBEAT] = now_ms
         words[_HEARTBEAT_ON] = 1
-
-    def stop_heartbeat(self) -> None:
-        """CommitLog stops: a missing heartbeat means nothing any more."""
-        self._words[_HEARTBEAT_ON] = 0
-
-    @property
-    def heartbeat_on(self) -> bool:
-        """Whether a missing heartbeat means that CommitLog hangs."""
-        return bool(self._words[_HEARTBEAT_ON])
 
     @property
     def appended(self) -> int:
@@ -424,40 +389,6 @@ class ControlBlock:
         words[_ANNOUNCED] = announced
         words[_APPENDED] = pack_field(words[_LOG_GENERATION], end_offset)
         words[_APPENDING] = 0
-
-    # --- hints, see append_wakeups.py ---------------------------------------------------------------------------
-
-    def announce_append(self) -> None:
-        """Callers: CommitLog, before an append. The next `publish_appended` ends it, also when the put is refused."""
-        self._words[_APPENDING] = 1
-
-    @property
-    def appending(self) -> bool:
-        """Whether `appended` is about to move."""
-        return bool(self._words[_APPENDING])
-
-    @property
-    def announced(self) -> bool:
-        """Whether the last append was announced to GroupCommit."""
-        return bool(self._words[_ANNOUNCED])
-
-    @property
-    def commit_log_polls(self) -> bool:
-        """Whether CommitLog polls the synced end and needs no wakeup."""
-        return bool(self._words[_COMMIT_LOG_POLLS])
-
-    @commit_log_polls.setter
-    def commit_log_polls(self, polls: bool) -> None:
-        self._words[_COMMIT_LOG_POLLS] = polls
-
-    @property
-    def group_commit_polls(self) -> bool:
-        """Whether GroupCommit polls the appended end and needs no wakeup."""
-        return bool(self._words[_GROUP_COMMIT_POLLS])
-
-    @group_commit_polls.setter
-    def group_commit_polls(self, polls: bool) -> None:
-        self._words[_GROUP_COMMIT_POLLS] = polls
 
     def close(self) -> None:
         """Unmap."""

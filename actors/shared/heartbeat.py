@@ -58,7 +58,7 @@ class Heartbeat:
         """From now on a missing heartbeat means nothing; harmless without `start`."""
         if self._started:
             self._started = False
-            self._control.stop_heartbeat()
+            self._control.heartbeat_on = 0
             self._stop.set()
             if self._thread.is_alive():
                 # Otherwise the thread could not be started.
@@ -88,7 +88,7 @@ class Heartbeat:
         """Publish a heartbeat, unless the ack loop hangs."""
         now_ms, began_ms = self._clock.monotonic_ms(), self._iteration_ms
         if began_ms is None or self._blocking_calls or now_ms - began_ms <= ITERATION_MAX_MS:
-            self._control.beat(now_ms)
+            self._control.heartbeat_ms = now_ms
 
     def _run(self) -> None:
         while not self._stop.wait(PERIOD_MS / 1000):
@@ -131,7 +131,7 @@ class HeartbeatMonitor:
         handle = ProcessHandle.open(process, files=self._files)
         if handle is None:
             return False
-        try:
+        with contextlib.closing(handle):
             if not self._control.heartbeat_on or self._control.process != process:
                 return False
             logger.error(
@@ -141,5 +141,3 @@ class HeartbeatMonitor:
             )
             handle.kill()
             return True
-        finally:
-            handle.close()

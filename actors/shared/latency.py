@@ -5,10 +5,7 @@ The buckets are powers of two of a microsecond, so the bucket of a value is the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
-
-from raymq.store.clock import Clock
+from typing import NamedTuple
 
 #: the first bucket ends at 2**5 = 32 microseconds, the last one that ends at 2**24 = 16.8 seconds
 _FIRST_BITS, _LAST_BITS = 5, 24
@@ -17,14 +14,6 @@ BOUNDS_S: tuple[float, ...] = tuple(2**bits / 1e6 for bits in range(_FIRST_BITS,
 #: counts of all buckets, then the sum of all values in microseconds
 FIELDS = len(BOUNDS_S) + 2
 _SUM = FIELDS - 1
-
-
-class IntArray(Protocol):
-    """A list of ints, or a `memoryview` of format "q"."""
-
-    def __getitem__(self, index: int, /) -> int: ...
-
-    def __setitem__(self, index: int, value: int, /) -> None: ...
 
 
 class Latencies(NamedTuple):
@@ -60,8 +49,8 @@ NO_LATENCIES = Latencies((0,) * (FIELDS - 1), 0.0)
 class LatencyCounter:
     """Counts into `words`, a list of its own or memory that another process reads. Callers: one at a time."""
 
-    def __init__(self, words: IntArray | None = None) -> None:
-        self._words: IntArray = [0] * FIELDS if words is None else words
+    def __init__(self, words: memoryview | None = None) -> None:
+        self._words: list[int] | memoryview = [0] * FIELDS if words is None else words
 
     def add(self, seconds: float) -> None:
         """Count one value."""
@@ -80,43 +69,10 @@ class LatencyCounter:
 
     def read(self) -> Latencies:
         """The counts so far. Callers: any thread; a value may be in the counts and not yet in the sum."""
-        return latencies(self._words)
+        words = self._words
+        return Latencies(tuple(words[at] for at in range(_SUM)), words[_SUM] / 1e6)
 
     def clear(self) -> None:
         """Count from 0."""
         for word in range(FIELDS):
             self._words[word] = 0
-
-
-def latencies(words: IntArray) -> Latencies:
-    """The counts that a LatencyCounter, here or in another process, keeps in `words`."""
-    return Latencies(tuple(words[at] for at in range(_SUM)), words[_SUM] / 1e6)
-
-
-class SyncTimer:
-    """Measures the syncs of a flusher and passes its reports on, before it counts."""
-
-    def __init__(
-        self,
-        counter: LatencyCounter,
-        clock: Clock,
-        *,
-        on_sync_started: Callable[[int], None],
-        on_synced: Callable[[int], None],
-    ) -> None:
-        self._counter = counter
-        self._clock = clock
-        self._on_sync_started = on_sync_started
-        self._on_synced = on_synced
-        self._started = 0.0
-
-    def sync_started(self, end_offset: int) -> None:
-        """Before a sync."""
-        self._on_sync_started(end_offset)
-        self._started = self._clock.monotonic()
-
-    def synced(self, end_offset: int) -> None:
-        """After its success."""
-        ended = self._clock.monotonic()
-        self._on_synced(end_offset)
-        self._counter.add(ended - self._started)

@@ -9,17 +9,16 @@ File `raymq/ring-replication`, native byte order (it never leaves the machine), 
     word 512   4096 requests of 3 words: number, end_offset, since_ms (monotonic)
     then       4096 late puts of 3 words: number, end_offset, status code
 
-Only puts whose promise names replicas are entered; see replication/combiner.py for what the entries mean. Success is
-reported by a field of the control block, so only the answers to late puts wait for an entry.
+Only puts whose promise names replicas are entered. An entry covers every put up to its number that ends at its end
+offset or before: see replication/combiner.py. CommitLog and Replication both go on when a ring is full: a later request
+covers the same puts, and CommitLog answers late puts itself a little later. Success is reported by a field of the
+control block, so only the answers to late puts wait for an entry.
 
 An entry is written before the count that makes it visible. Both counts are in the file, so a new Replication continues
 where the dead one stopped. CommitLog answers the requests that the dead one had taken.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import NamedTuple
 
 from raymq.store.errors import broken
 from raymq.store.files import Files
@@ -33,25 +32,8 @@ _FIRST_REQUEST = 512
 _FIRST_LATE = _FIRST_REQUEST + CAPACITY * _ENTRY_WORDS
 FILE_BYTES = (_FIRST_LATE + CAPACITY * _ENTRY_WORDS) * _WORD
 
-
-class Request(NamedTuple):
-    """Puts that wait for replicas, as CommitLog reports them to Replication."""
-
-    #: CommitLog's number of the last put; the entry covers all puts before it, too
-    number: int
-    #: the puts end at this physical offset or before
-    end_offset: int
-    #: monotonic milliseconds
-    since_ms: int
-
-
-class LateEntry(NamedTuple):
-    """Puts up to `number` that end at `end_offset` or before, and have no outcome yet, missed their deadline."""
-
-    number: int
-    end_offset: int
-    #: PutStatus code
-    code: int
+#: (number, end_offset, since_ms) of a request, (number, end_offset, status code) of late puts
+RingEntry = tuple[int, int, int]
 
 
 class Ring:
@@ -70,20 +52,18 @@ class Ring:
             raise broken("ring counts are impossible", count=count)
         return count
 
-    def push(self, entry: Sequence[int]) -> bool:
+    def push(self, entry: RingEntry) -> bool:
         """Append an entry. Returns: False if the ring is full, with nothing written."""
         if len(self) == CAPACITY:
             return False
         words = self._words
         count: int = words[self._pushed]
         at = self._first + (count & (CAPACITY - 1)) * _ENTRY_WORDS
-        for word in entry:
-            words[at] = word
-            at += 1
+        words[at], words[at + 1], words[at + 2] = entry
         words[self._pushed] = count + 1
         return True
 
-    def take_all(self) -> list[list[int]]:
+    def take_all(self) -> list[RingEntry]:
         """Take every entry that is there, oldest first."""
         words = self._words
         if words[self._pushed] == words[self._taken]:
@@ -93,7 +73,7 @@ class Ring:
         entries = []
         for number in range(taken, taken + count):
             at = self._first + (number & (CAPACITY - 1)) * _ENTRY_WORDS
-            entries.append(words[at : at + _ENTRY_WORDS].tolist())
+            entries.append((words[at], words[at + 1], words[at + 2]))
         words[self._taken] = taken + count
         return entries
 
@@ -105,8 +85,10 @@ class ReplicationRings:
         self._view = view
         self._files = files
         self._words = view.cast("q")
-        self._requests = Ring(self._words, pushed=0, taken=8, first=_FIRST_REQUEST)
-        self._late = Ring(self._words, pushed=16, taken=24, first=_FIRST_LATE)
+        #: CommitLog reports puts that wait for replicas; Replication takes them
+        self.requests = Ring(self._words, pushed=0, taken=8, first=_FIRST_REQUEST)
+        #: Replication reports puts that missed their deadline; CommitLog takes them
+        self.late = Ring(self._words, pushed=16, taken=24, first=_FIRST_LATE)
 
     @classmethod
     def open(cls, path: str, *, files: Files) -> ReplicationRings:
@@ -117,24 +99,6 @@ class ReplicationRings:
         """Empty both. Callers: CommitLog, while no Replication is granted."""
         for word in (0, 8, 16, 24):
             self._words[word] = 0
-
-    def request(self, request: Request) -> bool:
-        """CommitLog reports waiting puts. Returns: False when full: a later request covers these puts, too."""
-        return self._requests.push(request)
-
-    def take_requests(self) -> list[Request]:
-        """Replication takes all requests."""
-        entries = self._requests.take_all()
-        return [Request(*entry) for entry in entries] if entries else []
-
-    def report(self, late: LateEntry) -> bool:
-        """Replication reports late puts. Returns: False when full; CommitLog then answers them a little later."""
-        return self._late.push(late)
-
-    def take_late(self) -> list[LateEntry]:
-        """CommitLog takes all reports."""
-        entries = self._late.take_all()
-        return [LateEntry(*entry) for entry in entries] if entries else []
 
     def close(self) -> None:
         """Unmap."""

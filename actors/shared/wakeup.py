@@ -43,7 +43,6 @@ class Wakeup:
             files.make_dirs(path, mode=0o700)
             _check_private(path)
         self._path = f"{self._directory}/{role}"
-        self._role = role
         # A socket file here is of a dead process: the caller holds the role's lock.
         if files.exists(self._path):
             files.unlink(self._path)
@@ -88,10 +87,6 @@ class Wakeup:
             sender.close()
             return
         self._senders[role] = sender
-
-    def wake_own(self) -> None:
-        """Wake the thread that waits on this object."""
-        self.wake(self._role)
 
     def wait(self, timeout_ms: int) -> bool:
         """Wait for a wakeup since the last wait, up to the timeout. Returns: whether there was one."""

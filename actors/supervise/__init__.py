@@ -1,1 +1,1 @@
-"""How the CommitLog process supervises its satellites: leases, progress, fencing."""
+"""The CommitLog process of any replica: its host, and how it supervises its satellites (leases, progress, fencing)."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from raymq.actors.shared.control_block import FLUSHERS, RoleRecord
-from raymq.actors.shared.latency import Latencies
 from raymq.actors.shared.processes import ProcessHandle
 from raymq.store.files import Files
 
@@ -81,7 +80,7 @@ class Lease:
         """Make the lease vacant if its process has ended."""
         if self._handle is not None and self._handle.exited():
             self.revoke("ended")
-            self._drop_handle()
+            self.close()
 
     def revoke(self, reason: str) -> None:
         """Revoke the grant, then kill the process; the lease is vacant when that has ended."""
@@ -98,7 +97,7 @@ class Lease:
         if self._handle is not None:
             if not self._handle.wait_exit(timeout_ms):
                 return False
-            self._drop_handle()
+            self.close()
         return True
 
     def describe(self, now_ms: int) -> dict[str, Any]:
@@ -115,16 +114,8 @@ class Lease:
             "last_end": self._last_end or None,
         }
 
-    @property
-    def sync_latencies(self) -> Latencies:
-        """How long the syncs took, those of ended processes included."""
-        return self.record.sync_latencies
-
     def close(self) -> None:
         """Release the handle; the process goes on."""
-        self._drop_handle()
-
-    def _drop_handle(self) -> None:
         if self._handle is not None:
             self._handle.close()
             self._handle = None

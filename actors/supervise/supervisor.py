@@ -15,6 +15,7 @@ Callers: one thread at a time appends (`appends`, `submit`), one reads (`progres
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ from raymq.actors.shared.control_block import (
 )
 from raymq.actors.shared.latency import NO_LATENCIES, Latencies
 from raymq.actors.shared.processes import ProcessHandle, boot_id_hash, new_incarnation, own_identity
-from raymq.actors.shared.ring import ReplicationRings, Request
+from raymq.actors.shared.ring import ReplicationRings
 from raymq.actors.shared.wakeup import Wakeup
 from raymq.replication.combiner import LatePuts
 from raymq.store.clock import Clock
@@ -101,8 +102,9 @@ class Supervisor:
         #: the satellites of this replica's mode
         self.roles = tuple(roles)
         files.make_dirs(f"{replica_dir}/raymq")
-        self._control = ControlBlock.open(shared_file(str(replica_dir), "control"), files=files)
-        self._leases = {role: Lease(self._control.roles[role], files=files) for role in roles}
+        #: the fields that CommitLog and its satellites share
+        self.control = ControlBlock.open(shared_file(str(replica_dir), "control"), files=files)
+        self._leases = {role: Lease(self.control.roles[role], files=files) for role in roles}
         self._rings: ReplicationRings | None = None
         if "replication" in roles:
             self._rings = ReplicationRings.open(
@@ -114,7 +116,7 @@ class Supervisor:
         self._pooled = COMMIT_REAL_TIME in roles
         #: publishes appends and wakes the satellites for them
         self.appends = AppendNotifier(
-            self._control, roles, self._flusher, clock=clock, commit_least_bytes=commit_least_bytes
+            self.control, roles, self._flusher, clock=clock, commit_least_bytes=commit_least_bytes
         )
         self._boot = boot_id_hash(files=files)
         self._process = own_identity(files=files)
@@ -134,11 +136,6 @@ class Supervisor:
 
     # -- supervising -------------------------------------------------------------------------------------------
 
-    @property
-    def control(self) -> ControlBlock:
-        """The fields that CommitLog and its satellites share."""
-        return self._control
-
     def fence_old(self, timeout_ms: int = KILL_TIMEOUT_MS) -> FenceReport:
         """Take over: kill every satellite that the previous CommitLog may have granted, and wait for its end.
 
@@ -150,15 +147,15 @@ class Supervisor:
             if self._wakeup is None:
                 self._wakeup = Wakeup(self._replica_dir, COMMIT_LOG, files=self._files)
                 self.appends.wake = self._wakeup.wake
-            if not self._control.valid(self._boot):
+            if not self.control.valid(self._boot):
                 # Another boot, or another layout: no live process was granted on this page.
-                self._control.format(self._boot)
+                self.control.format(self._boot)
                 return FenceReport([], 0, None)
             failed = 0
             unfinished: tuple[int, int] | None = None
             killed = []
             for role in ROLES:
-                record = self._control.roles[role]
+                record = self.control.roles[role]
                 record.revoke_grant()
                 registration = record.registration()
                 if registration and registration.incarnation == record.last_granted:
@@ -190,14 +187,14 @@ class Supervisor:
             if self._rings is not None:
                 self._rings.reset()
             bases = dict.fromkeys(FLUSH_ROLES, synced) | {COMMIT_REAL_TIME: appended}
-            for role, record in self._control.roles.items():
+            for role, record in self.control.roles.items():
                 record.clear(base=bases.get(role, confirmed))
             self.incarnation = new_incarnation()
             now_ms = self._clock.monotonic_ms()
             self._last_tick_ms = self._watch_from_ms = now_ms
             with self._ends_lock:
                 self._synced, self._replicated = synced, confirmed
-                self._control.begin(
+                self.control.begin(
                     self.incarnation, self._process, appended, now_ms, pooled=self._pooled
                 )
                 self.appends.begin(appended)
@@ -211,7 +208,7 @@ class Supervisor:
         """
         with self._lock:
             now_ms = self._clock.monotonic_ms()
-            self._control.beat(now_ms)
+            self.control.heartbeat_ms = now_ms
             if now_ms - self._last_tick_ms > STALE_MS // 2:
                 # This process did not run for a while (machine paused or overloaded), perhaps the others neither.
                 self._watch_from_ms = now_ms
@@ -246,7 +243,7 @@ class Supervisor:
         with self._lock:
             if self.poisoned is None:
                 self.poisoned = reason
-                self._control.state = State.POISONED
+                self.control.state = State.POISONED
                 for lease in self._leases.values():
                     lease.revoke("poisoned")
                 # Wake the thread that waits for progress.
@@ -257,7 +254,7 @@ class Supervisor:
         with self._lock:
             # Before `begin` the page is another CommitLog's.
             if self.incarnation and self.poisoned is None:
-                self._control.state = State.STOPPED
+                self.control.state = State.STOPPED
             self.wake_all()
             if self._wakeup is not None:
                 self.appends.wake = wake_none
@@ -267,7 +264,7 @@ class Supervisor:
                 lease.close()
             if self._rings is not None:
                 self._rings.close()
-            self._control.close()
+            self.control.close()
 
     def wake_all(self) -> None:
         """Wake every role: the grant or the state has changed."""
@@ -277,13 +274,13 @@ class Supervisor:
     # -- puts and progress -------------------------------------------------------------------------------------
 
     def submit(self, number: int, end_offset: int, since_ms: int) -> bool:
-        """Report puts that wait for replicas to Replication, after `appends.publish`; see ring.Request.
+        """Report puts that wait for replicas to Replication, after `appends.publish`; see ring.py.
 
         Returns: False if the ring is full; report again later: each entry covers all puts before it.
         """
         if self._rings is None:
             raise broken("puts that wait for replicas, without Replication")
-        return self._rings.request(Request(number, end_offset, since_ms))
+        return self._rings.requests.push((number, end_offset, since_ms))
 
     def wait(self, timeout_ms: int) -> bool:
         """Wait until a satellite wakes this process. Returns: whether one did; check `progress` either way."""
@@ -298,7 +295,7 @@ class Supervisor:
             if self._rings is not None:
                 late = [
                     LatePuts(number, end, PutStatus.of_code(code))
-                    for number, end, code in self._rings.take_late()
+                    for number, end, code in self._rings.late.take_all()
                 ]
                 self._replicated = max(self._replicated, self._leases["replication"].position)
             if self._flusher is not None:
@@ -324,7 +321,7 @@ class Supervisor:
             appends = self.appends
             return {
                 "incarnation": self.incarnation,
-                "state": self._control.state.name,
+                "state": State(self.control.state).name,
                 "poisoned": self.poisoned,
                 **self._ends(appends.committed if self._pooled else appends.appended)._asdict(),
                 "roles": {
@@ -336,7 +333,9 @@ class Supervisor:
     def sync_latencies(self) -> Latencies:
         """How long the syncs of all flushers took since `fence_old`; empty without the role."""
         with self._lock:
-            return NO_LATENCIES if self._flusher is None else self._flusher.sync_latencies
+            return (
+                NO_LATENCIES if self._flusher is None else self._flusher.record.sync_latency.read()
+            )
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -356,7 +355,7 @@ class Supervisor:
 
     def _check_failures(self) -> None:
         for role in FLUSH_ROLES:
-            errno = self._control.roles[role].failure[1]
+            errno = self.control.roles[role].failure[1]
             if errno:
                 self.poison(f"{role} could not sync the log (errno {errno})")
 
@@ -400,7 +399,7 @@ class Supervisor:
 
 
 def _kill_and_wait(handle: ProcessHandle, role: str, timeout_ms: int) -> None:
-    try:
+    with contextlib.closing(handle):
         handle.kill()
         if not handle.wait_exit(timeout_ms):
             raise Unavailable(
@@ -409,5 +408,3 @@ def _kill_and_wait(handle: ProcessHandle, role: str, timeout_ms: int) -> None:
                 role=role,
                 pid=handle.identity.pid,
             )
-    finally:
-        handle.close()

@@ -154,7 +154,7 @@ def test_with_the_pool_group_commit_does_not_poll_for_appends(pair: Pair):
 def test_an_end_that_could_not_be_published_is_published_again(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ):
-    control = pair.supervisor._control
+    control = pair.supervisor.control
     with monkeypatch.context() as broken:
         broken.setattr(control, "publish_appended", Mock(side_effect=ValueError("released")))
         with pytest.raises(ValueError, match="released"):
@@ -221,7 +221,7 @@ def test_a_new_commit_log_clears_the_polling_hint(pair: Pair):
 
 def test_the_successor_of_a_flusher_that_was_killed_while_polling_is_woken(pair: Pair):
     pair.satellite.close()
-    pair.supervisor._control.group_commit_polls = True
+    pair.supervisor.control.group_commit_polls = True
     pair.satellite = Satellite(pair.root, "group_commit", clock=pair.clock, files=Files())
     pair.satellite.attach()
     pair.put(announced=False)

@@ -15,7 +15,7 @@ import pytest
 
 from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.leader.host import LeaderHost
-from raymq.actors.satellites.flush_service import EXIT_BUG, EXIT_STOPPED_BY_COMMIT_LOG
+from raymq.actors.satellites.service import EXIT_BUG, EXIT_STOPPED_BY_COMMIT_LOG
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Bug, DeliveryUnknown, StorageFull, Unavailable
 from raymq.store.files import Files

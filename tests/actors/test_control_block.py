@@ -89,7 +89,7 @@ def test_a_new_page_is_not_valid(path: str):
     block = ControlBlock.open(path, files=Files())
     assert not block.valid(0)
     assert not block.valid(BOOT)
-    assert block.state is State.NEW
+    assert block.state == State.NEW
     assert all(record.registration() is None for record in block.roles.values())
     block.close()
 
@@ -103,7 +103,7 @@ def test_two_mappings_see_the_same_fields(control: ControlBlock, path: str):
     other = ControlBlock.open(path, files=Files())
     control.begin(11, ME.process, 500, 1)
     assert other.appended == 500
-    assert other.state is State.RUNNING
+    assert other.state == State.RUNNING
     assert other.process == ME.process
     control.publish_appended(700)
     assert other.appended == 700

@@ -117,7 +117,7 @@ def test_a_commit_log_with_a_heartbeat_is_not_killed(
     satellite = Looking(control)
     for beat in range(5):
         assert not satellite.checks(HEARTBEAT_TIMEOUT_MS - PERIOD_MS)
-        control.beat(100 + beat)
+        control.heartbeat_ms = 100 + beat
     assert sleeper.poll() is None
 
 
@@ -152,7 +152,7 @@ def test_a_commit_log_whose_heartbeat_was_stopped_or_never_started_is_not_killed
     control.begin(5, identity_of(sleeper), 0, 7)
     assert not satellite.checks(3 * HEARTBEAT_TIMEOUT_MS)
     control.start_heartbeat(identity_of(sleeper), 8)
-    control.stop_heartbeat()
+    control.heartbeat_on = 0
     assert not satellite.checks(3 * HEARTBEAT_TIMEOUT_MS)
     assert sleeper.poll() is None
 

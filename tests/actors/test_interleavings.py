@@ -16,7 +16,7 @@ import pytest
 
 from raymq.actors.satellites.satellite import GrantStatus, Satellite
 from raymq.actors.shared.processes import ProcessIdentity
-from raymq.actors.shared.ring import LateEntry, Request
+from raymq.actors.shared.ring import RingEntry
 from raymq.actors.shared.wakeup import wakeup_directory
 from raymq.actors.supervise import lease, supervisor
 from raymq.actors.supervise.supervisor import FenceReport, Supervisor
@@ -270,7 +270,7 @@ def test_a_polled_sync_is_seen_or_wakes_commit_log(make_world: Callable[[], Worl
     seen: list[bool] = []
 
     def watch(watching: bool) -> None:
-        world.supervisor._control.commit_log_polls = watching
+        world.supervisor.control.commit_log_polls = watching
 
     steps = [lambda: watch(True), lambda: watch(False), lambda: seen.append(world.check() == END)]
     # The flusher's own wakeup; its other steps send none.
@@ -288,9 +288,9 @@ def test_a_polled_sync_is_seen_or_wakes_commit_log(make_world: Callable[[], Worl
 
 def test_a_new_commit_log_does_not_poll(make_world: Callable[[], World]):
     world = make_world()
-    world.supervisor._control.commit_log_polls = True
+    world.supervisor.control.commit_log_polls = True
     world.commit_log_dies()
-    assert not world.supervisor._control.commit_log_polls
+    assert not world.supervisor.control.commit_log_polls
     world.close()
 
 
@@ -392,26 +392,26 @@ def test_a_put_acknowledged_before_a_late_report_is_not_late(
     assert replication.grant_status() is GrantStatus.GRANTED
     leader.appends.publish(END)
     assert leader.submit(2, END, 0)
-    assert replication.take_requests() == [Request(2, END, 0)]
-    late = LateEntry(2, END, PutStatus.FLUSH_SLAVE_TIMEOUT.code)
+    assert replication.rings.requests.take_all() == [(2, END, 0)]
+    late = (2, END, PutStatus.FLUSH_SLAVE_TIMEOUT.code)
 
     def act(now: int) -> None:
         if publish == now:
             replication.publish_position(START)
         if report == now:
-            assert replication.report_late(late)
+            assert replication.rings.late.push(late)
 
     rings = leader._rings
     assert rings is not None
-    take_late = rings.take_late
+    take_late = rings.late.take_all
 
-    def look() -> list[LateEntry]:
+    def look() -> list[RingEntry]:
         act(0)
         taken = take_late()
         act(1)
         return taken
 
-    monkeypatch.setattr(rings, "take_late", look)
+    monkeypatch.setattr(rings.late, "take_all", look)
     first = leader.progress()
     assert bool(first.late) == (report == 0)
     assert first.ends.replicated == (START if publish < 2 else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -20,10 +21,10 @@ from raymq.actors.leader.leader_metrics import (
     TOPICS_MAX,
     as_status,
     consumer_lags,
-    read_leader,
     topic_messages,
 )
 from raymq.actors.leader.metrics import METRICS, Collector, MetricValues
+from raymq.actors.satellites.satellite import Satellite
 from raymq.actors.shared.control_block import ROLES, ControlBlock, Registration
 from raymq.actors.shared.latency import (
     BOUNDS_S,
@@ -31,9 +32,9 @@ from raymq.actors.shared.latency import (
     NO_LATENCIES,
     Latencies,
     LatencyCounter,
-    SyncTimer,
 )
 from raymq.actors.shared.processes import ProcessIdentity
+from raymq.actors.shared.wakeup import wakeup_directory
 from raymq.store.config import StoreConfig
 from raymq.store.errors import DeliveryUnknown, Rejected
 from raymq.store.files import Files
@@ -97,19 +98,24 @@ def test_a_quantile_is_the_end_of_its_bucket() -> None:
     assert read.quantile_s(1.0) == BOUNDS_S[-1]
 
 
-def test_a_sync_is_reported_before_its_time_is_counted() -> None:
-    clock, counter, reported = ManualClock(), LatencyCounter(), list[Any]()
-    timer = SyncTimer(
-        counter,
-        clock,
-        on_sync_started=lambda end: reported.append(("started", end)),
-        on_synced=lambda end: reported.append(("synced", end, counter.read().total)),
+def test_a_sync_is_reported_before_its_time_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "raymq").mkdir()
+    clock, reported = ManualClock(), list[Any]()
+    satellite = Satellite(tmp_path, "group_commit", clock=clock, files=Files())
+    satellite.attach()
+    latency = satellite._record.sync_latency
+    monkeypatch.setattr(
+        satellite, "publish_position", lambda end: reported.append((end, latency.read().total))
     )
-    timer.sync_started(5)
+    satellite.publish_sync_started(5)
     clock.advance(20)
-    timer.synced(5)
-    assert reported == [("started", 5), ("synced", 5, 0)]
-    assert counter.read().sum_s == pytest.approx(0.02, abs=1e-5)
+    satellite.publish_synced(5)
+    assert reported == [(5, 0)]
+    assert latency.read().sum_s == pytest.approx(0.02, abs=1e-5)
+    satellite.close()
+    shutil.rmtree(wakeup_directory(str(tmp_path)), ignore_errors=True)
 
 
 def test_each_role_has_its_own_counts_and_a_new_process_continues_them(
@@ -122,18 +128,18 @@ def test_each_role_has_its_own_counts_and_a_new_process_continues_them(
         for _ in range(number):
             satellite.roles[role].sync_latency.add(1e9)
     for number, role in enumerate(ROLES, start=1):
-        assert reader.roles[role].sync_latencies.counts[FIELDS - 2] == number
+        assert reader.roles[role].sync_latency.read().counts[FIELDS - 2] == number
         assert reader.roles[role].registration() is None
         assert reader.roles[role].count == 0
     replication = satellite.roles["replication"]
-    replication.publish_count(5)
+    replication.count = 5
     replication.register(Registration(7, ProcessIdentity(1, 2)), 5)
     assert reader.roles["replication"].count == 5
-    assert reader.roles["replication"].sync_latencies.total == 3
+    assert reader.roles["replication"].sync_latency.read().total == 3
     reader.roles["replication"].clear_counts()
     assert reader.roles["replication"].count == 0
-    assert reader.roles["replication"].sync_latencies == NO_LATENCIES
-    assert reader.roles["commit_real_time"].sync_latencies.total == len(ROLES)
+    assert reader.roles["replication"].sync_latency.read() == NO_LATENCIES
+    assert reader.roles["commit_real_time"].sync_latency.read().total == len(ROLES)
     satellite.close()
     reader.close()
 
@@ -149,24 +155,22 @@ class Recorder:
         self.values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         self.calls = 0
 
-    def make(self, kind: str, name: str, help_: str, tags: tuple[str, ...]) -> Any:
+    def make(self, is_counter: bool, name: str, help_: str, tags: tuple[str, ...]) -> Any:
         assert help_
         assert re.fullmatch(r"[a-z_]+", name)
         assert name not in self.kinds
-        self.kinds[name] = kind
-        recorder = self
+        self.kinds[name] = "counter" if is_counter else "gauge"
 
-        class Instrument:
-            def record(self, value: float, given: dict[str, str]) -> None:
-                recorder.calls += 1
-                assert set(given) == set(tags)
-                key = (name, tuple(sorted(given.items())))
-                if kind == "counter":
-                    assert value > 0
-                    value += recorder.values.get(key, 0)
-                recorder.values[key] = value
+        def record(value: float, given: dict[str, str]) -> None:
+            self.calls += 1
+            assert set(given) == set(tags)
+            key = (name, tuple(sorted(given.items())))
+            if is_counter:
+                assert value > 0
+                value += self.values.get(key, 0)
+            self.values[key] = value
 
-        return Instrument()
+        return record
 
     def value(self, name: str, **tags: str) -> float:
         given = {"cluster": "c", "shard": "3", **tags}
@@ -321,7 +325,7 @@ def wait_a_little() -> None:
 
 def test_the_metrics_of_a_shard_are_read_from_its_host(leader: Leader) -> None:
     host = leader.open(CONFIG)
-    before: dict[str, Any] = dict(read_leader(host))
+    before: dict[str, Any] = dict(host.metrics())
     assert before["raymq_append_batches_total"] == before["raymq_append_seconds"].total == 0
     for number in range(10):
         host.put(request([b"x" * 100] * 3, producer=7, sequence=3 * number)).wait(30)
@@ -332,12 +336,12 @@ def test_the_metrics_of_a_shard_are_read_from_its_host(leader: Leader) -> None:
     assert host.fetch(FetchRequest("t", {0: 0}, 1 << 20, 100, 1000))
     until(
         lambda: (
-            dict(read_leader(host))["raymq_flush_seconds"].total >= 11
+            dict(host.metrics())["raymq_flush_seconds"].total >= 11
             and host.store.dispatched == host.store.log.end
         ),
         wait_a_little,
     )
-    now: dict[str, Any] = dict(read_leader(host))
+    now: dict[str, Any] = dict(host.metrics())
     assert set(now) == {metric.name for metric in METRICS}
     assert now["raymq_append_batches_total"] == 11
     assert now["raymq_append_messages_total"] == 31
@@ -378,7 +382,7 @@ def test_every_fsync_of_the_async_flush_service_is_measured(leader: Leader) -> N
 
     # The host syncs the bytes that were appended before the grant.
     until(lambda: host.supervisor.sync_latencies().total > 0, put)
-    until(lambda: dict(read_leader(host))["raymq_fsyncs_total"] != 0, wait_a_little)
+    until(lambda: dict(host.metrics())["raymq_fsyncs_total"] != 0, wait_a_little)
     assert host.acks.latency.read().total == puts
 
 
@@ -386,7 +390,7 @@ def test_status_shows_the_same_values_as_json(leader: Leader) -> None:
     host = leader.open(CONFIG)
     host.put(request([b"x"], producer=7)).wait(30)
     host.call("commit_offsets", {"group": "g", "topic": "t", "offsets": {"0": 0}})
-    until(lambda: consumer_lags(host) == {("t", "g"): 1}, wait_a_little)
+    until(lambda: consumer_lags(host.store) == {("t", "g"): 1}, wait_a_little)
     reported = json.loads(json.dumps(host.call("status", {})))["metrics"]
     assert {f"raymq_{name}" for name in reported} == {metric.name for metric in METRICS}
     assert reported["append_messages_total"] == 1
@@ -408,8 +412,8 @@ def test_consumer_lag_is_counted_per_group_and_topic_over_queues_with_an_offset(
     # No client can commit it; a RocketMQ that lost messages may have left it.
     host.store.commit_offsets("ahead", "t", {0: 9})
     until(lambda: host.store.dispatched == host.store.log.end, wait_a_little)
-    assert topic_messages(host) == {("t",): 12}
-    assert consumer_lags(host) == {("t", "slow"): 9, ("t", "half"): 0, ("t", "ahead"): 0}
+    assert topic_messages(host.store) == {("t",): 12}
+    assert consumer_lags(host.store) == {("t", "slow"): 9, ("t", "half"): 0, ("t", "ahead"): 0}
 
 
 def test_the_number_of_series_is_bounded_for_many_groups_and_topics(
@@ -418,10 +422,10 @@ def test_the_number_of_series_is_bounded_for_many_groups_and_topics(
     host = leader.open(CONFIG)
     for number in range(LAGS_MAX + 5):
         host.store.state.offsets[f"g{number}", "t"] = {0: 0}
-    assert len(consumer_lags(host)) == LAGS_MAX
+    assert len(consumer_lags(host.store)) == LAGS_MAX
     many = [(f"t{number:04}", queue) for number in range(TOPICS_MAX + 5) for queue in range(2)]
     monkeypatch.setattr(host.store, "queues", lambda: many)
-    assert list(topic_messages(host)) == [(f"t{number:04}",) for number in range(TOPICS_MAX)]
+    assert list(topic_messages(host.store)) == [(f"t{number:04}",) for number in range(TOPICS_MAX)]
 
 
 def test_a_flusher_that_is_replaced_and_a_put_without_answer_are_counted(leader: Leader) -> None:
@@ -445,8 +449,8 @@ def test_a_flusher_that_is_replaced_and_a_put_without_answer_are_counted(leader:
     with pytest.raises(DeliveryUnknown):
         ticket.wait(30)
     leader.start_flusher()
-    until(lambda: read_leader(host)["raymq_role_restarts_total"] == 1, wait_a_little)
-    now: dict[str, Any] = dict(read_leader(host))
+    until(lambda: host.metrics()["raymq_role_restarts_total"] == 1, wait_a_little)
+    now: dict[str, Any] = dict(host.metrics())
     assert (now["raymq_unknown_total"], now["raymq_waiting_puts"]) == (1, 0)
     # Only kept promises have a latency.
     assert now["raymq_append_seconds"].total == 1
@@ -461,7 +465,7 @@ def test_a_disk_whose_free_space_is_unknown_lacks_only_that_metric(
         raise OSError(5, "the disk does not answer")
 
     monkeypatch.setattr(host.store.log.files, "free_bytes", broken)
-    readings = read_leader(host)
+    readings = host.metrics()
     assert readings["raymq_disk_free_bytes"] is None
     assert as_status(readings)["writable"] == 1
 

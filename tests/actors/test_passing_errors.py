@@ -17,8 +17,7 @@ import pytest
 
 from raymq.actors.follower.host import FollowerHost
 from raymq.actors.leader.host import LeaderHost
-from raymq.actors.leader.leader_metrics import read_leader
-from raymq.actors.satellites.flush_service import EXIT_BUG
+from raymq.actors.satellites.service import EXIT_BUG
 from raymq.actors.shared.control_block import ControlBlock, shared_file
 from raymq.actors.shared.maintenance import Maintenance
 from raymq.store.checksum import crc32c
@@ -177,7 +176,7 @@ class Shard:
     def is_well(self) -> bool:
         facts = self.host.status()
         well = facts["state"] == "RUNNING" and facts["writable"] and facts["error"] is None
-        return bool(well and read_leader(self.host)["raymq_writable"])
+        return bool(well and self.host.metrics()["raymq_writable"])
 
     def close(self) -> None:
         self.disk.refusals.clear()
@@ -233,7 +232,7 @@ def test_an_append_that_cannot_be_undone_ends_the_process_and_the_next_one_goes_
     facts = shard.host.status()
     assert facts["state"] == "READ_ONLY"
     assert "could not be taken back" in facts["error"]
-    assert read_leader(shard.host)["raymq_writable"] == 0
+    assert shard.host.metrics()["raymq_writable"] == 0
     # Its process ends, and Ray starts the next one.
     shard.host.close(0.0)
     shard.flusher.kill()
@@ -253,7 +252,7 @@ def test_status_and_metrics_show_the_append_that_was_refused_last(shard: Shard) 
     assert (facts["state"], facts["writable"]) == ("RUNNING", False)
     assert "refused pwrite" in facts["failures"]["append"]
     assert "refused pwrite" in facts["error"]
-    assert read_leader(shard.host)["raymq_writable"] == 0
+    assert shard.host.metrics()["raymq_writable"] == 0
     shard.put()
     assert shard.is_well()
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from raymq.actors.satellites.flush_service import EXIT_FENCED, EXIT_STOPPED
+from raymq.actors.satellites.service import EXIT_FENCED, EXIT_STOPPED
 from raymq.actors.shared.failures import FailureFile
 from raymq.replication.mirror import MirrorLimits
 from raymq.store.checksum import crc32c
@@ -66,7 +66,7 @@ def test_a_put_without_a_follower_times_out_stored_and_not_visible(pair):
     late = []
 
     def answered():
-        late.extend(pair.leader.rings.take_late())
+        late.extend(pair.leader.rings.late.take_all())
         return late
 
     wait_until(answered, "the replica's timeout")
@@ -85,7 +85,7 @@ def test_a_put_that_is_kept_is_not_late(pair):
     pair.wait_matched(end)
     pair.follower.sync()
     pair.wait_confirmed(end)
-    assert pair.leader.rings.take_late() == []
+    assert pair.leader.rings.late.take_all() == []
 
 
 def test_a_new_replication_finds_the_match_and_keeps_the_confirmed_end(pair):

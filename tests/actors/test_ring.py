@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.shared.ring import CAPACITY, LateEntry, ReplicationRings, Request
+from raymq.actors.shared.ring import CAPACITY, ReplicationRings, RingEntry
 from raymq.store.errors import Bug
 from raymq.store.files import Files
 from tests.support.waiting import until
@@ -17,8 +17,8 @@ from tests.support.waiting import until
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def request(number: int) -> Request:
-    return Request(number, 1000 + number, 5_000 + number)
+def request(number: int) -> RingEntry:
+    return (number, 1000 + number, 5_000 + number)
 
 
 @pytest.fixture
@@ -36,26 +36,26 @@ def rings(path: str) -> Iterator[ReplicationRings]:
 def test_requests_come_out_whole_and_in_order(rings: ReplicationRings, path: str):
     other = ReplicationRings.open(path, files=Files())
     sent = [request(number) for number in range(10)]
-    assert all(rings.request(entry) for entry in sent)
-    assert other.take_requests() == sent
-    assert other.take_requests() == []
+    assert all(rings.requests.push(entry) for entry in sent)
+    assert other.requests.take_all() == sent
+    assert other.requests.take_all() == []
     other.close()
 
 
 def test_requests_and_late_puts_do_not_mix(rings: ReplicationRings):
-    rings.request(request(1))
-    rings.report(LateEntry(7, 100, 1))
-    assert rings.take_late() == [LateEntry(7, 100, 1)]
-    assert rings.take_requests() == [request(1)]
+    rings.requests.push(request(1))
+    rings.late.push((7, 100, 1))
+    assert rings.late.take_all() == [(7, 100, 1)]
+    assert rings.requests.take_all() == [request(1)]
 
 
 def test_a_full_ring_refuses_and_keeps_what_it_has(rings: ReplicationRings):
     for number in range(CAPACITY):
-        assert rings.request(request(number))
-    assert not rings.request(request(CAPACITY))
-    assert rings.take_requests() == [request(number) for number in range(CAPACITY)]
-    assert rings.request(request(CAPACITY))
-    assert rings.take_requests() == [request(CAPACITY)]
+        assert rings.requests.push(request(number))
+    assert not rings.requests.push(request(CAPACITY))
+    assert rings.requests.take_all() == [request(number) for number in range(CAPACITY)]
+    assert rings.requests.push(request(CAPACITY))
+    assert rings.requests.take_all() == [request(CAPACITY)]
 
 
 def test_the_ring_goes_around_many_times(rings: ReplicationRings):
@@ -63,28 +63,28 @@ def test_the_ring_goes_around_many_times(rings: ReplicationRings):
     while sent < 3 * CAPACITY:
         batch = [request(number) for number in range(sent, sent + 1000)]
         for entry in batch:
-            assert rings.request(entry)
-        assert rings.take_requests() == batch
+            assert rings.requests.push(entry)
+        assert rings.requests.take_all() == batch
         sent += 1000
 
 
 def test_a_new_satellite_goes_on_where_the_dead_one_stopped(rings: ReplicationRings, path: str):
     dead = ReplicationRings.open(path, files=Files())
-    rings.request(request(1))
-    assert dead.take_requests() == [request(1)]
-    rings.request(request(2))
+    rings.requests.push(request(1))
+    assert dead.requests.take_all() == [request(1)]
+    rings.requests.push(request(2))
     dead.close()
     successor = ReplicationRings.open(path, files=Files())
-    assert successor.take_requests() == [request(2)]
+    assert successor.requests.take_all() == [request(2)]
     successor.close()
 
 
 def test_reset_empties_both(rings: ReplicationRings):
-    rings.request(request(1))
-    rings.report(LateEntry(1, 1, 1))
+    rings.requests.push(request(1))
+    rings.late.push((1, 1, 1))
     rings.reset()
-    assert rings.take_requests() == []
-    assert rings.take_late() == []
+    assert rings.requests.take_all() == []
+    assert rings.late.take_all() == []
 
 
 def test_impossible_counts_are_a_bug(path: str):
@@ -92,7 +92,7 @@ def test_impossible_counts_are_a_bug(path: str):
         words[8] = 5
         rings = ReplicationRings.open(path, files=Files())
         with pytest.raises(Bug):
-            rings.take_requests()
+            rings.requests.take_all()
         rings.close()
 
 
@@ -111,19 +111,19 @@ class RoleFile:
 
 PRODUCER = """
 import sys
-from raymq.actors.shared.ring import Request, ReplicationRings
+from raymq.actors.shared.ring import ReplicationRings
 from raymq.store.files import Files
 rings = ReplicationRings.open(sys.argv[1], files=Files())
 number = 0
 while number < 50_000:
-    if rings.request(Request(number, 3 * number, 5 * number)):
+    if rings.requests.push((number, 3 * number, 5 * number)):
         number += 1
 """
 
 
 def test_one_process_pushes_while_another_takes(rings: ReplicationRings, path: str):
     producer = subprocess.Popen([sys.executable, "-c", PRODUCER, path], cwd=ROOT)
-    taken: list[Request] = []
-    until(lambda: len(taken) >= 50_000, lambda: taken.extend(rings.take_requests()))
+    taken: list[RingEntry] = []
+    until(lambda: len(taken) >= 50_000, lambda: taken.extend(rings.requests.take_all()))
     assert producer.wait(30) == 0
-    assert taken == [Request(n, 3 * n, 5 * n) for n in range(50_000)]
+    assert taken == [(n, 3 * n, 5 * n) for n in range(50_000)]

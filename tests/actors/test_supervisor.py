@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.satellites.flush_service import (
+from raymq.actors.satellites.service import (
     EXIT_FENCED,
     EXIT_STOPPED_BY_COMMIT_LOG,
     EXIT_SYNC_FAILED,
@@ -425,7 +425,7 @@ def test_flush_real_time_flushes_by_its_period(make_replica: MakeReplica):
 def test_a_synced_end_beyond_the_log_is_a_bug(make_replica: MakeReplica):
     replica = make_replica()
     replica.await_grant_of(replica.spawn())
-    record = replica.supervisor._control.roles["group_commit"]
+    record = replica.supervisor.control.roles["group_commit"]
     record.publish_position(record.grant[0], 1)
     with pytest.raises(Bug):
         replica.supervisor.progress()

@@ -54,7 +54,7 @@ def test_many_wakeups_end_one_wait(make_wakeup: MakeBell):
 
 def test_a_wakeup_before_the_wait_is_remembered(make_wakeup: MakeBell):
     wakeup = make_wakeup("commit_log")
-    wakeup.wake_own()
+    wakeup.wake("commit_log")
     assert wakeup.wait(0)
 
 
@@ -118,7 +118,7 @@ def test_a_long_data_directory_has_a_short_socket_path(tmp_path: Path):
     deep = tmp_path / ("d" * 90) / ("e" * 90)
     deep.mkdir(parents=True)
     wakeup = Wakeup(str(deep), "flush_real_time", files=Files())
-    wakeup.wake_own()
+    wakeup.wake("flush_real_time")
     assert wakeup.wait(0)
     assert len(f"{wakeup_directory(str(deep))}/flush_real_time") < 100
     wakeup.close()

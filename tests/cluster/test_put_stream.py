@@ -22,6 +22,7 @@ from raymq.cluster.transport.receive_memory import LIMIT_BYTES, ReceiveMemory
 from raymq.store.errors import Rejected
 from raymq.store.requests import PutOutcome, PutRequest
 from tests.support.batches import batch
+from tests.support.fake_backend import answer_put
 from tests.support.waiting import until
 
 BYE = b"bye"
@@ -80,7 +81,7 @@ class Stream:
         until(condition, lambda: self._tick.wait(0.005))
 
     def complete(self, number: int) -> None:
-        self.tickets[number].complete(PutOutcome(number, 1, 0, 0, 0, number))
+        answer_put(self.tickets[number], PutOutcome(number, 1, 0, 0, 0, number))
 
     def end(self) -> None:
         self._chunks.put(None)
@@ -106,7 +107,7 @@ def stream() -> Iterator[Stream]:
     yield made
     for ticket in made.tickets:
         if not ticket.done:
-            ticket.complete(PutOutcome(0, 1, 0, 0, 0, 0))
+            answer_put(ticket, PutOutcome(0, 1, 0, 0, 0, 0))
     made.end()
 
 
@@ -207,7 +208,7 @@ def streams() -> Iterator[list[Stream]]:
     for each in made:
         for ticket in each.tickets:
             if not ticket.done:
-                ticket.complete(PutOutcome(0, 1, 0, 0, 0, 0))
+                answer_put(ticket, PutOutcome(0, 1, 0, 0, 0, 0))
         each.end()
 
 

@@ -53,7 +53,7 @@ def test_the_doorbells_of_dead_processes_go_and_those_of_living_ones_stay(
     removed = run_sweep.sweep(Files(), Clock())
     assert removed == ["000000000000", "000000000001"]
     assert [path.name for path in place.iterdir()] == ["000000000002"]
-    wakeups[2].wake_own()
+    wakeups[2].wake("commit_log")
     assert wakeups[2].wait(1000)
 
 

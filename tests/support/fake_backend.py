@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from raymq.actors.api.shard_api import PutTicket
+from raymq.actors.api.shard_api import PutTicket, notify_all_done
 from raymq.cluster.transport.flight_server import Server, serve
 from raymq.cluster.transport.routes import Routes
 from raymq.store import record
@@ -123,11 +123,12 @@ class FakeBackend:
             held = self._held
             if self.unknown:
                 self.unknown -= 1
-                ticket.fail(DeliveryUnknown("late", status="FLUSH_DISK_TIMEOUT", append={}))
+                late = DeliveryUnknown("late", status="FLUSH_DISK_TIMEOUT", append={})
+                answer_put(ticket, late)
             elif held is not None:
-                held.append(lambda: ticket.complete(outcome))
+                held.append(lambda: answer_put(ticket, outcome))
             else:
-                ticket.complete(outcome)
+                answer_put(ticket, outcome)
             return ticket
 
     def _store(self, request: PutRequest) -> PutOutcome:
@@ -347,3 +348,9 @@ class FakeCluster:
         for shard in list(self.servers):
             with contextlib.suppress(RayMQError):
                 self.down(shard)
+
+
+def answer_put(ticket: PutTicket, result: PutOutcome | RayMQError) -> None:
+    """Finish a put, as the ack loop does."""
+    ticket.finish(result)
+    notify_all_done([ticket])

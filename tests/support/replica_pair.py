@@ -15,7 +15,7 @@ from raymq.actors.follower.follower import FollowerSession
 from raymq.actors.satellites.replicator import Replicator
 from raymq.actors.shared.control_block import ControlBlock, shared_file
 from raymq.actors.shared.processes import boot_id_hash, own_identity
-from raymq.actors.shared.ring import ReplicationRings, Request
+from raymq.actors.shared.ring import ReplicationRings
 from raymq.actors.shared.wakeup import Wakeup
 from raymq.store.checksum import crc32c
 from raymq.store.clock import Clock
@@ -104,7 +104,7 @@ class Leader:
     def submit(self) -> int:
         """Hand over a put that ends at the log's end. Returns: its number."""
         self.number += 1
-        assert self.rings.request(Request(self.number, self.end, Clock().monotonic_ms()))
+        assert self.rings.requests.push((self.number, self.end, Clock().monotonic_ms()))
         self.wakeup.wake("replication")
         return self.number
 

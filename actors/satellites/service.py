@@ -1,0 +1,81 @@
+"""The common part of the services that satellites run: wait for the grant, work under it, end with an exit code.
+
+A plain class: a Ray actor runs `run` in a thread, tests run it in a spawned process. One service serves one grant
+(satellite.py). When its work ends the process ends, and its host starts the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from raymq.store.clock import Clock
+from raymq.store.config import StoreConfig
+from raymq.store.files import Files
+
+from .satellite import GrantStatus, Satellite
+
+#: a wait right after work: a lost wakeup delays by this (RocketMQ's waitForRunning(10))
+BUSY_WAIT_MS = 10
+
+#: `stop` was called
+EXIT_STOPPED = 0
+#: CommitLog closed in order; the next process waits for its return
+EXIT_STOPPED_BY_COMMIT_LOG = 80
+#: the grant was revoked, or another CommitLog began
+EXIT_FENCED = 81
+#: a sync failed; the failure is published
+EXIT_SYNC_FAILED = 82
+#: the loop raised: a bug, or the disk refused another call than a sync
+EXIT_BUG = 83
+
+#: how a service ends -> its process's exit code
+EXIT_CODES = {
+    GrantStatus.LEAVING: EXIT_STOPPED,
+    GrantStatus.STOPPED: EXIT_STOPPED_BY_COMMIT_LOG,
+    GrantStatus.FENCED: EXIT_FENCED,
+}
+
+
+class Service(ABC):
+    """One role for one grant. Callers: `run` or `serve` by one thread; `stop` by any."""
+
+    def __init__(
+        self, replica_dir: str | Path, role: str, config: StoreConfig, files: Files | None = None
+    ) -> None:
+        self._config = config
+        self._clock = Clock()
+        self._files = files or Files()
+        #: closes the files of the service
+        self._undo = contextlib.ExitStack()
+        self._satellite = Satellite(replica_dir, role, clock=self._clock, files=self._files)
+
+    def run(self) -> None:
+        """Serve, then end the process, whatever else runs in it. Returns: only after `stop`."""
+        code = EXIT_BUG
+        try:
+            code = self.serve()
+        except Exception:
+            # The host of this thread would only log it, and go on without its service.
+            traceback.print_exc()
+            sys.stderr.flush()
+        if code != EXIT_STOPPED:
+            os._exit(code)
+
+    def serve(self) -> int:
+        """Wait for the grant and work under it. Returns: an EXIT_* code, when the grant is over."""
+        with contextlib.closing(self._satellite), self._undo:
+            status = self._satellite.await_grant()
+            return self._work() if status is GrantStatus.GRANTED else EXIT_CODES[status]
+
+    def stop(self) -> None:
+        """End the service soon, in order. Callers: any thread."""
+        self._satellite.stop()
+
+    @abstractmethod
+    def _work(self) -> int:
+        """Work until the grant is over. Returns: an EXIT_* code."""

@@ -1,0 +1,338 @@
+"""What the CommitLog processes of a leader and of a follower have in common: start, ack loop, failure and stop."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from raymq.actors.shared.control_block import COMMIT_REAL_TIME
+from raymq.actors.shared.failures import ActiveFailures
+from raymq.actors.shared.heartbeat import Heartbeat
+from raymq.store.clock import Clock
+from raymq.store.config import StoreConfig
+from raymq.store.errors import Bug, Corrupt, RayMQError, StorageFull, Unavailable, require
+from raymq.store.files import Files, SyncFailed
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.scrub import scrub_of_log
+
+from .supervisor import Supervisor
+
+logger = logging.getLogger("raymq.commit_log")
+
+#: from a refused operation (no descriptor, no memory, no space, a disk that does not answer) to the next try
+RETRY_S = 0.1
+
+Body = Callable[[], None]
+
+
+class ReplicaHost(ABC):
+    """The process that owns the log of one replica and supervises its satellites.
+
+    A subclass opens the log (`_open`), makes what works on it (`_make_parts`) and names the service loops.
+    """
+
+    #: "leader" or "follower"
+    mode: str
+    #: the replica in messages
+    called: str
+    log: CommitLog
+
+    def __init__(
+        self,
+        root: Path,
+        config: StoreConfig,
+        *,
+        identity: dict[str, Any],
+        roles: tuple[str, ...],
+        files: Files | None = None,
+        clock: Clock | None = None,
+        give_up: Callable[[str], None] | None = None,
+    ) -> None:
+        """Args: give_up: end this process soon, for this reason; its successor recovers. None: stay, read only."""
+        require(
+            (COMMIT_REAL_TIME in roles) == config.transient_pool,
+            "CommitRealTime runs with a transient pool and only with one",
+            roles=roles,
+        )
+        self.identity_facts = identity
+        self._root = root
+        self._files = files or Files()
+        self.config = config
+        self.clock = clock or Clock()
+        self.started_ms = self.clock.now_ms()
+        #: why this replica has stopped writing; None: it has not
+        self.failed: RayMQError | None = None
+        #: operations that fail at present and are tried again
+        self.failures = ActiveFailures()
+        #: shard -> endpoint of its leader, as far as this replica knows
+        self.routes: dict[str, str] = {}
+        self._give_up = give_up
+        self._stopping = False
+        self.supervisor = Supervisor(
+            root,
+            roles,
+            clock=self.clock,
+            files=self._files,
+            witness_sync=self._witness_sync,
+            commit_least_bytes=self._commit_least_bytes(roles),
+        )
+        self._heartbeat = Heartbeat(self.supervisor.control, files=self._files)
+        try:
+            self._open()
+        except BaseException:
+            self._heartbeat.stop()
+            self.supervisor.close()
+            raise
+        # A constructor that fails is called again later; it must find the store released.
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._abandon)
+            undo.callback(self.supervisor.close)
+            undo.callback(self._heartbeat.stop)
+            self._recover()
+            if self._fenced.unfinished_sync is not None:
+                self.log.rewrite(self._fenced.unfinished_sync[0])
+            # Recovered bytes may be in the page cache only: they are synced before anything relies on them.
+            self._sync_log()
+            self.supervisor.begin(self.log.end, self.log.synced, self.log.confirmed)
+            self.log.on_poisoned = self.supervisor.poison
+            # Damage that the scrub finds is logged and counted; the replica goes on.
+            self.scrub = scrub_of_log(self.log, on_fault=lambda fault: logger.error("%s", fault))
+            self._make_parts(undo)
+            self._threads = self._make_threads()
+            undo.callback(self._end_threads)
+            for thread in self._threads:
+                thread.start()
+            undo.pop_all()
+
+    # --- what a subclass adds -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Lock the store and set `log`. Raises: any error; nothing is open then."""
+
+    @abstractmethod
+    def _recover(self) -> None:
+        """Recover what `_open` has not, after `_fence_old`."""
+
+    @abstractmethod
+    def _abandon(self) -> None:
+        """Release the store as a crash would."""
+
+    @abstractmethod
+    def _make_parts(self, undo: contextlib.ExitStack) -> None:
+        """Everything that works on the open store; the threads are not started yet."""
+
+    def _retried_loops(self) -> dict[str, Body]:
+        """The service loops that start again after a transient error; any other error stops the replica."""
+        return {}
+
+    @abstractmethod
+    def _other_loops(self) -> dict[str, Body]:
+        """The service loops whose end does not stop the replica."""
+
+    @abstractmethod
+    def _ack_step(self) -> None:
+        """Wait for the satellites, supervise them, and note their progress. Raises: Unavailable, when poisoned."""
+
+    @abstractmethod
+    def _wake_threads(self) -> None:
+        """Let every service loop see that the replica is stopping."""
+
+    def _commit_least_bytes(self, roles: tuple[str, ...]) -> int:
+        """CommitRealTime is woken for so many uncommitted bytes."""
+        return 0
+
+    def _answer_waiting(self) -> None:
+        """Answer the requests that no thread will answer any more."""
+        return
+
+    # --- start ----------------------------------------------------------------------------------------------
+
+    def _store_identity(self) -> dict[str, Any]:
+        """Whose store it is: another replica must not open it."""
+        facts = self.identity_facts
+        return {
+            "cluster_id": facts["cluster_id"],
+            "shard": facts["shard"],
+            "replica": facts.get("replica", 0),
+        }
+
+    def _fence_old(self) -> None:
+        """Take over from the process before. Callers: with the store's lock held, before recovery."""
+        self._fenced = self.supervisor.fence_old()
+        self._heartbeat.start()
+        if self._fenced.failed_sync_errno:
+            # The previous process died before it could report this.
+            raise Corrupt(
+                f"a sync of {self._root} failed (errno {self._fenced.failed_sync_errno}) before the restart; its "
+                "unsynced bytes cannot be trusted: rebuild this replica",
+                path=str(self._root),
+                rule="poisoned",
+            )
+
+    def _sync_log(self) -> None:
+        """Bring to the disk what is in the pool or the page cache. Callers: while no satellite is granted."""
+        self.log.commit_pool()
+        self.log.sync()
+
+    def _make_threads(self) -> list[threading.Thread]:
+        retried = {"acks": self._run_acks, **self._retried_loops()}
+        bodies: dict[str, Body] = {
+            name: partial(self._run_retried, name, body) for name, body in retried.items()
+        }
+        bodies |= self._other_loops()
+        if self.config.scrub_bytes_per_s:
+            bodies["scrub"] = lambda: self.scrub.run(self._is_stopping)
+        return [
+            threading.Thread(target=body, name=f"raymq-{name}", daemon=True)
+            for name, body in bodies.items()
+        ]
+
+    def _is_stopping(self) -> bool:
+        return self._stopping
+
+    def _run_retried(self, name: str, body: Body) -> None:
+        """Run a service loop, again after a transient error; any other error stops the replica.
+
+        `body` clears the failure from `failures` once it works again.
+        """
+        pause = threading.Event()
+        while True:
+            try:
+                body()
+                return
+            except SyncFailed as error:
+                self.fail(Unavailable(f"{name}: {error}", field="store"))
+                return
+            except (OSError, StorageFull) as error:
+                self.failures.note(name, error)
+            except RayMQError as error:
+                self.fail(error)
+                return
+            except Exception as error:
+                logger.exception("service loop died")
+                self.fail(Unavailable(f"{name}: {error!r}", field="store"))
+                return
+            pause.wait(RETRY_S)
+            if self._stopping:
+                return
+
+    # --- ack loop and failure -------------------------------------------------------------------------------
+
+    def _run_acks(self) -> None:
+        repeated = False
+        try:
+            while not self._stopping:
+                self._heartbeat.note_iteration()
+                if repeated and self.failures:
+                    self.failures.clear("acks")
+                repeated = True
+                self._ack_step()
+        finally:
+            self._heartbeat.loop_ended()
+
+    def _check_poisoned(self) -> None:
+        """Raises: Unavailable, when the log takes nothing more."""
+        if self.supervisor.poisoned is not None:
+            self.log.poison(self.supervisor.poisoned)
+        if self.log.poisoned is not None:
+            # Where no sync has failed, the next start cuts off a failed append that could not be undone.
+            raise Unavailable(self.log.poisoned, field="store", status="poisoned")
+
+    def _witness_sync(self) -> int:
+        with self._heartbeat.blocking_call():
+            return self.log.sync()
+
+    def fail(self, error: RayMQError) -> None:
+        """A part of the process is dead: the replica stops writing, rather than go on without it.
+
+        Where a restart may help the process ends, and Ray starts the next one. After a failed sync, for corrupt bytes
+        or for a bug a restart would fail in the same way: the replica stays up, serves reads and reports why.
+        """
+        if self._stopping or self.failed is not None:
+            return
+        logger.error("the %s stops writing: %s", self.called, error)
+        self.failed = error
+        try:
+            self._answer_waiting()
+        finally:
+            lasting = (
+                self.log.sync_failed
+                or self.supervisor.poisoned is not None
+                or isinstance(error, (Corrupt, Bug))
+            )
+            if self._give_up is not None and not lasting:
+                self._give_up(str(error))
+
+    def check_serving(self) -> None:
+        """Raises: Unavailable, when nothing more is written."""
+        if self.failed is None and not self._stopping:
+            return
+        cause = f"stopped writing: {self.failed}" if self.failed else "is stopping"
+        raise Unavailable(
+            f"the {self.called} {cause}", field="shard", status="SERVICE_NOT_AVAILABLE"
+        )
+
+    # --- status ---------------------------------------------------------------------------------------------
+
+    def identity(self) -> dict[str, Any]:
+        """Cluster id, shard and this process's incarnation."""
+        return dict(self.identity_facts)
+
+    @property
+    def state(self) -> str:
+        """RUNNING, or READ_ONLY while every write is refused."""
+        return "READ_ONLY" if self.failed or self.log.poisoned else "RUNNING"
+
+    @property
+    def cause(self) -> str | None:
+        """Why nothing is written, or which operations fail at present; None: none."""
+        return str(self.failed) if self.failed else "; ".join(self._causes()) or None
+
+    def _causes(self) -> list[str]:
+        failures = [f"{part}: {cause}" for part, cause in self._active_failures().items()]
+        return [self.log.poisoned, *failures] if self.log.poisoned else failures
+
+    def _active_failures(self) -> dict[str, str]:
+        return self.failures.as_status()
+
+    def status(self) -> dict[str, Any]:
+        """Ends and satellites, for status displays."""
+        log, recovered = self.log, self.log.recovered
+        return {
+            **self.identity_facts,
+            "mode": self.mode,
+            "state": self.state,
+            "error": self.cause,
+            "failures": self._active_failures(),
+            "appended": log.end,
+            "synced": log.synced,
+            "confirmed": log.confirmed,
+            "recovery": None if recovered is None else {"row": recovered.row, "end": recovered.end},
+            "scrub": self.scrub.status(),
+            "roles": self.supervisor.describe(),
+        }
+
+    # --- stop -----------------------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        """End the threads and the satellites; the store is still open."""
+        self._end_threads()
+        self._heartbeat.stop()
+        self.supervisor.close()
+
+    def _end_threads(self) -> None:
+        """Stop the service loops that were started, and answer what none of them will answer."""
+        self._stopping = True
+        self.scrub.wake()
+        self._wake_threads()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(2.0)
+        self._answer_waiting()
