@@ -495,7 +495,7 @@ class LeaderHost:
             "prewritten_bytes": self._ahead.ready,
             "recovery": None
             if log.recovered is None
-            else {"row": log.recovered.row, "end": log.recovered.end},
+            else {"row": log.recovered.row.name, "end": log.recovered.end},
             "counters": vars(self.counters),
             "scrub": self.scrub.status(),
             "damage": [{"message": str(error), **error.fields} for error in store.damage],

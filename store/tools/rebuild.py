@@ -85,27 +85,19 @@ def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> Non
 
 def _append_records(store: ReadOnlyStore, queues: dict[Queue, ConsumeQueue], upto: int) -> None:
     """Write the units of all records that end at or below `upto`."""
-    for part in store.slices():
-        kept = part.positions + part.sizes <= upto
-        part = part._replace(positions=part.positions[kept], sizes=part.sizes[kept])
+    for part in store.slices("consume queues"):
+        part = part.where(part.positions + part.sizes <= upto)
         if not len(part.positions):
             break
-        for group in by_queue(part.decode(), part.positions, part.sizes):
+        for group in by_queue(part):
             queue = queues.get((group.topic, group.queue_id))
-            if queue is None:
-                continue
-            for run in group.runs():
-                queue.append(int(run.offsets[0]), run.positions, run.sizes, run.tags_codes)
-        done = int(part.positions[-1]) - store.start
-        store.progress("consume queues", done, max(1, upto - store.start))
+            if queue is not None:
+                for run in group.runs():
+                    queue.append(int(run.offsets[0]), run.positions, run.sizes, run.tags_codes)
 
 
 def _queues_of_log(store: ReadOnlyStore) -> set[Queue]:
-    return {
-        (rows_.topic, rows_.queue_id)
-        for part in store.slices()
-        for rows_ in by_queue(part.decode(), part.positions, part.sizes)
-    }
+    return {(group.topic, group.queue_id) for part in store.slices() for group in by_queue(part)}
 
 
 def chain(store: ReadOnlyStore) -> None:
@@ -181,7 +173,6 @@ def _state(store: ReadOnlyStore) -> ShardState:
 
 def _queue_counts(store: ReadOnlyStore, topics: Mapping[str, TopicInfo]) -> dict[str, int]:
     queues = {name: info.queues for name, info in topics.items()}
-    for part in store.slices():
-        for group in by_queue(part.decode(), part.positions, part.sizes):
-            queues[group.topic] = max(queues.get(group.topic, 0), group.queue_id + 1)
+    for topic, queue_id in _queues_of_log(store):
+        queues[topic] = max(queues.get(topic, 0), queue_id + 1)
     return queues
