@@ -343,5 +343,4 @@ class ChainReader:
         """Close the file."""
         if self._fd >= 0:
             self._files.close(self._fd)
-            self._fd = -1
-            self._segment = -1
+            self._fd = self._segment = self._next = -1

@@ -87,7 +87,9 @@ class Scrub:
     on_fault: Callable[[Corrupt], None] | None = None
 
     def __post_init__(self) -> None:
-        self._chain = self._open_chain()
+        self._chain = ChainReader(
+            self.root / "raymq" / "chain", self.segment_size_bytes, files=self.files
+        )
         self._segment, self._fd, self._path = -1, -1, self.root
         #: units to come, the next one last
         self._units: list[ChainUnit] = []
@@ -103,9 +105,6 @@ class Scrub:
         self.faults: list[Corrupt] = []
         self._remember()
         self._saved_at = self.position
-
-    def _open_chain(self) -> ChainReader:
-        return ChainReader(self.root / "raymq" / "chain", self.segment_size_bytes, files=self.files)
 
     def status(self) -> dict[str, Any]:
         """For `status` and metrics."""
@@ -261,11 +260,8 @@ class Scrub:
         return data is None or crc32c(data) == unit.crc
 
     def _is_still_there(self, unit: ChainUnit) -> bool:
-        again = self._open_chain()
-        try:
-            return again.read_from(unit.start, 1)[:1] == [unit]
-        finally:
-            again.close()
+        self._chain.close()
+        return self._chain.read_from(unit.start, 1)[:1] == [unit]
 
     def _read(self, unit: ChainUnit) -> bytes | None:
         """The bytes of a unit; None when its file has been deleted.

@@ -165,29 +165,25 @@ class QueueCheck:
         queue = self._queues[key]
         for row in found[:NAMED_MAX].tolist():
             offset = int(offsets[row])
-            words = [f"queue offset {offset}"]
+            detail = f"queue offset {offset}; "
             if units is not None:
-                unit = units[row]
-                words.append(
-                    f"the unit says position {int(unit['position'])}, size {int(unit['size'])}, "
-                    f"tags code {int(unit['tags_code'])}"
-                )
-            words.append(
-                "no record of this queue and offset is there"
-                if positions is None
-                else f"the record is at {int(positions[row])}"
-            )
-            self._faults.add(*queue.place(offset), rule, "; ".join(words))
+                position, size, code = units[row].tolist()
+                detail += f"the unit says position {position}, size {size}, tags code {code}; "
+            if positions is None:
+                detail += "no record of this queue and offset is there"
+            else:
+                detail += f"the record is at {int(positions[row])}"
+            self._faults.add(*queue.place(offset), rule, detail)
         self._faults.more(queue.place(int(offsets[found[0]]))[0], rule, len(found) - NAMED_MAX)
 
     def _check_unseen(self, topic: str, queue_id: int, queue: _Queue) -> None:
         """Units that no record claims."""
+        if topic.startswith(LMQ_PREFIX):
+            return
         units = queue.units
         ends = units["position"].astype(np.int64) + units["size"]
         orphans = ~queue.seen & (units["size"] != BLANK_SIZE) & (ends <= self._store.queues_end)
         # Records deleted by retention may keep their units until their file goes.
         orphans &= units["position"] >= self._store.start
-        if topic.startswith(LMQ_PREFIX):
-            return
         offsets = np.arange(queue.low, queue.high)
         self._report((topic, queue_id), offsets, orphans, HAS_RECORD, units, None)
