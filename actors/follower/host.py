@@ -360,7 +360,9 @@ class FollowerHost:
             "appended": self.log.end,
             "synced": self.log.synced,
             "confirmed": self.log.confirmed,
-            "recovery": None if recovered is None else {"row": recovered.row.name, "end": recovered.end},
+            "recovery": None
+            if recovered is None
+            else {"row": recovered.row.name, "end": recovered.end},
             "scrub": self.scrub.status(),
             "roles": self.supervisor.describe(),
         }

@@ -127,9 +127,7 @@ class FlushService:
         flusher = FlushRealTime(
             self._syncer,
             self._clock,
-            interval_ms=self._config.flush_interval_ms,
-            least_pages=self._config.flush_least_pages,
-            thorough_interval_ms=self._config.flush_thorough_interval_ms,
+            self._config,
             flushed=satellite.base,
             on_sync_started=timer.sync_started,
             on_flushed=timer.synced,

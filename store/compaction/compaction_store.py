@@ -26,7 +26,7 @@ from raymq.store.requests import FetchSlice
 from raymq.store.state import ShardState
 
 from . import swap
-from .compactor import Compacted, write_compacted
+from .compactor import write_compacted
 from .sparse_log import Part, SparseLog
 from .units import COMPACTING, DIRECTORY, LOG, UNIT_DTYPE, directories, file_sizes
 
@@ -255,11 +255,12 @@ class CompactionStore:
 
     # --- compacting -----------------------------------------------------------------------------------------
 
-    def compact(self, topic: str, queue_id: int, *, roll: bool = False) -> Compacted | None:
+    def compact(self, topic: str, queue_id: int, *, roll: bool = False) -> int | None:
         """Keep of a queue's sealed files the latest message of each key; one without a body takes its key away.
 
         `roll` copies what is dispatched and ends the file that is being written first, so that all is looked at.
-        Readers are held up for the exchange only. Returns: None when there is nothing new in sealed files.
+        Readers are held up for the exchange only. Returns: the queue offset of the last message
+        that was looked at; None when there is nothing new in sealed files.
         Raises: OSError, StorageFull, with the old files in place.
         """
         while roll and self.advance(topic, queue_id):
@@ -274,17 +275,16 @@ class CompactionStore:
             # Sealed files are synced; after a crash nothing of them may count as unsynced.
             self.sync()
             pairs = [pair for pair in log.pairs if pair.sealed]
-        done = self._positions.get(f"{topic}_{queue_id}", -1)
-        filled = [pair for pair in pairs if pair.count]
-        if not filled or filled[-1].offset_at(-1) <= done:
+        last_offset = max((pair.offset_at(-1) for pair in pairs if pair.count), default=-1)
+        if last_offset <= self._positions.get(f"{topic}_{queue_id}", -1):
             return None
         swap.drop_unfinished(root, topic, queue_id, files=files)
-        names, result = write_compacted(pairs, log)
+        names = write_compacted(pairs, log)
         for directory in log.directories:
             if names:
                 files.sync_dir(directory / COMPACTING)
         old = [pair.log.path.name for pair in pairs]
-        plan = swap.Swap(topic, queue_id, old, names, result.last_offset)
+        plan = swap.Swap(topic, queue_id, old, names, last_offset)
         with self._lock, log.lock:
             if self._closed:
                 raise Unavailable("the store was closed", field="store")
@@ -294,7 +294,7 @@ class CompactionStore:
             log.take(names)
             # The next file may begin at a lower place than the last one did: the noted end must not be above it.
             self._note({key: other.end for key, other in self._logs.items()})
-        return result
+        return last_offset
 
     # --- reading --------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ Source: CompactionLog#getOffsetMap, #shouldRetainMsg, RocketMQ 5.3.3.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,17 +21,6 @@ Bools = npt.NDArray[np.bool_]
 
 #: units decoded at a time
 _SLICE_UNITS = 8192
-
-
-class Compacted(NamedTuple):
-    """The result of compacting one queue."""
-
-    kept: int
-    removed: int
-    bytes_before: int
-    bytes_after: int
-    #: queue offset of the last message that was looked at
-    last_offset: int
 
 
 def slices(pair: Pair) -> Iterator[pa.RecordBatch]:
@@ -67,7 +55,7 @@ def rows_to_keep(pairs: list[Pair]) -> list[Bools]:
     return [np.asarray(part) for part in np.split(keep, np.cumsum([p.count for p in pairs])[:-1])]
 
 
-def write_compacted(pairs: list[Pair], log: SparseLog) -> tuple[list[str], Compacted]:
+def write_compacted(pairs: list[Pair], log: SparseLog) -> list[str]:
     """Write the records of sealed pairs that stay into `compacting` beside them; sealed and synced.
 
     Returns: the names of the new files. Callers: sealed pairs never change, so no lock is needed.
@@ -82,13 +70,6 @@ def write_compacted(pairs: list[Pair], log: SparseLog) -> tuple[list[str], Compa
                 new.append(*pair.records_of(part), part)
         if new.pairs:
             new.seal()
-        kept = sum(pair.count for pair in new.pairs)
-        return [pair.log.path.name for pair in new.pairs], Compacted(
-            kept,
-            sum(pair.count for pair in pairs) - kept,
-            sum(pair.log_bytes for pair in pairs),
-            sum(pair.log_bytes for pair in new.pairs),
-            max(pair.offset_at(-1) for pair in pairs if pair.count),
-        )
+        return [pair.log.path.name for pair in new.pairs]
     finally:
         new.close()

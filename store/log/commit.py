@@ -11,6 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from raymq.store.clock import Clock
+from raymq.store.config import StoreConfig
 from raymq.store.failpoints import fail_point
 
 from .flush import PAGE_BYTES, SegmentFiles
@@ -34,25 +35,21 @@ class CommitRealTime:
     pool: PoolReader
     writer: SegmentWriter
     clock: Clock
+    #: its `commit_` options count, and `transient_pool_slice_bytes`
+    config: StoreConfig
     _: KW_ONLY
     #: everything below is in the files
     committed: int
     on_committed: Callable[[int], None]
-    interval_ms: int = 200
-    least_pages: int = 4
-    thorough_interval_ms: int = 200
-    #: so many waiting bytes are committed whatever the page rule says; 0: half of the pool
-    slice_bytes: int = 0
 
     def __post_init__(self) -> None:
-        self.slice_bytes = self.slice_bytes or self.pool.size_bytes // 2
         self._looked_ms = self._committed_ms = self.clock.monotonic_ms()
         #: commits of at least one byte so far
         self.commits = 0
 
     def wait_ms(self) -> int:
         """Time until the next look is due without a wakeup."""
-        return max(0, self._looked_ms + self.interval_ms - self.clock.monotonic_ms())
+        return max(0, self._looked_ms + self.config.commit_interval_ms - self.clock.monotonic_ms())
 
     def commit(self, appended: int) -> int:
         """Write [committed, appended) into the files, then report. Returns: committed. Raises: StorageFull, OSError."""
@@ -74,12 +71,16 @@ class CommitRealTime:
         """
         now = self._looked_ms = self.clock.monotonic_ms()
         pages = appended // PAGE_BYTES - self.committed // PAGE_BYTES
-        if now - self._committed_ms >= self.thorough_interval_ms:
+        if now - self._committed_ms >= self.config.commit_thorough_interval_ms:
             self._committed_ms = now
             return self.commit(appended)
         segment_of = self.writer.segment_of
         # The committed position's file is full: it is committed whatever the page rule says.
         full = segment_of(appended) > segment_of(self.committed)
-        if pages >= self.least_pages or full or appended - self.committed >= self.slice_bytes:
+        if (
+            pages >= self.config.commit_least_pages
+            or full
+            or appended - self.committed >= self.config.transient_pool_slice_bytes
+        ):
             return self.commit(appended)
         return self.committed

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import errno as errno_codes
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from raymq.store.clock import Clock
+from raymq.store.config import StoreConfig
 from raymq.store.errors import Unavailable
 from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
@@ -28,11 +29,6 @@ class FlushFailed(Unavailable):
     """A sync failed; the store must stop. Fields: offset, errno."""
 
     retriable = False
-
-    @property
-    def errno(self) -> int:
-        """The kernel's error number."""
-        return int(self.fields["errno"])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.message, self.fields)
@@ -157,17 +153,17 @@ class FlushRealTime(_Flusher):
     """Sync in the background: when enough pages are dirty, thoroughly every now and then."""
 
     clock: Clock
-    _: KW_ONLY
-    interval_ms: int = 500
-    least_pages: int = 4
-    thorough_interval_ms: int = 10_000
+    #: its `flush_` options count
+    config: StoreConfig = field(default_factory=StoreConfig)
 
     def __post_init__(self) -> None:
         self._last_flush_ms = self._last_thorough_ms = self.clock.monotonic_ms()
 
     def wait_ms(self) -> int:
         """Until the next flush is due."""
-        return max(0, self._last_flush_ms + self.interval_ms - self.clock.monotonic_ms())
+        return max(
+            0, self._last_flush_ms + self.config.flush_interval_ms - self.clock.monotonic_ms()
+        )
 
     def flush_if_due(self, appended: int) -> int:
         """Flush when the interval is over and the page rule or the thorough interval says so.
@@ -175,14 +171,14 @@ class FlushRealTime(_Flusher):
         Source: FlushRealTimeService#run and DefaultMappedFile#isAbleToFlush. Returns: flushed.
         """
         now = self.clock.monotonic_ms()
-        if now - self._last_flush_ms < self.interval_ms:
+        if now - self._last_flush_ms < self.config.flush_interval_ms:
             return self.flushed
         self._last_flush_ms = now
-        least = self.least_pages
+        least = self.config.flush_least_pages
         if self.syncer.segment_of(appended) > self.syncer.segment_of(self.flushed):
             # The flushed position's file is full: it is flushed whatever the page rule says.
             least = 0
-        if now - self._last_thorough_ms >= self.thorough_interval_ms:
+        if now - self._last_thorough_ms >= self.config.flush_thorough_interval_ms:
             self._last_thorough_ms = now
             least = 0
         dirty = appended // PAGE_BYTES - self.flushed // PAGE_BYTES

@@ -383,11 +383,11 @@ class AllocateAhead:
     @property
     def ready(self) -> int:
         """Pre-written bytes in front of the tail."""
-        tail, ready = self._tail(), 0
-        for file in self._queue.files:
-            if file.start + file.size > tail:
-                ready += max(0, file.start + file.prewritten - max(tail, file.start))
-        return ready
+        tail = self._tail()
+        return sum(
+            max(0, file.start + file.prewritten - max(tail, file.start))
+            for file in self._queue.files
+        )
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Work until `stop`: the body of a thread."""

@@ -87,17 +87,13 @@ class ReadOnlyStore:
     def usual_size(self, directories: list[Path]) -> int:
         """The size that most files have, so that a fault names the file of another size; 0 when all are empty."""
         sizes = Counter(
-            self.size(directory / name)
+            self.files.length(directory / name)
             for directory in directories
             for name in self.files.list(directory)
             if name.isdigit()
         )
         # An unfinished file is shorter.
         return max(((n, size) for size, n in sizes.items() if size), default=(0, 0))[1]
-
-    def size(self, path: Path) -> int:
-        """A file's length, bytes."""
-        return self.files.length(path)
 
     @property
     def same_boot(self) -> bool:

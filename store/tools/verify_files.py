@@ -74,7 +74,7 @@ def check_marks(store: ReadOnlyStore) -> None:
     path = store.root / "raymq" / "marks"
     if not store.own or store.crashed:
         return
-    size = store.size(path) if store.files.exists(path) else 0
+    size = store.files.length(path) if store.files.exists(path) else 0
     if size < PAGE_BYTES:
         store.faults.add(path, 0, MARKS, f"{size} bytes")
         return
