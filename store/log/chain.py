@@ -189,10 +189,8 @@ class Chain:
     @property
     def start(self) -> int:
         """Where the first unit starts; 0 for an empty chain."""
-        for segment in sorted(self._used):
-            if self._used[segment]:
-                return self._unit(segment, 0).start
-        return 0
+        first = min((segment for segment, used in self._used.items() if used), default=None)
+        return 0 if first is None else self._unit(first, 0).start
 
     def unit_at(self, offset: int) -> ChainUnit | None:
         """The unit that holds the byte at `offset`; None where no unit does."""

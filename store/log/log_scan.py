@@ -229,9 +229,7 @@ def _has_bytes(files: Files, file: MappedFile, offset: int, top: int) -> bool:
     return False
 
 
-def _first_valid(
-    queue: MappedFileQueue, file: MappedFile, offset: int, top: int = NO_TOP
-) -> int | None:
+def _first_valid(queue: MappedFileQueue, file: MappedFile, offset: int, top: int) -> int | None:
     """The first record of a file, from `offset` on, with a right magic, length, position and body CRC."""
     end = file.start + file.size
     stop = max(file.start, min(end, top))

@@ -54,7 +54,8 @@ def check_put(topic: str, batch: pa.RecordBatch | Row, *, max_message_bytes: int
                 row=row,
             )
     # No value is longer than all of them together: most batches need no check of each row.
-    if _span(body) > max_message_bytes:
+    edges = value_offsets(body)
+    if edges[-1] - edges[0] > max_message_bytes:
         _check_lengths(
             value_lengths(body),
             max_message_bytes,
@@ -199,9 +200,3 @@ def _check_properties(properties: pa.BinaryArray) -> None:
                         limit=f"not {name}",
                         row=row,
                     )
-
-
-def _span(array: pa.Array) -> int:
-    """Bytes of all values of a binary or string array; those of null slots may be among them."""
-    offsets = value_offsets(array)
-    return int(offsets[-1]) - int(offsets[0])

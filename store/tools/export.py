@@ -5,7 +5,6 @@ The target appears whole or not at all: files are written to a directory beside 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -291,19 +290,16 @@ class _Part:
         self._sink.close()
 
 
-class _Sink(io.RawIOBase):
+class _Sink:
     """A writable file for pyarrow, on `Files`. pyarrow leaves a file that it was given open."""
 
     def __init__(self, path: Path, files: Files) -> None:
         self._files = files
         self._fd = files.open_file(path, create=True)
         self._at = 0
+        self.closed = False
         #: after a failure: writes are dropped
         self.discarding = False
-
-    def writable(self) -> bool:
-        """Yes."""
-        return True
 
     def write(self, data: Any) -> int:
         """Append."""
@@ -316,6 +312,9 @@ class _Sink(io.RawIOBase):
         """Bytes written."""
         return self._at
 
+    def flush(self) -> None:
+        """Nothing is buffered here."""
+
     def sync(self) -> None:
         """fsync."""
         self._files.sync(self._fd)
@@ -323,5 +322,5 @@ class _Sink(io.RawIOBase):
     def close(self) -> None:
         """Close; nothing is synced."""
         if not self.closed:
-            super().close()
+            self.closed = True
             self._files.close(self._fd)

@@ -137,26 +137,24 @@ def write_marks(store: ReadOnlyStore) -> None:
     store.files.write_file_atomic(store.root / "raymq" / "marks", data)
 
 
-def config(store: ReadOnlyStore, name: str) -> str:
-    """Rebuild a config file from its backup, else from the log. Returns: the source."""
+def config(store: ReadOnlyStore, name: str) -> None:
+    """Rebuild a config file from its backup, else from the log. RocketMQ begins one that is missing as an empty one."""
     files, path = store.files, store.root / "config" / name
     backup = path.with_name(f"{name}.bak")
+    table: dict[Any, Any] = {}
     if readable(files, backup):
         files.write_file_atomic(path, files.read_file(backup))
-        return f"its backup {backup.name}"
-    table: dict[Any, Any] = {}
+        return
     if name == config_json.TOPICS:
         topics = _state(store).topics
         config_json.add_topics(table, _queue_counts(store, topics), topics)
-        files.write_file_atomic(path, config_json.encode(table, 0))
-        return "the topics and queues of the log"
-    if name == config_json.CONSUMER_OFFSETS and store.own:
+    elif name == config_json.CONSUMER_OFFSETS and store.own:
         config_json.add_offsets(table, _state(store).offsets)
-        files.write_file_atomic(path, config_json.encode(table, 0))
-        return "the offsets of the log"
-    files.unlink(path)
-    files.sync_dir(path.parent)
-    return "nothing: it was removed, RocketMQ begins an empty one"
+    else:
+        files.unlink(path)
+        files.sync_dir(path.parent)
+        return
+    files.write_file_atomic(path, config_json.encode(table, 0))
 
 
 def _state(store: ReadOnlyStore) -> ShardState:

@@ -6,7 +6,9 @@ Source: IndexFile#putKey, IndexService#buildIndex, RocketMQ 5.3.3.
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 
+from raymq.store.files import Files
 from raymq.store.index.index_file import ENTRY_BYTES, HEADER, SLOT_BYTES, IndexFile
 
 from .read_only import ReadOnlyStore
@@ -20,9 +22,9 @@ SLOTS = 5_000_000
 def rebuild_index(store: ReadOnlyStore) -> None:
     """All keys of all records, in files of the size that most have (RocketMQ's default without any)."""
     files, target = store.files, store.root / "index"
-    slots, entries = _sizes(store)
+    sizes = _sizes(store)
     directory = begin(target, files=files)
-    made: list[IndexFile] = []
+    file: IndexFile | None = None
     try:
         for part in store.slices("index"):
             batch = part.decode()
@@ -31,24 +33,33 @@ def rebuild_index(store: ReadOnlyStore) -> None:
             times_ms = batch.column("store_time_ms").to_numpy()[rows]
             done = 0
             while done < len(rows):
-                last = made[-1] if made else None
-                if last is None or not last.room:
-                    path = directory / _file_name(int(times_ms[done]), last)
-                    header = None if last is None else last.header
-                    last = IndexFile.create(path, slots, entries, header, files=files)
-                    made.append(last)
-                stop = min(len(rows), done + last.room)
-                last.append(hashes[done:stop], positions[done:stop], times_ms[done:stop])
+                if file is None or not file.room:
+                    file = _next_file(directory, file, int(times_ms[done]), sizes, files)
+                stop = min(len(rows), done + file.room)
+                file.append(hashes[done:stop], positions[done:stop], times_ms[done:stop])
                 done = stop
-        for file in made:
+        if file is not None:
             file.sync()
     finally:
-        for file in made:
+        if file is not None:
             file.close()
     files.sync_dir(directory)
     # The mark is of the old files; without a mark a complete index is taken as it is.
     files.unlink(store.root / "raymq" / "index")
     swap(target, files=files)
+
+
+def _next_file(
+    directory: Path, last: IndexFile | None, time_ms: int, sizes: tuple[int, int], files: Files
+) -> IndexFile:
+    """The file after `last`, which is synced and closed. Its name is the local time as yyyyMMddHHmmssSSS."""
+    name = f"{datetime.fromtimestamp(time_ms / 1000):%Y%m%d%H%M%S}{time_ms % 1000:03d}"
+    if last is None:
+        return IndexFile.create(directory / name, *sizes, None, files=files)
+    last.sync()
+    last.close()
+    name = max(name, f"{int(last.path.name) + 1:017d}")
+    return IndexFile.create(directory / name, *sizes, last.header, files=files)
 
 
 def _sizes(store: ReadOnlyStore) -> tuple[int, int]:
@@ -64,11 +75,3 @@ def _sizes(store: ReadOnlyStore) -> tuple[int, int]:
             if slots is not None:
                 return slots, (size - HEADER.size - SLOT_BYTES * slots) // ENTRY_BYTES
     return SLOTS, ENTRIES_PER_SLOT * SLOTS
-
-
-def _file_name(time_ms: int, last: IndexFile | None) -> str:
-    """The local time as yyyyMMddHHmmssSSS, above the name of the file before."""
-    name = f"{datetime.fromtimestamp(time_ms / 1000):%Y%m%d%H%M%S}{time_ms % 1000:03d}"
-    if last is None or name > last.path.name:
-        return name
-    return f"{int(last.path.name) + 1:017d}"
