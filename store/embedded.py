@@ -116,14 +116,7 @@ class EmbeddedStore:
         #: no receipt waits for the flush thread
         self._acknowledged_at_once = self._promise.acknowledged_by == ("appended",)
         self._commit = GroupCommit(self._syncer, flushed=log.synced)
-        self._real_time = FlushRealTime(
-            self._syncer,
-            log.clock,
-            interval_ms=config.flush_interval_ms,
-            least_pages=config.flush_least_pages,
-            thorough_interval_ms=config.flush_thorough_interval_ms,
-            flushed=log.synced,
-        )
+        self._real_time = FlushRealTime(self._syncer, log.clock, config, flushed=log.synced)
         self._changed = threading.Condition()
         self._dispatching = threading.Lock()
         #: guarded by `_changed`, like `_failed`. The log's marks are closed with the store, but callers may still wait

@@ -16,7 +16,7 @@ import shutil
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -83,6 +83,17 @@ class Files:
     def close(self, fd: int) -> None:
         """Close a descriptor."""
         os.close(fd)
+
+    @contextlib.contextmanager
+    def opened(
+        self, path: PathLike, *, create: bool = False, writable: bool = True
+    ) -> Iterator[int]:
+        """`open_file`, closed after the block."""
+        fd = self.open_file(path, create=create, writable=writable)
+        try:
+            yield fd
+        finally:
+            self.close(fd)
 
     def size(self, fd: int) -> int:
         """Length of a file, bytes."""

@@ -62,11 +62,11 @@ class StoreRecovery:
     def run(self) -> RecoveredStore:
         """Recover. Raises: Corrupt where the store is damaged and must not be cut."""
         log = self._log
-        log.restore_pool()
+        log.pool.restore(log.marks.appended_end)
         known_end = self._judge_queues()
         scan_start = self._recover_log(known_end)
         self._drop_half_group(scan_start)
-        if log.recovered is not None and log.recovered.row == "K" and not log.own:
+        if log.recovered is not None and log.recovered.row.name == "K" and not log.own:
             log.note_synced(log.end)
         lost = self._find_lost_queues()
         exact = not lost and self._complete >= 0 and self._queues_end_as_expected()

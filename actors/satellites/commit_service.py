@@ -60,12 +60,9 @@ class CommitService(Service):
             pool,
             self._writer,
             self._clock,
+            self._config,
             committed=satellite.base,
             on_committed=satellite.publish_position,
-            interval_ms=self._config.commit_interval_ms,
-            least_pages=self._config.commit_least_pages,
-            thorough_interval_ms=self._config.commit_thorough_interval_ms,
-            slice_bytes=self._config.transient_pool_slice_bytes,
         )
         status = self._commit_eagerly(commit) if self._eager else self._commit_timed(commit)
         if status is not GrantStatus.FENCED:

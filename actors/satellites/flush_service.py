@@ -70,9 +70,7 @@ class FlushService(Service):
         flusher = FlushRealTime(
             self._syncer,
             self._clock,
-            interval_ms=self._config.flush_interval_ms,
-            least_pages=self._config.flush_least_pages,
-            thorough_interval_ms=self._config.flush_thorough_interval_ms,
+            self._config,
             flushed=satellite.base,
             on_sync_started=satellite.publish_sync_started,
             on_flushed=satellite.publish_synced,

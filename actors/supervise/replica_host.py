@@ -314,7 +314,9 @@ class ReplicaHost(ABC):
             "appended": log.end,
             "synced": log.synced,
             "confirmed": log.confirmed,
-            "recovery": None if recovered is None else {"row": recovered.row, "end": recovered.end},
+            "recovery": None
+            if recovered is None
+            else {"row": recovered.row.name, "end": recovered.end},
             "scrub": self.scrub.status(),
             "roles": self.supervisor.describe(),
         }

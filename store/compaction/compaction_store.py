@@ -26,16 +26,9 @@ from raymq.store.requests import FetchSlice
 from raymq.store.state import ShardState
 
 from . import swap
-from .compactor import Compacted, write_compacted
-from .sparse_log import CompactedRows, Part, SparseLog
-from .units import (
-    COMPACTING,
-    DIRECTORY,
-    LOG,
-    file_sizes,
-    log_directory,
-    queue_directory,
-)
+from .compactor import write_compacted
+from .sparse_log import Part, SparseLog
+from .units import COMPACTING, DIRECTORY, LOG, UNIT_DTYPE, directories, file_sizes
 
 #: messages, and bytes of them, copied in one go
 _COPIED_MAX = 4096
@@ -55,7 +48,6 @@ class CompactionStore:
         self._queues = queues
         self._state = state
         self._files = log.files
-        self._config = log.config
         self._logs: dict[Key, SparseLog] = {}
         #: over `_logs`, and over the copying of each queue
         self._lock = threading.RLock()
@@ -117,20 +109,12 @@ class CompactionStore:
             self._positions[name] = following - 1
 
     def _make(self, topic: str, queue_id: int) -> SparseLog:
-        root = self._log.root
-        return SparseLog(
-            log_directory(root, topic, queue_id),
-            queue_directory(root, topic, queue_id),
-            *self._sizes,
-            files=self._files,
-        )
-
-    @property
-    def _sizes(self) -> tuple[int, int]:
-        config = self._config
-        return file_sizes(
+        config = self._log.config
+        sizes = file_sizes(
             config.compaction_file_size_bytes, config.compaction_queue_file_size_bytes
         )
+        places = directories(self._log.root, topic, queue_id)
+        return SparseLog(*places, *sizes, files=self._files)
 
     def close(self) -> None:
         """Sync the copied records and close every file. Raises: OSError, StorageFull."""
@@ -202,17 +186,11 @@ class CompactionStore:
         times = batch.column("store_time_ms").to_numpy()
         if keyed.any():
             kept = rows[keyed]
+            copied: Any = np.zeros(len(kept), dtype=UNIT_DTYPE)
+            copied["size"], copied["tags_code"] = found.sizes[keyed], units["tags_code"][kept]
+            copied["store_time_ms"], copied["offset"] = times[keyed], offsets[kept]
             with log.lock:
-                log.append(
-                    CompactedRows(
-                        found.data,
-                        found.starts[keyed],
-                        found.sizes[keyed],
-                        units["tags_code"][kept].astype(np.int64),
-                        times[keyed],
-                        offsets[kept],
-                    )
-                )
+                log.append(found.data, found.starts[keyed], copied)
 
     def queues(self) -> list[Key]:
         """Topic and queue id of every compacted queue."""
@@ -221,11 +199,14 @@ class CompactionStore:
     def advance_all(self) -> bool:
         """`advance` of every queue of every compaction topic, once. Returns: whether there was anything."""
         found = False
-        dispatched = self._queues.keys()
-        for topic, queue_id in dispatched:
-            if self.owns(topic):
-                found = self.advance(topic, queue_id) or found
+        for topic, queue_id in self._dispatched():
+            found = self.advance(topic, queue_id) or found
         return found
+
+    def _dispatched(self) -> list[Key]:
+        """The consume queues of compaction topics."""
+        dispatched = self._queues.keys()
+        return [key for key in dispatched if self.owns(key[0])]
 
     def sync(self) -> None:
         """fdatasync the copied records, and note how far they go. Durable: at return. Raises: OSError, StorageFull."""
@@ -264,26 +245,22 @@ class CompactionStore:
         Syncs the copied records. Callers: retention. Raises: OSError, StorageFull.
         """
         self.sync()
-        lowest: int | None = None
-        dispatched = self._queues.keys()
-        for topic, queue_id in dispatched:
-            queue = self._queues.find(topic, queue_id)
-            if queue is None or not self.owns(topic):
-                continue
-            offset = max(self.next_offset(topic, queue_id), queue.min_offset)
-            units = queue.read(offset, 1)
-            if len(units):
-                position = int(units["position"][0])
-                lowest = position if lowest is None else min(lowest, position)
-        return lowest
+        positions: list[int] = []
+        for key in self._dispatched():
+            queue = self._queues.find(*key)
+            if queue is not None:
+                units = queue.read(max(self.next_offset(*key), queue.min_offset), 1)
+                positions += units["position"].tolist()
+        return min(positions, default=None)
 
     # --- compacting -----------------------------------------------------------------------------------------
 
-    def compact(self, topic: str, queue_id: int, *, roll: bool = False) -> Compacted | None:
+    def compact(self, topic: str, queue_id: int, *, roll: bool = False) -> int | None:
         """Keep of a queue's sealed files the latest message of each key; one without a body takes its key away.
 
         `roll` copies what is dispatched and ends the file that is being written first, so that all is looked at.
-        Readers are held up for the exchange only. Returns: None when there is nothing new in sealed files.
+        Readers are held up for the exchange only. Returns: the queue offset of the last message
+        that was looked at; None when there is nothing new in sealed files.
         Raises: OSError, StorageFull, with the old files in place.
         """
         while roll and self.advance(topic, queue_id):
@@ -298,17 +275,16 @@ class CompactionStore:
             # Sealed files are synced; after a crash nothing of them may count as unsynced.
             self.sync()
             pairs = [pair for pair in log.pairs if pair.sealed]
-        done = self._positions.get(f"{topic}_{queue_id}", -1)
-        filled = [pair for pair in pairs if pair.count]
-        if not filled or filled[-1].offset_at(-1) <= done:
+        last_offset = max((pair.offset_at(-1) for pair in pairs if pair.count), default=-1)
+        if last_offset <= self._positions.get(f"{topic}_{queue_id}", -1):
             return None
         swap.drop_unfinished(root, topic, queue_id, files=files)
-        names, result = write_compacted(pairs, log, self._sizes, files=files)
-        for directory in (log.log_directory, log.queue_directory):
+        names = write_compacted(pairs, log)
+        for directory in log.directories:
             if names:
                 files.sync_dir(directory / COMPACTING)
         old = [pair.log.path.name for pair in pairs]
-        plan = swap.Swap(topic, queue_id, old, names, result.last_offset)
+        plan = swap.Swap(topic, queue_id, old, names, last_offset)
         with self._lock, log.lock:
             if self._closed:
                 raise Unavailable("the store was closed", field="store")
@@ -318,7 +294,7 @@ class CompactionStore:
             log.take(names)
             # The next file may begin at a lower place than the last one did: the noted end must not be above it.
             self._note({key: other.end for key, other in self._logs.items()})
-        return result
+        return last_offset
 
     # --- reading --------------------------------------------------------------------------------------------
 

@@ -6,8 +6,6 @@ Source: CompactionLog#getOffsetMap, #shouldRetainMsg, RocketMQ 5.3.3.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store import record
-from raymq.store.files import Files
 from raymq.store.records.keys import key_column
 
-from .sparse_log import CompactedRows, Pair, SparseLog
-from .units import COMPACTING
+from .sparse_log import Pair, SparseLog
 
 Bools = npt.NDArray[np.bool_]
 
@@ -27,26 +23,12 @@ Bools = npt.NDArray[np.bool_]
 _SLICE_UNITS = 8192
 
 
-class Compacted(NamedTuple):
-    """The result of compacting one queue."""
-
-    kept: int
-    removed: int
-    bytes_before: int
-    bytes_after: int
-    #: queue offset of the last message that was looked at
-    last_offset: int
-
-
-def slices(pair: Pair) -> Iterator[tuple[slice, pa.RecordBatch]]:
+def slices(pair: Pair) -> Iterator[pa.RecordBatch]:
     """The records of a pair, decoded, some thousands at a time."""
     units = pair.units()
     for low in range(0, pair.count, _SLICE_UNITS):
         part = units[low : low + _SLICE_UNITS]
-        starts = part["position"].astype(np.int64) - pair.start
-        sizes = part["size"].astype(np.int64)
-        batch = record.decode(*pair.records(starts, sizes), sizes)
-        yield slice(low, low + len(part)), batch
+        yield record.decode(*pair.records_of(part), part["size"])
 
 
 def rows_to_keep(pairs: list[Pair]) -> list[Bools]:
@@ -57,7 +39,7 @@ def rows_to_keep(pairs: list[Pair]) -> list[Bools]:
     keys: list[pa.Array] = []
     bodies: list[Bools] = []
     for pair in pairs:
-        for _, batch in slices(pair):
+        for batch in slices(pair):
             keys.append(key_column(batch.column("properties")))
             lengths = pc.binary_length(batch.column("body")).to_numpy(zero_copy_only=False)
             bodies.append(lengths > 0)
@@ -73,46 +55,21 @@ def rows_to_keep(pairs: list[Pair]) -> list[Bools]:
     return [np.asarray(part) for part in np.split(keep, np.cumsum([p.count for p in pairs])[:-1])]
 
 
-def write_compacted(
-    pairs: list[Pair], log: SparseLog, sizes: tuple[int, int], *, files: Files
-) -> tuple[list[str], Compacted]:
+def write_compacted(pairs: list[Pair], log: SparseLog) -> list[str]:
     """Write the records of sealed pairs that stay into `compacting` beside them; sealed and synced.
 
     Returns: the names of the new files. Callers: sealed pairs never change, so no lock is needed.
     """
     keep = rows_to_keep(pairs)
-    new = SparseLog(
-        log.log_directory / COMPACTING,
-        log.queue_directory / COMPACTING,
-        *sizes,
-        files=files,
-    )
+    new = log.compacting()
     try:
         for pair, flags in zip(pairs, keep, strict=True):
             units = pair.units()[flags]
             for low in range(0, len(units), _SLICE_UNITS):
                 part = units[low : low + _SLICE_UNITS]
-                lengths = part["size"].astype(np.int64)
-                places = part["position"].astype(np.int64) - pair.start
-                new.append(
-                    CompactedRows(
-                        *pair.records(places, lengths),
-                        lengths,
-                        part["tags_code"].astype(np.int64),
-                        part["store_time_ms"].astype(np.int64),
-                        part["offset"].astype(np.int64),
-                    )
-                )
+                new.append(*pair.records_of(part), part)
         if new.pairs:
             new.seal()
-        names = [Path(pair.log.path).name for pair in new.pairs]
-        kept = sum(pair.count for pair in new.pairs)
-        return names, Compacted(
-            kept,
-            sum(pair.count for pair in pairs) - kept,
-            sum(pair.log_bytes for pair in pairs),
-            sum(pair.log_bytes for pair in new.pairs),
-            max(pair.offset_at(-1) for pair in pairs if pair.count),
-        )
+        return [pair.log.path.name for pair in new.pairs]
     finally:
         new.close()

@@ -21,9 +21,11 @@ from raymq.store.errors import Corrupt
 from raymq.store.files import Files
 from raymq.store.log.mapped_file import MappedFile, not_yet_made
 from raymq.store.log.read_together import read_together
+from raymq.store.log.segment_paths import offset_names
+from raymq.store.records.binary_columns import value_bytes, value_offsets
 from raymq.store.records.record_walk import first_fault
 
-from .units import UNIT_BYTES, UNIT_DTYPE, end_unit
+from .units import COMPACTING, UNIT_BYTES, UNIT_DTYPE, end_unit
 
 Int64s = npt.NDArray[np.int64]
 
@@ -58,11 +60,13 @@ class Pair:
         number += self.count if number < 0 else 0
         return int(self.units(number, number + 1)["offset"][0])
 
-    def records(self, starts: Int64s, sizes: Int64s) -> tuple[memoryview, Int64s]:
-        """A buffer with the records at these places of the log file, and where each begins in it.
+    def records_of(self, units: npt.NDArray[Any]) -> tuple[memoryview, Int64s]:
+        """A buffer with the records of these units, and where each begins in it.
 
         Raises: Corrupt for the first that is damaged, or that the disk does not give back.
         """
+        starts = units["position"].astype(np.int64) - self.start
+        sizes = units["size"].astype(np.int64)
         if not len(starts):
             return memoryview(b""), starts
         ends = starts + sizes
@@ -94,9 +98,13 @@ class Pair:
             if not valid.all():
                 self.count = low + int(valid.argmin())
                 break
-        self.log_bytes = 0
-        if self.count:
-            last = self.units(self.count - 1)[0]
+        self.keep(self.count)
+
+    def keep(self, count: int) -> None:
+        """Only the first units count, and the bytes of their records."""
+        self.count, self.log_bytes = count, 0
+        if count:
+            last = self.units(count - 1)[0]
             self.log_bytes = int(last["position"]) + int(last["size"]) - self.start
 
     def close(self) -> None:
@@ -108,18 +116,6 @@ class Pair:
         """fdatasync both: records before units. Raises: OSError."""
         self.log.sync()
         self.queue.sync()
-
-
-class CompactedRows(NamedTuple):
-    """Records that go in: columns, ascending by queue offset."""
-
-    view: memoryview
-    #: where each record starts in `view`
-    starts: Int64s
-    sizes: Int64s
-    tags_codes: Int64s
-    store_times_ms: Int64s
-    offsets: Int64s
 
 
 class Part(NamedTuple):
@@ -139,13 +135,17 @@ class SparseLog:
     def __init__(
         self, log: Path, queue: Path, file_bytes: int, queue_file_bytes: int, *, files: Files
     ) -> None:
-        self.log_directory = log
-        self.queue_directory = queue
+        #: of the records and of the units
+        self.directories = (log, queue)
+        self._sizes = (file_bytes, queue_file_bytes // UNIT_BYTES * UNIT_BYTES)
         self.lock = threading.RLock()
-        self._file_bytes = file_bytes
-        self._queue_bytes = queue_file_bytes // UNIT_BYTES * UNIT_BYTES
         self._files = files
         self.pairs: list[Pair] = []
+
+    def compacting(self) -> SparseLog:
+        """A new log of the same file sizes, in the sub-directories `compacting`."""
+        log, queue = (directory / COMPACTING for directory in self.directories)
+        return SparseLog(log, queue, *self._sizes, files=self._files)
 
     @property
     def next_offset(self) -> int:
@@ -165,49 +165,39 @@ class SparseLog:
 
         Raises: Corrupt where another file has no partner.
         """
-        names = self._names(self.log_directory)
-        queue_names = self._names(self.queue_directory)
+        names, queue_names = (
+            set(offset_names(directory, files=self._files)) for directory in self.directories
+        )
         last = max(names | queue_names, default=None)
-        if last is not None and self._is_unfinished(last, names, queue_names):
-            for directory, found in (
-                (self.log_directory, names),
-                (self.queue_directory, queue_names),
-            ):
+        if last is not None and self._is_unfinished(last, names & queue_names):
+            for directory in self.directories:
                 self._files.unlink(directory / last)
-                found.discard(last)
+            names.discard(last)
+            queue_names.discard(last)
         odd = sorted(names ^ queue_names)
         if odd:
+            log, queue = (directory / odd[0] for directory in self.directories)
             raise Corrupt(
-                f"{self.log_directory / odd[0]} and {self.queue_directory / odd[0]} belong together; one is missing",
-                path=str(self.log_directory / odd[0]),
+                f"{log} and {queue} belong together; one is missing",
+                path=str(log),
                 rule="a compaction log file has its file of units",
             )
-        for name in sorted(names & queue_names):
-            self.pairs.append(self._open(int(name)))
+        self.pairs += [self._open(int(name)) for name in sorted(names)]
         for pair in self.pairs:
             pair.find_end()
             pair.sealed = pair is not self.pairs[-1] or self._is_sealed(pair)
 
-    def _is_unfinished(self, name: str, names: set[str], queue_names: set[str]) -> bool:
+    def _is_unfinished(self, name: str, pairs: set[str]) -> bool:
         """Whether a crash came while this pair was made: a file is missing, or has not its length and no content."""
-        if name not in names or name not in queue_names:
-            return True
-        return any(
+        return name not in pairs or any(
             not_yet_made(directory / name, size, files=self._files)
-            for directory, size in (
-                (self.log_directory, self._file_bytes),
-                (self.queue_directory, self._queue_bytes),
-            )
+            for directory, size in zip(self.directories, self._sizes, strict=True)
         )
 
-    def _names(self, directory: Path) -> set[str]:
-        return {n for n in self._files.list(directory) if len(n) == 20 and n.isdigit()}
-
     def _open(self, start: int) -> Pair:
-        name = fmt.file_name(start)
-        log = MappedFile.open(self.log_directory / name, start, self._file_bytes, files=self._files)
-        queue = MappedFile.open(
-            self.queue_directory / name, start, self._queue_bytes, files=self._files
+        log, queue = (
+            MappedFile.open(directory / fmt.file_name(start), start, size, files=self._files)
+            for directory, size in zip(self.directories, self._sizes, strict=True)
         )
         return Pair(start, log, queue)
 
@@ -219,52 +209,51 @@ class SparseLog:
 
     # --- appending ------------------------------------------------------------------------------------------
 
-    def append(self, rows: CompactedRows) -> None:
-        """Append records, in as many files as they need. Raises: StorageFull, OSError; `cut` mends what they leave."""
-        low, count = 0, len(rows.sizes)
+    def append(self, view: memoryview, starts: Int64s, units: npt.NDArray[Any]) -> None:
+        """Append records, in as many files as they need, by ascending queue offset.
+
+        Args: `starts`: where each begins in `view`; `units`: UNIT_DTYPE, with any positions.
+        Raises: StorageFull, OSError; `cut` mends what they leave.
+        """
+        low, count = 0, len(units)
         while low < count:
             if not self.pairs or self.pairs[-1].sealed:
                 self._create_next()
             pair = self.pairs[-1]
-            stop = low + self._fitting(pair, rows.sizes[low:])
+            stop = low + self._fitting(pair, units["size"][low:].astype(np.int64))
             if stop > low:
-                self._write(
-                    pair, CompactedRows(rows.view, *(column[low:stop] for column in rows[1:]))
-                )
+                self._write(pair, view, starts[low:stop], units[low:stop])
                 low = stop
             if low < count:
                 self.seal()
 
     def _fitting(self, pair: Pair, sizes: Int64s) -> int:
         """How many records still fit: a blank record and an end unit must fit after them."""
-        room = self._file_bytes - pair.log_bytes - fmt.BLANK_BYTES
-        units = self._queue_bytes // UNIT_BYTES - 1 - pair.count
+        room = pair.log.size - pair.log_bytes - fmt.BLANK_BYTES
+        units = pair.queue.size // UNIT_BYTES - 1 - pair.count
         fits = int(np.searchsorted(np.cumsum(sizes), room, side="right"))
         if not fits and not pair.count:
             raise Corrupt(
-                f"a record of {int(sizes[0])} bytes fits no file of {self.log_directory}",
-                path=str(self.log_directory),
+                f"a record of {int(sizes[0])} bytes fits no file of {self.directories[0]}",
+                path=str(self.directories[0]),
                 rule="a record fits a compaction log file",
             )
         return max(0, min(fits, units))
 
-    def _write(self, pair: Pair, rows: CompactedRows) -> None:
-        records = record.select(rows.view, rows.starts, rows.sizes)
-        edges = np.frombuffer(records.buffers()[1], dtype=np.int32)[
-            records.offset : records.offset + len(records) + 1
-        ]
-        data = np.frombuffer(records.buffers()[2], dtype=np.uint8)[edges[0] : edges[-1]].copy()
-        places = (edges[:-1] - edges[0]).astype(np.int64)
+    def _write(self, pair: Pair, view: memoryview, starts: Int64s, units: npt.NDArray[Any]) -> None:
+        records = record.select(view, starts, units["size"])
+        edges = value_offsets(records).astype(np.int64)
+        data = value_bytes(records)[edges[0] : edges[-1]].copy()
+        places = edges[:-1] - edges[0]
         positions = pair.start + pair.log_bytes + places
         data[places[:, None] + fmt.PHYSICAL_OFFSET_AT + _LONG] = (
             positions.astype(">i8").view(np.uint8).reshape(-1, 8)
         )
-        units: Any = np.zeros(len(places), dtype=UNIT_DTYPE)
-        units["position"], units["size"] = positions, rows.sizes
-        units["tags_code"], units["store_time_ms"] = rows.tags_codes, rows.store_times_ms
-        units["offset"], units["count"], units["compacted"] = rows.offsets, 1, -1
+        written = units.copy()
+        written["position"], written["count"] = positions, 1
+        written["compacted"], written["reserved"] = -1, 0
         pair.log.pwrite(data.data, pair.log_bytes)
-        pair.queue.pwrite(units.tobytes(), pair.count * UNIT_BYTES)
+        pair.queue.pwrite(written.tobytes(), pair.count * UNIT_BYTES)
         pair.log_bytes += len(data)
         pair.count += len(units)
 
@@ -273,27 +262,21 @@ class SparseLog:
         pair = self.pairs[-1]
         if pair.sealed:
             return
-        left = self._file_bytes - pair.log_bytes
+        left = pair.log.size - pair.log_bytes
         pair.log.pwrite(record.blank(left), pair.log_bytes)
         pair.queue.pwrite(end_unit(), pair.count * UNIT_BYTES)
         pair.sync()
         pair.sealed = True
 
     def _create_next(self) -> None:
-        start = self.pairs[-1].start + self._file_bytes if self.pairs else 0
-        name = fmt.file_name(start)
-        for directory, size in (
-            (self.log_directory, self._file_bytes),
-            (self.queue_directory, self._queue_bytes),
-        ):
+        last = self.pairs[-1] if self.pairs else None
+        start = 0 if last is None else last.start + last.log.size
+        for directory, size in zip(self.directories, self._sizes, strict=True):
             self._files.make_dirs(directory)
             # Sparse, as RocketMQ makes them: a topic has many queues, and most hold little.
-            fd = self._files.open_file(directory / name, create=True)
-            try:
+            with self._files.opened(directory / fmt.file_name(start), create=True) as fd:
                 self._files.truncate(fd, size)
                 self._files.sync(fd)
-            finally:
-                self._files.close(fd)
             self._files.sync_dir(directory)
         self.pairs.append(self._open(start))
 
@@ -321,26 +304,20 @@ class SparseLog:
                 continue
             if count == pair.count and pair.sealed:
                 return
-            pair.count = count
-            pair.log_bytes = 0
-            if count:
-                last = units[count - 1]
-                pair.log_bytes = int(last["position"]) + int(last["size"]) - pair.start
+            pair.keep(count)
             pair.log.clear(pair.log_bytes)
             pair.queue.clear(count * UNIT_BYTES)
             pair.sync()
             pair.sealed = False
-            if count:
-                return
-            if len(self.pairs) == 1:
+            if count or len(self.pairs) == 1:
                 return
             self._remove(self.pairs.pop())
 
     def _remove(self, pair: Pair) -> None:
         pair.log.destroy()
         pair.queue.destroy()
-        self._files.sync_dir(self.log_directory)
-        self._files.sync_dir(self.queue_directory)
+        for directory in self.directories:
+            self._files.sync_dir(directory)
 
     def take(self, names: list[str]) -> None:
         """Files of these names have taken the place of the sealed ones: look again. The last, open one stays.
@@ -376,10 +353,7 @@ class SparseLog:
                 total = np.cumsum(units["size"].astype(np.int64))
                 fits = max(1, int(np.searchsorted(total, max_bytes, side="right")))
                 units = units[:fits]
-                starts = units["position"].astype(np.int64) - pair.start
-                sizes = units["size"].astype(np.int64)
-                data, where = pair.records(starts, sizes)
-                records = record.select(data, where, sizes)
+                records = record.select(*pair.records_of(units), units["size"])
                 return Part(records, units, int(units["offset"][-1]) + 1)
         return None
 

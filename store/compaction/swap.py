@@ -16,7 +16,7 @@ from raymq.store.errors import RayMQError
 from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
 
-from .units import COMPACTING, DIRECTORY, POSITIONS, log_directory, queue_directory
+from .units import COMPACTING, DIRECTORY, POSITIONS, directories
 
 _RECORD = "compaction-swap"
 
@@ -42,7 +42,7 @@ def commit(root: Path, swap: Swap, *, files: Files) -> None:
 
 def finish(root: Path, swap: Swap, *, files: Files) -> None:
     """Move the new files, remove the old ones, note how far the queue is compacted. Durable: at return."""
-    for directory in _directories(root, swap.topic, swap.queue_id):
+    for directory in directories(root, swap.topic, swap.queue_id):
         for name in swap.new:
             if files.exists(directory / COMPACTING / name):
                 files.rename(directory / COMPACTING / name, directory / name)
@@ -68,12 +68,8 @@ def finish_interrupted(root: Path, *, files: Files) -> None:
 
 def drop_unfinished(root: Path, topic: str, queue_id: int, *, files: Files) -> None:
     """New files that were never committed."""
-    for directory in _directories(root, topic, queue_id):
+    for directory in directories(root, topic, queue_id):
         files.remove_tree(directory / COMPACTING)
-
-
-def _directories(root: Path, topic: str, queue_id: int) -> tuple[Path, Path]:
-    return log_directory(root, topic, queue_id), queue_directory(root, topic, queue_id)
 
 
 def read_positions(root: Path, *, files: Files) -> dict[str, int]:

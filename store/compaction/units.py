@@ -50,14 +50,10 @@ def file_sizes(log_bytes: int, queue_bytes: int) -> tuple[int, int]:
     return queue * (count if 0 < rest < queue // 2 else count + 1), queue
 
 
-def log_directory(root: Path, topic: str, queue_id: int) -> Path:
-    """Where the records of a compacted queue are."""
-    return root / DIRECTORY / LOG / topic / str(queue_id)
-
-
-def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
-    """Where its units are: a file for each of its log files, with the same name."""
-    return root / DIRECTORY / QUEUES / topic / str(queue_id)
+def directories(root: Path, topic: str, queue_id: int) -> tuple[Path, Path]:
+    """Where the records of a compacted queue are, and where its units: files of the same names."""
+    log, queue = (root / DIRECTORY / kind / topic / str(queue_id) for kind in (LOG, QUEUES))
+    return log, queue
 
 
 def end_unit() -> bytes:

@@ -27,14 +27,10 @@ class AbortFile:
 
     def create(self) -> None:
         """Write our pid, as RocketMQ does. Durable: at return."""
-        fd = self._files.open_file(self._path, create=True)
-        try:
-            pid = str(os.getpid()).encode()
+        with self._files.opened(self._path, create=True) as fd:
             self._files.truncate(fd, 0)
-            self._files.pwrite(fd, pid, 0)
+            self._files.pwrite(fd, str(os.getpid()).encode(), 0)
             self._files.sync(fd)
-        finally:
-            self._files.close(fd)
         self._files.sync_dir(self._path.parent)
 
     def remove(self) -> None:

@@ -9,6 +9,7 @@ the log where it is missing.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,8 @@ from typing import NamedTuple
 from raymq.store.checksum import crc32c
 from raymq.store.errors import Corrupt, Rejected
 from raymq.store.files import Files
+
+from .segment_paths import offset_names
 
 _UNIT = struct.Struct(">qqqIIq")
 _CHAINED = struct.Struct(">qqqI")
@@ -38,20 +41,22 @@ class ChainUnit(NamedTuple):
         """40 bytes."""
         return _UNIT.pack(self.start, self.end, self.epoch, self.crc, self.previous, 0)
 
-    @classmethod
-    def unpack(cls, data: bytes | memoryview) -> ChainUnit:
-        """From 40 bytes."""
-        return cls(*_UNIT.unpack(data)[:5])
-
     @property
     def value(self) -> int:
         """Chain value after this unit."""
         return crc32c(_CHAINED.pack(self.start, self.end, self.epoch, self.crc), self.previous)
 
+    def follows(self, last: ChainUnit | None, segment: int, size: int) -> bool:
+        """Whether it continues `last`, and lies inside the log file [segment, segment + size)."""
+        if not segment <= self.start < self.end <= segment + size:
+            return False
+        return last is None or (self.start == last.end and self.previous == last.value)
+
 
 def unpack_units(data: bytes | memoryview) -> list[ChainUnit]:
-    """Units from a multiple of 40 bytes."""
-    return [ChainUnit(*item[:5]) for item in _UNIT.iter_unpack(data)]
+    """The whole units of some bytes; the last one may be torn."""
+    whole = len(data) - len(data) % UNIT_BYTES
+    return [ChainUnit(*item[:5]) for item in _UNIT.iter_unpack(data[:whole])]
 
 
 def check_units(units: list[ChainUnit], data: memoryview) -> None:
@@ -102,9 +107,7 @@ class Chain:
         self._used.clear()
         self.last = None
         broken = False
-        for name in self._files.list(self.directory):
-            if len(name) != 20 or not name.isdigit():
-                continue
+        for name in offset_names(self.directory, files=self._files):
             segment = int(name)
             count = self._files.size(self._fd(segment)) // UNIT_BYTES
             good = 0 if broken else self._load_file(segment, count, verify_from)
@@ -118,21 +121,16 @@ class Chain:
         if begin:
             first, final = self._unit(segment, 0), self._unit(segment, begin - 1)
             inside = final.start < final.end <= segment + self._size
-            if not inside or not self._follows(first, self.last, segment):
+            if not inside or not first.follows(self.last, segment, self._size):
                 begin = 0
             else:
                 self.last = final
         good = begin
         for unit in self._read_units(segment, begin, count):
-            if not self._follows(unit, self.last, segment):
+            if not unit.follows(self.last, segment, self._size):
                 break
             self.last, good = unit, good + 1
         return good
-
-    def _follows(self, unit: ChainUnit, last: ChainUnit | None, segment: int) -> bool:
-        if not segment <= unit.start < unit.end <= segment + self._size:
-            return False
-        return last is None or (unit.start == last.end and unit.previous == last.value)
 
     def _cut_file(self, segment: int) -> None:
         """Bring a file's length to the units that count."""
@@ -150,18 +148,11 @@ class Chain:
 
     def _unit(self, segment: int, index: int) -> ChainUnit:
         data = self._files.pread(self._fd(segment), UNIT_BYTES, index * UNIT_BYTES)
-        return ChainUnit.unpack(data)
+        return unpack_units(data)[0]
 
     def _first_above(self, segment: int, count: int, offset: int) -> int:
         """Index of the first of a file's `count` units that ends above an offset."""
-        low, high = 0, count
-        while low < high:
-            middle = (low + high) // 2
-            if self._unit(segment, middle).end <= offset:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_right(range(count), offset, key=lambda at: self._unit(segment, at).end)
 
     def _fd(self, segment: int) -> int:
         fd = self._fds.get(segment)
@@ -198,10 +189,8 @@ class Chain:
     @property
     def start(self) -> int:
         """Where the first unit starts; 0 for an empty chain."""
-        for segment in sorted(self._used):
-            if self._used[segment]:
-                return self._unit(segment, 0).start
-        return 0
+        first = min((segment for segment, used in self._used.items() if used), default=None)
+        return 0 if first is None else self._unit(first, 0).start
 
     def unit_at(self, offset: int) -> ChainUnit | None:
         """The unit that holds the byte at `offset`; None where no unit does."""
@@ -216,8 +205,8 @@ class Chain:
 
         Durable: nothing; the next start after a crash deletes the rest. Callers: beside an appender.
         """
-        for name in self._files.list(self.directory):
-            if len(name) == 20 and name.isdigit() and int(name) < segment:
+        for name in offset_names(self.directory, files=self._files):
+            if int(name) < segment:
                 self._used.pop(int(name), None)
                 fd = self._fds.pop(int(name), None)
                 if fd is not None:
@@ -298,10 +287,10 @@ class ChainReader:
 
         Returns: empty when no unit starts there yet.
         """
-        if offset != self._next:
-            self._seek(offset)
         # After an error below the place in the file is not known: the next call seeks.
-        self._next = -1
+        expected, self._next = self._next, -1
+        if offset != expected:
+            self._seek(offset)
         found: list[ChainUnit] = []
         total = 0
         while total < max_bytes:
@@ -309,7 +298,7 @@ class ChainReader:
             if segment != self._segment and not self._open(segment):
                 break
             data = self._files.pread(self._fd, UNIT_BYTES * _READ_UNITS, self._position)
-            units = unpack_units(data[: len(data) - len(data) % UNIT_BYTES])
+            units = unpack_units(data)
             if not units or units[0].start != offset:
                 break
             for unit in units:
@@ -338,22 +327,18 @@ class ChainReader:
 
     def _seek(self, offset: int) -> None:
         """Find the unit that starts at `offset` by bisection over its file."""
-        self._next = -1
         if not self._open(offset // self._size * self._size):
             return
-        low, high = 0, self._files.size(self._fd) // UNIT_BYTES
-        while low < high:
-            middle = (low + high) // 2
-            data = self._files.pread(self._fd, UNIT_BYTES, middle * UNIT_BYTES)
-            if ChainUnit.unpack(data).start < offset:
-                low = middle + 1
-            else:
-                high = middle
-        self._position = low * UNIT_BYTES
+        units = range(self._files.size(self._fd) // UNIT_BYTES)
+        self._position = UNIT_BYTES * bisect_left(units, offset, key=self._start_of)
+
+    def _start_of(self, index: int) -> int:
+        """Where a unit of the open file starts."""
+        data = self._files.pread(self._fd, UNIT_BYTES, index * UNIT_BYTES)
+        return unpack_units(data)[0].start
 
     def close(self) -> None:
         """Close the file."""
         if self._fd >= 0:
             self._files.close(self._fd)
-            self._fd = -1
-            self._segment = -1
+            self._fd = self._segment = self._next = -1

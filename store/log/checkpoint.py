@@ -20,14 +20,10 @@ class Checkpoint:
     def __init__(self, fd: int, values: tuple[int, ...], files: Files) -> None:
         self._fd = fd
         self._files = files
-        #: commit log flushed up to this store time, ms
-        self.physic_ms = values[0]
-        #: consume queues flushed up to this store time, ms
-        self.logics_ms = values[1]
-        #: end time of the last full index file, ms
-        self.index_ms = values[2]
-        self.master_flushed_offset = values[3]
-        self.confirm_offset = values[4]
+        #: Store times up to which the commit log and the consume queues are flushed, and the end time of the last full
+        #: index file.
+        self.physic_ms, self.logics_ms, self.index_ms = values[:3]
+        self.master_flushed_offset, self.confirm_offset = values[3:]
 
     @classmethod
     def open(cls, path: Path, *, files: Files) -> Checkpoint:
@@ -42,14 +38,9 @@ class Checkpoint:
 
     def write(self) -> None:
         """Write. Durable: nothing; an older content promises less, and is as good."""
-        values = (
-            self.physic_ms,
-            self.logics_ms,
-            self.index_ms,
-            self.master_flushed_offset,
-            self.confirm_offset,
-        )
-        self._files.pwrite(self._fd, _LONGS.pack(*values), 0)
+        times = (self.physic_ms, self.logics_ms, self.index_ms)
+        data = _LONGS.pack(*times, self.master_flushed_offset, self.confirm_offset)
+        self._files.pwrite(self._fd, data, 0)
 
     def sync(self) -> None:
         """Write and fdatasync."""

@@ -60,12 +60,7 @@ class CleanService:
     """One store's deletions. Callers: one thread; `delete_now` any."""
 
     def __init__(
-        self,
-        log: CommitLog,
-        store: Cleaned,
-        *,
-        flags: RunningFlags,
-        reserved_hours_min: float = 0,
+        self, log: CommitLog, store: Cleaned, *, flags: RunningFlags, reserved_hours_min: float = 0
     ) -> None:
         """Args: `reserved_hours_min` counts where `file_reserved_hours` is less."""
         self._reserved_hours_min = reserved_hours_min

@@ -7,95 +7,61 @@ harmless, so a failed write is tried again from the last published position. Imp
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from raymq.store.clock import Clock
+from raymq.store.config import StoreConfig
 from raymq.store.failpoints import fail_point
-from raymq.store.files import Files
 
-from .flush import PAGE_BYTES
-from .segment_paths import find_segment
+from .flush import PAGE_BYTES, SegmentFiles
 from .transient_pool import PoolReader
 
 
-class SegmentWriter:
-    """Writes commit log files by path, through its own descriptors."""
-
-    def __init__(self, commitlog_dir: str | Path, segment_size_bytes: int, files: Files) -> None:
-        self._dir = Path(commitlog_dir)
-        self._size = segment_size_bytes
-        self._files = files
-        self._fds: dict[int, int] = {}
+class SegmentWriter(SegmentFiles):
+    """Writes commit log files."""
 
     def write(self, offset: int, data: Any) -> None:
         """pwrite bytes that lie in one file. Raises: StorageFull, OSError."""
         segment = self.segment_of(offset)
-        fd = self._fds.get(segment)
-        if fd is None:
-            # The log only grows: older files are full.
-            self.close()
-            path = find_segment(self._dir, segment, files=self._files)
-            fd = self._fds[segment] = self._files.open_file(path)
-        self._files.pwrite(fd, data, offset - segment)
-
-    def segment_of(self, offset: int) -> int:
-        """Start of the file that holds `offset`."""
-        return offset - offset % self._size
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        for fd in self._fds.values():
-            self._files.close(fd)
-        self._fds.clear()
+        self._close_before(segment)
+        self._files.pwrite(self._open(segment), data, offset - segment)
 
 
+@dataclass(eq=False)
 class CommitRealTime:
     """Commits at once for puts that wait, else by interval and page rule."""
 
-    def __init__(
-        self,
-        pool: PoolReader,
-        writer: SegmentWriter,
-        clock: Clock,
-        *,
-        committed: int,
-        on_committed: Callable[[int], None],
-        interval_ms: int = 200,
-        least_pages: int = 4,
-        thorough_interval_ms: int = 200,
-        slice_bytes: int | None = None,
-    ) -> None:
-        """Args: slice_bytes: so many waiting bytes are committed whatever the page rule says."""
-        self._pool = pool
-        self._writer = writer
-        self._clock = clock
-        self._on_committed = on_committed
-        self._interval_ms = interval_ms
-        self._least_pages = least_pages
-        self._thorough_interval_ms = thorough_interval_ms
-        self._slice_bytes = pool.size_bytes // 2 if slice_bytes is None else slice_bytes
-        self._looked_ms = self._committed_ms = clock.monotonic_ms()
-        #: everything below is in the files
-        self.committed = committed
+    pool: PoolReader
+    writer: SegmentWriter
+    clock: Clock
+    #: its `commit_` options count, and `transient_pool_slice_bytes`
+    config: StoreConfig
+    _: KW_ONLY
+    #: everything below is in the files
+    committed: int
+    on_committed: Callable[[int], None]
+
+    def __post_init__(self) -> None:
+        self._looked_ms = self._committed_ms = self.clock.monotonic_ms()
         #: commits of at least one byte so far
         self.commits = 0
 
     def wait_ms(self) -> int:
         """Time until the next look is due without a wakeup."""
-        return max(0, self._looked_ms + self._interval_ms - self._clock.monotonic_ms())
+        return max(0, self._looked_ms + self.config.commit_interval_ms - self.clock.monotonic_ms())
 
     def commit(self, appended: int) -> int:
         """Write [committed, appended) into the files, then report. Returns: committed. Raises: StorageFull, OSError."""
         if appended > self.committed:
             fail_point("commit.before_write")
-            for offset, data in self._pool.pieces(self.committed, appended):
-                self._writer.write(offset, data)
+            for offset, data in self.pool.pieces(self.committed, appended):
+                self.writer.write(offset, data)
             fail_point("commit.after_write_before_report")
             self.committed = appended
             self.commits += 1
-            self._committed_ms = self._clock.monotonic_ms()
-            self._on_committed(appended)
+            self._committed_ms = self.clock.monotonic_ms()
+            self.on_committed(appended)
         return self.committed
 
     def commit_if_due(self, appended: int) -> int:
@@ -103,14 +69,18 @@ class CommitRealTime:
 
         Source: CommitRealTimeService#run and DefaultMappedFile#isAbleToCommit. Returns: committed.
         """
-        now = self._looked_ms = self._clock.monotonic_ms()
+        now = self._looked_ms = self.clock.monotonic_ms()
         pages = appended // PAGE_BYTES - self.committed // PAGE_BYTES
-        if now - self._committed_ms >= self._thorough_interval_ms:
+        if now - self._committed_ms >= self.config.commit_thorough_interval_ms:
             self._committed_ms = now
             return self.commit(appended)
-        segment_of = self._writer.segment_of
+        segment_of = self.writer.segment_of
         # The committed position's file is full: it is committed whatever the page rule says.
         full = segment_of(appended) > segment_of(self.committed)
-        if pages >= self._least_pages or full or appended - self.committed >= self._slice_bytes:
+        if (
+            pages >= self.config.commit_least_pages
+            or full
+            or appended - self.committed >= self.config.transient_pool_slice_bytes
+        ):
             return self.commit(appended)
         return self.committed

@@ -22,47 +22,32 @@ from raymq.store import record
 from raymq.store.checksum import crc32c, crc32c_padded
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
-from raymq.store.errors import (
-    Corrupt,
-    RayMQError,
-    Rejected,
-    Unavailable,
-    broken,
-    require,
-)
+from raymq.store.errors import Corrupt, RayMQError, Rejected, Unavailable, broken, require
 from raymq.store.failpoints import fail_point
 from raymq.store.files import Files, SyncFailed
 from raymq.store.promise import Ends
 
+from . import log_reads
 from .abort_lock import AbortFile, StoreLock, refuse_foreign_directory
 from .chain import Chain, ChainUnit, check_units
 from .checkpoint import Checkpoint
 from .flush import FlushFailed
-from .log_files import open_log_files, read_each, read_of, rewrite, same_until
+from .log_files import open_log_files, read_each, read_of
 from .log_pool import LogPool
-from .log_reads import (
-    WALK_BYTES,
-    Int64s,
-    Records,
-    Stored,
-    WalkedPiece,
-    damaged,
-    read_records,
-    read_some,
-    stored_at,
-    walk_piece,
-)
-from .log_scan import Known, Visit, foreign_end, next_record, scan
+from .log_reads import WALK_BYTES, Int64s, Records, Stored, WalkedPiece
+from .log_scan import Known, Scan, Visit, foreign_end, next_record, scan
 from .mapped_file import MappedFile
 from .mapped_file_queue import AllocateAhead
 from .marks import Marks
 from .meta import Meta
-from .recovery import Decision, Recovered
+from .recovery import Decision
 
 logger = logging.getLogger("raymq.store")
 
 #: in `raymq/meta`: a sync of a consume queue failed, and its bytes in the page cache may never reach the disk
 QUEUES_DOUBTFUL = "queues_doubtful"
+#: bytes written again at a time
+REWRITE_BYTES = 1 << 20
 #: places of damage that are remembered
 DAMAGE_MAX = 100
 
@@ -145,12 +130,11 @@ class CommitLog:
             # A deletion that a crash broke off is finished.
             self.chain.delete_before(self.queue.min_offset)
         self._finish_cut()
-        self._boot_id = boot_id
-        self._identity = identity
-        self._store_id = self.meta.get("store_id") or uuid.uuid4().hex
+        store_id = self.meta.get("store_id") or uuid.uuid4().hex
+        self._identity = {"store_id": store_id, "boot_id": boot_id, **identity}
         self.pool = LogPool(self.root, self.config, self.queue, files=self.files, clock=self.clock)
         self._opened.callback(self.pool.close)
-        if not self.pool.find_old(self.meta, self._store_id, same_boot=self.same_boot):
+        if not self.pool.find_old(self.meta, store_id, same_boot=self.same_boot):
             # Gone with the machine, or with a container's /dev/shm: then bytes that were only there are lost as in a
             # power loss, although the page cache is not.
             self.same_boot = False
@@ -163,7 +147,7 @@ class CommitLog:
             warm=self.config.warm_mapped_file,
             on_sync_failed=self._fail_prewrite,
         )
-        self.recovered: Recovered | None = None
+        self.recovered: Scan | None = None
 
     def _refuse_poisoned(self) -> None:
         if self.meta.get("poisoned"):
@@ -245,15 +229,15 @@ class CommitLog:
         Raises: OffsetOutOfRange below the log's start; Corrupt for the first that is damaged or cannot be read.
         """
         if not whole:
-            return read_some(self.queue, positions, sizes, self.end)
+            return log_reads.read_some(self.queue, positions, sizes, self.end)
         # In a foreign store the physical offsets inside records were never checked.
-        return read_records(
+        return log_reads.read_records(
             self.queue, positions, sizes, self.end, check_crc=check_crc, check_position=self.own
         )
 
     def records_at(self, places: Int64s) -> Stored:
         """The records that begin at these places: `log_reads.stored_at`."""
-        return stored_at(self.queue, places, self.end)
+        return log_reads.stored_at(self.queue, places, self.end)
 
     def walk(
         self,
@@ -266,11 +250,10 @@ class CommitLog:
         check_position: bool = True,
     ) -> WalkedPiece:
         """Walk records of the file that holds `at`, up to `stop`: `log_reads.walk_piece`."""
-        size = self.config.segment_size_bytes
-        return walk_piece(
+        return log_reads.walk_piece(
             self.queue,
             at,
-            min(stop, at - at % size + size),
+            min(stop, self._file_end(at)),
             self.end,
             limit=limit,
             nbytes=nbytes,
@@ -280,7 +263,7 @@ class CommitLog:
 
     def damage(self, offset: int, fault: str) -> Corrupt:
         """The error for a damaged record at a physical offset."""
-        return damaged(self.queue, offset, fault)
+        return log_reads.damaged(self.queue, offset, fault)
 
     def note_damage(self, error: Corrupt) -> None:
         """Remember damage that is passed over, for status; each place is logged once. Callers: any thread."""
@@ -290,30 +273,14 @@ class CommitLog:
             logger.error("%s", error)
 
     def sound_records(
-        self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True
+        self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, whole: bool = True
     ) -> tuple[Records, Int64s]:
         """`records` without the damaged ones, which are noted. Returns: also the rows that are left."""
-
-        def read(rows: Int64s) -> Records:
-            return self.records(positions[rows], sizes[rows], check_crc=check_crc)
-
-        return self._sound(positions, read)
-
-    def heads(self, positions: Int64s, sizes: Int64s) -> tuple[Records, Int64s]:
-        """The first bytes of records, as `sound_records`; only whether they can be read is looked at."""
-
-        def read(rows: Int64s) -> Records:
-            return self.records(positions[rows], sizes[rows], whole=False)
-
-        return self._sound(positions, read)
-
-    def _sound(
-        self, positions: Int64s, read: Callable[[Int64s], Records]
-    ) -> tuple[Records, Int64s]:
         rows = np.arange(len(positions))
         while True:
             try:
-                return read(rows), rows
+                found = self.records(positions[rows], sizes[rows], check_crc=check_crc, whole=whole)
+                return found, rows
             except Corrupt as error:
                 self.note_damage(error)
                 at = int(error.fields["offset"])
@@ -324,6 +291,11 @@ class CommitLog:
         """Where the next whole record begins after a damaged one at `offset`; `upto` when none does below it."""
         found = next_record(self.queue, offset + 1, upto)
         return upto if found is None else found
+
+    def _file_end(self, offset: int) -> int:
+        """End of the file that holds `offset`."""
+        size = self.config.segment_size_bytes
+        return offset - offset % size + size
 
     def _current(self) -> MappedFile:
         file = self.queue.find(self.end)
@@ -437,10 +409,7 @@ class CommitLog:
         if not self.queue.files:
             self._next_file()
             return
-        size = self.config.segment_size_bytes
-        file = self._current()
-        left = file.start + size - self.end
-        start = self.end
+        start, left = self.end, self._file_end(self.end) - self.end
         blank = record.blank(left)
         pool = self.pool.active
         if pool is not None:
@@ -491,8 +460,22 @@ class CommitLog:
             self.marks.appended_end = self.end
 
     def same_until(self, units: list[ChainUnit], data: memoryview) -> int:
-        """Where this log first differs from units of another replica: `log_files.same_until`."""
-        return same_until(self.queue, self.end, units, data)
+        """Where this log's bytes first differ from those of another replica's units, or the end of the shorter of both.
+
+        Raises: Corrupt when `data` has not the CRCs of its units: then it proves nothing.
+        """
+        check_units(units, data)
+        position = base = units[0].start
+        stop = min(units[-1].end, self.end)
+        while position < stop:
+            upto = min(stop, self._file_end(position))
+            mine = np.frombuffer(self.read(position, upto), dtype=np.uint8)
+            theirs = np.frombuffer(data[position - base : upto - base], dtype=np.uint8)
+            different = mine != theirs
+            if different.any():
+                return position + int(np.argmax(different))
+            position = upto
+        return stop
 
     def note_synced(self, offset: int) -> None:
         """A flush service proved everything below `offset` synced; after a failed sync no service proves anything."""
@@ -528,7 +511,14 @@ class CommitLog:
 
         A flusher died inside a sync: had that failed, the error died with it and the pages count as clean.
         """
-        rewrite(self.queue, max(start, self.synced, self.start), self.end)
+        position = max(start, self.synced, self.start)
+        while position < self.end:
+            stop = min(self.end, self._file_end(position), position + REWRITE_BYTES)
+            data = self.read(position, stop)
+            file = self.queue.find(position)
+            if file is not None:
+                file.pwrite(data, position - file.start)
+            position = stop
 
     def poison(self, reason: str) -> None:
         """Latch a failed sync: no further append, no further sync, and the next start refuses."""
@@ -581,10 +571,6 @@ class CommitLog:
         """Move everything in the pool into the log's files: `LogPool.commit`."""
         self.pool.commit(self.end)
 
-    def restore_pool(self) -> None:
-        """Bring back what an earlier process appended to the pool: `LogPool.restore`."""
-        self.pool.restore(self.marks.appended_end)
-
     # --- truncation and recovery ----------------------------------------------------------------------------
 
     def truncate(self, offset: int) -> None:
@@ -630,7 +616,7 @@ class CommitLog:
         settle: Callable[[int], None] | None = None,
         *,
         queues_end: int = 0,
-    ) -> Recovered:
+    ) -> Scan:
         """Walk from `scan_from`, where a record starts, decide about the stop position, finish the log.
 
         `visit(view, segment_start, walk)` sees the valid records of each file in order. `settle(end)` is called before
@@ -639,33 +625,15 @@ class CommitLog:
         that RocketMQ wrote and closed in order ends there.
         Raises: Corrupt, with nothing changed, where the decision table says so.
         """
-        self.restore_pool()
-        size = self.config.segment_size_bytes
-        appended = self.marks.appended_end
-        if not self.own:
-            appended = foreign_end(self.queue, queues_end, crashed=self.crashed)
-        found = scan(
-            self.queue,
-            self.chain,
-            Known(self.own, self.same_boot, self.synced, appended),
-            files=self.files,
-            scan_from=scan_from,
-            visit=visit,
-        )
-        row, end = found.row, found.end
-        if row.decision is Decision.CORRUPT:
-            raise Corrupt(
-                f"recovery stopped at offset {end} of {self.root / 'commitlog'} ({found.fault}): {row.cause} "
-                f"(row {row.name}; synced {self.synced}, appended {appended}). Nothing was "
-                "changed; `raymq store verify` names the fault.",
-                path=str(self.root / "commitlog"),
-                offset=end,
-                rule=f"recovery row {row.name}",
-            )
-        if row.decision is Decision.TRUNCATE:
+        self.pool.restore(self.marks.appended_end)
+        found = self._scan(scan_from, visit, queues_end)
+        end = found.end
+        if found.row.decision is Decision.TRUNCATE:
             self.marks.lower(end)
             self.queue.truncate_to(end)
-        elif self.queue.files and self.queue.files[-1].start >= end + size:
+        elif (
+            self.queue.files and self.queue.files[-1].start >= end + self.config.segment_size_bytes
+        ):
             self.queue.truncate_to(end)
         self.end = end
         tail = self.queue.find(end)
@@ -686,10 +654,33 @@ class CommitLog:
         if settle is not None:
             settle(end)
         self._note_boot()
-        self.recovered = Recovered(
-            end, found.begin, row.name, row.cause, self.own, self.same_boot, not self.crashed
+        self.recovered = found
+        return found
+
+    def _scan(self, scan_from: int, visit: Visit | None, queues_end: int) -> Scan:
+        """Where the log ends. Raises: Corrupt where the decision table says so."""
+        appended = self.marks.appended_end
+        if not self.own:
+            appended = foreign_end(self.queue, queues_end, crashed=self.crashed)
+        found = scan(
+            self.queue,
+            self.chain,
+            Known(self.own, self.same_boot, self.synced, appended),
+            files=self.files,
+            scan_from=scan_from,
+            visit=visit,
         )
-        return self.recovered
+        row = found.row
+        if row.decision is Decision.CORRUPT:
+            raise Corrupt(
+                f"recovery stopped at offset {found.end} of {self.root / 'commitlog'} ({found.fault}): {row.cause} "
+                f"(row {row.name}; synced {self.synced}, appended {appended}). Nothing was "
+                "changed; `raymq store verify` names the fault.",
+                path=str(self.root / "commitlog"),
+                offset=found.end,
+                rule=f"recovery row {row.name}",
+            )
+        return found
 
     def _note_boot(self) -> None:
         """From here on the marks of this boot count. A recovery that fails before it finds the same facts again."""
@@ -698,8 +689,6 @@ class CommitLog:
         self.meta.update(
             {
                 "format": 1,
-                "store_id": self._store_id,
-                "boot_id": self._boot_id,
                 "clean": False,
                 "cut": None,
                 QUEUES_DOUBTFUL: None,
@@ -712,11 +701,9 @@ class CommitLog:
 
     def complete_chain(self) -> None:
         """Make units for log bytes that have none: the chain is a cache."""
-        size = self.config.segment_size_bytes
         position = self.start if self.chain.last is None else self.chain.last.end
         while position < self.end:
-            stop = min(self.end, position - position % size + size)
-            stop = min(stop, position + self.config.append_unit_bytes)
+            stop = min(self.end, self._file_end(position), position + self.config.append_unit_bytes)
             if position < self.synced:
                 # No unit mixes bytes that must be on disk with bytes that a power loss may take.
                 stop = min(stop, self.synced)

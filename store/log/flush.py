@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import errno as errno_codes
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from raymq.store.clock import Clock
+from raymq.store.config import StoreConfig
 from raymq.store.errors import Unavailable
 from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
@@ -21,19 +23,12 @@ from raymq.store.files import Files
 from .segment_paths import find_segment
 
 PAGE_BYTES = 4096
-#: FlushRealTimeService flushes the rest this often at a stop
-SHUTDOWN_FLUSHES_MAX = 10
 
 
 class FlushFailed(Unavailable):
     """A sync failed; the store must stop. Fields: offset, errno."""
 
     retriable = False
-
-    @property
-    def errno(self) -> int:
-        """The kernel's error number."""
-        return int(self.fields["errno"])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.message, self.fields)
@@ -43,8 +38,8 @@ def _rebuild(message: str, fields: dict[str, Any]) -> FlushFailed:
     return FlushFailed(message, **fields)
 
 
-class SegmentSyncer:
-    """Syncs commit log files by path, through its own descriptors."""
+class SegmentFiles:
+    """Commit log files by path, through descriptors of their own."""
 
     def __init__(self, commitlog_dir: str | Path, segment_size_bytes: int, files: Files) -> None:
         self._dir = Path(commitlog_dir)
@@ -52,6 +47,34 @@ class SegmentSyncer:
         self._files = files
         #: by the starts of their files, oldest first
         self._fds: dict[int, int] = {}
+
+    def segment_of(self, offset: int) -> int:
+        """Start of the file that holds `offset`."""
+        return offset - offset % self._size
+
+    def _open(self, segment: int) -> int:
+        fd = self._fds.get(segment)
+        if fd is None:
+            path = find_segment(self._dir, segment, files=self._files)
+            fd = self._fds[segment] = self._files.open_file(path)
+        return fd
+
+    def _close_before(self, segment: int) -> None:
+        """Close older files: the log only grows."""
+        while self._fds and (oldest := next(iter(self._fds))) < segment:
+            self._files.close(self._fds.pop(oldest))
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        while self._fds:
+            self._files.close(self._fds.popitem()[1])
+
+
+class SegmentSyncer(SegmentFiles):
+    """Syncs commit log files."""
+
+    def __init__(self, commitlog_dir: str | Path, segment_size_bytes: int, files: Files) -> None:
+        super().__init__(commitlog_dir, segment_size_bytes, files)
         self._failed: FlushFailed | None = None
         #: fdatasync calls so far
         self.syncs = 0
@@ -66,27 +89,19 @@ class SegmentSyncer:
             raise self._failed
         if start >= stop:
             return
-        first = start - start % self._size
-        while self._fds and (oldest := next(iter(self._fds))) < first:
-            self._files.close(self._fds.pop(oldest))
+        first = self.segment_of(start)
+        self._close_before(first)
         for segment in range(first, stop, self._size):
-            fd = self._open(segment)
+            try:
+                fd = self._open(segment)
+            except FileNotFoundError as error:
+                # Other errors are not failed syncs: descriptors or memory may be free again soon.
+                raise self._latch(segment, error) from error
             try:
                 self._files.sync_data(fd)
             except OSError as error:
                 raise self._latch(segment, error) from error
             self.syncs += 1
-
-    def _open(self, segment: int) -> int:
-        """An error here is not a failed sync: descriptors or memory may be free again soon. A missing file is one."""
-        fd = self._fds.get(segment)
-        if fd is None:
-            try:
-                path = find_segment(self._dir, segment, files=self._files)
-                fd = self._fds[segment] = self._files.open_file(path)
-            except FileNotFoundError as error:
-                raise self._latch(segment, error) from error
-        return fd
 
     def _latch(self, segment: int, error: OSError) -> FlushFailed:
         self._failed = FlushFailed(
@@ -96,44 +111,28 @@ class SegmentSyncer:
         )
         return self._failed
 
-    def segment_of(self, offset: int) -> int:
-        """Start of the file that holds `offset`."""
-        return offset - offset % self._size
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        for fd in self._fds.values():
-            self._files.close(fd)
-        self._fds.clear()
-
 
 def _ignore(_offset: int) -> None:
     return
 
 
+@dataclass(eq=False)
 class _Flusher:
-    def __init__(
-        self,
-        syncer: SegmentSyncer,
-        *,
-        flushed: int = 0,
-        on_sync_started: Callable[[int], None] = _ignore,
-        on_flushed: Callable[[int], None] = _ignore,
-    ) -> None:
-        self._syncer = syncer
-        self._on_sync_started = on_sync_started
-        self._on_flushed = on_flushed
-        #: everything below is on disk
-        self.flushed = flushed
+    syncer: SegmentSyncer
+    _: KW_ONLY
+    #: everything below is on disk
+    flushed: int = 0
+    on_sync_started: Callable[[int], None] = _ignore
+    on_flushed: Callable[[int], None] = _ignore
 
     def _flush(self, appended: int) -> int:
         if appended > self.flushed:
-            self._on_sync_started(appended)
+            self.on_sync_started(appended)
             fail_point("flush.before_sync")
-            self._syncer.sync(self.flushed, appended)
+            self.syncer.sync(self.flushed, appended)
             fail_point("flush.after_sync_before_report")
             self.flushed = appended
-            self._on_flushed(appended)
+            self.on_flushed(appended)
         return self.flushed
 
 
@@ -149,50 +148,37 @@ class GroupCommit(_Flusher):
         return self._flush(appended)
 
 
+@dataclass(eq=False)
 class FlushRealTime(_Flusher):
     """Sync in the background: when enough pages are dirty, thoroughly every now and then."""
 
-    def __init__(
-        self,
-        syncer: SegmentSyncer,
-        clock: Clock,
-        *,
-        interval_ms: int = 500,
-        least_pages: int = 4,
-        thorough_interval_ms: int = 10_000,
-        flushed: int = 0,
-        on_sync_started: Callable[[int], None] = _ignore,
-        on_flushed: Callable[[int], None] = _ignore,
-    ) -> None:
-        super().__init__(
-            syncer, flushed=flushed, on_sync_started=on_sync_started, on_flushed=on_flushed
-        )
-        self._clock = clock
-        self._interval_ms = interval_ms
-        self._least_pages = least_pages
-        self._thorough_interval_ms = thorough_interval_ms
-        now = clock.monotonic_ms()
-        self._last_flush_ms = now
-        self._last_thorough_ms = now
+    clock: Clock
+    #: its `flush_` options count
+    config: StoreConfig = field(default_factory=StoreConfig)
+
+    def __post_init__(self) -> None:
+        self._last_flush_ms = self._last_thorough_ms = self.clock.monotonic_ms()
 
     def wait_ms(self) -> int:
         """Until the next flush is due."""
-        return max(0, self._last_flush_ms + self._interval_ms - self._clock.monotonic_ms())
+        return max(
+            0, self._last_flush_ms + self.config.flush_interval_ms - self.clock.monotonic_ms()
+        )
 
     def flush_if_due(self, appended: int) -> int:
         """Flush when the interval is over and the page rule or the thorough interval says so.
 
         Source: FlushRealTimeService#run and DefaultMappedFile#isAbleToFlush. Returns: flushed.
         """
-        now = self._clock.monotonic_ms()
-        if now - self._last_flush_ms < self._interval_ms:
+        now = self.clock.monotonic_ms()
+        if now - self._last_flush_ms < self.config.flush_interval_ms:
             return self.flushed
         self._last_flush_ms = now
-        least = self._least_pages
-        if self._syncer.segment_of(appended) > self._syncer.segment_of(self.flushed):
+        least = self.config.flush_least_pages
+        if self.syncer.segment_of(appended) > self.syncer.segment_of(self.flushed):
             # The flushed position's file is full: it is flushed whatever the page rule says.
             least = 0
-        if now - self._last_thorough_ms >= self._thorough_interval_ms:
+        if now - self._last_thorough_ms >= self.config.flush_thorough_interval_ms:
             self._last_thorough_ms = now
             least = 0
         dirty = appended // PAGE_BYTES - self.flushed // PAGE_BYTES
@@ -201,8 +187,5 @@ class FlushRealTime(_Flusher):
         return self.flushed
 
     def shutdown(self, appended: int) -> int:
-        """Flush the rest, in up to ten tries as RocketMQ does."""
-        for _ in range(SHUTDOWN_FLUSHES_MAX):
-            if self._flush(appended) >= appended:
-                break
-        return self.flushed
+        """Flush the rest. Returns: flushed. Raises: FlushFailed. RocketMQ tries up to ten times."""
+        return self._flush(appended)

@@ -1,17 +1,14 @@
-"""The files of a commit log: where they are, and their bytes beside those of another replica."""
+"""The files of a commit log: where they are, and their bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, OffsetOutOfRange, Unavailable
 from raymq.store.files import Files
 
-from .chain import ChainUnit, check_units
 from .mapped_file_queue import MappedFileQueue
 from .segment_paths import note_directories, other_directories
 from .spare_files import SpareFiles
@@ -47,25 +44,6 @@ def open_log_files(root: Path, config: StoreConfig, *, files: Files) -> MappedFi
         found = SpareFiles(spares, config.segment_size_bytes, files=files)
         queue.spares = found if config.recycle_commit_log_files else None
     return queue
-
-
-def same_until(queue: MappedFileQueue, end: int, units: list[ChainUnit], data: memoryview) -> int:
-    """Where a log's bytes first differ from the units' bytes, or the end of the shorter of both.
-
-    Raises: Corrupt when `data` has not the CRCs of its units: then it proves nothing.
-    """
-    check_units(units, data)
-    position = base = units[0].start
-    stop = min(units[-1].end, end)
-    while position < stop:
-        upto = min(stop, position - position % queue.file_size + queue.file_size)
-        mine = np.frombuffer(read_of(queue, position, upto, end), dtype=np.uint8)
-        theirs = np.frombuffer(data[position - base : upto - base], dtype=np.uint8)
-        different = mine != theirs
-        if different.any():
-            return position + int(np.argmax(different))
-        position = upto
-    return stop
 
 
 def read_of(queue: MappedFileQueue, start: int, stop: int, end: int) -> bytes:
@@ -139,15 +117,3 @@ def _missing(queue: MappedFileQueue, start: int, end: int) -> OffsetOutOfRange |
         offset=start,
         rule="offset has a file",
     )
-
-
-def rewrite(queue: MappedFileQueue, position: int, end: int) -> None:
-    """Write bytes [position, end) of a log again. Raises: OSError, StorageFull."""
-    while position < end:
-        base = position - position % queue.file_size
-        stop = min(end, base + queue.file_size, position + (1 << 20))
-        data = read_of(queue, position, stop, end)
-        file = queue.find(position)
-        if file is not None:
-            file.pwrite(data, position - base)
-        position = stop

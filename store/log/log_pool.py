@@ -125,25 +125,20 @@ class LogPool:
 
         Raises: Unavailable when it has not moved for the sync flush timeout; nothing was stored.
         """
-        if pool.committed >= offset:
-            self._stalled_ms = None
-            return
-        limit_ms = self._config.sync_flush_timeout_ms
-        if self._stalled_ms is None:
-            self._stalled_ms = self._clock.monotonic_ms()
-        while True:
+        while pool.committed < offset:
             before = pool.committed
+            if self._stalled_ms is None:
+                self._stalled_ms = self._clock.monotonic_ms()
             if self.on_full is None:
                 self.commit(end)
             else:
                 self.on_full()
             if pool.committed >= offset:
-                self._stalled_ms = None
-                return
+                break
             now = self._clock.monotonic_ms()
             if pool.committed > before:
                 self._stalled_ms = now
-            elif now - self._stalled_ms >= limit_ms:
+            elif now - self._stalled_ms >= self._config.sync_flush_timeout_ms:
                 raise Unavailable(
                     f"the transient pool ({pool.size_bytes} bytes) is full and CommitRealTime is at "
                     f"{pool.committed} of {end} for {now - self._stalled_ms} ms: look at its role in `raymq "
@@ -152,6 +147,7 @@ class LogPool:
                     limit=pool.size_bytes,
                 )
             self._clock.sleep_ms(POOL_POLL_MS)
+        self._stalled_ms = None
 
     def _copy(self, pool: TransientPool, stop: int) -> None:
         for offset, data in pool.pieces(pool.committed, stop):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from .recovery import UNREADABLE, Facts, RecoveryRow, decide, written_until
 SEARCH_BYTES = 8 << 20
 #: bytes walked at a time
 SCAN_BYTES = 8 << 20
+#: above every offset
+NO_TOP = sys.maxsize
 #: bytes that are lost with a bad sector
 PAGE_BYTES = 4096
 
@@ -71,7 +74,7 @@ def scan(
     files: Files,
     scan_from: int = 0,
     visit: Visit | None = None,
-    top: int | None = None,
+    top: int = NO_TOP,
 ) -> Scan:
     """Walk from `scan_from`, where a record starts, to where the log ends, and decide about that.
 
@@ -79,8 +82,9 @@ def scan(
     piece of each file in order. `top`: bytes from here on do not count, for a cut that was begun takes them away.
     """
     size = queue.file_size
+    known = known._replace(synced=min(known.synced, top), appended=min(known.appended, top))
     believed, differs = _compare_chain(queue, chain, known, scan_from)
-    limit = min((offset for offset in (differs, top) if offset is not None), default=None)
+    limit = top if differs is None else min(differs, top)
     end = begin = queue.min_offset
     walked = _Walked(end, record.WalkStop.BLANK, "the log ends")
     for file in queue.files:
@@ -90,7 +94,7 @@ def scan(
         at = max(file.start, scan_from)
         if at > file.start:
             begin = scan_from
-        stop = size if limit is None else max(0, min(size, limit - file.start))
+        stop = max(0, min(size, limit - file.start))
         walked = _walk_file(queue, at, file.start + stop, known, believed, visit)
         end = walked.end
         if walked.reason is not record.WalkStop.BLANK:
@@ -100,8 +104,7 @@ def scan(
     fault = "bytes differ from their chain unit" if walked.end == differs else walked.fault
     if walked.reason is record.WalkStop.UNREADABLE:
         return Scan(begin, end, believed, fault, UNREADABLE)
-    ends_inside = walked.reason is not record.WalkStop.BLANK
-    dirty, later = _after_end(queue, files, end, queue.find(end) if ends_inside else None, top)
+    dirty, later = _after_end(queue, files, end, top)
     facts = Facts(
         own=known.own,
         same_boot=known.same_boot,
@@ -193,59 +196,43 @@ def _compare_chain(
     return believed, None
 
 
-def _after_end(
-    queue: MappedFileQueue, files: Files, end: int, tail: MappedFile | None, top: int | None
-) -> tuple[bool, bool]:
-    """Whether there are bytes after the end, and whether a valid record starts among them."""
+def _after_end(queue: MappedFileQueue, files: Files, end: int, top: int) -> tuple[bool, bool]:
+    """Whether there are bytes from the end on, and whether a valid record starts after it."""
     dirty = later = False
-    if tail is not None:
-        dirty = _has_bytes(files, tail, end, top)
-        # The scan found the record at the end itself bad.
-        later = dirty and _valid_record_from(queue, tail, end + 1, top)
     for file in queue.files:
-        if file.start > end and _has_bytes(files, file, file.start, top):
+        if file.start + file.size > end and _has_bytes(files, file, max(end, file.start), top):
             dirty = True
-            later = later or _valid_record_from(queue, file, file.start, top)
+            # The scan found the record at the end itself bad.
+            at = max(end + 1, file.start)
+            later = later or _first_valid(queue, file, at, top) is not None
     return dirty, later
 
 
-def _has_bytes(files: Files, file: MappedFile, offset: int, top: int | None) -> bool:
+def _has_bytes(files: Files, file: MappedFile, offset: int, top: int) -> bool:
     """Whether a file has a non-zero byte from `offset` on, and below `top`.
 
     By reads, and only outside of holes: the holes of a fresh 1 GiB file took 3 s to read, and 8 times as long
     through a map.
     """
-    stop = file.size if top is None else min(file.size, top - file.start)
-    fd = files.open_file(file.path, writable=False)
-    try:
+    stop = min(file.size, top - file.start)
+    with files.opened(file.path, writable=False) as fd:
         for begin, end in files.data_ranges(fd, offset - file.start, stop):
             for position in range(begin, end, ZERO_CHUNK_BYTES):
-                stop_at = min(end, position + ZERO_CHUNK_BYTES)
+                upto = min(end, position + ZERO_CHUNK_BYTES)
                 try:
-                    chunk = files.read_range(fd, position, stop_at, path=file.path, base=file.start)
+                    chunk = files.read_range(fd, position, upto, path=file.path, base=file.start)
                 except Corrupt:
                     # Unreadable bytes were once written.
                     return True
                 if not only_zeros(chunk):
                     return True
-        return False
-    finally:
-        files.close(fd)
+    return False
 
 
-def _valid_record_from(
-    queue: MappedFileQueue, file: MappedFile, offset: int, top: int | None
-) -> bool:
-    """Whether a record with a right magic, length, position and body CRC starts at `offset` or after it."""
-    return _first_valid(queue, file, offset, top) is not None
-
-
-def _first_valid(
-    queue: MappedFileQueue, file: MappedFile, offset: int, top: int | None = None
-) -> int | None:
-    """Where the first such record of a file starts."""
+def _first_valid(queue: MappedFileQueue, file: MappedFile, offset: int, top: int) -> int | None:
+    """The first record of a file, from `offset` on, with a right magic, length, position and body CRC."""
     end = file.start + file.size
-    stop = end if top is None else max(file.start, min(end, top))
+    stop = max(file.start, min(end, top))
     low = offset
     while low < stop:
         # The last candidate's magic may be in the next piece.
@@ -282,10 +269,10 @@ def _places(data: bytes, wanted: bytes) -> Iterator[int]:
         at = data.find(wanted, at + 1)
 
 
-def next_record(queue: MappedFileQueue, offset: int, top: int | None = None) -> int | None:
-    """The first record with a right magic, length, position and body CRC from `offset` on and below `top`."""
+def next_record(queue: MappedFileQueue, offset: int, top: int = NO_TOP) -> int | None:
+    """The first whole record of the log from `offset` on and below `top`, as `_first_valid` finds it."""
     for file in queue.files:
-        if file.start + file.size > offset and (top is None or file.start < top):
+        if file.start + file.size > offset and file.start < top:
             found = _first_valid(queue, file, max(offset, file.start), top)
             if found is not None:
                 return found

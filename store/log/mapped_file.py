@@ -181,16 +181,12 @@ class MappedFile:
 
         Raises: Unavailable when it was deleted.
         """
-        view = self._view
-        if view is None:
-            with self._living:
-                if self._fd < 0:
-                    raise self._gone()
-                view = self._view
-                if view is None:
-                    view = self._files.map_read(self._fd, self.size, gathered=True)
-                    self._view = view
-        return view
+        with self._living:
+            if self._fd < 0:
+                raise self._gone()
+            if self._view is None:
+                self._view = self._files.map_read(self._fd, self.size, gathered=True)
+            return self._view
 
     def sync(self) -> None:
         """fdatasync through the witness descriptor; nothing after a delete. Raises: SyncFailed."""
@@ -290,14 +286,9 @@ class MappedFile:
 
 def not_yet_made(path: Path, file_size: int, *, files: Files) -> bool:
     """Whether the process or the machine died while this file got its length: it is shorter and holds only zeros."""
-    fd = files.open_file(path, writable=False)
-    try:
+    with files.opened(path, writable=False) as fd:
         size = files.size(fd)
-        if size >= file_size:
-            return False
-        return all(
+        return size < file_size and all(
             only_zeros(files.pread(fd, ZERO_CHUNK_BYTES, position))
             for position in range(0, size, ZERO_CHUNK_BYTES)
         )
-    finally:
-        files.close(fd)

@@ -79,27 +79,22 @@ class MappedFileQueue:
             if self._writable:
                 self._fs.unlink(unfinished)
                 self._fs.sync_dir(unfinished.parent)
+        size = self.file_size
+        before: int | None = None
         try:
             for path in paths:
-                self._load_file(path)
+                before = check_contiguous(path, before, size)
+                self.files.append(
+                    MappedFile.open(path, before, size, files=self._fs, writable=self._writable)
+                )
         except BaseException:
             self.close()
             raise
-
-    def _load_file(self, path: Path) -> None:
-        start = check_contiguous(path, self.files[-1].start if self.files else None, self.file_size)
-        self.files.append(
-            MappedFile.open(path, start, self.file_size, files=self._fs, writable=self._writable)
-        )
 
     @property
     def min_offset(self) -> int:
         """Start of the oldest file; 0 when there is none."""
         return self.files[0].start if self.files else 0
-
-    def last(self) -> MappedFile | None:
-        """The newest file."""
-        return self.files[-1] if self.files else None
 
     def find(self, offset: int) -> MappedFile | None:
         """The file that holds `offset`, None outside."""
@@ -109,24 +104,20 @@ class MappedFileQueue:
         index = (offset - files[0].start) // self.file_size
         return files[index] if 0 <= index < len(files) else None
 
-    def create_next(self, start: int | None = None) -> MappedFile:
+    def create_next(self, start: int = 0) -> MappedFile:
         """Create the next file, or the first one at `start` (rounded down). Raises: StorageFull."""
         with self._grow:
-            return self._create(start)
-
-    def _create(self, start: int | None) -> MappedFile:
-        if self.files:
-            start = self.files[-1].start + self.file_size
-        else:
-            start = (start or 0) - (start or 0) % self.file_size
-            self._fs.make_dirs(self.directory)
-        path = self._directory_of(start) / f"{start:020d}"
-        if self.spares is not None and self.spares.give(path):
-            file = MappedFile.open(path, start, self.file_size, files=self._fs)
-        else:
-            file = MappedFile.create(path, start, self.file_size, files=self._fs)
-        self.files.append(file)
-        return file
+            if self.files:
+                start = self.files[-1].start + self.file_size
+            else:
+                start -= start % self.file_size
+                self._fs.make_dirs(self.directory)
+            path = self._directory_of(start) / f"{start:020d}"
+            given = self.spares is not None and self.spares.give(path)
+            make = MappedFile.open if given else MappedFile.create
+            file = make(path, start, self.file_size, files=self._fs)
+            self.files.append(file)
+            return file
 
     def _directory_of(self, start: int) -> Path:
         """Where a new file goes: by its number, over the directories that are not full.
@@ -145,7 +136,7 @@ class MappedFileQueue:
             require(len(self.files) > 1, "the last file stays", files=len(self.files))
             first = self.files[0]
             # Where one of these fails the file stays in the list, and is unlinked again before any younger one.
-            spare = self._make_spare(first.path)
+            spare = None if self.spares is None else self.spares.take(first.path)
             if spare is None:
                 self._fs.unlink(first.path)
                 fail_point("files.unlinked")
@@ -155,21 +146,6 @@ class MappedFileQueue:
             unread = first.retire()
             if spare is not None and self.spares is not None:
                 self.spares.add(spare, unread)
-
-    def _make_spare(self, path: Path) -> Path | None:
-        """Move a file to the spares. Returns: where it is now; None when it is to be unlinked."""
-        spares = self.spares
-        if spares is None or spares.full or not self._fs.exists(path):
-            return None
-        target = spares.path_of(path)
-        try:
-            self._fs.rename(path, target)
-        except OSError:
-            # On another disk, for example.
-            return None
-        fail_point("files.moved_to_spares")
-        self._fs.sync_dir(target.parent)
-        return target
 
     def truncate_to(self, offset: int) -> None:
         """Cut at `offset`: later files are destroyed, the rest of its file is made zero.
@@ -407,11 +383,11 @@ class AllocateAhead:
     @property
     def ready(self) -> int:
         """Pre-written bytes in front of the tail."""
-        tail, ready = self._tail(), 0
-        for file in self._queue.files:
-            if file.start + file.size > tail:
-                ready += max(0, file.start + file.prewritten - max(tail, file.start))
-        return ready
+        tail = self._tail()
+        return sum(
+            max(0, file.start + file.prewritten - max(tail, file.start))
+            for file in self._queue.files
+        )
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Work until `stop`: the body of a thread."""

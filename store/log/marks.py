@@ -18,11 +18,40 @@ _APPENDED, _SYNCED, _CONFIRMED, _DISPATCHED, _SNAPSHOT, _SNAPSHOT_BEFORE, _QUEUE
 _WORDS = 7
 
 
+class _Word:
+    """One offset of the page, by its index. Where it `rises`, a lower value is an error."""
+
+    def __init__(self, index: int, *, rises: bool = False) -> None:
+        self._index = index
+        self._rises = rises
+
+    def __get__(self, marks: Marks, owner: type[Marks]) -> int:
+        return marks._words[self._index]
+
+    def __set__(self, marks: Marks, offset: int) -> None:
+        words, index = marks._words, self._index
+        if self._rises and offset < words[index]:
+            raise broken("a mark moves up", mark=index, is_=words[index], to=offset)
+        words[index] = offset
+
+
 class Marks:
     """Offsets of the log. One writing process.
 
     Invariant: appended_end, synced_end and confirmed_end move only up, but for `lower`.
     """
+
+    #: end of the last append
+    appended_end = _Word(_APPENDED, rises=True)
+    #: everything below was synced
+    synced_end = _Word(_SYNCED, rises=True)
+    #: the confirmed end
+    confirmed_end = _Word(_CONFIRMED, rises=True)
+    #: everything below is in synced consume queues; it falls when those are rebuilt
+    dispatched_end = _Word(_DISPATCHED)
+    #: Up to here consume queues are exactly what the log says, in the page cache at least; 0: it is not known.
+    #: Invariant: each queue ends at the next offset that the state has here.
+    queued_end = _Word(_QUEUED)
 
     def __init__(self, fd: int, view: memoryview, files: Files) -> None:
         self._fd = fd
@@ -42,60 +71,12 @@ class Marks:
         return cls(fd, files.map_words(fd, PAGE_BYTES), files)
 
     @property
-    def appended_end(self) -> int:
-        """End of the last append."""
-        return int(self._words[_APPENDED])
-
-    @appended_end.setter
-    def appended_end(self, offset: int) -> None:
-        self._raise(_APPENDED, offset)
-
-    @property
-    def synced_end(self) -> int:
-        """Everything below was synced."""
-        return int(self._words[_SYNCED])
-
-    @synced_end.setter
-    def synced_end(self, offset: int) -> None:
-        self._raise(_SYNCED, offset)
-
-    @property
-    def confirmed_end(self) -> int:
-        """The confirmed end."""
-        return int(self._words[_CONFIRMED])
-
-    @confirmed_end.setter
-    def confirmed_end(self, offset: int) -> None:
-        self._raise(_CONFIRMED, offset)
-
-    @property
-    def dispatched_end(self) -> int:
-        """Everything below is in synced consume queues; it falls when those are rebuilt."""
-        return int(self._words[_DISPATCHED])
-
-    @dispatched_end.setter
-    def dispatched_end(self, offset: int) -> None:
-        self._words[_DISPATCHED] = offset
-
-    @property
-    def queued_end(self) -> int:
-        """Up to here consume queues are exactly what the log says, in the page cache at least; 0: it is not known.
-
-        Invariant: each queue ends at the next offset that the state has here.
-        """
-        return int(self._words[_QUEUED])
-
-    @queued_end.setter
-    def queued_end(self, offset: int) -> None:
-        self._words[_QUEUED] = offset
-
-    @property
     def snapshots(self) -> tuple[int, int]:
         """Where the newest snapshot of the state and the one before it begin, as far as is known.
 
         A hint: there may be none, for the page reaches the disk when it likes.
         """
-        return int(self._words[_SNAPSHOT]), int(self._words[_SNAPSHOT_BEFORE])
+        return self._words[_SNAPSHOT], self._words[_SNAPSHOT_BEFORE]
 
     def note_snapshot(self, offset: int) -> None:
         """A snapshot was appended at `offset`."""
@@ -107,12 +88,6 @@ class Marks:
         self._words[_DISPATCHED] = min(offset, self._words[_DISPATCHED])
         self._words[_QUEUED] = 0
         self._files.sync(self._fd)
-
-    def _raise(self, index: int, offset: int) -> None:
-        words = self._words
-        if offset < words[index]:
-            raise broken("a mark moves up", mark=index, is_=words[index], to=offset)
-        words[index] = offset
 
     def lower(self, offset: int) -> None:
         """Before a cut: no mark stays above it. Durable at return."""

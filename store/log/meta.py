@@ -60,24 +60,21 @@ class Meta:
 
     def update(self, values: dict[str, Any]) -> None:
         """Set values. Durable: at return. Callers: any thread."""
+        room = SLOT_BYTES - _HEAD.size
         with self._updating:
-            self._update({**self._values, **values})
-
-    def _update(self, merged: dict[str, Any]) -> None:
-        text = json.dumps(merged, separators=(",", ":")).encode()
-        if len(text) > SLOT_BYTES - _HEAD.size:
-            raise Rejected(
-                f"meta needs {len(text)} bytes; a slot has {SLOT_BYTES - _HEAD.size}",
-                field="meta",
-                limit=SLOT_BYTES - _HEAD.size,
-            )
-        sequence = self._sequence + 1
-        head = _HEAD.pack(_MAGIC, sequence, len(text), _crc(sequence, text))
-        slot = (head + text).ljust(SLOT_BYTES, b"\0")
-        self._files.pwrite(self._fd, slot, (sequence % 2) * SLOT_BYTES)
-        fail_point("meta.slot_written_unsynced")
-        self._files.sync_data(self._fd)
-        self._sequence, self._values = sequence, merged
+            merged = {**self._values, **values}
+            text = json.dumps(merged, separators=(",", ":")).encode()
+            if len(text) > room:
+                raise Rejected(
+                    f"meta needs {len(text)} bytes; a slot has {room}", field="meta", limit=room
+                )
+            sequence = self._sequence + 1
+            head = _HEAD.pack(_MAGIC, sequence, len(text), _crc(sequence, text))
+            slot = (head + text).ljust(SLOT_BYTES, b"\0")
+            self._files.pwrite(self._fd, slot, (sequence % 2) * SLOT_BYTES)
+            fail_point("meta.slot_written_unsynced")
+            self._files.sync_data(self._fd)
+            self._sequence, self._values = sequence, merged
 
     def close(self) -> None:
         """Close the file."""

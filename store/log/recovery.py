@@ -10,7 +10,6 @@ differs on purpose.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -31,19 +30,6 @@ class Decision(Enum):
     CORRUPT = "corrupt"
 
 
-@dataclass(frozen=True)
-class Recovered:
-    """The result of recovering the log."""
-
-    end: int
-    scanned_from: int
-    row: str
-    cause: str
-    own: bool
-    same_boot: bool
-    clean: bool
-
-
 class Facts(NamedTuple):
     """The observations of the scan at the stop position."""
 
@@ -62,63 +48,50 @@ class Facts(NamedTuple):
     later_valid: bool
 
 
-@dataclass(frozen=True)
-class RecoveryRow:
-    """One row: None matches either value."""
+class RecoveryRow(NamedTuple):
+    """One row of the table."""
 
     name: str
-    own: bool | None
-    same_boot: bool | None
-    below_synced: bool | None
-    below_appended: bool | None
-    dirty: bool | None
-    later_valid: bool | None
+    #: the value of each of `Facts`; None matches either
+    wanted: tuple[bool | None, ...]
     decision: Decision
     #: the physical event that can have caused it
     cause: str
 
     def matches(self, facts: Facts) -> bool:
         """Whether this row answers these facts."""
-        wanted = (
-            self.own,
-            self.same_boot,
-            self.below_synced,
-            self.below_appended,
-            self.dirty,
-            self.later_valid,
-        )
-        return all(want is None or want == have for want, have in zip(wanted, facts, strict=True))
+        return all(want in (None, have) for want, have in zip(self.wanted, facts, strict=True))
 
 
 # fmt: off
 ROWS: tuple[RecoveryRow, ...] = (
-    # name own boot synced appended dirty later
-    RecoveryRow("A", True, None, True, None, None, None, Decision.CORRUPT,
+    # name, (own, boot, synced, appended, dirty, later)
+    RecoveryRow("A", (True, None, True, None, None, None), Decision.CORRUPT,
         "Synced bytes do not come back: the disk lost or changed what it had confirmed."),
-    RecoveryRow("B", True, True, False, True, None, None, Decision.CORRUPT,
+    RecoveryRow("B", (True, True, False, True, None, None), Decision.CORRUPT,
         "No reboot, so the page cache kept every completed write; the bytes were changed afterwards."),
-    RecoveryRow("C", True, True, False, False, None, True, Decision.CORRUPT,
+    RecoveryRow("C", (True, True, False, False, None, True), Decision.CORRUPT,
         "No reboot and one writer appends in order: nothing valid can stand behind a torn append."),
-    RecoveryRow("D", True, True, False, False, True, False, Decision.TRUNCATE,
+    RecoveryRow("D", (True, True, False, False, True, False), Decision.TRUNCATE,
         "The writer died inside its last pwrite; that append was never published or acknowledged."),
-    RecoveryRow("E", True, True, False, False, False, False, Decision.KEEP,
+    RecoveryRow("E", (True, True, False, False, False, False), Decision.KEEP,
         "The writer ended between appends."),
-    RecoveryRow("F", True, False, False, None, True, False, Decision.TRUNCATE,
+    RecoveryRow("F", (True, False, False, None, True, False), Decision.TRUNCATE,
         "Power loss: parts of an append that no sync confirmed reached the disk, in this file or in a later one."),
-    RecoveryRow("G", True, False, False, None, False, False, Decision.KEEP,
+    RecoveryRow("G", (True, False, False, None, False, False), Decision.KEEP,
         "Power loss with no trace of unsynced bytes behind the end."),
-    RecoveryRow("H", True, False, False, None, None, True, Decision.TRUNCATE,
+    RecoveryRow("H", (True, False, False, None, None, True), Decision.TRUNCATE,
         "Power loss: unsynced blocks reached the disk in any order, so whole records may follow a hole. "
         "No sync confirmed the hole, so nothing behind it was acknowledged as synced."),
-    RecoveryRow("I", False, None, None, True, None, True, Decision.CORRUPT,
+    RecoveryRow("I", (False, None, None, True, None, True), Decision.CORRUPT,
         "Written by RocketMQ, damaged in the middle, or with leftovers of its own cut that its queues may know. Stock "
         "would cut everything behind it; we cannot tell an acknowledged record from a leftover, so we do not."),
-    RecoveryRow("L", False, None, None, False, None, True, Decision.TRUNCATE,
+    RecoveryRow("L", (False, None, None, False, None, True), Decision.TRUNCATE,
         "Written by RocketMQ and stopped in order: no consume queue knows a record behind the end, so these are "
         "leftovers of its own un-zeroed cut."),
-    RecoveryRow("J", False, None, None, None, True, False, Decision.TRUNCATE,
+    RecoveryRow("J", (False, None, None, None, True, False), Decision.TRUNCATE,
         "Written by RocketMQ, torn tail of a crash (or its own un-zeroed truncation leftovers)."),
-    RecoveryRow("K", False, None, None, None, False, False, Decision.KEEP,
+    RecoveryRow("K", (False, None, None, None, False, False), Decision.KEEP,
         "Written by RocketMQ, ends in zeros."),
 )
 
@@ -128,15 +101,7 @@ ROWS: tuple[RecoveryRow, ...] = (
 
 #: outside of the table: the content of unreadable bytes cannot be known
 UNREADABLE = RecoveryRow(
-    "U",
-    None,
-    None,
-    None,
-    None,
-    None,
-    None,
-    Decision.CORRUPT,
-    "The disk does not give back what it had taken.",
+    "U", (None,) * 6, Decision.CORRUPT, "The disk does not give back what it had taken."
 )
 
 
@@ -145,10 +110,7 @@ def decide(facts: Facts) -> RecoveryRow:
 
     Source: `ROWS`; tests/store/test_recovery_table.py enumerates every combination.
     """
-    for row in ROWS:
-        if row.matches(facts):
-            return row
-    raise LookupError(f"no recovery row for {facts}")
+    return next(row for row in ROWS if row.matches(facts))
 
 
 def written_until(view: memoryview, base: int, walk: Walk, believed: int) -> int:

@@ -11,7 +11,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +53,13 @@ class ScrubCounters:
     faults: int = 0
 
 
-@dataclass
-class _State:
-    """The state that a file keeps from start to start."""
-
-    position: int = 0
-    #: when the last whole pass ended, 0: never
-    passed_ms: int = 0
-    faults: list[dict[str, Any]] = field(default_factory=list)
-
-
 #: shorter waits are put together
 _NAP_S = 0.05
 #: units that are read from the chain at a time have about so many bytes
 STEP_BYTES = 1 << 20
 
 
+@dataclass(eq=False)
 class Scrub:
     """The walk over one log. One thread calls `step` or `run`; any may read the counters.
 
@@ -76,63 +67,50 @@ class Scrub:
     these records compare the records' own body CRCs.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        segment_size_bytes: int,
-        *,
-        start: Callable[[], int],
-        limit: Callable[[], int],
-        files: Files | None = None,
-        clock: Clock | None = None,
-        bytes_per_s: int,
-        pause_ms: int,
-        pass_ms: int = 0,
-        memory: str = "scrub",
-        from_disk: bool = False,
-        on_fault: Callable[[Corrupt], None] | None = None,
-    ) -> None:
-        """Args: `pause_ms`, from the end of one pass to the beginning of the next; `pass_ms`, how long a pass should
-        take: as long as that is possible with at most `bytes_per_s`. 0: always at `bytes_per_s`, without a limit if
-        that is 0 too.
-        """
-        self._root = root
-        self._size = segment_size_bytes
-        self._start = start
-        self._limit = limit
-        self._files = files or Files()
-        self._clock = clock or Clock()
-        self._bytes_per_s = bytes_per_s
-        self._pause_ms = pause_ms
-        self._pass_ms = pass_ms
-        self._memory = root / "raymq" / memory
-        self._from_disk = from_disk
-        self._on_fault = on_fault or (lambda fault: None)
-        self._chain = ChainReader(root / "raymq" / "chain", segment_size_bytes, files=self._files)
-        self._segment, self._fd, self._path = -1, -1, root
-        self._state = self._remembered()
-        self._saved_at = self._state.position
+    root: Path
+    segment_size_bytes: int
+    _: KW_ONLY
+    start: Callable[[], int]
+    limit: Callable[[], int]
+    files: Files = field(default_factory=Files)
+    clock: Clock = field(default_factory=Clock)
+    #: 0: no limit
+    bytes_per_s: int
+    #: from the end of one pass to the beginning of the next
+    pause_ms: int
+    #: how long a pass should take, as far as `bytes_per_s` permits; 0: it always reads at `bytes_per_s`
+    pass_ms: int = 0
+    #: name of the file in `raymq/` that keeps the position and the faults from start to start
+    memory: str = "scrub"
+    #: read past the page cache
+    from_disk: bool = False
+    on_fault: Callable[[Corrupt], None] | None = None
+
+    def __post_init__(self) -> None:
+        self._chain = ChainReader(
+            self.root / "raymq" / "chain", self.segment_size_bytes, files=self.files
+        )
+        self._segment, self._fd, self._path = -1, -1, self.root
         #: units to come, the next one last
         self._units: list[ChainUnit] = []
         #: the last position at which no unit began
         self._gap = -1
         self._wake = threading.Event()
         self.counters = ScrubCounters()
+        #: everything below was compared in this pass
+        self.position = 0
+        #: when the last whole pass ended, 0: never
+        self._passed_ms = 0
         #: found, and not read well since
-        self.faults: list[Corrupt] = [
-            Corrupt(item["message"], **item["fields"]) for item in self._state.faults
-        ]
-
-    @property
-    def position(self) -> int:
-        """Everything below was compared in this pass."""
-        return self._state.position
+        self.faults: list[Corrupt] = []
+        self._remember()
+        self._saved_at = self.position
 
     def status(self) -> dict[str, Any]:
         """For `status` and metrics."""
         return {
             "position": self.position,
-            "passed_ms": self._state.passed_ms,
+            "passed_ms": self._passed_ms,
             "bytes_per_s": self.pace(),
             "too_slow": self.too_slow(),
             **vars(self.counters),
@@ -141,32 +119,29 @@ class Scrub:
 
     def pace(self) -> int:
         """Bytes a second at which this pass reads; 0: as fast as the disk."""
-        if not self._pass_ms:
-            return self._bytes_per_s
-        needed = self._log_bytes() * 1000 // self._pass_ms
-        return min(self._bytes_per_s, max(LEAST_BYTES_PER_S, needed))
+        if not self.pass_ms:
+            return self.bytes_per_s
+        needed = self._log_bytes() * 1000 // self.pass_ms
+        return min(self.bytes_per_s, max(LEAST_BYTES_PER_S, needed))
 
     def too_slow(self) -> str | None:
         """Advice when a pass over so large a log takes too long; None when it does not."""
-        whole = self._log_bytes()
-        if (
-            not self._bytes_per_s
-            or not self._pass_ms
-            or whole * 1000 <= self._bytes_per_s * (self._pass_ms + self._pause_ms)
-        ):
+        whole, interval_ms = self._log_bytes(), self.pass_ms + self.pause_ms
+        unlimited = not self.bytes_per_s or not self.pass_ms
+        if unlimited or whole * 1000 <= self.bytes_per_s * interval_ms:
             return None
         return (
-            f"a pass over {whole} bytes takes {whole // self._bytes_per_s // 3600} h at scrub_bytes_per_s "
-            f"({self._bytes_per_s}); it should take {(self._pass_ms + self._pause_ms) // 3_600_000} h: raise it, or "
+            f"a pass over {whole} bytes takes {whole // self.bytes_per_s // 3600} h at scrub_bytes_per_s "
+            f"({self.bytes_per_s}); it should take {interval_ms // 3_600_000} h: raise it, or "
             "lengthen scrub_interval_ms"
         )
 
     def _log_bytes(self) -> int:
-        return max(0, self._limit() - self._start())
+        return max(0, self.limit() - self.start())
 
     def restart(self) -> None:
         """Begin a new pass now."""
-        self._state = _State()
+        self.position = self._passed_ms = 0
         self.faults = []
 
     def step(self) -> float:
@@ -175,49 +150,49 @@ class Scrub:
         Bytes that the disk does not give back are a fault, and the pass goes on after them.
         Raises: OSError where it is not the disk that fails; the position stays.
         """
-        now = self._clock.now_ms()
-        due = self._state.passed_ms + self._pause_ms
-        position = max(self._state.position, self._start())
-        if not self._state.position and self._state.passed_ms and now < due:
+        now = self.clock.now_ms()
+        due = self._passed_ms + self.pause_ms
+        position = max(self.position, self.start())
+        if not self.position and self._passed_ms and now < due:
             return (due - now) / 1000
-        if position >= self._limit():
-            if not self._state.position:
+        if position >= self.limit():
+            if not self.position:
                 # An empty log does not count as a pass: new records would wait for the next one.
                 return EMPTY_WAIT_S
             self._end_pass()
-            return self._pause_ms / 1000
-        began = self._clock.monotonic()
+            return self.pause_ms / 1000
+        began = self.clock.monotonic()
         if not self._units or self._units[-1].start != position:
             self._units = self._chain.read_from(position, STEP_BYTES)[::-1]
         if not self._units:
-            self._state.position = self._without_unit(position)
+            self.position = self._without_unit(position)
             return 0.0
         unit = self._units.pop()
-        if unit.end > self._limit():
+        if unit.end > self.limit():
             # Of a unit over the limit only a part is certain: it is for the next pass.
             self._units = []
             self._end_pass()
-            return self._pause_ms / 1000
+            return self.pause_ms / 1000
         self._compare(unit)
-        self._state.position = unit.end
+        self.position = unit.end
         if unit.end - self._saved_at >= _SAVED_BYTES:
             self._save()
         pace = self.pace()
         if not pace:
             return 0.0
-        spent = self._clock.monotonic() - began
+        spent = self.clock.monotonic() - began
         return (unit.end - unit.start) / pace - spent
 
     def one_pass(self, progress: Callable[[str, int, int], None] | None = None) -> list[Corrupt]:
         """From where the last one was interrupted to the end. Returns: the faults of the pass."""
         passes = self.counters.passes
-        begin = self._start()
-        while self.counters.passes == passes and (self.position or begin < self._limit()):
+        begin = self.start()
+        while self.counters.passes == passes and (self.position or begin < self.limit()):
             wait_s = self.step()
             if self.counters.passes == passes and wait_s > 0:
-                self._clock.sleep_ms(wait_s * 1000)
+                self.clock.sleep_ms(wait_s * 1000)
             if progress is not None:
-                limit = max(1, self._limit() - begin)
+                limit = max(1, self.limit() - begin)
                 progress("scrub", max(0, self.position - begin) or limit, limit)
         return self.faults
 
@@ -238,8 +213,8 @@ class Scrub:
                     # A fault that cannot be reported now is found again at the next try.
                     with contextlib.suppress(OSError, RayMQError):
                         self._report(self.position, f"cannot be read: {error}", READABLE)
-            deadline = self._clock.monotonic() + wait_s
-            while not stopping() and (left := deadline - self._clock.monotonic()) > 0:
+            deadline = self.clock.monotonic() + wait_s
+            while not stopping() and (left := deadline - self.clock.monotonic()) > 0:
                 self._wake.wait(min(left, _WAIT_S))
                 self._wake.clear()
         self.close()
@@ -272,7 +247,7 @@ class Scrub:
         # A cut or a change of leader may have replaced unit and bytes between the two reads.
         same = self._is_still_there(unit)
         whole = self._is_whole(unit)
-        if same and not whole and unit.end <= self._limit():
+        if same and not whole and unit.end <= self.limit():
             self._report(
                 unit.start,
                 f"the bytes [{unit.start}, {unit.end}) are not those that were stored",
@@ -285,53 +260,47 @@ class Scrub:
         return data is None or crc32c(data) == unit.crc
 
     def _is_still_there(self, unit: ChainUnit) -> bool:
-        again = ChainReader(self._root / "raymq" / "chain", self._size, files=self._files)
-        try:
-            return again.read_from(unit.start, 1)[:1] == [unit]
-        finally:
-            again.close()
+        self._chain.close()
+        return self._chain.read_from(unit.start, 1)[:1] == [unit]
 
     def _read(self, unit: ChainUnit) -> bytes | None:
         """The bytes of a unit; None when its file has been deleted.
 
         Raises: Corrupt naming the first byte that the disk does not give back.
         """
-        segment = unit.start // self._size * self._size
+        segment = unit.start // self.segment_size_bytes * self.segment_size_bytes
         if segment != self._segment:
             self._close_log()
-            self._path = find_segment(self._root / "commitlog", segment, files=self._files)
+            self._path = find_segment(self.root / "commitlog", segment, files=self.files)
             try:
-                self._fd = self._files.open_file(self._path, writable=False)
+                self._fd = self.files.open_file(self._path, writable=False)
                 self._segment = segment
             except FileNotFoundError:
                 return None
-        length = unit.end - unit.start
-        if self._from_disk:
-            self._files.drop_cached(self._fd, unit.start - segment, length)
-        first = unit.start - segment
-        return self._files.read_range(
-            self._fd, first, first + length, path=self._path, base=segment
-        )
+        first, length = unit.start - segment, unit.end - unit.start
+        if self.from_disk:
+            self.files.drop_cached(self._fd, first, length)
+        return self.files.read_range(self._fd, first, first + length, path=self._path, base=segment)
 
     def _without_unit(self, position: int) -> int:
         """Where to go on when no unit starts at a position."""
-        segment = position // self._size * self._size
+        segment = position // self.segment_size_bytes * self.segment_size_bytes
         if position > segment:
             if position == self._gap:
                 self._report(position, "no chain unit: nothing vouches for the rest", COVERED)
-                return segment + self._size
+                return segment + self.segment_size_bytes
             # The chain was made again with other edges; files and units begin together.
             self._gap = position
             return segment
         self._report(segment, "no chain unit: nothing vouches for this file", COVERED)
-        return segment + self._size
+        return segment + self.segment_size_bytes
 
     def _report(self, offset: int, detail: str, rule: str, **fields: Any) -> None:
-        if offset < self._start():
+        if offset < self.start():
             # The file has been deleted: zeroed for its next use, or without its part of the chain.
             return
-        segment = offset // self._size * self._size
-        path = find_segment(self._root / "commitlog", segment, files=self._files)
+        segment = offset // self.segment_size_bytes * self.segment_size_bytes
+        path = find_segment(self.root / "commitlog", segment, files=self.files)
         fault = Corrupt(
             f"{path} at {offset}: {detail}; `raymq store verify` says more",
             path=str(path),
@@ -344,35 +313,42 @@ class Scrub:
         if (offset, rule) not in known and len(self.faults) < FAULTS_MAX:
             self.faults.append(fault)
             self._save()
-            self._on_fault(fault)
+            if self.on_fault is not None:
+                self.on_fault(fault)
 
     def _end_pass(self) -> None:
         self.counters.passes += 1
-        self._state.position = 0
+        self.position = 0
         # Damage of deleted files is over.
-        self.faults = [f for f in self.faults if f.fields["offset"] >= self._start()]
-        self._state.passed_ms = self._clock.now_ms()
+        self.faults = [f for f in self.faults if f.fields["offset"] >= self.start()]
+        self._passed_ms = self.clock.now_ms()
         self._save()
 
     # --- memory ---------------------------------------------------------------------------------------------
 
-    def _remembered(self) -> _State:
-        """A file that cannot be read begins a new pass: nothing depends on it."""
-        try:
-            return _State(**json.loads(self._files.read_file(self._memory)))
-        except (OSError, ValueError, TypeError, RayMQError):
-            return _State()
+    @property
+    def _memory_path(self) -> Path:
+        return self.root / "raymq" / self.memory
+
+    def _remember(self) -> None:
+        """Go on where the last process was. A file that cannot be read begins a new pass: nothing depends on it."""
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RayMQError):
+            saved = json.loads(self.files.read_file(self._memory_path))
+            faults = [Corrupt(item["message"], **item["fields"]) for item in saved["faults"]]
+            self.position, self._passed_ms = saved["position"], saved["passed_ms"]
+            self.faults = faults
 
     def _save(self) -> None:
-        self._state.faults = [{"message": str(f), "fields": f.fields} for f in self.faults]
-        self._saved_at = self._state.position
+        faults = [{"message": str(fault), "fields": fault.fields} for fault in self.faults]
+        saved = {"position": self.position, "passed_ms": self._passed_ms, "faults": faults}
+        self._saved_at = self.position
         # Nothing depends on it: a full disk costs a longer way at the next start.
         with contextlib.suppress(OSError, RayMQError):
-            self._files.write_file_atomic(self._memory, json.dumps(vars(self._state)).encode())
+            self.files.write_file_atomic(self._memory_path, json.dumps(saved).encode())
 
     def _close_log(self) -> None:
         if self._fd >= 0:
-            self._files.close(self._fd)
+            self.files.close(self._fd)
         self._segment, self._fd = -1, -1
 
 

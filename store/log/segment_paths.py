@@ -26,6 +26,11 @@ def find_segment(commitlog_dir: Path, start: int, *, files: Files) -> Path:
     return usual
 
 
+def offset_names(directory: Path, *, files: Files) -> list[str]:
+    """The names in a directory that are offsets of 20 digits, ascending."""
+    return [name for name in files.list(directory) if len(name) == 20 and name.isdigit()]
+
+
 def list_segments(directories: Sequence[Path], *, files: Files) -> list[Path]:
     """Every file of the directories, by name. Raises: Corrupt when a name is there twice."""
     found: dict[str, Path] = {}

@@ -42,17 +42,25 @@ class SpareFiles:
         for name in files.list(directory):
             files.unlink(directory / name)
 
-    @property
-    def full(self) -> bool:
-        """Whether no more are wanted."""
-        return len(self._spares) >= SPARES_MAX
+    def take(self, path: Path) -> Path | None:
+        """Move a file of the log here. Returns: where it is now; None when it is to be unlinked.
 
-    def path_of(self, path: Path) -> Path:
-        """Where a file of the log goes."""
-        return self._directory / path.name
+        Durable: its new name.
+        """
+        if len(self._spares) >= SPARES_MAX or not self._files.exists(path):
+            return None
+        target = self._directory / path.name
+        try:
+            self._files.rename(path, target)
+        except OSError:
+            # On another disk, for example.
+            return None
+        fail_point("files.moved_to_spares")
+        self._files.sync_dir(self._directory)
+        return target
 
     def add(self, path: Path, unread: Callable[[], bool]) -> None:
-        """Take a file that was moved to `path_of`, durably gone from the log."""
+        """Use a file that `take` has moved, and that is durably gone from the log."""
         self._spares.append(Spare(path, unread))
 
     def step(self) -> bool:
@@ -73,12 +81,9 @@ class SpareFiles:
 
     def _zero(self, spare: Spare) -> None:
         stop = min(spare.zeroed + ZERO_STEP_BYTES, self._file_size)
-        fd = self._files.open_file(spare.path)
-        try:
+        with self._files.opened(spare.path) as fd:
             self._files.zero(fd, spare.zeroed, stop)
             self._files.sync_data(fd)
-        finally:
-            self._files.close(fd)
         spare.zeroed = stop
         if stop == self._file_size:
             fail_point("files.spare_zeroed")

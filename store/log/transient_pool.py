@@ -41,7 +41,8 @@ _MAGIC, _VERSION, _BOOT, _STORE, _ID, _SIZE, _SEGMENT, _INCARNATION, _COMMITTED,
 
 def check_room(replica_dirs: Iterable[str | Path], pool_bytes: int, *, files: Files) -> None:
     """Whether /dev/shm takes a pool for each replica that has none yet. Raises: StorageFull, with the numbers."""
-    missing = sum(1 for root in replica_dirs if not _has_pool(root, files))
+    names = [_name_of(root, files) for root in replica_dirs]
+    missing = sum(1 for name in names if name is None or not files.exists(f"{SHM_DIR}/{name}"))
     needed = missing * (HEADER_BYTES + pool_bytes)
     free = _free_bytes(files)
     if needed > free:
@@ -134,13 +135,17 @@ class TransientPool(PoolReader):
             raise _no_room(needed, free)
         number = int.from_bytes(os.urandom(8), "big") >> 1
         name = f"{_prefix(replica_dir, store_id)}{number:016x}"
-        fd = files.open_file(f"{SHM_DIR}/{name}", create=True)
+        path = f"{SHM_DIR}/{name}"
+        fd = files.open_file(path, create=True)
         try:
-            _allocate(fd, needed, files)
+            files.allocate(fd, needed)
             view = files.map_words(fd, needed)
-        except (OSError, RayMQError):
+        except (OSError, RayMQError) as error:
+            free = _free_bytes(files)
             files.close(fd)
-            files.unlink(f"{SHM_DIR}/{name}")
+            files.unlink(path)
+            if isinstance(error, StorageFull):
+                raise _no_room(needed, free) from error
             raise
         words = view[:HEADER_BYTES].cast("q")
         words[_VERSION], words[_BOOT], words[_STORE] = VERSION, _boot(files), _hash(store_id)
@@ -232,16 +237,13 @@ def remove_pools(replica_dir: str | Path, store_id: str, *, files: Files) -> Non
 def _map(name: str, files: Files, *, writable: bool) -> memoryview | None:
     """The whole pool file; None when it is gone, or not of this boot and name."""
     try:
-        fd = files.open_file(f"{SHM_DIR}/{name}", writable=writable)
+        with files.opened(f"{SHM_DIR}/{name}", writable=writable) as fd:
+            size = files.size(fd)
+            if size <= HEADER_BYTES:
+                return None
+            view = files.map_words(fd, size) if writable else files.map_read(fd, size)
     except FileNotFoundError:
         return None
-    try:
-        size = files.size(fd)
-        if size <= HEADER_BYTES:
-            return None
-        view = files.map_words(fd, size) if writable else files.map_read(fd, size)
-    finally:
-        files.close(fd)
     words = view[:HEADER_BYTES].cast("q")
     facts = (words[_MAGIC], words[_VERSION], words[_BOOT], f"{words[_ID]:016x}", words[_SIZE])
     words.release()
@@ -256,11 +258,6 @@ def _name_of(replica_dir: str | Path, files: Files) -> str | None:
         return files.read_file(Path(replica_dir) / NAME_FILE).decode()
     except FileNotFoundError:
         return None
-
-
-def _has_pool(replica_dir: str | Path, files: Files) -> bool:
-    name = _name_of(replica_dir, files)
-    return name is not None and files.exists(f"{SHM_DIR}/{name}")
 
 
 def _prefix(replica_dir: str | Path, store_id: str) -> str:
@@ -286,13 +283,6 @@ def _free_bytes(files: Files) -> int:
         return files.free_bytes(SHM_DIR)
     except FileNotFoundError:
         return 0
-
-
-def _allocate(fd: int, needed: int, files: Files) -> None:
-    try:
-        files.allocate(fd, needed)
-    except StorageFull as error:
-        raise _no_room(needed, _free_bytes(files)) from error
 
 
 def _no_room(needed: int, free: int, pools: int = 1) -> StorageFull:

@@ -23,6 +23,16 @@ def value_bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
     return np.frombuffer(b"" if buffer is None else buffer, dtype=np.uint8)
 
 
+def joined_values(array: pa.Array) -> bytes:
+    """A copy of the bytes from the first value to the last; those of null slots may be among them."""
+    offsets, buffer = value_offsets(array), array.buffers()[2]
+    if buffer is None:
+        return b""
+    low = int(offsets[0])
+    data: bytes = buffer.slice(low, int(offsets[-1]) - low).to_pybytes()
+    return data
+
+
 def value_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
     """Bytes of each value; 0 for null, whose slot may span bytes."""
     offsets = value_offsets(array)
@@ -46,7 +56,7 @@ def one_value(array: pa.Array) -> bytes | None:
         return None
     if not ((offsets[1:] - offsets[:-1]) == width).all():
         return None
-    data: bytes = array.buffers()[2].slice(low, width * len(array)).to_pybytes()
+    data = joined_values(array)
     first = data[:width]
     return first if data == first * len(array) else None
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .binary_columns import one_value, value_offsets
+from .binary_columns import joined_values, one_value, value_offsets
 from .properties import NAME_VALUE_SEPARATOR, decode
 
 Int64s = npt.NDArray[np.int64]
@@ -60,11 +60,10 @@ def keyed_column(properties: pa.Array) -> Keyed | None:
     same = one_value(properties)
     if same is not None and not has_keys(same):
         return None
-    offsets = value_offsets(properties)
-    low = int(offsets[0])
-    data = properties.buffers()[2].slice(low, int(offsets[-1]) - low).to_pybytes()
     # A copy: a slice would keep the bodies in memory until it is indexed.
-    return Keyed(data, offsets.astype(np.int64) - low) if has_keys(data) else None
+    data = joined_values(properties)
+    offsets = value_offsets(properties).astype(np.int64)
+    return Keyed(data, offsets - offsets[0]) if has_keys(data) else None
 
 
 def has_keys(data: bytes) -> bool:

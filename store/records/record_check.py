@@ -10,17 +10,10 @@ import pyarrow.compute as pc
 from raymq.store import format as fmt
 from raymq.store.errors import Rejected
 
-from .binary_columns import one_value, value_lengths, value_offsets
+from .binary_columns import joined_values, one_value, value_lengths, value_offsets
 from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES
-from .properties import (
-    PROPERTY_SEPARATOR,
-    TAG_EXTRA_BYTES,
-    TAG_NAME,
-    TAGS,
-    WAIT,
-    separators_absent,
-)
+from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, TAGS, WAIT, separators_absent
 from .record_row import BATCH_BYTES_MAX, PUT_SCHEMA, Row, only_row, plain
 
 Int64s = npt.NDArray[np.int64]
@@ -61,7 +54,8 @@ def check_put(topic: str, batch: pa.RecordBatch | Row, *, max_message_bytes: int
                 row=row,
             )
     # No value is longer than all of them together: most batches need no check of each row.
-    if _span(body) > max_message_bytes:
+    edges = value_offsets(body)
+    if edges[-1] - edges[0] > max_message_bytes:
         _check_lengths(
             value_lengths(body),
             max_message_bytes,
@@ -164,7 +158,7 @@ def _check_lengths(lengths: Int64s, limit: int, field: str, advice: str) -> None
 
 
 def _check_tags(tag: pa.StringArray) -> None:
-    data = _data(tag)
+    data = joined_values(tag)
     if b"\x01" in data or b"\x02" in data:
         # A null slot may span bytes too: only now look row by row.
         for row, text in enumerate(tag.to_pylist()):
@@ -178,7 +172,7 @@ def _check_tags(tag: pa.StringArray) -> None:
 
 
 def _check_properties(properties: pa.BinaryArray) -> None:
-    data = _data(properties)
+    data = joined_values(properties)
     lengths = value_lengths(properties)
     offsets = value_offsets(properties)
     ends = offsets[1:] - offsets[0]
@@ -206,19 +200,3 @@ def _check_properties(properties: pa.BinaryArray) -> None:
                         limit=f"not {name}",
                         row=row,
                     )
-
-
-def _span(array: pa.Array) -> int:
-    """Bytes of all values of a binary or string array; those of null slots may be among them."""
-    offsets = value_offsets(array)
-    return int(offsets[-1]) - int(offsets[0])
-
-
-def _data(array: pa.Array) -> bytes:
-    """The bytes of the values; those of null slots may be among them."""
-    offsets = value_offsets(array)
-    buffer = array.buffers()[2]
-    if buffer is None:
-        return b""
-    start, stop = int(offsets[0]), int(offsets[-1])
-    return bytes(buffer.slice(start, stop - start).to_pybytes())

@@ -73,7 +73,7 @@ def decode(
         if name in schema.names:
             made[name] = pieces.take(pa.array(rows + piece))
     if "topic" in made:
-        made["topic"] = _text(made["topic"])
+        made["topic"] = as_text(made["topic"])
     return pa.record_batch([made[name] for name in schema.names], schema=schema)
 
 
@@ -150,12 +150,14 @@ def _pieces(view: memoryview, edges: Int64s) -> pa.BinaryArray:
     )
 
 
-def _text(values: pa.BinaryArray) -> pa.StringArray:
+def as_text(values: pa.BinaryArray) -> pa.StringArray:
     """Bytes as text. Invalid UTF-8 is replaced, as in Java."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([value.decode("utf-8", "replace") for value in values.to_pylist()])
+        return pa.array(
+            [value.decode("utf-8", "replace") for value in values.to_pylist()], pa.string()
+        )
 
 
 def select(data: Any, starts: npt.ArrayLike, sizes: npt.ArrayLike) -> pa.BinaryArray:

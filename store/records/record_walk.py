@@ -270,12 +270,25 @@ def _check(
     if not len(starts):
         return 0, None
     headers = gather(view, starts, fmt.HEADER_DTYPE)
+    positions = starts + base_offset if check_position else None
+    return _first_wrong(view, headers, starts, sizes, positions, check_crc)
+
+
+def _first_wrong(
+    view: memoryview,
+    headers: npt.NDArray[Any],
+    starts: Int64s,
+    sizes: Int64s,
+    positions: Int64s | None,
+    check_crc: bool,
+) -> tuple[int, WalkStop | None]:
+    """As `_check`, of records whose magics and sizes are right. `positions` None: any is right."""
     parts, good = _layout(view, headers, starts, sizes)
     count, fault = len(starts), None
     if not good.all():
         count, fault = int(good.argmin()), WalkStop.BAD_LENGTH
-    if check_position:
-        wrong = headers["physical_offset"][:count] != starts[:count] + base_offset
+    if positions is not None:
+        wrong = headers["physical_offset"][:count] != positions[:count]
         if wrong.any():
             count, fault = int(wrong.argmax()), WalkStop.WRONG_POSITION
     if check_crc and count:
@@ -310,42 +323,22 @@ def first_fault(
     """
     if len(starts) <= FEW_RECORDS and _are_whole(view, starts, sizes, positions, check_crc):
         return None
+    count, rule = len(starts), ""
     short = sizes < fmt.RECORD_MIN_BYTES
     if short.any():
-        row = int(short.argmax())
-        fault = first_fault(
-            view,
-            starts[:row],
-            sizes[:row],
-            None if positions is None else positions[:row],
-            check_crc=check_crc,
-        )
-        return fault or RecordFault(row, WalkStop.BAD_LENGTH.value)
-    if not len(starts):
-        return None
-    headers = gather(view, starts, fmt.HEADER_DTYPE)
+        count, rule = int(short.argmax()), WalkStop.BAD_LENGTH.value
+    headers = gather(view, starts[:count], fmt.HEADER_DTYPE)
     right = (headers["magic"] == fmt.MAGIC_V1) | (headers["magic"] == fmt.MAGIC_V2)
-    right &= headers["size"] == sizes
-    count, fault = len(starts), None
+    right &= headers["size"] == sizes[:count]
     if not right.all():
-        count = int(right.argmin())
-        fault = RecordFault(count, WalkStop.BAD_MAGIC.value + " or size")
-    parts, good = _layout(view, headers, starts, sizes)
-    if not good[:count].all():
-        count = int(good.argmin())
-        fault = RecordFault(count, WalkStop.BAD_LENGTH.value)
-    if positions is not None:
-        wrong = headers["physical_offset"][:count] != positions[:count]
-        if wrong.any():
-            count = int(wrong.argmax())
-            fault = RecordFault(count, WalkStop.WRONG_POSITION.value)
-    if check_crc and count:
-        body_start, body_end = parts.body_start[:count], parts.body_end[:count]
-        wrong = stretch_crcs(memoryview(view), body_start, body_end) != headers["body_crc"][:count]
-        wrong &= body_end > body_start
-        if wrong.any():
-            fault = RecordFault(int(wrong.argmax()), WalkStop.BAD_CRC.value)
-    return fault
+        count, rule = int(right.argmin()), WalkStop.BAD_MAGIC.value + " or size"
+    expected = None if positions is None else positions[:count]
+    whole, fault = _first_wrong(
+        memoryview(view), headers[:count], starts[:count], sizes[:count], expected, check_crc
+    )
+    if fault is not None:
+        return RecordFault(whole, fault.value)
+    return RecordFault(count, rule) if rule else None
 
 
 def _are_whole(

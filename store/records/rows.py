@@ -117,6 +117,12 @@ def tags_code_of(
     return fmt.tags_code(found[-1].decode("utf-8", "replace")) if found else 0
 
 
+def queued(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    """Which rows have a unit in a consume queue: those of no transaction, and committed ones."""
+    kind = batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK
+    return np.asarray(~np.isin(kind, fmt.SYS_UNQUEUED), dtype=np.bool_)
+
+
 def runs(
     view: memoryview,
     base_offset: int,
@@ -134,8 +140,7 @@ def runs(
     for low in range(0, len(positions), SLICE_ROWS):
         where, length = positions[low : low + SLICE_ROWS], sizes[low : low + SLICE_ROWS]
         batch = decode(view, where - base_offset, length, columns=columns)
-        kind = batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK
-        keep = ~np.isin(kind, fmt.SYS_UNQUEUED)
+        keep = queued(batch)
         if not keep.all():
             batch = batch.filter(pa.array(keep))
             where, length = where[keep], length[keep]

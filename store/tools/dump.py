@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,7 @@ from .read_only import ReadOnlyStore
 
 def dump(root: Path, files: Files | None = None) -> Iterator[dict[str, Any]]:
     """One dict per message, by topic and queue in queue order, one after each queue, and a last one of kind `end`."""
-    store = ReadOnlyStore(root, files)
-    try:
+    with closing(ReadOnlyStore(root, files)) as store:
         store.scan()
         count = 0
         for item in _messages(store):
@@ -34,8 +34,6 @@ def dump(root: Path, files: Files | None = None) -> Iterator[dict[str, Any]]:
             "faults": [fault.as_dict() for fault in faults],
             "verdict": None if store.verdict is None else store.verdict.as_dict(),
         }
-    finally:
-        store.close()
 
 
 def _messages(store: ReadOnlyStore) -> Iterator[dict[str, Any]]:

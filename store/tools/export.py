@@ -6,6 +6,7 @@ The target appears whole or not at all: files are written to a directory beside 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,13 @@ from raymq.store import format as fmt
 from raymq.store.errors import Corrupt, Rejected
 from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
+from raymq.store.records.record_decode import as_text
+from raymq.store.records.rows import queued
 from raymq.store.state import INTERNAL_TOPIC
 
 from .faults import ReportProgress
 from .read_only import ReadOnlyStore
-from .slices import Stretch, queued
+from .slices import Stretch
 
 #: bytes after which a new file is begun
 FILE_BYTES = 256 << 20
@@ -124,8 +127,7 @@ def export(
     choice = choice or Choice()
     if files.exists(target):
         raise Rejected(f"{target} exists; name a new directory", field="target", path=str(target))
-    store = ReadOnlyStore(root, files, progress)
-    try:
+    with closing(ReadOnlyStore(root, files, progress)) as store:
         store.scan()
         faults = store.faults.all()
         if faults and not choice.behind_damage:
@@ -138,8 +140,6 @@ def export(
             )
         _check_topic(store, choice)
         return _write(store, target, choice, file_bytes)
-    finally:
-        store.close()
 
 
 def _check_topic(store: ReadOnlyStore, choice: Choice) -> None:
@@ -167,47 +167,38 @@ def _write(store: ReadOnlyStore, target: Path, choice: Choice, file_bytes: int) 
     temporary = target.with_name(target.name + ".tmp")
     files.remove_tree(temporary)
     files.make_dirs(temporary)
-    writer: _PartWriter | None = None
-    names: list[str] = []
-    messages = total = 0
+    parts: list[_Part] = []
+    messages = 0
     try:
+        # An empty choice gives an empty table: readers refuse a directory without files.
+        parts.append(_Part(temporary / "part-00000.parquet", files))
         for table in _tables(store, choice):
-            if writer is None:
-                names.append(f"part-{len(names):05d}.parquet")
-                writer = _PartWriter(temporary / names[-1], files)
+            if parts[-1].size >= file_bytes:
+                parts[-1].close()
+                parts.append(_Part(temporary / f"part-{len(parts):05d}.parquet", files))
+            parts[-1].write(table)
             messages += table.num_rows
-            writer.write(table)
-            if writer.size >= file_bytes:
-                total += writer.close()
-                writer = None
-        if writer is None and not names:
-            # An empty choice gives an empty table: readers refuse a directory without files.
-            names.append("part-00000.parquet")
-            writer = _PartWriter(temporary / names[-1], files)
-        if writer is not None:
-            total += writer.close()
-            writer = None
+        parts[-1].close()
         files.sync_dir(temporary)
         fail_point("export.before_rename")
         files.rename(temporary, target)
         files.sync_dir(target.parent)
     except BaseException:
-        if writer is not None:
-            writer.abandon()
+        for part in parts:
+            part.abandon()
         files.remove_tree(temporary)
         raise
-    return Exported(messages, names, total, list(store.damaged))
+    names = [part.name for part in parts]
+    return Exported(messages, names, sum(part.size for part in parts), list(store.damaged))
 
 
 def _tables(store: ReadOnlyStore, choice: Choice) -> Iterator[pa.Table]:
-    total = max(1, store.end - store.start)
-    for part in store.slices(behind=choice.behind_damage):
+    for part in store.slices("export", behind=choice.behind_damage):
         batch = part.decode()
         keep = choice.rows(batch)
         if keep.any():
-            kept = part._replace(positions=part.positions[keep], sizes=part.sizes[keep])
-            yield table_of(batch if keep.all() else batch.filter(pa.array(keep)), kept)
-        store.progress("export", int(part.positions[-1]) - store.start, total)
+            kept = batch if keep.all() else batch.filter(pa.array(keep))
+            yield table_of(kept, part.where(keep))
 
 
 def table_of(batch: pa.RecordBatch, part: Stretch) -> pa.Table:
@@ -241,14 +232,7 @@ def _pairs(properties: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array, pa.Ar
     whole = pairs.is_valid()
     pairs = pairs.filter(whole)
     kept = rows[whole.to_numpy(zero_copy_only=False)].astype(np.int64)
-    return kept, _text(pc.struct_field(pairs, 0)), _text(pc.struct_field(pairs, 1))
-
-
-def _text(values: Any) -> pa.Array:
-    try:
-        return values.cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array([v.decode("utf-8", "replace") for v in values.to_pylist()], pa.string())
+    return kept, as_text(pc.struct_field(pairs, 0)), as_text(pc.struct_field(pairs, 1))
 
 
 def _one(
@@ -275,10 +259,11 @@ def _message_ids(hosts: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
     )
 
 
-class _PartWriter:
+class _Part:
     """One Parquet file, written through `Files`."""
 
     def __init__(self, path: Path, files: Files) -> None:
+        self.name = path.name
         self._sink = _Sink(path, files)
         self._writer = pq.ParquetWriter(self._sink, SCHEMA, compression="zstd")
 
@@ -291,10 +276,11 @@ class _PartWriter:
         """One row group."""
         self._writer.write_table(table)
 
-    def close(self) -> int:
-        """Finish and sync the file. Returns: its bytes."""
+    def close(self) -> None:
+        """Finish and sync the file."""
         self._writer.close()
-        return self._sink.finish()
+        self._sink.sync()
+        self._sink.close()
 
     def abandon(self) -> None:
         """Close the file after a failure."""
@@ -305,7 +291,7 @@ class _PartWriter:
 
 
 class _Sink:
-    """A writable file for pyarrow, on `Files`."""
+    """A writable file for pyarrow, on `Files`. pyarrow leaves a file that it was given open."""
 
     def __init__(self, path: Path, files: Files) -> None:
         self._files = files
@@ -329,26 +315,12 @@ class _Sink:
     def flush(self) -> None:
         """Nothing is buffered here."""
 
-    def readable(self) -> bool:
-        """No."""
-        return False
-
-    def writable(self) -> bool:
-        """Yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """No."""
-        return False
-
-    def finish(self) -> int:
-        """Sync and close. Returns: bytes written."""
+    def sync(self) -> None:
+        """fsync."""
         self._files.sync(self._fd)
-        self.close()
-        return self._at
 
     def close(self) -> None:
-        """Close. Only this module calls it: pyarrow leaves a file that it was given open."""
+        """Close; nothing is synced."""
         if not self.closed:
             self.closed = True
             self._files.close(self._fd)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +84,13 @@ class Faults:
     def all(self) -> list[Fault]:
         """Every fault; where some of a kind were left out, its last one says how many."""
         more = {key: count - NAMED_MAX for key, count in self._counts.items() if count > NAMED_MAX}
-        faults = list(self.found)
-        for (name, rule), count in more.items():
-            of_kind = [i for i, f in enumerate(faults) if (f.file, f.rule) == (name, rule)]
-            if not of_kind:
-                continue
-            at = of_kind[-1]
-            last = faults[at]
-            faults[at] = Fault(name, last.offset, rule, f"{last.detail}; and {count} more")
-        return faults
+        faults: list[Fault] = []
+        for fault in reversed(self.found):
+            count = more.pop((fault.file, fault.rule), 0)
+            if count:
+                fault = replace(fault, detail=f"{fault.detail}; and {count} more")
+            faults.append(fault)
+        return faults[::-1]
 
 
 def from_error(root: Path, error: RayMQError) -> Fault:

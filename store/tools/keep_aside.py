@@ -28,32 +28,24 @@ class KeepAside:
         if path in self._kept:
             return
         target = self.directory / path.relative_to(self._root)
-        fd = self._files.open_file(path, writable=False)
-        try:
+        with self._files.opened(path, writable=False) as fd:
             self._copy(fd, target, 0, self._files.size(fd))
-        finally:
-            self._files.close(fd)
         self._kept.add(path)
 
     def keep_range(self, path: Path, start: int, stop: int, name: str) -> None:
         """Copy the bytes [start, stop) of a file as `name`; zeros at their end are left out."""
-        fd = self._files.open_file(path, writable=False)
-        try:
-            while stop > start:
+        with self._files.opened(path, writable=False) as fd:
+            chunk = b""
+            while stop > start and not chunk:
                 low = max(start, stop - ZERO_CHUNK_BYTES)
                 chunk = self._files.pread(fd, stop - low, low).rstrip(b"\0")
                 stop = low + len(chunk)
-                if chunk:
-                    break
-            if stop > start:
+            if chunk:
                 self._copy(fd, self.directory / path.parent.name / name, start, stop)
-        finally:
-            self._files.close(fd)
 
     def _copy(self, source: int, target: Path, start: int, stop: int) -> None:
         self._files.make_dirs(target.parent)
-        fd = self._files.open_file(target, create=True)
-        try:
+        with self._files.opened(target, create=True) as fd:
             self._files.truncate(fd, stop - start)
             for position in range(start, stop, ZERO_CHUNK_BYTES):
                 chunk = self._files.pread(source, min(ZERO_CHUNK_BYTES, stop - position), position)
@@ -61,6 +53,4 @@ class KeepAside:
                 if not only_zeros(chunk):
                     self._files.pwrite(fd, chunk, position - start)
             self._files.sync(fd)
-        finally:
-            self._files.close(fd)
         self._files.sync_dir(target.parent)

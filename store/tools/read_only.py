@@ -22,7 +22,7 @@ from raymq.store.files import Files
 from raymq.store.log.chain import Chain, ChainUnit
 from raymq.store.log.log_files import read_of
 from raymq.store.log.log_reads import walk_piece
-from raymq.store.log.log_scan import Known, Scan, foreign_end, next_record, scan
+from raymq.store.log.log_scan import NO_TOP, Known, Scan, foreign_end, next_record, scan
 from raymq.store.log.mapped_file_queue import MappedFileQueue
 from raymq.store.log.marks import read_marks
 from raymq.store.log.meta import read_meta
@@ -87,17 +87,13 @@ class ReadOnlyStore:
     def usual_size(self, directories: list[Path]) -> int:
         """The size that most files have, so that a fault names the file of another size; 0 when all are empty."""
         sizes = Counter(
-            self.size(directory / name)
+            self.files.length(directory / name)
             for directory in directories
             for name in self.files.list(directory)
             if name.isdigit()
         )
         # An unfinished file is shorter.
         return max(((n, size) for size, n in sizes.items() if size), default=(0, 0))[1]
-
-    def size(self, path: Path) -> int:
-        """A file's length, bytes."""
-        return self.files.length(path)
 
     @property
     def same_boot(self) -> bool:
@@ -158,7 +154,7 @@ class ReadOnlyStore:
         # A group is one append unit, so its first record is within that distance.
         reach = StoreConfig(segment_size_bytes=self.segment_size_bytes).group_bytes_max
         first = int(np.searchsorted(last.positions, self.end - reach))
-        tail = last._replace(positions=last.positions[first:], sizes=last.sizes[first:])
+        tail = last.where(slice(first, None))
         batch = tail.decode()
         begins = pc.and_(
             pc.equal(batch.column("topic"), INTERNAL_TOPIC),
@@ -170,10 +166,7 @@ class ReadOnlyStore:
         row = int(rows[-1])
         if int(json.loads(batch.column("body")[row].as_py())["end"]) > self.end:
             self.end = int(tail.positions[row])
-            kept = first + row
-            self.records[-1] = last._replace(
-                positions=last.positions[:kept], sizes=last.sizes[:kept]
-            )
+            self.records[-1] = last.where(slice(first + row))
 
     def _scan(self, log: MappedFileQueue, chain: Chain | None) -> Scan:
         marks = self.marks
@@ -191,16 +184,11 @@ class ReadOnlyStore:
         return scan(
             log,
             chain,
-            Known(
-                self.own,
-                self.same_boot,
-                marks.synced_end if cut is None else min(cut, marks.synced_end),
-                appended if cut is None else min(cut, appended),
-            ),
+            Known(self.own, self.same_boot, marks.synced_end, appended),
             files=self.files,
             scan_from=self.start,
             visit=visit,
-            top=cut,
+            top=NO_TOP if cut is None else cut,
         )
 
     def _known_end(self) -> int:
@@ -244,28 +232,22 @@ class ReadOnlyStore:
                     f"the bytes [{unit.start}, {unit.end}) differ from their unit's CRC",
                 )
         known_bad = [(unit.start, unit.end) for unit in bad]
-        at, first = self.end, True
-        while True:
-            start = next_record(log, at + 1 if first else at)
-            if start is None:
-                return
+        at, start = self.end, next_record(log, self.end + 1)
+        while start is not None:
             # A hole is damage; that records end at a blank and go on in the next file is not.
             if _hole(log, at, start):
                 self.damaged.append((at, start))
-                if not first and not any(low <= at < high for low, high in known_bad):
+                if at != self.end and not any(low <= at < high for low, high in known_bad):
                     self._fault_at(at, "records follow each other", f"none is whole up to {start}")
-            file = log.find(start)
-            if file is None:
-                return
-            at = start
-            while at < file.start + file.size:
-                walk = walk_piece(log, at, file.start + file.size, file.start + file.size).walk
+            at, stop = start, start - start % log.file_size + log.file_size
+            while at < stop:
+                walk = walk_piece(log, at, stop, stop).walk
                 if len(walk.positions):
                     self.behind.append(Stretch(log, walk.positions, walk.sizes))
                 at = walk.end
                 if walk.reason is not record.WalkStop.STOPPED:
                     break
-            first = False
+            start = next_record(log, at)
 
     @staticmethod
     def _differing(log: MappedFileQueue, units: list[ChainUnit]) -> list[ChainUnit]:
@@ -282,10 +264,14 @@ class ReadOnlyStore:
                 found.append(unit)
         return found
 
-    def slices(self, *, behind: bool = False) -> Iterator[Stretch]:
-        """The records below `end`, in slices; `behind`: also those after damage."""
+    def slices(self, what: str = "", *, behind: bool = False) -> Iterator[Stretch]:
+        """The records below `end`, in slices; `behind`: also those after damage. Progress is reported as `what`."""
+        total = max(1, self.end - self.start)
         for stretch in [*self.records, *self.behind] if behind else self.records:
-            yield from stretch.slices()
+            for part in stretch.slices():
+                yield part
+                if what:
+                    self.progress(what, int(part.positions[-1]) - self.start, total)
 
     # --- consume queues -------------------------------------------------------------------------------------
 

@@ -85,27 +85,19 @@ def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> Non
 
 def _append_records(store: ReadOnlyStore, queues: dict[Queue, ConsumeQueue], upto: int) -> None:
     """Write the units of all records that end at or below `upto`."""
-    for part in store.slices():
-        kept = part.positions + part.sizes <= upto
-        part = part._replace(positions=part.positions[kept], sizes=part.sizes[kept])
+    for part in store.slices("consume queues"):
+        part = part.where(part.positions + part.sizes <= upto)
         if not len(part.positions):
             break
-        for group in by_queue(part.decode(), part.positions, part.sizes):
+        for group in by_queue(part):
             queue = queues.get((group.topic, group.queue_id))
-            if queue is None:
-                continue
-            for run in group.runs():
-                queue.append(int(run.offsets[0]), run.positions, run.sizes, run.tags_codes)
-        done = int(part.positions[-1]) - store.start
-        store.progress("consume queues", done, max(1, upto - store.start))
+            if queue is not None:
+                for run in group.runs():
+                    queue.append(int(run.offsets[0]), run.positions, run.sizes, run.tags_codes)
 
 
 def _queues_of_log(store: ReadOnlyStore) -> set[Queue]:
-    return {
-        (rows_.topic, rows_.queue_id)
-        for part in store.slices()
-        for rows_ in by_queue(part.decode(), part.positions, part.sizes)
-    }
+    return {(group.topic, group.queue_id) for part in store.slices() for group in by_queue(part)}
 
 
 def chain(store: ReadOnlyStore) -> None:
@@ -145,26 +137,24 @@ def write_marks(store: ReadOnlyStore) -> None:
     store.files.write_file_atomic(store.root / "raymq" / "marks", data)
 
 
-def config(store: ReadOnlyStore, name: str) -> str:
-    """Rebuild a config file from its backup, else from the log. Returns: the source."""
+def config(store: ReadOnlyStore, name: str) -> None:
+    """Rebuild a config file from its backup, else from the log. RocketMQ begins one that is missing as an empty one."""
     files, path = store.files, store.root / "config" / name
     backup = path.with_name(f"{name}.bak")
+    table: dict[Any, Any] = {}
     if readable(files, backup):
         files.write_file_atomic(path, files.read_file(backup))
-        return f"its backup {backup.name}"
-    table: dict[Any, Any] = {}
+        return
     if name == config_json.TOPICS:
         topics = _state(store).topics
         config_json.add_topics(table, _queue_counts(store, topics), topics)
-        files.write_file_atomic(path, config_json.encode(table, 0))
-        return "the topics and queues of the log"
-    if name == config_json.CONSUMER_OFFSETS and store.own:
+    elif name == config_json.CONSUMER_OFFSETS and store.own:
         config_json.add_offsets(table, _state(store).offsets)
-        files.write_file_atomic(path, config_json.encode(table, 0))
-        return "the offsets of the log"
-    files.unlink(path)
-    files.sync_dir(path.parent)
-    return "nothing: it was removed, RocketMQ begins an empty one"
+    else:
+        files.unlink(path)
+        files.sync_dir(path.parent)
+        return
+    files.write_file_atomic(path, config_json.encode(table, 0))
 
 
 def _state(store: ReadOnlyStore) -> ShardState:
@@ -181,7 +171,6 @@ def _state(store: ReadOnlyStore) -> ShardState:
 
 def _queue_counts(store: ReadOnlyStore, topics: Mapping[str, TopicInfo]) -> dict[str, int]:
     queues = {name: info.queues for name, info in topics.items()}
-    for part in store.slices():
-        for group in by_queue(part.decode(), part.positions, part.sizes):
-            queues[group.topic] = max(queues.get(group.topic, 0), group.queue_id + 1)
+    for topic, queue_id in _queues_of_log(store):
+        queues[topic] = max(queues.get(topic, 0), queue_id + 1)
     return queues

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -132,34 +133,30 @@ class Repaired:
     faults: list[Fault]
 
 
+@dataclass(eq=False)
 class Repair:
-    """A repair of one store. `rebuild` names PARTS to make again whatever `verify` says of them."""
+    """A repair of one store."""
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        cut_at: int | None = None,
-        rebuild: Iterable[str] = (),
-        keep: Path | None = None,
-        files: Files | None = None,
-        clock: Clock | None = None,
-        progress: ReportProgress | None = None,
-    ) -> None:
-        unknown = set(rebuild) - set(PARTS)
+    root: Path
+    _: KW_ONLY
+    #: offset at which a damaged log is cut
+    cut_at: int | None = None
+    #: PARTS to make again whatever `verify` says of them
+    rebuild: Iterable[str] = ()
+    #: directory of the copies; None: one in the store
+    keep: Path | None = None
+    files: Files = field(default_factory=Files)
+    clock: Clock = field(default_factory=Clock)
+    progress: ReportProgress | None = None
+
+    def __post_init__(self) -> None:
+        unknown = set(self.rebuild) - set(PARTS)
         if unknown:
             raise Rejected(
                 f"{sorted(unknown)} cannot be rebuilt; choose from {', '.join(PARTS)}",
                 field="rebuild",
                 limit=", ".join(PARTS),
             )
-        self._root = root
-        self._cut_at = cut_at
-        self._rebuild = set(rebuild)
-        self._keep = keep
-        self._files = files or Files()
-        self._clock = clock or Clock()
-        self._progress = progress
         #: end of the last record that any consume queue knows
         self._queues_known = -1
 
@@ -169,11 +166,11 @@ class Repair:
         Raises: Rejected for a cut that is not needed or not at a record; Corrupt where files are missing or have
         other sizes, which nothing here mends.
         """
-        store = ReadOnlyStore(self._root, self._files, self._progress)
-        try:
+        with self._opened() as store:
             return self._plan(store)
-        finally:
-            store.close()
+
+    def _opened(self) -> closing[ReadOnlyStore]:
+        return closing(ReadOnlyStore(self.root, self.files, self.progress))
 
     def run(self) -> Repaired:
         """Make the plan under the store's lock and carry it out.
@@ -181,7 +178,7 @@ class Repair:
         Raises: as `plan`; Unavailable while the store is open. Durable: each step at its end; a repair that was
         interrupted is run again.
         """
-        lock = StoreLock(self._root, files=self._files)
+        lock = StoreLock(self.root, files=self.files)
         lock.acquire()
         try:
             return self._run()
@@ -192,40 +189,37 @@ class Repair:
         plan = self.plan()
         if not plan.steps:
             return Repaired((), plan.needs_cut, None, list(plan.faults))
-        aside = KeepAside(self._root, self._kept_in(), files=self._files)
-        self._files.make_dirs(aside.directory)
-        report = json.dumps({"store": str(self._root), **plan.as_dict()}, indent=1).encode()
-        self._files.write_file_atomic(aside.directory / "plan.json", report)
+        aside = KeepAside(self.root, self._kept_in(), files=self.files)
+        self.files.make_dirs(aside.directory)
+        report = json.dumps({"store": str(self.root), **plan.as_dict()}, indent=1).encode()
+        self.files.write_file_atomic(aside.directory / "plan.json", report)
         fail_point("repair.planned")
         if plan.cut is not None:
             self._do_cut(plan.cut.offset, aside)
-        store = ReadOnlyStore(self._root, self._files, self._progress)
-        try:
+        with self._opened() as store:
             # A cut changes the contents that the other files must have.
             again = self._plan(store, cut=False)
             self._rebuild_derived(store, again, aside)
-        finally:
-            store.close()
         steps = (*(step for step in plan.steps if step.part == "log"), *again.steps)
-        return Repaired(steps, None, aside.directory, check(self._root, self._files).faults)
+        return Repaired(steps, None, aside.directory, check(self.root, self.files).faults)
 
     def _kept_in(self) -> Path:
-        if self._keep is not None:
-            if self._files.exists(self._keep) and self._files.list(self._keep):
+        if self.keep is not None:
+            if self.files.exists(self.keep) and self.files.list(self.keep):
                 raise Rejected(
-                    f"{self._keep} is not empty; name another directory for the copies",
+                    f"{self.keep} is not empty; name another directory for the copies",
                     field="keep",
-                    path=str(self._keep),
+                    path=str(self.keep),
                 )
-            return self._keep
-        now = datetime.fromtimestamp(self._clock.now_ms() / 1000, timezone.utc)
-        return self._root / "raymq" / f"repair-{now:%Y%m%dT%H%M%S%f}"
+            return self.keep
+        now = datetime.fromtimestamp(self.clock.now_ms() / 1000, timezone.utc)
+        return self.root / "raymq" / f"repair-{now:%Y%m%dT%H%M%S%f}"
 
     # --- the plan -------------------------------------------------------------------------------------------
 
     def _plan(self, store: ReadOnlyStore, *, cut: bool = True) -> Plan:
         store.scan()
-        wanted = set(self._rebuild)
+        wanted = set(self.rebuild)
         verdict = store.verdict
         needs: Cut | None = None
         if _is_corrupt(verdict) and ("chain" in wanted or crc_is_wrong(store, store.end)):
@@ -234,8 +228,8 @@ class Repair:
             store.scan(trust_chain=False)
             verdict = store.verdict
         if _is_corrupt(verdict):
-            needs = self._cut(store, store.end if self._cut_at is None else self._cut_at)
-        if cut and self._cut_at is not None and needs is None:
+            needs = self._cut(store, store.end if self.cut_at is None else self.cut_at)
+        if cut and self.cut_at is not None and needs is None:
             raise Rejected(
                 "a start would open this log as it is; a cut is for a log that it refuses",
                 field="cut_at",
@@ -243,12 +237,12 @@ class Repair:
             )
         self._queues_known = check_derived(store)
         faults = tuple(store.faults.all())
-        steps = [] if needs is not None and self._cut_at is None else _steps(faults, wanted)
-        asked = needs if cut and self._cut_at is not None else None
+        steps = [] if needs is not None and self.cut_at is None else _steps(faults, wanted)
+        asked = needs if cut and self.cut_at is not None else None
         if asked is not None:
             steps.insert(0, self._cut_step(store, asked))
         return Plan(
-            tuple(steps), faults, needs_cut=needs if self._cut_at is None else None, cut=asked
+            tuple(steps), faults, needs_cut=needs if self.cut_at is None else None, cut=asked
         )
 
     def _cut(self, store: ReadOnlyStore, offset: int) -> Cut:
@@ -262,11 +256,7 @@ class Repair:
             )
         found: dict[tuple[str, int], list[int]] = {}
         for part in store.slices(behind=True):
-            keep = part.positions >= offset
-            if not keep.any():
-                continue
-            part = part._replace(positions=part.positions[keep], sizes=part.sizes[keep])
-            for rows in by_queue(part.decode(), part.positions, part.sizes):
+            for rows in by_queue(part.where(part.positions >= offset)):
                 low, high = int(rows.offsets.min()), int(rows.offsets.max())
                 entry = found.setdefault((rows.topic, rows.queue_id), [low, high, 0])
                 entry[:] = [min(entry[0], low), max(entry[1], high), entry[2] + len(rows.offsets)]
@@ -286,10 +276,9 @@ class Repair:
 
     def _do_cut(self, offset: int, aside: KeepAside) -> None:
         """Cut the log as recovery does it: a cut that is interrupted is finished by the next start."""
-        root, files = self._root, self._files
-        store = ReadOnlyStore(root, files)
-        size = store.segment_size_bytes
-        store.close()
+        root, files = self.root, self.files
+        with self._opened() as store:
+            size = store.segment_size_bytes
         others = other_directories(root, files=files)
         queue = MappedFileQueue(root / "commitlog", size, files=files, read_from=others)
         queue.load()
@@ -328,7 +317,7 @@ class Repair:
         parts = {step.part: step.files for step in plan.steps}
         for step in plan.steps:
             for name in step.files:
-                aside.keep(self._root / name)
+                aside.keep(self.root / name)
         if "chain" in parts:
             rebuild.chain(store)
         if "consumequeue" in parts:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.format import SCHEDULE_TOPIC
 from raymq.store.log.log_reads import Records, read_records
@@ -30,6 +29,10 @@ class Stretch(NamedTuple):
     positions: Int64s
     sizes: Int64s
 
+    def where(self, kept: Any) -> Stretch:
+        """Some of the records, by a mask or a slice."""
+        return self._replace(positions=self.positions[kept], sizes=self.sizes[kept])
+
     def slices(self) -> Iterator[Stretch]:
         """At most SLICE_ROWS records and about SLICE_BYTES of them at a time."""
         ends = np.cumsum(self.sizes)
@@ -38,7 +41,7 @@ class Stretch(NamedTuple):
             done = int(ends[low - 1]) if low else 0
             high = int(np.searchsorted(ends, done + SLICE_BYTES, side="right"))
             high = min(max(high, low + 1), low + rows.SLICE_ROWS)
-            yield self._replace(positions=self.positions[low:high], sizes=self.sizes[low:high])
+            yield self.where(slice(low, high))
             low = high
 
     def read(self) -> Records:
@@ -74,18 +77,13 @@ class QueueRows(NamedTuple):
             yield QueueRows(self.topic, self.queue_id, *columns)
 
 
-def queued(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-    """Which rows have a unit in a consume queue: those of no transaction, and committed ones."""
-    kind = batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK
-    return np.asarray(~np.isin(kind, fmt.SYS_UNQUEUED), dtype=np.bool_)
-
-
-def by_queue(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[QueueRows]:
-    """The rows of a decoded slice by topic and queue."""
-    keep = queued(batch)
+def by_queue(part: Stretch) -> Iterator[QueueRows]:
+    """The rows of a slice by topic and queue."""
+    batch = part.decode()
+    keep = rows.queued(batch)
     if not keep.all():
-        batch = batch.filter(pa.array(keep))
-        positions, sizes = positions[keep], sizes[keep]
+        batch, part = batch.filter(pa.array(keep)), part.where(keep)
+    positions, sizes = part.positions, part.sizes
     if not batch.num_rows:
         return
     topics = batch.column("topic").dictionary_encode()

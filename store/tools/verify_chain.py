@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from pathlib import Path
 
 from raymq.store.checksum import crc32c
 from raymq.store.errors import Corrupt
 from raymq.store.log.chain import UNIT_BYTES, ChainUnit, unpack_units
+from raymq.store.log.segment_paths import offset_names
 
 from .read_only import ReadOnlyStore
 
@@ -29,12 +29,11 @@ def crc_is_wrong(store: ReadOnlyStore, offset: int) -> bool:
     if store.log is None or not store.segment_size_bytes:
         return False
     directory = store.root / "raymq" / "chain"
-    names = [n for n in store.files.list(directory) if len(n) == 20 and n.isdigit()]
+    names = offset_names(directory, files=store.files)
     at = bisect.bisect_right([int(name) for name in names], offset) - 1
     units = []
     for name in names[max(at, 0) : at + 2]:
-        data = store.files.read_file(directory / name)
-        units += unpack_units(data[: len(data) - len(data) % UNIT_BYTES])
+        units += unpack_units(store.files.read_file(directory / name))
     for unit, following in itertools.pairwise(units):
         file = store.log.find(unit.start)
         if unit.start == offset and file is not None and unit.end <= file.start + file.size:
@@ -54,40 +53,23 @@ def check_chain(store: ReadOnlyStore) -> None:
     if not store.own or store.crashed or not store.segment_size_bytes:
         return
     last: ChainUnit | None = None
-    for name in store.files.list(directory):
-        if len(name) != 20 or not name.isdigit():
-            continue
+    for name in offset_names(directory, files=store.files):
         path = directory / name
         data = store.files.read_file(path)
         if len(data) % UNIT_BYTES:
             store.faults.add(path, len(data) - len(data) % UNIT_BYTES, WHOLE, "the last is torn")
-        last, good = _follow(store, path, data, last)
-        if not good:
-            return
+        for index, unit in enumerate(unpack_units(data)):
+            if not unit.follows(last, int(name), store.segment_size_bytes):
+                before = "is none" if last is None else f"ends at {last.end} with {last.value:#x}"
+                detail = (
+                    f"unit [{unit.start}, {unit.end}), chain value before it {unit.previous:#x}; "
+                    f"the one before {before}"
+                )
+                store.faults.add(path, index * UNIT_BYTES, FOLLOWS, detail)
+                return
+            last = unit
     end = store.start if last is None else last.end
     # Records that RocketMQ appended have no unit before RayMQ's next start.
     ours = min(store.end, store.marks.appended_end)
     if end < ours:
         store.faults.add(directory, end, COVERS, f"its units end at {end}, our log at {ours}")
-
-
-def _follow(
-    store: ReadOnlyStore, path: Path, data: bytes, last: ChainUnit | None
-) -> tuple[ChainUnit | None, bool]:
-    """The last good unit of a file, and whether all are."""
-    segment = int(path.name)
-    stop = segment + store.segment_size_bytes
-    for index, unit in enumerate(unpack_units(data[: len(data) - len(data) % UNIT_BYTES])):
-        inside = segment <= unit.start < unit.end <= stop
-        continues = last is None or (unit.start == last.end and unit.previous == last.value)
-        if not inside or not continues:
-            store.faults.add(
-                path,
-                index * UNIT_BYTES,
-                FOLLOWS,
-                f"unit [{unit.start}, {unit.end}), chain value before it {unit.previous:#x}; the one before "
-                + ("is none" if last is None else f"ends at {last.end} with {last.value:#x}"),
-            )
-            return last, False
-        last = unit
-    return last, True

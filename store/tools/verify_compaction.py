@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from raymq.store import record
-from raymq.store.compaction.units import DIRECTORY, LOG, QUEUES, UNIT_BYTES, UNIT_DTYPE
+from raymq.store.compaction.units import DIRECTORY, LOG, UNIT_BYTES, UNIT_DTYPE, directories
+from raymq.store.log.segment_paths import offset_names
 
 from .read_only import ReadOnlyStore
 
@@ -33,12 +34,8 @@ def check_compaction(store: ReadOnlyStore) -> None:
 
 
 def _check_queue(store: ReadOnlyStore, topic: str, queue_id: int) -> None:
-    base = store.root / DIRECTORY
-    logs, queues = (base / kind / topic / str(queue_id) for kind in (LOG, QUEUES))
-    names = [
-        {name for name in store.files.list(place) if len(name) == 20 and name.isdigit()}
-        for place in (logs, queues)
-    ]
+    logs, queues = directories(store.root, topic, queue_id)
+    names = [set(offset_names(place, files=store.files)) for place in (logs, queues)]
     for name in sorted(names[0] ^ names[1]):
         lone = (logs if name in names[0] else queues) / name
         store.faults.add(lone, 0, PAIRED, "the other file is missing")

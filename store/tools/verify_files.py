@@ -13,6 +13,7 @@ import numpy as np
 
 from raymq.store import fastjson
 from raymq.store import format as fmt
+from raymq.store.delay.timer_log import UNIT_BYTES, UNIT_DTYPE
 from raymq.store.errors import Corrupt
 from raymq.store.files import Files
 from raymq.store.log.mapped_file_queue import MappedFileQueue
@@ -29,20 +30,6 @@ TIMER_UNIT = "timer log units are whole and follow each other"
 TIMER_RECORD = "a timer log unit points at a record"
 TIMER_SLOT = "a timer wheel slot points into the timer log"
 
-#: size, previous, magic, write time, delay, position, size, hash, reserved
-TIMER_UNIT_DTYPE = np.dtype(
-    [
-        ("size", ">i4"),
-        ("previous", ">i8"),
-        ("magic", ">i4"),
-        ("time_ms", ">i8"),
-        ("delay_ms", ">i4"),
-        ("position", ">i8"),
-        ("record_size", ">i4"),
-        ("hash", ">i4"),
-        ("reserved", ">i8"),
-    ]
-)
 TIMER_SLOT_DTYPE = np.dtype(
     [("time", ">i8"), ("first", ">i8"), ("last", ">i8"), ("count", ">i4"), ("magic", ">i4")]
 )
@@ -60,22 +47,16 @@ def check_checkpoint(store: ReadOnlyStore) -> None:
         if not store.crashed:
             store.faults.add(path, 0, CHECKPOINT_LENGTH, f"{len(data)} bytes")
         return
-    times = struct.unpack_from(">3q", data)
-    for index, (name, value) in enumerate(zip(("log", "queues", "index"), times, strict=True)):
-        if value < 0:
-            store.faults.add(path, 8 * index, CHECKPOINT_TIMES, f"{name}: {value}")
-    newest = newest_store_time(store)
     cut = store.verdict is None or store.verdict.decision != Decision.KEEP.value
-    if not newest or cut or store.crashed:
-        return
-    for index, (name, value) in enumerate(zip(("log", "queues"), times, strict=False)):
-        if value > newest:
-            store.faults.add(
-                path,
-                8 * index,
-                CHECKPOINT_TIMES,
-                f"{name}: {value}, the newest record is of {newest}",
-            )
+    newest = 0 if cut or store.crashed else newest_store_time(store)
+    times = zip(("log", "queues", "index"), struct.unpack_from(">3q", data), strict=True)
+    for index, (name, value) in enumerate(times):
+        detail = f"{name}: {value}"
+        if newest and name != "index" and value > newest:
+            detail += f", the newest record is of {newest}"
+        elif value >= 0:
+            continue
+        store.faults.add(path, 8 * index, CHECKPOINT_TIMES, detail)
 
 
 def newest_store_time(store: ReadOnlyStore) -> int:
@@ -93,7 +74,7 @@ def check_marks(store: ReadOnlyStore) -> None:
     path = store.root / "raymq" / "marks"
     if not store.own or store.crashed:
         return
-    size = store.size(path) if store.files.exists(path) else 0
+    size = store.files.length(path) if store.files.exists(path) else 0
     if size < PAGE_BYTES:
         store.faults.add(path, 0, MARKS, f"{size} bytes")
         return
@@ -155,14 +136,14 @@ def _check_timer_log(store: ReadOnlyStore, queue: MappedFileQueue) -> int:
     starts, _ = joined(store.records)
     end = queue.min_offset
     for file in queue.files:
-        room = file.size // TIMER_UNIT_DTYPE.itemsize
+        room = file.size // UNIT_BYTES
         view = memoryview(file.read(0, file.size))
-        units = np.frombuffer(view, dtype=TIMER_UNIT_DTYPE, count=room)
-        whole = units["size"] == TIMER_UNIT_DTYPE.itemsize
+        units = np.frombuffer(view, dtype=UNIT_DTYPE, count=room)
+        whole = units["size"] == UNIT_BYTES
         count = room if whole.all() else int(whole.argmin())
         units = units[:count]
-        places = file.start + np.arange(count) * TIMER_UNIT_DTYPE.itemsize
-        end = file.start + count * TIMER_UNIT_DTYPE.itemsize
+        places = file.start + np.arange(count) * UNIT_BYTES
+        end = file.start + count * UNIT_BYTES
         wrong = (units["previous"] >= places) | (units["previous"] < -1)
         for row in np.flatnonzero(wrong).tolist():
             detail = f"the unit before is said to be at {int(units['previous'][row])}"
@@ -174,15 +155,11 @@ def _check_timer_log(store: ReadOnlyStore, queue: MappedFileQueue) -> int:
         for row in np.flatnonzero(lost).tolist():
             detail = f"no record starts at {int(positions[row])}"
             store.faults.add(file.path, int(places[row]) - file.start, TIMER_RECORD, detail)
-        if not _ends_in_blank(view, count):
+        magic_at = count * UNIT_BYTES + _BLANK_MAGIC_AT
+        if view[magic_at : magic_at + 4] != fmt.MAGIC_BLANK.to_bytes(4, "big"):
             break
         end = file.start + file.size
     return end
-
-
-def _ends_in_blank(view: memoryview, count: int) -> bool:
-    at = count * TIMER_UNIT_DTYPE.itemsize + _BLANK_MAGIC_AT
-    return bytes(view[at : at + 4]) == fmt.MAGIC_BLANK.to_bytes(4, "big")
 
 
 def _check_wheel(store: ReadOnlyStore, path: Path, end: int) -> None:

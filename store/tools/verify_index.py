@@ -8,18 +8,20 @@ RocketMQ 5.3.3.
 from __future__ import annotations
 
 import struct
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from raymq.store import format as fmt
 from raymq.store.errors import Corrupt
-from raymq.store.files import ZERO_CHUNK_BYTES, only_zeros
+from raymq.store.index.index_file import ENTRY_BYTES, ENTRY_DTYPE, HEADER, SLOT_BYTES, IndexHeader
+from raymq.store.index.index_keys import Hashes, hash_keys, topic_hash
 from raymq.store.log.meta import read_meta
+from raymq.store.records.keys import keyed_column
 from raymq.store.records.record_walk import gather
 
 from .read_only import ReadOnlyStore, joined
@@ -27,19 +29,15 @@ from .read_only import ReadOnlyStore, joined
 Int64s = npt.NDArray[np.int64]
 
 LENGTH = "an index file has its header, slots and entries"
-HEADER = "an index header says what its entries say"
+HEADER_RULE = "an index header says what its entries say"
 CHAINS = "entries of a slot are linked, newest first"
 OF_RECORD = "an index entry is of a key of its record"
 TIME = "an index entry has its record's time"
 COMPLETE = "each key of a record has an index entry"
 
-HEADER_STRUCT = struct.Struct(">4q2i")
-ENTRY_DTYPE = np.dtype(
-    [("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
-)
-#: entries a slot, in RocketMQ's default sizes and in ours
+#: entries per slot, in RocketMQ's default sizes and in ours
 ENTRIES_PER_SLOT = 4
-PER_SLOT_BYTES = 4 + ENTRIES_PER_SLOT * ENTRY_DTYPE.itemsize
+PER_SLOT_BYTES = SLOT_BYTES + ENTRIES_PER_SLOT * ENTRY_BYTES
 _MAX_INT = 0x7FFFFFFF
 
 
@@ -56,16 +54,12 @@ class _Kept(NamedTuple):
 
 class _File(NamedTuple):
     path: Path
+    header: IndexHeader
     slots: npt.NDArray[Any]
     #: entries 1, 2, ...: number n is row n - 1
     entries: npt.NDArray[Any]
-    begin_ms: int
-    end_ms: int
-    begin_offset: int
-    end_offset: int
-    used_slots: int
     #: a start rebuilds header and slots where they refer to other entries
-    cut: bool = False
+    cut: bool
 
 
 class StoredKeys(NamedTuple):
@@ -76,67 +70,17 @@ class StoredKeys(NamedTuple):
     store_times_ms: Int64s
 
 
-def java_hashes(texts: pa.Array) -> npt.NDArray[np.int32]:
-    """Java's String.hashCode of each text, which must not be null."""
-    count = len(texts)
-    if not count:
-        return np.empty(0, dtype=np.int32)
-    data = texts.cast(pa.binary())
-    edges = np.frombuffer(data.buffers()[1], dtype=np.int32)[data.offset : data.offset + count + 1]
-    base, stop = int(edges[0]), int(edges[-1])
-    out = np.zeros(count, dtype=np.uint32)
-    if stop > base:
-        units = np.frombuffer(data.buffers()[2], dtype=np.uint8)[base:stop]
-        starts = (edges[:-1] - base).astype(np.int64)
-        lengths = np.diff(edges).astype(np.int64)
-        powers = np.full(int(lengths.max()), 31, dtype=np.uint32)
-        powers[0] = 1
-        powers = np.cumprod(powers, dtype=np.uint32)
-        left = np.repeat(starts + lengths, lengths) - np.arange(len(units)) - 1
-        sums = np.zeros(len(units) + 1, dtype=np.uint32)
-        np.cumsum(units * powers[left], dtype=np.uint32, out=sums[1:])
-        out = sums[starts + lengths] - sums[starts]
-        wide = np.flatnonzero(np.add.reduceat(units > 0x7F, starts[lengths > 0]))
-        for row in np.flatnonzero(lengths > 0)[wide].tolist():
-            text = data[row].as_py().decode("utf-8", "replace")
-            out[row] = fmt.java_hash(text) & 0xFFFFFFFF
-    return np.ascontiguousarray(out).view(np.int32)
-
-
-def key_hashes(batch: pa.RecordBatch) -> tuple[Int64s, Int64s]:
-    """The row and the index hash of each key of a decoded slice, by row: UNIQ_KEY, then the words of KEYS."""
-    found_rows: list[Int64s] = []
-    hashes: list[Int64s] = []
-    kept = (batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK) != fmt.SYS_ROLLBACK
-    for name, split in (("UNIQ_KEY", False), ("KEYS", True)):
-        values = _property(batch.column("properties"), name)
-        rows = np.flatnonzero(kept & values.is_valid().to_numpy(zero_copy_only=False))
-        values = values.take(pa.array(rows))
-        if split:
-            lists = pc.split_pattern(values.cast(pa.string()), " ")
-            rows = rows[pc.list_parent_indices(lists).to_numpy()]
-            values = pc.list_flatten(lists)
-        values = values.cast(pa.string())
-        filled = pc.not_equal(pc.binary_length(values), 0).to_numpy(zero_copy_only=False)
-        rows, values = rows[filled], values.filter(pa.array(filled))
-        topics = batch.column("topic").take(pa.array(rows))
-        found_rows.append(rows)
-        hashes.append(_index_hash(java_hashes(pc.binary_join_element_wise(topics, values, "#"))))
-    rows = np.concatenate(found_rows)
-    order = np.argsort(rows, kind="stable")
-    return rows[order], np.concatenate(hashes)[order]
-
-
-def _index_hash(hashes: npt.NDArray[np.int32]) -> Int64s:
-    absolute = np.abs(hashes.astype(np.int64))
-    absolute[absolute > _MAX_INT] = 0
-    return absolute
-
-
-def _property(properties: pa.Array, name: str) -> pa.Array:
-    """The last value of a property that a properties string has, null without one."""
-    pattern = rf"(?s)^(?:.*\x02)?{name}\x01(?P<v>[^\x02]+)"
-    return pc.struct_field(pc.extract_regex(properties, pattern), 0)
+def key_hashes(batch: pa.RecordBatch) -> Hashes:
+    """Row and hash of each key of a decoded slice, by row, in the order in which the index has them."""
+    keyed = keyed_column(batch.column("properties"))
+    if keyed is None:
+        return Hashes(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32))
+    topics = batch.column("topic").dictionary_encode()
+    table = np.array([topic_hash(name) for name in topics.dictionary.to_pylist()], np.uint32)
+    rows, values = hash_keys(table[topics.indices.to_numpy()], keyed)
+    kinds = batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK
+    kept = kinds[rows] != fmt.SYS_ROLLBACK
+    return Hashes(rows[kept], values[kept])
 
 
 def keys_of(store: ReadOnlyStore) -> StoredKeys:
@@ -145,29 +89,26 @@ def keys_of(store: ReadOnlyStore) -> StoredKeys:
     codes: list[Int64s] = [np.empty(0, dtype=np.int64)]
     times: list[Int64s] = [np.empty(0, dtype=np.int64)]
     count = 0
-    for part in store.slices():
+    for part in store.slices("index"):
         batch = part.decode()
         rows, hashes = key_hashes(batch)
-        codes.append(((rows.astype(np.int64) + count) << 31) | hashes)
+        codes.append(((rows + count) << 31) | hashes)
         times.append(batch.column("store_time_ms").to_numpy())
         count += batch.num_rows
-        store.progress(
-            "index", int(part.positions[-1]) - store.start, max(1, store.end - store.start)
-        )
     return StoredKeys(np.sort(np.concatenate(codes)), starts, np.concatenate(times))
 
 
 def slots_of(view: memoryview) -> int | None:
     """How many slots an index file has: its length says that only for the usual ratio, else an entry does."""
-    room = len(view) - HEADER_STRUCT.size
+    room = len(view) - HEADER.size
     usual, odd = divmod(room, PER_SLOT_BYTES)
-    _, _, first, last, _, count = HEADER_STRUCT.unpack_from(view)
+    _, _, first, last, _, count = HEADER.unpack_from(view)
     # Entry 0 is not used. The first record of a log may be at 0, as are bytes that were never written.
     number, position = (1, first) if first else (count - 1, last)
 
     def leads_to_it(counts: Int64s) -> npt.NDArray[np.bool_]:
         # The position is the second field of an entry.
-        at = HEADER_STRUCT.size + 4 * counts + number * ENTRY_DTYPE.itemsize + 4
+        at = HEADER.size + 4 * counts + number * ENTRY_BYTES + 4
         inside = at + 8 <= len(view)
         inside[inside] = gather(view, at[inside], np.dtype(">i8")) == position
         return np.asarray(inside)
@@ -175,18 +116,11 @@ def slots_of(view: memoryview) -> int | None:
     if not odd and (first == 0 or bool(leads_to_it(np.array([usual]))[0])):
         return usual
     # 4 bytes a slot and 20 an entry, two entries at least.
-    counts = np.arange(room // 4 % 5 or 5, (room - 2 * ENTRY_DTYPE.itemsize) // 4 + 1, 5)
+    counts = np.arange(room // 4 % 5 or 5, (room - 2 * ENTRY_BYTES) // 4 + 1, 5)
     found = counts[leads_to_it(counts)] if position and number > 0 and room % 4 == 0 else counts[:0]
     if len(found):
         return int(found[0])
     return None if odd else usual
-
-
-def _only_zeros(view: memoryview) -> bool:
-    return all(
-        only_zeros(bytes(view[at : at + ZERO_CHUNK_BYTES]))
-        for at in range(0, len(view), ZERO_CHUNK_BYTES)
-    )
 
 
 class IndexCheck:
@@ -204,32 +138,26 @@ class IndexCheck:
             return
         kept, kept_until = self._kept(names), self._kept_until()
         keys: StoredKeys | None = None
-        held: list[tuple[int, memoryview]] = []
         found: list[tuple[_File, Int64s]] = []
-        try:
+        with ExitStack() as opened:
             for name in names:
                 if kept is not None and name > kept.name:
                     self._anew(name)
                     continue
-                file = self._open(directory / name, held, kept)
+                file = self._open(directory / name, opened, kept)
                 if file is None:
                     continue
-                if kept is None and kept_until is not None and file.end_ms > kept_until:
+                if kept is None and kept_until is not None and file.header.end_time_ms > kept_until:
                     self._anew(name)
                     continue
                 self._check_header(file)
                 self._check_chains(file)
-                if keys is None:
-                    keys = keys_of(store)
+                keys = keys or keys_of(store)
                 found.append((file, self._check_entries(file, keys)))
             if keys is not None:
                 # The keys of one record may begin in one file and end in the next.
-                goes_on = bool(found) and found[-1][0].path.name != names[-1]
+                goes_on = found[-1][0].path.name != names[-1]
                 self._check_complete(found, keys, goes_on=goes_on)
-        finally:
-            for fd, view in held:
-                store.files.unmap(view)
-                store.files.close(fd)
 
     def _kept(self, names: list[str]) -> _Kept | None:
         """The part that a start keeps; None without a crash, or without a mark."""
@@ -261,60 +189,57 @@ class IndexCheck:
     def _add(self, file: Path, offset: int, rule: str, detail: str) -> None:
         self._store.faults.add(file, offset, rule, detail)
 
-    def _open(
-        self, path: Path, held: list[tuple[int, memoryview]], kept: _Kept | None
-    ) -> _File | None:
+    def _open(self, path: Path, opened: ExitStack, kept: _Kept | None) -> _File | None:
         files = self._store.files
         fd = files.open_file(path, writable=False)
+        opened.callback(files.close, fd)
         size = files.size(fd)
-        if size < HEADER_STRUCT.size + PER_SLOT_BYTES:
-            files.close(fd)
+        if size < HEADER.size + PER_SLOT_BYTES:
             self._add(path, size, LENGTH, f"{size} bytes")
             return None
         try:
             view = files.map_checked(fd, size, path)
         except Corrupt as error:
-            files.close(fd)
             self._store.faults.error(error)
             return None
-        held.append((fd, view))
-        begin_ms, end_ms, begin, end, used, entry_count = HEADER_STRUCT.unpack_from(view)
-        count = slots_of(view)
-        if count is None and entry_count <= 1 and _only_zeros(view[HEADER_STRUCT.size :]):
-            # A new file: without an entry its number of slots is unknown, and not needed.
+        opened.callback(files.unmap, view)
+        header = IndexHeader(*HEADER.unpack_from(view))
+        slot_count = slots_of(view)
+        if slot_count is None:
+            # The number of slots of a new file, without an entry, is unknown and not needed.
+            if header.count > 1 or np.frombuffer(view, np.uint8, offset=HEADER.size).any():
+                self._add(path, size, LENGTH, f"{size} bytes")
             return None
-        if count is None:
-            self._add(path, size, LENGTH, f"{size} bytes")
+        count, cut = header.count, False
+        if kept is not None and path.name == kept.name:
+            count, cut = kept.entries, True
+        entries_at = HEADER.size + SLOT_BYTES * slot_count
+        room = (size - entries_at) // ENTRY_BYTES
+        if not 0 <= count <= room:
+            self._add(path, 36, HEADER_RULE, f"{count - 1} entries; there is room for {room - 1}")
             return None
-        cut = kept is not None and path.name == kept.name
-        if kept is not None and cut:
-            entry_count = kept.entries
-        at = HEADER_STRUCT.size + 4 * count
-        room = (size - at) // ENTRY_DTYPE.itemsize
-        if not 0 <= entry_count <= room:
-            self._add(path, 36, HEADER, f"{entry_count - 1} entries; there is room for {room - 1}")
-            return None
-        entries = np.frombuffer(view, ENTRY_DTYPE, max(entry_count, 1), at)[1:]
-        slots = np.frombuffer(view, ">i4", count, HEADER_STRUCT.size)
+        entries = np.frombuffer(view, ENTRY_DTYPE, max(count, 1), entries_at)[1:]
+        slots = np.frombuffer(view, ">i4", slot_count, HEADER.size)
         if kept is not None:
-            left = int(np.searchsorted(entries["position"], kept.below))
+            left = int(np.searchsorted(entries["physical_offset"], kept.below))
             cut, entries = cut or left < len(entries), entries[:left]
         if cut:
             self._anew(path.name)
-        return _File(path, slots, entries, begin_ms, end_ms, begin, end, used, cut)
+        return _File(path, header, slots, entries, cut)
 
     def _check_header(self, file: _File) -> None:
         if file.cut or not len(file.entries):
             return
-        first, last = int(file.entries["position"][0]), int(file.entries["position"][-1])
-        if (file.begin_offset, file.end_offset) != (first, last):
-            detail = (
-                f"offsets {file.begin_offset} to {file.end_offset}; its entries {first} to {last}"
-            )
-            self._add(file.path, 16, HEADER, detail)
+        header, positions = file.header, file.entries["physical_offset"]
+        first, last = int(positions[0]), int(positions[-1])
+        if (header.begin_offset, header.end_offset) != (first, last):
+            detail = f"offsets {header.begin_offset} to {header.end_offset}; its entries {first} to {last}"
+            self._add(file.path, 16, HEADER_RULE, detail)
         used = int(np.count_nonzero(file.slots))
-        if file.used_slots != used:
-            self._add(file.path, 32, HEADER, f"{file.used_slots} slots in use; there are {used}")
+        if header.slots_used != used:
+            self._add(
+                file.path, 32, HEADER_RULE, f"{header.slots_used} slots in use; there are {used}"
+            )
 
     def _check_chains(self, file: _File) -> None:
         count = len(file.entries)
@@ -323,57 +248,50 @@ class IndexCheck:
         same = np.flatnonzero(np.diff(slot[order]) == 0)
         previous = np.zeros(count, dtype=np.int64)
         previous[order[same + 1]] = order[same] + 1
-        for row in np.flatnonzero(file.entries["previous"] != previous).tolist():
-            self._add(
-                file.path,
-                self._entry_at(file, row),
-                CHAINS,
-                f"entry {row + 1} names {int(file.entries['previous'][row])}, not {int(previous[row])}",
-            )
+        found = file.entries["previous"]
+        for row in np.flatnonzero(found != previous).tolist():
+            detail = f"entry {row + 1} names {int(found[row])}, not {int(previous[row])}"
+            self._add(file.path, self._entry_at(file, row), CHAINS, detail)
         newest = np.zeros(len(file.slots), dtype=np.int64)
         newest[slot] = np.arange(1, count + 1)
         wrong = file.slots != newest
         if file.cut:
             wrong &= (file.slots >= 0) & (file.slots <= count)
         for row in np.flatnonzero(wrong).tolist():
-            self._add(
-                file.path,
-                HEADER_STRUCT.size + 4 * row,
-                CHAINS,
-                f"slot {row} names entry {int(file.slots[row])}, not {int(newest[row])}",
-            )
+            detail = f"slot {row} names entry {int(file.slots[row])}, not {int(newest[row])}"
+            self._add(file.path, HEADER.size + SLOT_BYTES * row, CHAINS, detail)
 
     def _entry_at(self, file: _File, row: int) -> int:
-        return HEADER_STRUCT.size + 4 * len(file.slots) + (row + 1) * ENTRY_DTYPE.itemsize
+        return HEADER.size + SLOT_BYTES * len(file.slots) + (row + 1) * ENTRY_BYTES
 
     def _check_entries(self, file: _File, keys: StoredKeys) -> Int64s:
         """Every entry against its record. Returns: the codes of the file's entries."""
         store, entries = self._store, file.entries
-        positions = entries["position"].astype(np.int64)
-        inside = (positions >= store.start) & (positions < store.end)
+        positions = entries["physical_offset"].astype(np.int64)
         if not store.crashed:
             for row in np.flatnonzero(positions >= store.end).tolist():
                 detail = f"position {int(positions[row])}; the log ends at {store.end}"
                 self._add(file.path, self._entry_at(file, row), OF_RECORD, detail)
-        rows = np.flatnonzero(inside)
-        number = np.searchsorted(keys.starts, positions[rows])
-        number = np.minimum(number, max(len(keys.starts) - 1, 0))
-        codes: Int64s = (number << 31) | entries["hash"][rows].astype(np.int64)
-        at_record = keys.starts[number] == positions[rows] if len(rows) else np.empty(0, np.bool_)
+        # Without a record no position is inside the log.
+        rows = np.flatnonzero((positions >= store.start) & (positions < store.end))
+        positions, hashes = positions[rows], entries["hash"][rows].astype(np.int64)
+        number = np.minimum(np.searchsorted(keys.starts, positions), len(keys.starts) - 1)
+        codes: Int64s = (number << 31) | hashes
+        at_record = keys.starts[number] == positions
         of_key = at_record & np.isin(codes, keys.codes)
         for index in np.flatnonzero(~of_key).tolist():
-            row = int(rows[index])
             what = "has no key of this hash" if at_record[index] else "is no record"
-            detail = f"{int(positions[row])} {what} ({int(entries['hash'][row])})"
-            self._add(file.path, self._entry_at(file, row), OF_RECORD, detail)
-        times = keys.store_times_ms[number] if len(rows) else np.empty(0, dtype=np.int64)
-        wanted = np.clip((times - file.begin_ms) // 1000, 0, _MAX_INT) * (file.begin_ms > 0)
+            detail = f"{int(positions[index])} {what} ({int(hashes[index])})"
+            self._add(file.path, self._entry_at(file, int(rows[index])), OF_RECORD, detail)
+        begin_ms = file.header.begin_time_ms
+        wanted = np.clip((keys.store_times_ms[number] - begin_ms) // 1000, 0, _MAX_INT)
+        wanted *= begin_ms > 0
+        seconds = entries["seconds"][rows]
         # The first entry's time counts from the file's first begin time, the end time of the file before.
-        wrong = of_key & (entries["seconds"][rows] != wanted) & (rows > 0)
+        wrong = of_key & (seconds != wanted) & (rows > 0)
         for index in np.flatnonzero(wrong).tolist():
-            row = int(rows[index])
-            detail = f"{int(entries['seconds'][row])} s behind the file's begin, not {int(wanted[index])}"
-            self._add(file.path, self._entry_at(file, row), TIME, detail)
+            detail = f"{int(seconds[index])} s behind the file's begin, not {int(wanted[index])}"
+            self._add(file.path, self._entry_at(file, int(rows[index])), TIME, detail)
         return codes
 
     def _check_complete(
@@ -383,19 +301,18 @@ class IndexCheck:
 
         `goes_on`: there is a later file that was not looked at, which may have the rest of the last record's.
         """
-        if not found:
-            return
         have = np.concatenate([codes for _, codes in found])
         missing = keys.codes[~np.isin(keys.codes, have)]
         positions = keys.starts[missing >> 31]
         for file, _ in found:
             if not len(file.entries):
                 continue
-            last = int(file.entries["position"][-1]) if file.cut else file.end_offset
+            last = file.header.end_offset
+            if file.cut:
+                last = int(file.entries["physical_offset"][-1])
             if goes_on and file is found[-1][0]:
                 last -= 1
-            within = (positions >= file.begin_offset) & (positions <= last)
+            within = (positions >= file.header.begin_offset) & (positions <= last)
             for position in positions[within].tolist():
-                self._add(
-                    file.path, HEADER_STRUCT.size, COMPLETE, f"none for the record at {position}"
-                )
+                detail = f"none for the record at {position}"
+                self._add(file.path, HEADER.size, COMPLETE, detail)

@@ -81,20 +81,15 @@ class QueueCheck:
                 self._open(topic, queue_id, directory, size)
             #: a start dispatches the records above
             self._believed = min(store.queues_end, self.known)
-            for part in store.slices():
-                for rows in by_queue(part.decode(), part.positions, part.sizes):
+            for part in store.slices("consume queues"):
+                for rows in by_queue(part):
                     self._compare(rows)
-                store.progress("consume queues", int(part.positions[-1]) - store.start, self._size)
             for (topic, queue_id), queue in sorted(self._queues.items()):
                 self._check_unseen(topic, queue_id, queue)
         finally:
             for queue in self._queues.values():
                 if queue.queue is not None:
                     queue.queue.close()
-
-    @property
-    def _size(self) -> int:
-        return max(1, self._store.end - self._store.start)
 
     def _open(self, topic: str, queue_id: int, directory: Path, size: int) -> None:
         size = size or fmt.UNIT_BYTES
@@ -135,22 +130,24 @@ class QueueCheck:
         kept = positions + sizes <= self._store.queues_end
         at_record = units["position"] == positions
         blank = units["size"] == BLANK_SIZE
-        self._report(key, rows.offsets[inside], kept & blank, HAS_UNIT, units, positions)
         # A queue offset that two records claim belongs to the one that its unit points at.
         queue.seen[where[at_record]] = True
-        wrong_size = kept & at_record & ~blank & (units["size"] != sizes)
-        self._report(key, rows.offsets[inside], wrong_size, SIZE, units, positions)
-        wrong = kept & ~blank & ~at_record & ~queue.seen[where]
-        self._report(key, rows.offsets[inside], wrong, HAS_RECORD, units, positions)
-        queue.seen[where[wrong]] = True
-        codes = rows.tags_codes[inside]
+        elsewhere = kept & ~blank & ~at_record & ~queue.seen[where]
+        queue.seen[where[elsewhere]] = True
         if rows.topic == SCHEDULE_TOPIC:
             # Levels are configurable, but with any delay no message is due before it was stored.
-            differs = units["tags_code"] < 0
+            other_code = units["tags_code"] < 0
         else:
-            differs = (units["tags_code"] != codes) & (units["tags_code"] > EXT_ADDRESS_MAX)
-        differs = kept & at_record & ~blank & differs
-        self._report(key, rows.offsets[inside], differs, TAGS_CODE, units, positions)
+            other_code = units["tags_code"] != rows.tags_codes[inside]
+            other_code &= units["tags_code"] > EXT_ADDRESS_MAX
+        of_record = kept & ~blank & at_record
+        for rule, wrong in (
+            (HAS_UNIT, kept & blank),
+            (SIZE, of_record & (units["size"] != sizes)),
+            (HAS_RECORD, elsewhere),
+            (TAGS_CODE, of_record & other_code),
+        ):
+            self._report(key, rows.offsets[inside], wrong, rule, units, positions)
 
     def _report(
         self,
@@ -168,29 +165,25 @@ class QueueCheck:
         queue = self._queues[key]
         for row in found[:NAMED_MAX].tolist():
             offset = int(offsets[row])
-            words = [f"queue offset {offset}"]
+            detail = f"queue offset {offset}; "
             if units is not None:
-                unit = units[row]
-                words.append(
-                    f"the unit says position {int(unit['position'])}, size {int(unit['size'])}, "
-                    f"tags code {int(unit['tags_code'])}"
-                )
-            words.append(
-                "no record of this queue and offset is there"
-                if positions is None
-                else f"the record is at {int(positions[row])}"
-            )
-            self._faults.add(*queue.place(offset), rule, "; ".join(words))
+                position, size, code = units[row].tolist()
+                detail += f"the unit says position {position}, size {size}, tags code {code}; "
+            if positions is None:
+                detail += "no record of this queue and offset is there"
+            else:
+                detail += f"the record is at {int(positions[row])}"
+            self._faults.add(*queue.place(offset), rule, detail)
         self._faults.more(queue.place(int(offsets[found[0]]))[0], rule, len(found) - NAMED_MAX)
 
     def _check_unseen(self, topic: str, queue_id: int, queue: _Queue) -> None:
         """Units that no record claims."""
+        if topic.startswith(LMQ_PREFIX):
+            return
         units = queue.units
         ends = units["position"].astype(np.int64) + units["size"]
         orphans = ~queue.seen & (units["size"] != BLANK_SIZE) & (ends <= self._store.queues_end)
         # Records deleted by retention may keep their units until their file goes.
         orphans &= units["position"] >= self._store.start
-        if topic.startswith(LMQ_PREFIX):
-            return
         offsets = np.arange(queue.low, queue.high)
         self._report((topic, queue_id), offsets, orphans, HAS_RECORD, units, None)

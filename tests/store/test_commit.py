@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from raymq.store.config import StoreConfig
 from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
 from raymq.store.log import transient_pool
@@ -18,6 +20,13 @@ from tests.support.clock import ManualClock
 SEGMENT = 64 * 1024
 POOL = 32 * 1024
 LEAST, INTERVAL_MS = 4, 200
+CONFIG = StoreConfig(
+    segment_size_bytes=SEGMENT,
+    transient_pool_slice_bytes=POOL // 2,
+    commit_interval_ms=INTERVAL_MS,
+    commit_least_pages=LEAST,
+    commit_thorough_interval_ms=INTERVAL_MS,
+)
 
 
 class Disk(Files):
@@ -54,12 +63,9 @@ class Bench:
             self.pool,
             SegmentWriter(self.root / "commitlog", SEGMENT, self.disk),
             self.clock,
+            CONFIG,
             committed=committed,
             on_committed=self.told.append,
-            interval_ms=INTERVAL_MS,
-            least_pages=LEAST,
-            thorough_interval_ms=INTERVAL_MS,
-            slice_bytes=POOL // 2,
         )
 
     def append(self, nbytes: int, letter: bytes = b"x") -> None:
@@ -143,9 +149,9 @@ def test_a_full_slice_is_committed_whatever_the_page_rule_says(bench: Bench):
         bench.pool,
         SegmentWriter(bench.root / "commitlog", SEGMENT, bench.disk),
         bench.clock,
+        replace(CONFIG, commit_least_pages=1000),
         committed=0,
         on_committed=bench.told.append,
-        least_pages=1000,
     )
     bench.append(POOL // 2 - 1)
     assert lazy.commit_if_due(bench.appended) == 0

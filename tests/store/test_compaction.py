@@ -174,7 +174,7 @@ def test_attributes_outlive_snapshots_and_old_records_have_none(tmp_path: Path) 
     store.close()
     store = opened(tmp_path)
     assert store.log.recovered is not None
-    assert store.log.recovered.scanned_from > 0, "from a snapshot"
+    assert store.log.recovered.begin > 0, "from a snapshot"
     assert store.state.topics["c"].attributes == (("cleanup.policy", "COMPACTION"),)
     assert store.state.topics["plain"].attributes == ()
     store.close()
@@ -190,11 +190,9 @@ def test_attributes_outlive_snapshots_and_old_records_have_none(tmp_path: Path) 
 def test_the_latest_of_each_key_is_left_and_offsets_keep_their_gaps(store: MessageStore) -> None:
     latest = fill(store)
     assert len(read(store)) == 80
-    done = store.compaction.compact("c", 0, roll=True)
-    assert done is not None
-    assert (done.kept, done.removed, done.last_offset) == (10, 70, 79)
-    assert done.bytes_after < done.bytes_before
+    assert store.compaction.compact("c", 0, roll=True) == 79
     assert read(store) == latest
+    assert len(latest) == 10
     # From the middle of a gap the next one that is left is read.
     assert read(store, offset=75)[0][0] == 75
     assert read(store, offset=3) == latest

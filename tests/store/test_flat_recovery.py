@@ -65,7 +65,7 @@ def test_recovery_begins_at_the_newest_snapshot_within_a_file(
 ) -> None:
     again = open_store(root, files())
     assert again.log.recovered is not None
-    begin = again.log.recovered.scanned_from
+    begin = again.log.recovered.begin
     assert 0 < again.log.end - begin < 2 * INTERVAL
     assert begin in again.log.marks.snapshots
     check(again)
@@ -82,7 +82,7 @@ def test_a_snapshot_that_is_not_dispatched_is_passed_over_for_the_one_before(roo
     store.abandon()
     again = open_store(root)
     assert again.log.recovered is not None
-    assert again.log.recovered.scanned_from == newest
+    assert again.log.recovered.begin == newest
     assert again.state.producers[5, "t", 0].next_sequence == 2 * number
     again.abandon()
 
@@ -95,7 +95,7 @@ def test_a_wrong_mark_only_costs_time(root: Path, mark: int) -> None:
     store.abandon()
     again = open_store(root)
     assert again.log.recovered is not None
-    assert again.log.recovered.scanned_from == 0
+    assert again.log.recovered.begin == 0
     check(again)
 
 
@@ -150,7 +150,7 @@ def test_a_torn_tail_is_cut_though_the_walk_began_in_the_middle(root: Path) -> N
         file.write(b"\x00\x00\x01\x00garbage")
     again = open_store(root)
     assert again.log.recovered is not None
-    assert (again.log.end, again.log.recovered.row) == (end, "D")
+    assert (again.log.end, again.log.recovered.row.name) == (end, "D")
     check(again)
 
 

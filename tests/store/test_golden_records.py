@@ -41,7 +41,7 @@ def stored(root: Path) -> dict[int, dict[str, Any]]:
     """Every record of the log by its physical offset, `size` among its fields."""
     found: dict[int, dict[str, Any]] = {}
     for path in sorted((root / "commitlog").iterdir()):
-        data, base = path.read_bytes(), fmt.parse_file_name(path.name)
+        data, base = path.read_bytes(), int(path.name)
         walk = record.walk(data, base)
         batch = record.decode(data, walk.positions - base, walk.sizes)
         for row, size in zip(batch.to_pylist(), walk.sizes.tolist(), strict=True):

@@ -50,11 +50,11 @@ def test_files_are_named_by_their_first_offset_and_follow_each_other(queue):
 
 def test_a_queue_may_begin_anywhere_at_a_multiple_of_its_file_size(queue):
     assert queue.min_offset == 0
-    assert queue.last() is None
+    assert queue.files == []
     queue.create_next(5 * SIZE + 17)
     assert queue.min_offset == 5 * SIZE
     assert queue.create_next().start == 6 * SIZE
-    assert queue.last().start == 6 * SIZE
+    assert queue.files[-1].start == 6 * SIZE
     assert reopened(queue).min_offset == 5 * SIZE
 
 

@@ -203,7 +203,7 @@ def test_a_file_that_is_deleted_while_it_is_read_is_not_damage(
     root, clock = copy(own, tmp_path / "s"), ManualClock()
     end, start = units_of(root)[-1].end, 0
     scrub = scrub_of(root, clock, limit=end)
-    scrub._start = lambda: start
+    scrub.start = lambda: start
     real = scrub._read
 
     def read(unit: ChainUnit) -> bytes | None:
@@ -224,7 +224,7 @@ def test_a_file_that_is_deleted_while_it_is_read_is_not_damage(
     scrub._read = read  # type: ignore[method-assign]
     if how == "unlinked":
         # Seen, and gone before it is opened.
-        scrub._files.exists = lambda path: True  # type: ignore[method-assign]
+        scrub.files.exists = lambda path: True  # type: ignore[method-assign]
     assert scrub.one_pass() == []
     assert scrub.counters.faults == 0
 
@@ -247,7 +247,7 @@ def test_the_first_pass_of_a_new_shard_does_not_wait_for_the_second(
     root, clock = copy(own, tmp_path / "s"), ManualClock()
     end = 0
     scrub = scrub_of(root, clock)
-    scrub._limit = lambda: end
+    scrub.limit = lambda: end
     # Nothing is stored yet: that is no pass.
     assert scrub.step() <= 60
     assert scrub.counters.passes == 0
@@ -263,14 +263,14 @@ def test_by_default_all_is_read_twice_within_the_retention(
 ) -> None:
     clock, size = ManualClock(), int(log_gib * GIB)
     scrub = scrub_of_size(tmp_path, clock, size, file_reserved_hours=reserved_hours)
-    cycle_ms = size * 1000 / scrub.pace() + scrub._pause_ms
+    cycle_ms = size * 1000 / scrub.pace() + scrub.pause_ms
     fits = size <= 64 * (1 << 20) * min(24, reserved_hours / 2) * 3600
     assert (scrub.too_slow() is None) == fits
     assert scrub.pace() <= 64 << 20
     if fits:
         assert cycle_ms <= min(24, reserved_hours / 2) * HOUR_MS * 1.5
         assert cycle_ms <= reserved_hours * HOUR_MS
-    if size / (8 << 20) <= scrub._pass_ms / 1000:
+    if size / (8 << 20) <= scrub.pass_ms / 1000:
         # A small log: no quicker than need be, and then it waits.
         assert scrub.pace() == 8 << 20
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from raymq.store import format as fmt
 from raymq.store.config import StoreConfig
+from raymq.store.delay.timer_log import UNIT_DTYPE
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.index.index_file import HEADER
 from raymq.store.log.chain import UNIT_BYTES, unpack_units
@@ -22,8 +22,7 @@ from raymq.store.records import properties
 from raymq.store.requests import PutRequest
 from raymq.store.tools.faults import NAMED_MAX
 from raymq.store.tools.inspect import check, verify
-from raymq.store.tools.verify_files import TIMER_UNIT_DTYPE, why_no_object
-from raymq.store.tools.verify_index import java_hashes
+from raymq.store.tools.verify_files import why_no_object
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
 from tests.support.damaged_store import (
@@ -374,7 +373,7 @@ def test_a_digit_in_a_string_is_not_a_key() -> None:
 
 
 def timer_unit(position: int, previous: int) -> bytes:
-    row = np.zeros(1, dtype=TIMER_UNIT_DTYPE)
+    row = np.zeros(1, dtype=UNIT_DTYPE)
     row["size"], row["previous"], row["position"], row["magic"] = 52, previous, position, 1
     return row.tobytes()
 
@@ -394,14 +393,6 @@ def test_timer_files_point_at_records_and_at_each_other(own: Path, tmp_path: Pat
         (f"timerlog/{0:020d}", 52),
         ("timerwheel", 32),
     ]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "a", "TopicTest#k1", "polygenelubricants", "标签", "x#😀", "é"]
-)
-def test_hashes_of_a_column_are_javas(text: str) -> None:
-    column = pa.array(["pad", text, text + "z"]).slice(1)
-    assert java_hashes(column).tolist() == [fmt.java_hash(text), fmt.java_hash(text + "z")]
 
 
 def test_half_a_group_is_left_out_as_a_start_would(own: Path, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class Checker:
             if foretold.verdict is not None:
                 assert store.log.recovered is not None
                 assert foretold.verdict.end == store.log.recovered.end, "verify finds another end"
-                assert foretold.verdict.row == store.log.recovered.row
+                assert foretold.verdict.row == store.log.recovered.row.name
         assert store.log.chain.last is None or store.log.chain.last.end == store.log.end
         outcome = self._outcomes[image.boot, image.key] = tuple(_outcome(store, image))
         if (owed, outcome) in self._seen and not always:
