@@ -86,20 +86,8 @@ class Bug(RayMQError):
     """A state that RayMQ's own code rules out. Please report it; the process that meets it stops."""
 
 
-_KINDS: dict[str, type[RayMQError]] = {
-    kind.__name__: kind
-    for kind in (
-        RayMQError,
-        Rejected,
-        Unavailable,
-        DeliveryUnknown,
-        Fenced,
-        OffsetOutOfRange,
-        StorageFull,
-        Corrupt,
-        Bug,
-    )
-}
+#: each class above, by its name on the wire
+_KINDS = {kind.__name__: kind for kind in (RayMQError, *RayMQError.__subclasses__())}
 
 
 def _rebuild(kind: str, message: str, fields: dict[str, Any]) -> RayMQError:

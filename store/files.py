@@ -41,6 +41,8 @@ READABLE = "stored bytes can be read"
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 #: of an fsync by name: no descriptor could be had, and nothing was tried
 NOT_TRIED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+#: at least the size of CPython's Py_buffer, in words
+_PY_BUFFER_WORDS = 16
 
 
 def only_zeros(chunk: bytes) -> bool:
@@ -262,11 +264,7 @@ class Files:
 
         Raises: Corrupt when the file is shorter: touching its missing end would be SIGBUS.
         """
-        self._check_length(fd, size)
-        mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
-        view = memoryview(mapped)
-        self._maps[id(view)] = mapped
-        return view
+        return self._map(fd, size, mmap.PROT_READ)
 
     def map_checked(self, fd: int, size: int, path: PathLike) -> memoryview:
         """As `map_read`, after every byte that is not in a hole was read. Raises: Corrupt for bad sectors.
@@ -280,8 +278,18 @@ class Files:
 
     def map_words(self, fd: int, size: int) -> memoryview:
         """A shared writable view; the caller casts it to "q"."""
-        self._check_length(fd, size)
-        mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        return self._map(fd, size, mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def _map(self, fd: int, size: int, protection: int) -> memoryview:
+        have = os.fstat(fd).st_size
+        if have < size:
+            raise Corrupt(
+                f"a file has {have} bytes, expected {size}",
+                rule="file length",
+                expected=size,
+                found=have,
+            )
+        mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, protection)
         view = memoryview(mapped)
         self._maps[id(view)] = mapped
         return view
@@ -316,16 +324,6 @@ class Files:
         mapped = self._maps.pop(id(view), None)
         alive = (lambda: None) if mapped is None else weakref.ref(mapped)
         return lambda: alive() is None
-
-    def _check_length(self, fd: int, size: int) -> None:
-        have = os.fstat(fd).st_size
-        if have < size:
-            raise Corrupt(
-                f"a file has {have} bytes, expected {size}",
-                rule="file length",
-                expected=size,
-                found=have,
-            )
 
     # --- names --------------------------------------------------------------------------------
 
@@ -460,40 +458,18 @@ class Files:
 
         Raises: Unavailable where the kernel does not say; a guess would trust a page cache that is gone.
         """
+        fault = "is empty"
         try:
             found = self.read_file(BOOT_ID_PATH).decode().strip()
         except OSError as error:
-            raise Unavailable(
-                f"{BOOT_ID_PATH} cannot be read ({error.strerror}), so a reboot looks like a restart; "
-                "mount /proc",
-                field="boot_id",
-                path=BOOT_ID_PATH,
-            ) from error
+            found, fault = "", f"cannot be read ({error.strerror})"
         if not found:
             raise Unavailable(
-                f"{BOOT_ID_PATH} is empty, so a reboot looks like a restart; mount the kernel's /proc",
+                f"{BOOT_ID_PATH} {fault}, so a reboot looks like a restart; mount the kernel's /proc",
                 field="boot_id",
                 path=BOOT_ID_PATH,
             )
         return found
-
-
-class _PyBuffer(ctypes.Structure):
-    """CPython's Py_buffer: the only way to the address of a read-only map without numpy."""
-
-    _fields_: ClassVar = [
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.c_void_p),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    ]
 
 
 def _fsync(fd: int) -> None:
@@ -505,15 +481,16 @@ def _fsync(fd: int) -> None:
 
 def _lock_call(name: str, mapped: mmap.mmap, size: int) -> None:
     """Call mlock or munlock on a map. Raises: OSError."""
-    buffer = _PyBuffer()
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(mapped), ctypes.byref(buffer), 0)
+    # Without numpy CPython's Py_buffer is the only way to the address of a read-only map: its first field.
+    buffer = (ctypes.c_void_p * _PY_BUFFER_WORDS)()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(mapped), buffer, 0)
     try:
         call = getattr(ctypes.CDLL(None, use_errno=True), name)
-        if call(ctypes.c_void_p(buffer.buf), ctypes.c_size_t(size)):
+        if call(ctypes.c_void_p(buffer[0]), ctypes.c_size_t(size)):
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
     finally:
-        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
+        ctypes.pythonapi.PyBuffer_Release(buffer)
 
 
 def _translate(error: OSError, path: PathLike | None) -> Exception:

@@ -43,7 +43,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import Corrupt, Rejected, require
+from .errors import Rejected, require
 
 MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
@@ -159,7 +159,6 @@ for _layout in (HEADER, HEADER_ESSENTIALS):
 require(UNIT_BYTES == 20, "a consume queue unit has 20 bytes", found=UNIT_BYTES)
 
 _INT, _LONG = struct.Struct(">i"), struct.Struct(">q")
-_FILE_NAME = re.compile(r"[0-9]{20}")
 _TOPIC_BAD = re.compile(r"[^%|a-zA-Z0-9_-]")
 
 
@@ -173,19 +172,6 @@ def store_time_ms(record: bytes | memoryview) -> int:
 def file_name(offset: int) -> str:
     """The name of the file that starts at an offset: 20 decimal digits."""
     return f"{offset:020d}"
-
-
-def parse_file_name(name: str) -> int:
-    """The start offset of a file. Raises: Corrupt for any other name."""
-    if not _FILE_NAME.fullmatch(name):
-        raise Corrupt(
-            f"{name!r} is not a file of a store: names there have 20 digits; move it away",
-            path=name,
-            rule="file name",
-            expected="20 digits",
-            found=name,
-        )
-    return int(name)
 
 
 @lru_cache(maxsize=256)

@@ -44,11 +44,7 @@ from .queues.reader import Reader
 from .requests import Append, FetchSlice, PutRequest
 from .running_flags import RunningFlags
 from .services.upkeep import Upkeep
-from .state import (
-    OFFSETS,
-    TOPIC,
-    ShardState,
-)
+from .state import OFFSETS, TOPIC, ShardState
 from .stats import StoreStats
 from .store_recovery import StoreRecovery
 from .topics import check_new_topic

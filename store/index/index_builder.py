@@ -145,12 +145,7 @@ class IndexBuilder:
         )
 
     def _put(
-        self,
-        topic_hashes: UInt32s,
-        keyed: Keyed,
-        positions: Int64s,
-        times: Int64s,
-        upto: int,
+        self, topic_hashes: UInt32s, keyed: Keyed, positions: Int64s, times: Int64s, upto: int
     ) -> None:
         found = hash_keys(topic_hashes, keyed)
         rows = found.rows

@@ -436,11 +436,7 @@ class PutPath:
             schema=record.PUT_SCHEMA,
         )
         prepared = record.prepare(
-            INTERNAL_TOPIC,
-            INTERNAL_QUEUE,
-            batch,
-            stamp=None,
-            store_host=self._config.store_host,
+            INTERNAL_TOPIC, INTERNAL_QUEUE, batch, stamp=None, store_host=self._config.store_host
         )
         self._check_sizes(prepared, self._record_bytes_max)
         request = PutRequest(INTERNAL_TOPIC, INTERNAL_QUEUE, batch, None, 0, 0, "quorum")
@@ -595,10 +591,5 @@ class PutPath:
             )
         )
         self._state.apply_rows(
-            topic,
-            queue_id,
-            first.first_offset,
-            len(stored),
-            first.end_offset,
-            first.store_time_ms,
+            topic, queue_id, first.first_offset, len(stored), first.end_offset, first.store_time_ms
         )

@@ -403,30 +403,6 @@ class ConsumeQueue:
             return None
         return self.max_offset
 
-    def verify(self) -> None:
-        """Walk all units. Raises: Corrupt where one is invalid or records do not ascend."""
-        units = self._span(self.min_offset, self.max_offset)
-        positions, sizes = units["position"].astype(np.int64), units["size"].astype(np.int64)
-        real = ~_is_blank(units)
-        rows = np.flatnonzero(real)
-        wrong = np.concatenate(
-            (
-                np.flatnonzero((sizes <= 0) | (positions < 0)),
-                rows[1:][positions[rows[1:]] < (positions + sizes)[rows[:-1]]],
-            )
-        )
-        if len(wrong):
-            row = int(wrong.min())
-            raise Corrupt(
-                f"unit {self.min_offset + row} of {self.directory} says position "
-                f"{int(positions[row])}, size {int(sizes[row])}; delete the directory, it is "
-                "rebuilt at the next start",
-                path=str(self.directory),
-                offset=self.min_offset + row,
-                rule="units are valid and ascend",
-                found=(int(positions[row]), int(sizes[row])),
-            )
-
     def close(self) -> None:
         """Close every file."""
         self._queue.close()

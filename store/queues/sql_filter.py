@@ -111,14 +111,7 @@ class SqlFilter:
             return self._in(node)
         if isinstance(node, exp.Between):
             return self._between(node)
-        signs = {
-            exp.EQ: "=",
-            exp.NEQ: "<>",
-            exp.LT: "<",
-            exp.LTE: "<=",
-            exp.GT: ">",
-            exp.GTE: ">=",
-        }
+        signs = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
         sign = signs.get(type(node))
         if sign is not None:
             return self._compare(

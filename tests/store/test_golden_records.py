@@ -16,6 +16,7 @@ from raymq.store.files import Files
 from raymq.store.queues.consume_queue import ConsumeQueue
 from raymq.store.record import WalkStop
 from raymq.store.records.properties import decode
+from tests.support.consume_queue_units import check_units
 from tests.support.reference_decoder import decode_all
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -41,7 +42,7 @@ def stored(root: Path) -> dict[int, dict[str, Any]]:
     """Every record of the log by its physical offset, `size` among its fields."""
     found: dict[int, dict[str, Any]] = {}
     for path in sorted((root / "commitlog").iterdir()):
-        data, base = path.read_bytes(), fmt.parse_file_name(path.name)
+        data, base = path.read_bytes(), int(path.name)
         walk = record.walk(data, base)
         batch = record.decode(data, walk.positions - base, walk.sizes)
         for row, size in zip(batch.to_pylist(), walk.sizes.tolist(), strict=True):
@@ -118,7 +119,7 @@ def test_every_consume_queue_unit_is_what_rocketmq_reads(root, lines):
         queue.load()
         queue.recover(after_crash=False)
         try:
-            queue.verify()
+            check_units(queue)
             assert (queue.min_offset, queue.max_offset) == (line["min"], line["max"])
             expected = [
                 (message["cqPos"], message["cqSize"], message["cqTags"])
