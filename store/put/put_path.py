@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from raymq.store import record
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
@@ -25,6 +24,7 @@ from raymq.store.queues.dispatch import Dispatch, UndispatchedUnit
 from raymq.store.records.key_check import check_keys
 from raymq.store.records.keys import keyed_rows
 from raymq.store.records.producer_stamp import Stamp
+from raymq.store.records.properties import TAGS
 from raymq.store.requests import Append, PutRequest
 from raymq.store.running_flags import BLOCKS_PUTS, RunningFlags
 from raymq.store.stamp_clock import StampClock
@@ -168,7 +168,11 @@ class PutPath:
             row=row,
         )
         limit = self._record_bytes_max if guard is None else guard.record_bytes_max
-        self._check_sizes(prepared, limit)
+        if isinstance(prepared, record.PreparedRow):
+            self._check_size(0, prepared.size, limit)
+        else:
+            largest = int(prepared.sizes.argmax())
+            self._check_size(largest, int(prepared.sizes[largest]), limit)
         # The offsets of duplicates are searched here, because no other put waits for it.
         plain = row is not None and not row.properties
         waits = plain or record.waits(row or request.batch)
@@ -261,17 +265,12 @@ class PutPath:
         first_offset = search.find(first, entry, queue, dispatched)
         return first_offset, search.find(last, entry, queue, dispatched)
 
-    def _check_sizes(self, prepared: Prepared, limit: int) -> None:
-        if isinstance(prepared, record.PreparedRow):
-            largest = prepared.size
-        else:
-            largest = int(prepared.sizes.max())
-        if largest > limit:
-            row = int(prepared.sizes.argmax())
+    def _check_size(self, row: int, nbytes: int, limit: int) -> None:
+        if nbytes > limit:
             pool = self._config.transient_pool_bytes if self._config.transient_pool else 0
             through = f" and a transient pool of {pool} bytes" if pool else ""
             raise Rejected(
-                f"row {row} makes a record of {largest} bytes; with commit log files of "
+                f"row {row} makes a record of {nbytes} bytes; with commit log files of "
                 f"{self._config.segment_size_bytes} bytes{through} a record may have {limit}",
                 field="record",
                 limit=limit,
@@ -283,11 +282,10 @@ class PutPath:
         log = self._log
         self._begin_segment()
         if isinstance(prepared, record.PreparedRow) and prepared.size <= log.room():
-            now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
-            return self._append_unit(prepared, request, 0, 1, now)
+            return self._append_unit(prepared, request, 0, 1, self._stamp())
         ends = np.cumsum(prepared.sizes)
         log.ensure_room(int(ends[-1]) - (int(ends[skip - 1]) if skip else 0))
-        now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
+        now = self._stamp()
         row, count = skip, len(prepared.sizes)
         first: Append | None = None
         try:
@@ -407,40 +405,39 @@ class PutPath:
         """Recovery found the newest snapshot at `start`."""
         self._snapshot_due = start + self._config.snapshot_interval_bytes
 
-    def _snapshot(self) -> tuple[list[CheckedPut], int]:
+    def _snapshot(self) -> tuple[list[PreparedInner], int]:
         """The state as records to append, and their bytes."""
         part_bytes_max = min(1 << 20, self._config.segment_size_bytes // 8)
         parts = [self._internal(SNAPSHOT, body) for body in self._state.snapshot(part_bytes_max)]
-        return parts, sum(int(part.prepared.sizes[0]) for part in parts)
+        return parts, sum(part.size for part in parts)
 
-    def _append_snapshot(self, parts: list[CheckedPut], nbytes: int) -> None:
+    def _append_snapshot(self, parts: list[PreparedInner], nbytes: int) -> None:
         start = self._log.end
-        now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
+        now = self._stamp()
         for part in parts:
-            self._append_unit(part.prepared, part.request, 0, 1, now)
+            self._append_inner([part], now)
         self._log.marks.note_snapshot(start)
         # A large state is written less often: snapshots stay a small part of the log.
         interval = max(self._config.snapshot_interval_bytes, SNAPSHOT_SHARE * nbytes)
         self._snapshot_due = self._log.end + interval
         fail_point("log.after_snapshot")
 
-    def _internal(self, kind: str, body: bytes) -> CheckedPut:
+    def _stamp(self) -> int:
+        """The store time of the next records."""
+        return self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
+
+    def _internal(self, kind: str, body: bytes) -> PreparedInner:
         """One record of the internal topic, ready to be appended."""
-        batch = pa.record_batch(
-            {
-                "body": pa.array([body], pa.binary()),
-                "tag": pa.array([kind], pa.string()),
-                "properties": pa.array([None], pa.binary()),
-                "born_time_ms": pa.array([self._clock.now_ms()], pa.int64()),
-            },
-            schema=record.PUT_SCHEMA,
+        message = InnerMessage(
+            INTERNAL_TOPIC,
+            INTERNAL_QUEUE,
+            body,
+            {TAGS: kind},
+            born_time_ms=self._clock.now_ms(),
         )
-        prepared = record.prepare(
-            INTERNAL_TOPIC, INTERNAL_QUEUE, batch, stamp=None, store_host=self._config.store_host
-        )
-        self._check_sizes(prepared, self._record_bytes_max)
-        request = PutRequest(INTERNAL_TOPIC, INTERNAL_QUEUE, batch, None, 0, 0, "quorum")
-        return CheckedPut(request, prepared)
+        prepared = PreparedInner(message, store_host=self._config.store_host)
+        self._check_size(0, prepared.size, self._record_bytes_max)
+        return prepared
 
     def put_internal(self, kind: str, body: bytes) -> Append:
         """Append one record of the internal topic and apply it to the state."""
@@ -460,8 +457,9 @@ class PutPath:
             return epoch, self._put_internal(PRODUCER, body.encode())
 
     def _put_internal(self, kind: str, body: bytes) -> Append:
-        checked = self._internal(kind, body)
-        appended = self._append(checked.prepared, checked.request, 0)
+        prepared = self._internal(kind, body)
+        self._make_room(prepared.size)
+        (appended,) = self._append_inner([prepared], self._stamp())
         self._state.apply_internal(kind, body)
         return appended
 
@@ -524,40 +522,47 @@ class PutPath:
     def _append_group(
         self, head: PreparedProgress | None, prepared: list[PreparedInner], total: int
     ) -> list[Append]:
-        log, state = self._log, self._state
-        self._begin_segment()
-        log.ensure_room(total)
-        if log.room() < total:
-            log.seal(self.epoch)
-            self._begin_segment()
-        now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
-        start = log.end
-        body = b""
+        self._make_room(total)
         records = list(prepared)
+        body = b""
         if head is not None:
-            first, body = head.ending_at(start + total)
+            first, body = head.ending_at(self._log.end + total)
             records.insert(0, first)
+        appends = self._append_inner(records, self._stamp())
+        if head is not None:
+            self.group = (appends[0].physical_offset, self._log.end)
+            self._state.apply_internal(PROGRESS, body)
+            del appends[0]
+        held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
+        for each in prepared:
+            self._stats.note_put(each.topic, 1, each.size, held_ms)
+        return appends
+
+    def _make_room(self, nbytes: int) -> None:
+        """Let records of so many bytes follow each other in one file."""
+        self._begin_segment()
+        self._log.ensure_room(nbytes)
+        if self._log.room() < nbytes:
+            self._log.seal(self.epoch)
+            self._begin_segment()
+
+    def _append_inner(self, records: list[PreparedInner], now: int) -> list[Append]:
+        """Append records as one unit. The current file has room for them."""
+        log, state = self._log, self._state
+        at = log.end
+        end = at + sum(each.size for each in records)
         appends, parts = [], []
         offsets: dict[tuple[str, int], int] = {}
-        at = start
         for each in records:
             key = (each.topic, each.queue_id)
             offset = offsets.get(key, state.next_offsets.get(key, 0))
             parts.append(each.encode(queue_offset=offset, physical_offset=at, store_time_ms=now))
             if each.queued:
                 offsets[key] = offset + 1
-            end = at + each.size
-            appends.append(Append(offset, 1, 0, now, at, start + total, offset))
-            at = end
+            appends.append(Append(offset, 1, 0, now, at, end, offset))
+            at += each.size
         log.append(b"".join(parts), self.epoch)
         self._note_inner(records, appends)
-        if head is not None:
-            self.group = (start, log.end)
-            state.apply_internal(PROGRESS, body)
-            del appends[0]
-        held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
-        for each in prepared:
-            self._stats.note_put(each.topic, 1, each.size, held_ms)
         return appends
 
     def _note_inner(self, stored: list[PreparedInner], appends: list[Append]) -> None:
