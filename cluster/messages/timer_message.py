@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from raymq.store.config import StoreConfig
-from raymq.store.delay.delay_hook import out_time_ms
-from raymq.store.delay.timer_put import check_deliver_at
+from raymq.store.delay.delay_hook import check_deliver_at, out_time_ms
 from raymq.store.errors import Rejected
 from raymq.store.format import PROPERTIES_MAX_BYTES
 from raymq.store.records.producer_stamp import STAMP_BYTES

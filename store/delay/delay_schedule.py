@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 SLICE_ROWS = 4096
 
 
-class Delivered(NamedTuple):
-    """The result of one pass over the levels."""
+class DelayRun(NamedTuple):
+    """What one call delivered."""
 
     messages: int
-    #: when the next message is due, ms; now or before: there is more to do; None: nothing waits
+    #: when to call again, ms; now or before: there is more to do; None: nothing waits
     next_due_ms: int | None
 
 
@@ -51,7 +51,7 @@ class ScheduleMessageService:
         #: messages that name no queue they could be delivered to, or that the log has no more
         self.skipped = 0
 
-    def deliver_due(self, now_ms: int, *, limit: int) -> Delivered:
+    def deliver_due(self, now_ms: int, *, limit: int) -> DelayRun:
         """Deliver due messages, at most about `limit`, the shortest level first.
 
         A delay begins at its message's stamp, and stamps may be ahead of the wall clock (StampClock).
@@ -73,7 +73,7 @@ class ScheduleMessageService:
                 count += delivered
             if due is not None:
                 next_due = due if next_due is None else min(next_due, due)
-        return Delivered(count, None if next_due is None else next_due - ahead_ms)
+        return DelayRun(count, None if next_due is None else next_due - ahead_ms)
 
     def _corrected(self, level: int, offset: int, queue: ConsumeQueue) -> int:
         """An offset inside the queue. After a start the queue may lag the log for a while: then nothing is to do."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from raymq.store.format import SCHEDULE_TOPIC, TIMER_TOPIC
 
-from .delay_schedule import ScheduleMessageService, level_offsets
+from .delay_schedule import DelayRun, ScheduleMessageService, level_offsets
 from .timer_store import TimerMessageStore
 
 if TYPE_CHECKING:
@@ -14,14 +14,6 @@ if TYPE_CHECKING:
 
 #: messages delivered by one call, about
 RUN_MESSAGES = 8192
-
-
-class DelayRun(NamedTuple):
-    """The result of one call of `DelayService.run_once`."""
-
-    messages: int
-    #: when to call again, ms; None: nothing waits
-    next_due_ms: int | None
 
 
 class DelayService:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,23 +36,13 @@ class TimerRows(NamedTuple):
     #: the offset after the last
     next_offset: int
 
-    def part(self, low: int, high: int, next_offset: int) -> TimerRows:
-        """Rows [low, high)."""
+    def where(self, kept: Any) -> TimerRows:
+        """Only some: a mask or a slice."""
         return TimerRows(
-            self.offsets[low:high],
-            self.positions[low:high],
-            self.sizes[low:high],
-            Due._make(column[low:high] for column in self.due),
-            next_offset,
-        )
-
-    def where(self, keep: npt.NDArray[np.bool_]) -> TimerRows:
-        """Only some."""
-        return TimerRows(
-            self.offsets[keep],
-            self.positions[keep],
-            self.sizes[keep],
-            Due._make(column[keep] for column in self.due),
+            self.offsets[kept],
+            self.positions[kept],
+            self.sizes[kept],
+            Due._make(column[kept] for column in self.due),
             self.next_offset,
         )
 

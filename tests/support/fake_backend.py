@@ -16,7 +16,7 @@ from raymq.cluster.transport.routes import Routes
 from raymq.store import record
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
-from raymq.store.delay.timer_put import check_timer_put
+from raymq.store.delay.delay_hook import check_timer_put
 from raymq.store.errors import DeliveryUnknown, OffsetOutOfRange, RayMQError, Rejected, Unavailable
 from raymq.store.format import TIMER_TOPIC
 from raymq.store.records.producer_stamp import Stamp
