@@ -283,7 +283,8 @@ class ProducerTable:
         self.recent: OrderedDict[Key, ProducerQueue] = OrderedDict()
         #: of some producers
         self.recent_epochs: dict[int, int] = {}
-        self._queues: list[tuple[str, int]] = []
+        #: the queues that there are entries of
+        self.queues: list[tuple[str, int]] = []
         self._queue_numbers: dict[tuple[str, int], int] = {}
         #: no entry, and no epoch, was written before
         self._oldest_ms = 0
@@ -292,26 +293,6 @@ class ProducerTable:
 
     def __len__(self) -> int:
         return self._rows.count
-
-    def __iter__(self) -> Iterator[Key]:
-        for rows in self._rows.parts():
-            for row in rows:
-                yield (int(row["producer"]), *self._queues[int(row["queue"])])
-
-    def __getitem__(self, key: Key) -> ProducerQueue:
-        entry = self.get(key)
-        if entry is None:
-            raise KeyError(key)
-        return entry
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both know the same; how many runs they have between does not count."""
-        if not isinstance(other, ProducerTable):
-            return NotImplemented
-        mine, theirs = ({key: _known(each[key]) for key in each} for each in (self, other))
-        return mine == theirs and self.epochs() == other.epochs()
-
-    __hash__ = None  # type: ignore[assignment]
 
     def get(self, key: Key) -> ProducerQueue | None:
         """An entry to read. Callers: any thread."""
@@ -349,8 +330,8 @@ class ProducerTable:
     def _queue_number(self, queue: tuple[str, int]) -> int:
         number = self._queue_numbers.get(queue)
         if number is None:
-            number = len(self._queues)
-            self._queues.append(queue)
+            number = len(self.queues)
+            self.queues.append(queue)
             self._queue_numbers[queue] = number
         return number
 
@@ -409,14 +390,6 @@ class ProducerTable:
         if len(self.recent_epochs) >= RECENT_MAX:
             self.recent_epochs.clear()
         self.recent_epochs[producer] = epoch
-
-    def epochs(self) -> dict[int, int]:
-        """Of every producer. For tests and tools: it makes an object of each."""
-        return {
-            int(row["producer"]): int(row["epoch"])
-            for rows in self._epoch_rows.parts()
-            for row in rows
-        }
 
     # --- the limit ------------------------------------------------------------------------------------------
 
@@ -480,11 +453,6 @@ class ProducerTable:
         self._write_recent()
         return self._rows.parts()
 
-    @property
-    def queues(self) -> list[tuple[str, int]]:
-        """The queues that there are entries of."""
-        return self._queues
-
     def epoch_rows(self) -> Iterator[npt.NDArray[Any]]:
         """All epochs as rows of EPOCH. Not copied."""
         return self._epoch_rows.parts()
@@ -507,7 +475,3 @@ _ENTRY = struct.Struct("<QIqqqqqqqq")
 _VALUES = struct.Struct("<qqqqqqqq")
 _EPOCH = struct.Struct("<QIqq")
 _KEY_BYTES = 12
-
-
-def _known(entry: ProducerQueue) -> tuple[Any, ...]:
-    return entry.next_sequence, entry.end_offset, entry.runs[:1], entry.runs[-1:]

@@ -53,7 +53,7 @@ def root(tmp_path: Path) -> Path:
 def check(store: MessageStore) -> None:
     assert store.queue_range("t", 0) == (0, 300)
     assert store.state.offsets["g", "t"] == {0: 7}
-    assert store.state.producers[5, "t", 0].next_sequence == 300
+    assert store.state.producers.get((5, "t", 0)).next_sequence == 300
     confirm(store)
     store.close()
     assert verify(store.log.root) == []
@@ -83,7 +83,7 @@ def test_a_snapshot_that_is_not_dispatched_is_passed_over_for_the_one_before(roo
     again = open_store(root)
     assert again.log.recovered is not None
     assert again.log.recovered.scanned_from == newest
-    assert again.state.producers[5, "t", 0].next_sequence == 2 * number
+    assert again.state.producers.get((5, "t", 0)).next_sequence == 2 * number
     again.abandon()
 
 
