@@ -21,7 +21,7 @@ from .delay_levels import LEVELS_SERVICE
 from .errors import Corrupt, RayMQError
 from .failpoints import fail_point
 from .put.inner_message import ServiceProgress
-from .state import INTERNAL_TOPIC, OFFSETS, TOPIC, TopicInfo
+from .state import INTERNAL_TOPIC, OFFSETS, TOPIC, TopicInfo, offsets_body, topic_body
 from .topics import QUEUES_MAX, is_system_topic
 
 if TYPE_CHECKING:
@@ -208,9 +208,8 @@ def _import_topics(store: MessageStore, table: Table, new: bool) -> None:
             raise _unlike(TOPICS, f"its topic {name!r} cannot be one: {error}") from error
         changed = (queues, attributes) != (known.queues, dict(known.attributes))
         if changed and (new or not known.queues):
-            value = {"name": name, "queues": queues, "shards": list(known.shards)}
-            value.update({"attributes": attributes} if attributes else {})
-            store.put_internal(TOPIC, json.dumps(value, separators=(",", ":")).encode())
+            body = topic_body(name, queues, known.shards, attributes)
+            store.put_path.put_internal(TOPIC, body)
 
 
 def _export_topics(tables: Tables, table: Table) -> None:
@@ -258,10 +257,9 @@ def _import_offsets(store: MessageStore, table: Table, new: bool) -> None:
         topic, _, group = name.partition("@")
         have = store.state.offsets.get((group, topic), {})
         found = {int(queue): int(offset) for queue, offset in offsets.items()}
-        texts = {str(queue): found[queue] for queue in _to_take(found, have, new)}
-        if texts:
-            value = {"group": group, "topic": topic, "offsets": texts}
-            store.put_internal(OFFSETS, json.dumps(value, separators=(",", ":")).encode())
+        taken = {queue: found[queue] for queue in _to_take(found, have, new)}
+        if taken:
+            store.put_path.put_internal(OFFSETS, offsets_body(group, topic, taken))
 
 
 def _to_take(found: Table, have: Table, new: bool) -> list[Any]:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -44,7 +43,7 @@ from .queues.reader import Reader
 from .requests import Append, FetchSlice, PutRequest
 from .running_flags import RunningFlags
 from .services.upkeep import Upkeep
-from .state import OFFSETS, TOPIC, ShardState
+from .state import OFFSETS, TOPIC, ShardState, offsets_body, topic_body
 from .stats import StoreStats
 from .store_recovery import StoreRecovery
 from .topics import check_new_topic
@@ -78,13 +77,7 @@ class MessageStore:
         self.consume_queues = ConsumeQueues(log.root, log.config, files=log.files)
         self.reader = Reader(log, self.consume_queues, self.state)
         self.compaction = CompactionStore(log, self.consume_queues, self.state)
-        self.index = IndexService(
-            log.root / "index",
-            log.root / "raymq" / "index",
-            log.config,
-            files=log.files,
-            clock=log.clock,
-        )
+        self.index = IndexService(log.root, log.config, files=log.files, clock=log.clock)
         self._get_message = GetMessage(log, self.consume_queues, self.state)
         #: finds messages by key, id, place and time
         self.query = Query(log, self.consume_queues, self.index)
@@ -130,7 +123,6 @@ class MessageStore:
         self._opened_end = 0
         #: held from the check whether a topic exists until its record's end is noted
         self._topics_lock = threading.Lock()
-        self._closed = False
         #: the log alone says where each consume queue ends
         self._queues_exact = False
         #: a sync of a consume queue failed
@@ -170,10 +162,7 @@ class MessageStore:
             config_json.import_changed(store)
             store._opened_end = log.end
         except BaseException:
-            if store is None:
-                log.abandon()
-            else:
-                store.abandon()
+            (store or log).abandon()
             raise
         return store
 
@@ -234,10 +223,6 @@ class MessageStore:
         """Append messages of the store's own services: `PutPath.put_inner`."""
         return self.put_path.put_inner(messages, progress=progress)
 
-    def put_internal(self, kind: str, body: bytes) -> Append:
-        """Append one record of the internal topic and apply it to the state."""
-        return self.put_path.put_internal(kind, body)
-
     # --- dispatch -------------------------------------------------------------------------------------------
 
     @property
@@ -288,28 +273,25 @@ class MessageStore:
         Callers: any thread but the one that dispatches, which should not wait so long.
         """
         with self._syncing:
-            self._sync_queues(closing=closing)
-
-    def _sync_queues(self, *, closing: bool) -> None:
-        if self._queues_doubtful:
-            raise Unavailable(
-                "an fdatasync of a consume queue failed; the next start rebuilds all that was not synced",
-                field="consumequeue",
-            )
-        upto = self.dispatched
-        try:
-            self.consume_queues.sync()
-            if self.config.message_index:
-                checkpoint = self.log.checkpoint
-                checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync(closing=closing))
-        except OSError as error:
-            if error.errno in NOT_TRIED:
+            if self._queues_doubtful:
+                raise Unavailable(
+                    "an fdatasync of a consume queue failed; the next start rebuilds all that was not synced",
+                    field="consumequeue",
+                )
+            upto = self.dispatched
+            try:
+                self.consume_queues.sync()
+                if self.config.message_index:
+                    checkpoint = self.log.checkpoint
+                    checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync(closing=closing))
+            except OSError as error:
+                if error.errno in NOT_TRIED:
+                    raise
+                self._queues_doubtful = True
+                with contextlib.suppress(OSError, RayMQError):
+                    self.log.meta.update({QUEUES_DOUBTFUL: True})
                 raise
-            self._queues_doubtful = True
-            with contextlib.suppress(OSError, RayMQError):
-                self.log.meta.update({QUEUES_DOUBTFUL: True})
-            raise
-        self.log.marks.dispatched_end = upto
+            self.log.marks.dispatched_end = upto
 
     # --- deletion, for `cleaner` --------------------------------------------------------------------------------
 
@@ -318,16 +300,15 @@ class MessageStore:
         self.sync_queues()
         log = self.log
         held = [end for hold in self.holds if (end := hold()) is not None]
-        if not any(
-            self.state.progress.get(service) for service in (LEVELS_SERVICE, TIMERS_SERVICE)
-        ):
-            return min([log.marks.dispatched_end, *held])
+        deletable = min([log.marks.dispatched_end, *held])
+        progress = self.state.progress
+        if not progress.get(LEVELS_SERVICE) and not progress.get(TIMERS_SERVICE):
+            return deletable
         # A delivered message waits no more, but the record of its delivery must be on disk before its original goes.
-        self._held.append((log.end, min([log.marks.dispatched_end, *held])))
+        self._held.append((log.end, deletable))
         certain = [each for each in self._held if each[0] <= log.synced]
-        self._held = [*certain[-1:], *(each for each in self._held if each not in certain)][
-            -HELD_MAX:
-        ]
+        uncertain = [each for each in self._held if each not in certain]
+        self._held = [*certain[-1:], *uncertain][-HELD_MAX:]
         return certain[-1][1] if certain else log.start
 
     def forget_before(self, start: int) -> None:
@@ -406,7 +387,7 @@ class MessageStore:
             raise
 
     def _check_readable(self) -> None:
-        if self._closed:
+        if self.put_path.closed:
             raise Unavailable("the store is closed; open it again to read", field="store")
         self.flags.check_readable()
 
@@ -449,10 +430,8 @@ class MessageStore:
             info = check_new_topic(name, queues, tuple(shards), self.state.topics, attributes)
             if info is None:
                 return None
-            value: dict[str, Any] = {"name": name, "queues": queues, "shards": list(info.shards)}
-            if info.attributes:
-                value["attributes"] = dict(info.attributes)
-            appended = self.put_internal(TOPIC, _json(value))
+            body = topic_body(name, queues, info.shards, dict(info.attributes))
+            appended = self.put_path.put_internal(TOPIC, body)
             self._topic_ends[name] = appended.end_offset
             return appended
 
@@ -464,8 +443,7 @@ class MessageStore:
     def commit_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> Append:
         """Store a group's next offsets in the log. Raises: Rejected for a name that no group may have."""
         check_group_name(group)
-        value = {"group": group, "topic": topic, "offsets": {str(q): o for q, o in offsets.items()}}
-        return self.put_internal(OFFSETS, _json(value))
+        return self.put_path.put_internal(OFFSETS, offsets_body(group, topic, offsets))
 
     def init_producer(self, producer: int) -> tuple[int, Append]:
         """The next epoch of a producer id, stored in the log, and the append to wait for.
@@ -478,9 +456,9 @@ class MessageStore:
 
     def close(self) -> None:
         """Orderly stop: dispatch all, sync all, and remove `abort` only if all derived files are complete."""
-        if self._closed:
+        if self.put_path.closed:
             return
-        self._closed = self.put_path.closed = True
+        self.put_path.closed = True
         log = self.log
         complete = False
         try:
@@ -522,12 +500,8 @@ class MessageStore:
 
     def abandon(self) -> None:
         """Let go of every file as a crash would: nothing is synced, `abort` stays."""
-        self._closed = self.put_path.closed = True
+        self.put_path.closed = True
         self.compaction.abandon()
         self.consume_queues.close()
         self.index.close()
         self.log.abandon()
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -338,6 +338,25 @@ class ShardState:
 
 #: kept: json.dumps makes one for each call
 _json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def topic_body(
+    name: str, queues: int, shards: Iterable[int], attributes: Mapping[str, str]
+) -> bytes:
+    """The body of a TOPIC record."""
+    value = {"name": name, "queues": queues, "shards": list(shards)}
+    return _json({**value, "attributes": dict(attributes)} if attributes else value).encode()
+
+
+def offsets_body(group: str, topic: str, offsets: Mapping[int, int]) -> bytes:
+    """The body of an OFFSETS record."""
+    texts = {str(queue_id): offset for queue_id, offset in offsets.items()}
+    return _json({"group": group, "topic": topic, "offsets": texts}).encode()
+
+
+def producer_body(producer: int, epoch: int) -> bytes:
+    """The body of a PRODUCER record."""
+    return _json({"producer": producer, "epoch": epoch}).encode()
 
 
 def _text(value: Any) -> str:

@@ -68,7 +68,7 @@ def transform(
         return message
     text = message.properties_text
     properties = dict(message.properties) if text is None else decode(text)
-    level = _level(properties)
+    level = delay_level(properties)
     if level > 0:
         for name in (DELIVER_MS, DELAY_S, DELAY_MS):
             properties.pop(name, None)
@@ -87,11 +87,11 @@ def transform(
         )
     if deliver_ms <= now_ms:
         if DELETE_KEY in properties:
-            raise Rejected(
+            raise error_of(
+                PutStatus.WHEEL_TIMER_MSG_ILLEGAL,
                 f"{DELETE_KEY} names a message that is due at {deliver_ms} ms, which is over: it cannot be cancelled",
                 field=DELETE_KEY,
                 limit=now_ms,
-                status=PutStatus.WHEEL_TIMER_MSG_ILLEGAL.value,
             )
         return message
     check_deliver_at(deliver_ms, now_ms, config)
@@ -149,7 +149,7 @@ def _deliver_ms(properties: dict[str, str], now_ms: int) -> int | None:
     return None
 
 
-def _level(properties: dict[str, str]) -> int:
+def delay_level(properties: Mapping[str, str]) -> int:
     """The delay level; 0 without one, or where it is not a number."""
     try:
         return int(properties.get(DELAY, "0"))

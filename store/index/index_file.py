@@ -11,6 +11,7 @@ import struct
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,15 +119,8 @@ class IndexFile:
             files.truncate(fd, cls.size_of(slots, entries))
             if before is not None:
                 # The count stays 0 in an empty file; readers take it for 1.
-                inherited = HEADER.pack(
-                    before.end_time_ms,
-                    before.end_time_ms,
-                    before.end_offset,
-                    before.end_offset,
-                    0,
-                    0,
-                )
-                files.pwrite(fd, inherited, 0)
+                time_ms, offset = before.end_time_ms, before.end_offset
+                files.pwrite(fd, HEADER.pack(time_ms, time_ms, offset, offset, 0, 0), 0)
             files.sync(fd)
         except BaseException:
             files.close(fd)
@@ -270,7 +264,7 @@ class IndexFile:
 
     def _slots(self) -> npt.NDArray[Any]:
         if self._slot_map is None:
-            size = HEADER.size + self._slot_count * SLOT_BYTES
+            size = self._entries_at
             # A file of RocketMQ's may have holes here.
             self._files.allocate(self._fd, size)
             for at in range(0, 0 if self.empty else size, ZERO_CHUNK_BYTES):
@@ -279,11 +273,8 @@ class IndexFile:
             self._slot_map = self._files.map_words(self._fd, size)
         return np.frombuffer(self._slot_map, dtype=">i4", offset=HEADER.size)
 
-    def cut(self, count: int, *, end_time_ms: int | None = None) -> None:
-        """Drop the entries from number `count` on, and repair the slots.
-
-        Args: `end_time_ms`: store time of the last one's record, if it is known.
-        """
+    def cut(self, count: int) -> None:
+        """Drop the entries from number `count` on, and repair the slots."""
         slots, header = self._slots(), self.header
         require(1 <= count <= header.count, "an index is cut", count=count, of=header.count)
         beyond = (slots >= count) | (slots < 0)
@@ -305,7 +296,6 @@ class IndexFile:
             end_offset = int(last["physical_offset"])
             seconds = int(last["seconds"]) if count > 2 else 0
             end_time = min(header.begin_time_ms + 1000 * seconds + 999, header.end_time_ms)
-            end_time = end_time if end_time_ms is None else end_time_ms
         self._write_header(
             header._replace(
                 end_time_ms=end_time,
@@ -455,8 +445,8 @@ class IndexFile:
         rows = np.flatnonzero(left > 0)
         slots = key_hashes[rows] % self._slot_count
         numbers = self._items(HEADER.size, slots, _SLOT).astype(np.int64)
-        found_rows: list[Int64s] = []
-        found_offsets: list[Int64s] = []
+        found_rows: list[Int64s] = [np.empty(0, np.int64)]
+        found_offsets: list[Int64s] = [np.empty(0, np.int64)]
         for _ in range(CHAIN_STEPS):
             inside = (numbers > 0) & (numbers < self._entry_count)
             rows, numbers = rows[inside], numbers[inside]
@@ -478,14 +468,10 @@ class IndexFile:
             for row in rows.tolist():
                 # A chain of thousands: looked through as a whole.
                 gone = sum(int((part == row).sum()) for part in found_rows)
-                parts = list(self.find(int(key_hashes[row]), begin_ms, end_ms))
-                if not parts:
-                    continue
-                rest = np.concatenate(parts)[gone : int(wanted[row])]
+                every = list(chain.from_iterable(self.find(int(key_hashes[row]), begin_ms, end_ms)))
+                rest = np.array(every[gone : int(wanted[row])], dtype=np.int64)
                 found_rows.append(np.full(len(rest), row, np.int64))
                 found_offsets.append(rest)
-        if not found_rows:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
         return np.concatenate(found_rows), np.concatenate(found_offsets)
 
     # --- the end --------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ Source: CommitLog#asyncPutMessage, #asyncPutMessages, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -35,6 +34,7 @@ from raymq.store.state import (
     PROGRESS,
     SNAPSHOT,
     ShardState,
+    producer_body,
 )
 from raymq.store.stats import StoreStats
 from raymq.store.status import PutStatus
@@ -453,8 +453,7 @@ class PutPath:
         """
         with self._lock:
             epoch = self._state.next_epoch(producer)
-            body = json.dumps({"producer": producer, "epoch": epoch}, separators=(",", ":"))
-            return epoch, self._put_internal(PRODUCER, body.encode())
+            return epoch, self._put_internal(PRODUCER, producer_body(producer, epoch))
 
     def _put_internal(self, kind: str, body: bytes) -> Append:
         prepared = self._internal(kind, body)

@@ -191,10 +191,8 @@ class Reference:
 
 def service(root: Path, files: Files | None = None, clock: Clock | None = None) -> IndexService:
     files = files or Files()
-    files.make_dirs(root)
-    return IndexService(
-        root / "index", root / "mark", SMALL, files=files, clock=clock or ManualClock()
-    )
+    files.make_dirs(root / "raymq")
+    return IndexService(root, SMALL, files=files, clock=clock or ManualClock())
 
 
 @given(
@@ -552,9 +550,7 @@ def test_nothing_points_above_the_end_of_a_log_that_was_cut(tmp_path):
     store.sync_queues()
     store.abandon()
     # An async flush: C was above what a power loss left.
-    index = IndexService(
-        tmp_path / "index", tmp_path / "raymq" / "index", config, files=Files(), clock=ManualClock()
-    )
+    index = IndexService(tmp_path, config, files=Files(), clock=ManualClock())
     index.load(log_start=0, log_end=end, uncut=1 << 60, crashed=True, time_ms=0)
     assert index.indexed == end
     assert max(max(found(index, f"b{n}", 0)) for n in range(3)) < end
