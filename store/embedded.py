@@ -221,9 +221,8 @@ class EmbeddedStore:
         """Create a topic of `queues` queues, durable at return."""
         self._check_working()
         appended = self.store.create_topic(name, queues, [0])
-        self._wake.set()
         if appended is not None:
-            self.wait(appended)
+            self._await(appended)
 
     # --- reading --------------------------------------------------------------------------------------------
 
@@ -350,18 +349,15 @@ class EmbeddedStore:
             self._check_working()
 
     def _go_ahead(self) -> None:
+        log = self.store.log
         try:
-            self._work_ahead()
+            if self.store.config.warm_mapped_file:
+                log.allocate_ahead().run(self._ended.is_set)
+            else:
+                ahead = ReadAhead(log.queue, lambda: log.end, files=log.files)
+                ahead.run(self._ended.is_set, self._ended)
         except BaseException as error:
             self._fail(f"the thread that prepares pages ended: {error!r}", error)
-
-    def _work_ahead(self) -> None:
-        log = self.store.log
-        if self.store.config.warm_mapped_file:
-            log.allocate_ahead().run(self._ended.is_set)
-        else:
-            ahead = ReadAhead(log.queue, lambda: log.end, files=log.files)
-            ahead.run(self._ended.is_set, self._ended)
 
     def _notify_synced(self) -> None:
         with self._changed:

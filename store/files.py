@@ -107,10 +107,9 @@ class Files:
         if len(found) == stop - start:
             return found
         # The kernel returns the bytes before a bad sector, and fails at the next call.
-        target = bytearray(stop - start)
-        target[: len(found)] = found
-        self._fill(fd, memoryview(target), len(found), start, path, base)
-        return bytes(target)
+        rest = bytearray(stop - start - len(found))
+        self.read_into(fd, memoryview(rest), start + len(found), path=path, base=base)
+        return found + rest
 
     def read_each(
         self,
@@ -139,11 +138,7 @@ class Files:
         self, fd: int, target: memoryview, start: int, *, path: PathLike, base: int = 0
     ) -> None:
         """`read_range` into memory that is there: the first touch of new pages costs more than the copy."""
-        self._fill(fd, target, 0, start, path, base)
-
-    def _fill(
-        self, fd: int, target: memoryview, done: int, start: int, path: PathLike, base: int
-    ) -> None:
+        done = 0
         while done < len(target):
             at = start + done
             try:

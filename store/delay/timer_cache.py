@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from raymq.store.arrays import Int64s
 from raymq.store.errors import Corrupt
 from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
@@ -23,8 +23,6 @@ from raymq.store.log.commit_log import CommitLog
 from .timer_log import NONE, UNIT_BYTES, UNIT_DTYPE, TimerLog, Units
 from .timer_rule import MAGIC_DELETE, PRECISION_MS, ROLL_WINDOW_MS, WHEEL_SLOTS, Due
 from .timer_wheel import Slot, TimerWheel
-
-Int64s = npt.NDArray[np.int64]
 
 CHECK_BYTES = 4096
 #: state version that RayMQ writes: RocketMQ puts its own there with the first second that it has read

@@ -20,19 +20,17 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from raymq.store import format as fmt
+from raymq.store.arrays import Int64s, Structs
 from raymq.store.errors import require
 from raymq.store.files import Files
 from raymq.store.log.mapped_file import MappedFile
 from raymq.store.log.mapped_file_queue import MappedFileQueue
 
-Int64s = npt.NDArray[np.int64]
-Units = npt.NDArray[Any]
+Units = Structs
 
 UNIT_DTYPE = np.dtype(
     [

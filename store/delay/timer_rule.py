@@ -11,14 +11,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store import format as fmt
-
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
+from raymq.store.arrays import Bools, Int32s, Int64s
 
 OUT_MS, ROLL_TIMES, DELETE_KEY = "TIMER_OUT_MS", "TIMER_ROLL_TIMES", "TIMER_DEL_UNIQKEY"
 #: timerPrecisionMs: the width of a slot
@@ -115,7 +112,7 @@ class TimerProgress:
         """For a record of progress."""
         return asdict(self)
 
-    def waits(self, slot_ms: int, offsets: Int64s) -> npt.NDArray[np.bool_]:
+    def waits(self, slot_ms: int, offsets: Int64s) -> Bools:
         """Which records of one second, all below `queue`, are not delivered yet."""
         left = offsets >= (self.at if slot_ms == self.time else 0)
         if slot_ms < self.time:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from raymq.store.arrays import Int32s, Int64s
 from raymq.store.delay_levels import TIMERS_SERVICE
 from raymq.store.failpoints import fail_point
 from raymq.store.format import TIMER_TOPIC
@@ -37,7 +37,6 @@ from .timer_topic import TimerRows, TimerTopic
 if TYPE_CHECKING:
     from raymq.store.message_store import MessageStore
 
-Int64s = npt.NDArray[np.int64]
 
 ENQUEUE_MS, DEQUEUE_MS = "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"
 
@@ -56,7 +55,7 @@ class DueRows(NamedTuple):
 
     positions: Int64s
     sizes: Int64s
-    magic: npt.NDArray[np.integer[Any]]
+    magic: Int32s | Int64s
     enqueue_ms: Int64s
 
     def where(self, kept: Any) -> DueRows:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from raymq.store import format as fmt
+from raymq.store.arrays import Int64s
 from raymq.store.errors import Corrupt
 from raymq.store.format import TIMER_TOPIC
 from raymq.store.log.commit_log import CommitLog
@@ -17,9 +17,6 @@ from raymq.store.records.record_walk import gather
 
 from .delayed_record import sound_batch
 from .timer_rule import PRECISION_MS, ROLL_WINDOW_MS, Due, due
-
-Int64s = npt.NDArray[np.int64]
-
 
 _NOTHING = Due(
     np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32)

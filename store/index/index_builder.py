@@ -13,12 +13,13 @@ import pyarrow as pa
 
 from raymq.store import format as fmt
 from raymq.store import record
+from raymq.store.arrays import Int64s, UInt32s
 from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, OffsetOutOfRange, StorageFull
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records.keys import Keyed, KeyedUnit, keyed_column, keys_of
 
-from .index_keys import Int64s, UInt32s, hash_keys, key_hash, topic_hash
+from .index_keys import hash_keys, key_hash, topic_hash
 from .index_service import IndexService
 
 logger = logging.getLogger(__name__)

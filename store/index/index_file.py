@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from raymq.store.arrays import Int32s, Int64s, Structs
 from raymq.store.errors import Corrupt, Unavailable, require
 from raymq.store.failpoints import fail_point
 from raymq.store.files import ZERO_CHUNK_BYTES, Files
 from raymq.store.log.read_together import read_together
 from raymq.store.records.record_walk import gather
-
-from .index_keys import Int32s, Int64s
 
 HEADER = struct.Struct(">4q2i")
 SLOT_BYTES = 4
@@ -262,7 +260,7 @@ class IndexFile:
         self._files.pwrite(self._fd, HEADER.pack(*header), 0)
         self.header = header
 
-    def _slots(self) -> npt.NDArray[Any]:
+    def _slots(self) -> Structs:
         if self._slot_map is None:
             size = self._entries_at
             # A file of RocketMQ's may have holes here.
@@ -332,13 +330,13 @@ class IndexFile:
     def _entries_at(self) -> int:
         return HEADER.size + self._slot_count * SLOT_BYTES
 
-    def _entries(self, low: int, high: int) -> npt.NDArray[Any]:
+    def _entries(self, low: int, high: int) -> Structs:
         """Entries [low, high)."""
         at = self._entries_at
         data = self._read(at + low * ENTRY_BYTES, at + high * ENTRY_BYTES)
         return np.frombuffer(data, dtype=ENTRY_DTYPE)
 
-    def _items(self, at: int, numbers: Int64s, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    def _items(self, at: int, numbers: Int64s, dtype: np.dtype[Any]) -> Structs:
         """The items with these numbers of a table that begins at `at`."""
         if not len(numbers):
             return np.empty(0, dtype=dtype)

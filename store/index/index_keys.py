@@ -10,16 +10,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from raymq.store import format as fmt
+from raymq.store.arrays import Bytes, Int32s, Int64s, UInt32s
 from raymq.store.records.keys import KEY_NAMES, KEY_SEPARATOR, UNIQ_KEY_NAME, Keyed
 from raymq.store.records.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
-
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
-UInt32s = npt.NDArray[np.uint32]
-Bytes = npt.NDArray[np.uint8]
 
 #: between topic and key in the text that is hashed
 TOPIC_SEPARATOR = "#"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from raymq.store.arrays import Int32s, Int64s
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, StorageFull, Unavailable
@@ -23,7 +24,7 @@ from raymq.store.files import Files
 from raymq.store.log.meta import Meta
 
 from .index_file import CHAIN_STEPS, IndexFile
-from .index_keys import Int32s, Int64s, key_hash
+from .index_keys import key_hash
 
 _NAME_FORMAT = "%Y%m%d%H%M%S"
 #: log without keys that is indexed once more after a crash, at most

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from raymq.store import record
+from raymq.store.arrays import Int64s
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 from raymq.store.failpoints import fail_point
 from raymq.store.log.commit_log import CommitLog
@@ -47,7 +47,6 @@ from .put_hooks import PutHook, TopicGuard, after_batch, before_batch
 logger = logging.getLogger("raymq.store")
 
 Prepared = record.Prepared | record.PreparedRow
-Int64s = npt.NDArray[np.int64]
 
 #: of the log's bytes at most one in so many is a snapshot's
 SNAPSHOT_SHARE = 64
@@ -130,10 +129,7 @@ class PutPath:
         OS_PAGE_CACHE_BUSY when an append is under way for too long; StorageFull where that flag is a full disk's.
         Source: HookUtils#checkBeforePutMessage; a busy page cache refuses puts so that they do not pile up.
         """
-        if self.closed:
-            raise Unavailable("the store is closed", field="store", status="SERVICE_NOT_AVAILABLE")
-        if self._flags.bits & BLOCKS_PUTS:
-            self._flags.check_writable()
+        self._check_open()
         if self._lock.begin_ms and self._lock.busy(self._busy_ms):
             raise Unavailable(
                 f"an append is under way for {self._lock.held_ms()} ms, the limit is {self._busy_ms} "
@@ -142,6 +138,12 @@ class PutPath:
                 limit=self._busy_ms,
                 status=PutStatus.OS_PAGE_CACHE_BUSY.value,
             )
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Unavailable("the store is closed", field="store", status="SERVICE_NOT_AVAILABLE")
+        if self._flags.bits & BLOCKS_PUTS:
+            self._flags.check_writable()
 
     def _check(self, request: PutRequest) -> CheckedPut:
         guard = self._guards.get(request.topic)
@@ -492,10 +494,7 @@ class PutPath:
         limit: int,
         record_bytes_max: int | None = None,
     ) -> list[Append]:
-        if self.closed:
-            raise Unavailable("the store is closed", field="store", status="SERVICE_NOT_AVAILABLE")
-        if self._flags.bits & BLOCKS_PUTS:
-            self._flags.check_writable()
+        self._check_open()
         host = self._config.store_host
         prepared = [PreparedInner(message, store_host=host) for message in messages]
         head = None

@@ -6,19 +6,17 @@ Source: ConsumeQueue, RocketMQ 5.3.3.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from raymq.store import format as fmt
+from raymq.store.arrays import Bools, Int64s, Structs
 from raymq.store.errors import Corrupt, require
 from raymq.store.files import Files
 
 from .queue_files import OpenFiles, QueueFile, QueueFiles
 
-Int64s = npt.NDArray[np.int64]
-Units = npt.NDArray[Any]
+Units = Structs
 
 #: size of a blank unit, which has no message: position 0, this, tags code 0
 BLANK_SIZE = 0x7FFFFFFF
@@ -408,10 +406,10 @@ class ConsumeQueue:
         self._queue.close()
 
 
-def _is_blank(units: Units) -> npt.NDArray[np.bool_]:
+def _is_blank(units: Units) -> Bools:
     return np.asarray((units["position"] == 0) & (units["size"] == BLANK_SIZE), dtype=np.bool_)
 
 
-def _leading(flags: npt.NDArray[np.bool_]) -> int:
+def _leading(flags: Bools) -> int:
     """How many flags from the first on are set."""
     return len(flags) if flags.all() else int(flags.argmin())

@@ -10,10 +10,10 @@ from collections.abc import Container
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from raymq.store import format as fmt
 from raymq.store import record
+from raymq.store.arrays import Int64s
 from raymq.store.clock import Clock
 from raymq.store.format import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.store.log.commit_log import CommitLog
@@ -24,8 +24,6 @@ from raymq.store.running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR,
 
 from .consume_queue import ConsumeQueue
 from .consume_queues import ConsumeQueues, Key
-
-Int64s = npt.NDArray[np.int64]
 
 #: appended units that are kept in memory for dispatch; when there are more, it reads them back from the log
 PENDING_MAX = 512

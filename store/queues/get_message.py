@@ -10,11 +10,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import format as fmt
 from raymq.store import record
+from raymq.store.arrays import Bools, Int64s
 from raymq.store.errors import OffsetOutOfRange, Rejected
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.log_reads import Records
@@ -22,10 +22,8 @@ from raymq.store.state import ShardState
 
 from .consume_queue import BLANK_SIZE, Units
 from .consume_queues import ConsumeQueues
-from .message_filter import Bools, MessageFilter, TagFilter
+from .message_filter import MessageFilter, TagFilter
 from .sql_filter import SqlFilter
-
-Int64s = npt.NDArray[np.int64]
 
 #: bounds of `max_bytes`
 BYTES_MIN, BYTES_MAX = 100, 128 << 20

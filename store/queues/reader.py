@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import format as fmt
 from raymq.store import record
+from raymq.store.arrays import Int64s
 from raymq.store.errors import Corrupt, OffsetOutOfRange
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.log_reads import Records
@@ -16,8 +16,6 @@ from raymq.store.state import ShardState
 
 from .consume_queue import BLANK_SIZE, ConsumeQueue, Units
 from .consume_queues import ConsumeQueues
-
-Int64s = npt.NDArray[np.int64]
 
 #: consume queue units looked at first, more where they are of short records
 UNITS_FIRST = 1024

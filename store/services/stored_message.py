@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from raymq.store import record
+from raymq.store.delay.delayed_record import host_of
 from raymq.store.errors import OffsetOutOfRange
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records import properties as props
@@ -92,12 +93,7 @@ def read_one(store: MessageStore, topic: str, queue_id: int, offset: int) -> Sto
 
 def _from_row(row: dict[str, Any], size: int) -> StoredMessage:
     fields = {name: row[name] for name in StoredMessage._fields if name in row}
-    fields["born_host"] = _host(row["born_host"])
-    fields["store_host"] = _host(row["store_host"])
+    fields["born_host"] = host_of(row["born_host"])
+    fields["store_host"] = host_of(row["store_host"])
     fields["properties"] = props.decode(row["properties"])
     return StoredMessage(size=size, **fields)
-
-
-def _host(text: str) -> tuple[str, int]:
-    ip, _, port = text.rpartition(":")
-    return ip.strip("[]"), int(port)
