@@ -180,16 +180,15 @@ class StoreConfig:
     def _check_kinds(self) -> None:
         """Refuse values of a wrong type, and numbers below 0."""
         for field in fields(self):
-            name, value = field.name, getattr(self, field.name)
+            name, kind, value = field.name, field.type, getattr(self, field.name)
             is_bool = isinstance(value, bool)
-            if field.type == "bool":
+            if kind == "bool":
                 self._check(is_bool, name, "it must be True or False", "True|False")
-            elif field.type in ("int", "float"):
-                advice, kinds = "it must be a number of 0 or more", (int, float)
-                if field.type == "int":
-                    advice, kinds = f"{advice}, without a fraction", (int,)
-                good = isinstance(value, kinds) and not is_bool and value >= 0
-                self._check(good, name, advice, "0 or more")
+            elif kind in ("int", "float"):
+                is_number = isinstance(value, int) or (kind == "float" and isinstance(value, float))
+                whole = ", without a fraction" if kind == "int" else ""
+                good = is_number and not is_bool and value >= 0
+                self._check(good, name, f"it must be a number of 0 or more{whole}", "0 or more")
 
     def _check_pool(self) -> None:
         self._check(

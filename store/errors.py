@@ -87,7 +87,9 @@ class Bug(RayMQError):
 
 
 #: each class above, by its name on the wire
-_KINDS = {kind.__name__: kind for kind in (RayMQError, *RayMQError.__subclasses__())}
+_KINDS: dict[str, type[RayMQError]] = {
+    kind.__name__: kind for kind in (RayMQError, *RayMQError.__subclasses__())
+}
 
 
 def _rebuild(kind: str, message: str, fields: dict[str, Any]) -> RayMQError:

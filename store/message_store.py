@@ -89,9 +89,7 @@ class MessageStore:
         #: called for every put but those of the store's own services
         self.hooks: list[PutHook] = [self.delay_hook]
         lock = PutLock(log.clock)
-        self._dispatch = Dispatch(
-            log, self.consume_queues, put_lock=lock, clock=log.clock, flags=self.flags
-        )
+        self._dispatch = Dispatch(log, self.consume_queues, put_lock=lock, flags=self.flags)
         self.put_path = PutPath(
             log,
             self.state,
@@ -196,7 +194,7 @@ class MessageStore:
             crashed=log.crashed,
             time_ms=log.checkpoint.index_ms,
         )
-        self._dispatch.index = IndexBuilder(log, self.index, self.clock)
+        self._dispatch.index = IndexBuilder(log, self.index)
 
     def _end_rebuilding(self) -> None:
         """Let a lost queue without any message left in the log go on at its old offset."""

@@ -14,7 +14,6 @@ import pyarrow as pa
 from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.arrays import Int64s, UInt32s
-from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, OffsetOutOfRange, StorageFull
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records.keys import Keyed, KeyedUnit, keyed_column, keys_of
@@ -40,10 +39,10 @@ _COLUMNS = ("topic", "store_time_ms", "sys_flag", "properties")
 class IndexBuilder:
     """Puts records into the index. Callers: the thread that dispatches."""
 
-    def __init__(self, commit_log: CommitLog, service: IndexService, clock: Clock) -> None:
-        self._log = commit_log
+    def __init__(self, log: CommitLog, service: IndexService) -> None:
+        self._log = log
         self._service = service
-        self._clock = clock
+        self._clock = log.clock
         self._units: list[KeyedUnit] = []
         self._records = 0
         self._bytes = 0

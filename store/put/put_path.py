@@ -13,6 +13,7 @@ import numpy as np
 
 from raymq.store import record
 from raymq.store.arrays import Int64s
+from raymq.store.clock import StampClock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 from raymq.store.failpoints import fail_point
 from raymq.store.log.commit_log import CommitLog
@@ -26,7 +27,6 @@ from raymq.store.records.producer_stamp import Stamp
 from raymq.store.records.properties import TAGS
 from raymq.store.requests import Append, PutRequest
 from raymq.store.running_flags import BLOCKS_PUTS, RunningFlags
-from raymq.store.stamp_clock import StampClock
 from raymq.store.state import (
     INTERNAL_QUEUE,
     INTERNAL_TOPIC,

@@ -118,22 +118,19 @@ class ConsumeQueue:
         self.min_offset = self._behind_blanks(first, end)
         self._set_end(end)
         self._dirty_from = end
-        if not self._queue.files or not first <= end or self.max_physical_offset > below:
-            raise self._not_as_dispatched(end)
-        if self.min_offset < end:
+        sound = self._queue.files and first <= end and self.max_physical_offset <= below
+        if sound and self.min_offset < end:
             last = self._span(end - 1, end)
-            if last["size"][0] <= 0 or last["position"][0] < 0 or _is_blank(last)[0]:
-                raise self._not_as_dispatched(end)
-
-    def _not_as_dispatched(self, end: int) -> Corrupt:
-        return Corrupt(
-            f"queue {self.directory} does not end at offset {end}, where its last message was dispatched; restart the "
-            "store, which then rebuilds its consume queues",
-            path=str(self.directory),
-            offset=end,
-            rule="a queue ends where it was dispatched to",
-            expected=end,
-        )
+            sound = last["size"][0] > 0 and last["position"][0] >= 0 and not _is_blank(last)[0]
+        if not sound:
+            raise Corrupt(
+                f"queue {self.directory} does not end at offset {end}, where its last message was dispatched; restart "
+                "the store, which then rebuilds its consume queues",
+                path=str(self.directory),
+                offset=end,
+                rule="a queue ends where it was dispatched to",
+                expected=end,
+            )
 
     def _doubtful(self, sound_below: int) -> list[QueueFile]:
         """The files that may have unsound units: from the last one on whose first unit is sound."""
@@ -344,18 +341,14 @@ class ConsumeQueue:
             low, count = low + max(1, len(units)), SCAN_UNITS
         self.min_offset = end
 
-    def delete_expired(self) -> int:
-        """Delete the files whose every unit is below `min_offset`, but never the last one. Returns: how many.
+    def delete_expired(self) -> None:
+        """Delete the files whose every unit is below `min_offset`, but never the last one.
 
         Durable: at return. Source: MappedFileQueue#deleteExpiredFileByOffset.
         """
-        deleted = 0
-        while len(self._queue.files) > 1 and (
-            self._queue.files[1].start <= self.min_offset * fmt.UNIT_BYTES
-        ):
+        end = self.min_offset * fmt.UNIT_BYTES
+        while len(self._queue.files) > 1 and self._queue.files[1].start <= end:
             self._queue.delete_first()
-            deleted += 1
-        return deleted
 
     @property
     def dirty(self) -> bool:

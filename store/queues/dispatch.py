@@ -14,7 +14,6 @@ import numpy as np
 from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.arrays import Int64s
-from raymq.store.clock import Clock
 from raymq.store.format import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.put_lock import PutLock
@@ -77,12 +76,11 @@ class Dispatch:
         queues: ConsumeQueues,
         *,
         put_lock: PutLock,
-        clock: Clock,
         flags: RunningFlags,
     ) -> None:
         self._log = log
         self._queues = queues
-        self._clock = clock
+        self._clock = log.clock
         self._put_lock = put_lock
         self._flags = flags
         self._pending: deque[UndispatchedUnit] = deque()
