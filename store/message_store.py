@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from .index.query import Query
 from .log.clean import CleanService, Derived
 from .log.commit_log import QUEUES_DOUBTFUL, CommitLog
 from .put.inner_message import InnerMessage, ServiceProgress
-from .put.put_hooks import PutHook
+from .put.put_hooks import PutHook, TopicGuard
 from .put.put_path import PutPath
 from .put_lock import PutLock
 from .queues.consume_queues import ConsumeQueues
@@ -88,20 +88,14 @@ class MessageStore:
         self.delay_hook = DelayHook(log.config, log.clock)
         #: called for every put but those of the store's own services
         self.hooks: list[PutHook] = [self.delay_hook]
-        lock = PutLock(log.clock)
-        self._dispatch = Dispatch(log, self.consume_queues, put_lock=lock, flags=self.flags)
-        self.put_path = PutPath(
-            log,
-            self.state,
-            self.consume_queues,
-            self._dispatch,
-            lock=lock,
-            flags=self.flags,
-            stats=self.stats,
-            hooks=self.hooks,
-            guards={TIMER_TOPIC: self.delay_hook},
+        #: system topics that users may put columns to, and their checks
+        self.topic_guards: dict[str, TopicGuard] = {TIMER_TOPIC: self.delay_hook}
+        self.put_lock = PutLock(log.clock)
+        #: fills consume queues and index; its `run` is called by `dispatch`
+        self.queue_dispatch = Dispatch(
+            log, self.consume_queues, put_lock=self.put_lock, flags=self.flags
         )
-        self._put_lock = lock
+        self.put_path = PutPath(self)
         #: derived stores, which forget messages that the log deletes
         self.derived: list[Derived] = [self.index]
         #: each returns the physical offset from which it still needs records; None: it needs none
@@ -168,8 +162,8 @@ class MessageStore:
 
     def _recover(self) -> None:
         self.consume_queues.on_differing = self._distrust_queue_ends
-        found = StoreRecovery(self.log, self.state, self.consume_queues, self.put_path).run()
-        self._dispatch.dispatched = found.dispatched
+        found = StoreRecovery(self).run()
+        self.queue_dispatch.dispatched = found.dispatched
         self._queues_exact = found.queues_exact
         self._met_snapshot = found.met_snapshot
         self._rebuilding = found.rebuilding
@@ -194,7 +188,7 @@ class MessageStore:
             crashed=log.crashed,
             time_ms=log.checkpoint.index_ms,
         )
-        self._dispatch.index = IndexBuilder(log, self.index)
+        self.queue_dispatch.index = IndexBuilder(log, self.index)
 
     def _end_rebuilding(self) -> None:
         """Let a lost queue without any message left in the log go on at its old offset."""
@@ -226,43 +220,25 @@ class MessageStore:
     @property
     def dispatched(self) -> int:
         """Everything below this is in the consume queues."""
-        return self._dispatch.dispatched
-
-    @property
-    def delayed(self) -> int:
-        """Grows when a message is dispatched that is to be delivered later."""
-        return self._dispatch.delayed
+        return self.queue_dispatch.dispatched
 
     def dispatch(self, confirmed: int) -> int:
         """Build consume queues up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.
 
-        The index has it all when a call dispatched nothing and `index_behind` is False.
+        The index has it all when a call dispatched nothing and `queue_dispatch.index_behind` is False.
         Callers: one thread.
         """
-        dispatched = self._dispatch.run(confirmed)
+        dispatched = self.queue_dispatch.run(confirmed)
         if self._queues_exact:
             self.log.marks.queued_end = dispatched
         if self._rebuilding is not None:
             self._end_rebuilding()
         return dispatched
 
-    def take_touched(self) -> set[tuple[str, int]]:
-        """The queues in which `dispatch` put messages since the last call. Callers: the one that dispatches."""
-        return self._dispatch.take_touched()
-
-    def dispatch_concerns(self, queues: Container[tuple[str, int]], confirmed: int) -> bool:
-        """Whether what `dispatch` would do up to `confirmed` has messages of one of `queues`, or may have."""
-        return self._dispatch.concerns(queues, confirmed)
-
     @property
     def damage(self) -> list[Corrupt]:
         """Damage below the confirmed end that dispatch, index or deliveries met and passed over."""
         return list(self.log.damage_met.values())
-
-    @property
-    def index_behind(self) -> bool:
-        """Whether `dispatch` has records to index that are in the consume queues already."""
-        return self._dispatch.index_behind
 
     def sync_queues(self, *, closing: bool = False) -> None:
         """fdatasync every consume queue and the index, and remember how far they are complete.
@@ -315,7 +291,7 @@ class MessageStore:
 
     def delete_derived(self, start: int) -> None:
         """Delete chain, consume queue files and indexes of records below `start`."""
-        with self._put_lock:
+        with self.put_lock:
             self.log.chain.delete_before(start)
         fail_point("clean.after_chain")
         self.consume_queues.delete_expired()
@@ -465,7 +441,7 @@ class MessageStore:
                 if self.dispatch(log.confirmed) == before:
                     break
             until_ms = self.clock.monotonic_ms() + INDEX_WAIT_MS
-            while self.index_behind and self.clock.monotonic_ms() < until_ms:
+            while self.queue_dispatch.index_behind and self.clock.monotonic_ms() < until_ms:
                 self.dispatch(log.confirmed)
             copied = self._copy_compacted()
             self.sync_queues(closing=True)

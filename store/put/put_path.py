@@ -6,8 +6,8 @@ Source: CommitLog#asyncPutMessage, #asyncPutMessages, RocketMQ 5.3.3.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,33 +16,31 @@ from raymq.store.arrays import Int64s
 from raymq.store.clock import StampClock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 from raymq.store.failpoints import fail_point
-from raymq.store.log.commit_log import CommitLog
 from raymq.store.producer_table import UNKNOWN_OFFSET
-from raymq.store.put_lock import PutLock
-from raymq.store.queues.consume_queues import ConsumeQueues
-from raymq.store.queues.dispatch import Dispatch, UndispatchedUnit
+from raymq.store.queues.dispatch import UndispatchedUnit
 from raymq.store.records.key_check import check_keys
 from raymq.store.records.keys import keyed_rows
 from raymq.store.records.producer_stamp import Stamp
 from raymq.store.records.properties import TAGS
 from raymq.store.requests import Append, PutRequest
-from raymq.store.running_flags import BLOCKS_PUTS, RunningFlags
+from raymq.store.running_flags import BLOCKS_PUTS
 from raymq.store.state import (
     INTERNAL_QUEUE,
     INTERNAL_TOPIC,
     PRODUCER,
     PROGRESS,
     SNAPSHOT,
-    ShardState,
     producer_body,
 )
-from raymq.store.stats import StoreStats
 from raymq.store.status import PutStatus
 from raymq.store.topics import check_target
 
 from .duplicates import Search
 from .inner_message import InnerMessage, PreparedInner, PreparedProgress, ServiceProgress
-from .put_hooks import PutHook, TopicGuard, after_batch, before_batch
+from .put_hooks import after_batch, before_batch
+
+if TYPE_CHECKING:
+    from raymq.store.message_store import MessageStore
 
 logger = logging.getLogger("raymq.store")
 
@@ -66,33 +64,21 @@ class CheckedPut(NamedTuple):
 class PutPath:
     """Checks and appends puts. Callers: any thread; the put lock orders them."""
 
-    def __init__(
-        self,
-        log: CommitLog,
-        state: ShardState,
-        queues: ConsumeQueues,
-        dispatch: Dispatch,
-        *,
-        lock: PutLock,
-        flags: RunningFlags,
-        stats: StoreStats,
-        hooks: list[PutHook],
-        guards: Mapping[str, TopicGuard],
-    ) -> None:
+    def __init__(self, store: MessageStore) -> None:
+        log = store.log
         self._log = log
         self._config = log.config
         self._clock = log.clock
         #: store times of records
         self.stamps = StampClock(log.clock)
-        self._state = state
-        self._queues = queues
-        self._dispatch = dispatch
-        self._lock = lock
-        self._flags = flags
-        self._stats = stats
-        self._hooks = hooks
-        #: system topics that users may put columns to, and their checks
-        self._guards = guards
+        self._state = store.state
+        self._queues = store.consume_queues
+        self._dispatch = store.queue_dispatch
+        self._lock = store.put_lock
+        self._flags = store.flags
+        self._stats = store.stats
+        self._hooks = store.hooks
+        self._guards = store.topic_guards
         self._busy_ms = log.config.os_page_cache_busy_timeout_ms
         self._record_bytes_max = log.config.record_bytes_max
         self.epoch = 0
