@@ -30,6 +30,7 @@ from .index.index_service import IndexService
 from .index.query import Query
 from .log.clean import CleanService, Derived
 from .log.commit_log import QUEUES_DOUBTFUL, CommitLog
+from .producer_table import ProducerTable
 from .put.inner_message import InnerMessage, ServiceProgress
 from .put.put_hooks import PutHook, TopicGuard
 from .put.put_path import PutPath
@@ -69,11 +70,12 @@ class MessageStore:
         self.config = log.config
         self.files = log.files
         self.clock = log.clock
-        self.state = ShardState(
-            producer_entries_max=log.config.producer_entries_limit,
-            producer_expiry_ms=int(log.config.producer_expiry_hours * 3_600_000),
-            producer_limit_option=log.config.producer_limit_option,
+        producers = ProducerTable(
+            entries_max=log.config.producer_entries_limit,
+            expiry_ms=int(log.config.producer_expiry_hours * 3_600_000),
+            limit_option=log.config.producer_limit_option,
         )
+        self.state = ShardState(producers)
         self.consume_queues = ConsumeQueues(log.root, log.config, files=log.files)
         self.reader = Reader(log, self.consume_queues, self.state)
         self.compaction = CompactionStore(log, self.consume_queues, self.state)
@@ -309,7 +311,7 @@ class MessageStore:
         """The half-open range of readable offsets of a queue; when compacted, from the first message that is left."""
         if self.compaction.owns(topic):
             return self.compaction.queue_range(topic, queue_id)
-        return self.reader.queue_range(topic, queue_id)
+        return self.consume_queues.range(topic, queue_id)
 
     def fetch(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
@@ -418,13 +420,6 @@ class MessageStore:
         """Store a group's next offsets in the log. Raises: Rejected for a name that no group may have."""
         check_group_name(group)
         return self.put_path.put_internal(OFFSETS, offsets_body(group, topic, offsets))
-
-    def init_producer(self, producer: int) -> tuple[int, Append]:
-        """The next epoch of a producer id, stored in the log, and the append to wait for.
-
-        Raises: Rejected where the shard remembers as many producers as it may.
-        """
-        return self.put_path.init_producer(producer)
 
     # --- shutdown -------------------------------------------------------------------------------------------
 

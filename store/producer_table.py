@@ -267,7 +267,11 @@ class ProducerTable:
     """Entries by (producer, topic, queue), and the epochs of producers. Callers: see the module."""
 
     def __init__(
-        self, *, entries_max: int, expiry_ms: int, limit_option: str = "producer_entries_max"
+        self,
+        *,
+        entries_max: int = 1_000_000,
+        expiry_ms: int = 7 * 24 * 3_600_000,
+        limit_option: str = "producer_entries_max",
     ) -> None:
         self.entries_max = entries_max
         #: the option that `entries_max` comes from, as errors name it

@@ -31,10 +31,6 @@ PROGRESS = "PROGRESS"
 #: topic attribute, and its value for compaction topics (TopicAttributes, CleanupPolicy)
 CLEANUP_POLICY, COMPACTION, DELETE = "cleanup.policy", "COMPACTION", "DELETE"
 
-#: limits of a state for which no StoreConfig is given
-PRODUCER_ENTRIES_MAX = 1_000_000
-PRODUCER_EXPIRY_MS = 7 * 24 * 3_600_000
-
 
 @dataclass(frozen=True)
 class TopicInfo:
@@ -71,19 +67,9 @@ ALL_NEW = Admission(0, UNKNOWN_OFFSET, 0)
 class ShardState:
     """Topics, counters, sequences and offsets of one shard. Not thread-safe: the put lock guards it."""
 
-    def __init__(
-        self,
-        *,
-        producer_entries_max: int = PRODUCER_ENTRIES_MAX,
-        producer_expiry_ms: int = PRODUCER_EXPIRY_MS,
-        producer_limit_option: str = "producer_entries_max",
-    ) -> None:
+    def __init__(self, producers: ProducerTable | None = None) -> None:
         #: sequences and epochs of producers
-        self.producers = ProducerTable(
-            entries_max=producer_entries_max,
-            expiry_ms=producer_expiry_ms,
-            limit_option=producer_limit_option,
-        )
+        self.producers = ProducerTable() if producers is None else producers
         self.clear()
 
     def clear(self) -> None:

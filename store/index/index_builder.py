@@ -116,16 +116,11 @@ class IndexBuilder:
         counts = [len(unit.positions) for unit in units]
         topics = np.array([topic_hash(unit.topic) for unit in units], dtype=np.uint32)
         times = np.array([unit.store_time_ms for unit in units], dtype=np.int64)
-        if len(units) == 1:
-            keyed, positions = units[0].keyed, units[0].positions
-        else:
-            data = [unit.keyed.data for unit in units]
-            begins = np.cumsum([0, *map(len, data)])[:-1]
-            ends = [
-                unit.keyed.offsets[1:] + begin for unit, begin in zip(units, begins, strict=True)
-            ]
-            keyed = Keyed(b"".join(data), np.concatenate(([0], *ends)))
-            positions = np.concatenate([unit.positions for unit in units])
+        data = [unit.keyed.data for unit in units]
+        begins = np.cumsum([0, *map(len, data)])[:-1]
+        ends = [unit.keyed.offsets[1:] + begin for unit, begin in zip(units, begins, strict=True)]
+        keyed = Keyed(b"".join(data), np.concatenate(([0], *ends)))
+        positions = np.concatenate([unit.positions for unit in units])
         self._put(np.repeat(topics, counts), keyed, positions, np.repeat(times, counts), self._seen)
 
     def _put_few(self, units: list[KeyedUnit]) -> None:

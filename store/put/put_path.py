@@ -22,6 +22,7 @@ from raymq.store.records.key_check import check_keys
 from raymq.store.records.keys import keyed_rows
 from raymq.store.records.producer_stamp import Stamp
 from raymq.store.records.properties import TAGS
+from raymq.store.records.rows import tags_code_of
 from raymq.store.requests import Append, PutRequest
 from raymq.store.running_flags import BLOCKS_PUTS
 from raymq.store.state import (
@@ -564,7 +565,9 @@ class PutPath:
         first, last = appends[0], appends[-1]
         topic, queue_id = stored[0].topic, stored[0].queue_id
         levels = self._config.delay_levels_ms
-        codes = [each.tags_code(first.store_time_ms, levels) for each in stored]
+        codes = [
+            tags_code_of(topic, each.properties, first.store_time_ms, levels) for each in stored
+        ]
         self._dispatch.pend(
             UndispatchedUnit(
                 first.physical_offset,

@@ -45,7 +45,7 @@ def stored(state, producer, queue, sequence, *, epoch=0, now=1000, count=1, topi
 
 
 def restored(state, **limits):
-    again = ShardState(**limits)
+    again = ShardState(ProducerTable(**limits))
     for part in state.snapshot(MIB):
         again.apply_internal(SNAPSHOT, part)
     return again
@@ -93,7 +93,7 @@ def test_the_table_says_the_same_as_a_dict_whatever_is_written_in_which_order(mo
 
 
 def test_above_the_limit_a_new_producer_is_refused_and_none_is_forgotten():
-    state = ShardState(producer_entries_max=10, producer_expiry_ms=HOUR_MS)
+    state = ShardState(ProducerTable(entries_max=10, expiry_ms=HOUR_MS))
     for producer in range(10):
         stored(state, producer, 0, 0)
     with pytest.raises(Rejected, match="producer_entries_max") as refused:
@@ -110,7 +110,7 @@ def test_above_the_limit_a_new_producer_is_refused_and_none_is_forgotten():
 
 
 def test_at_the_limit_what_was_unused_for_long_makes_room():
-    state = ShardState(producer_entries_max=10, producer_expiry_ms=HOUR_MS)
+    state = ShardState(ProducerTable(entries_max=10, expiry_ms=HOUR_MS))
     for producer in range(10):
         stored(state, producer, 0, 0, epoch=2, now=producer)
     stored(state, 0, 0, 1, epoch=2, now=HOUR_MS + 4)
@@ -127,7 +127,7 @@ def test_what_a_log_holds_above_a_limit_that_was_lowered_is_remembered():
     state = ShardState()
     for producer in range(30):
         stored(state, producer, 0, 0)
-    again = restored(state, producer_entries_max=10, producer_expiry_ms=HOUR_MS)
+    again = restored(state, entries_max=10, expiry_ms=HOUR_MS)
     stored(again, 30, 0, 0)
     for producer in range(31):
         assert again.admit(producer, 0, "t", 0, 0, 1).duplicates == 1
@@ -147,7 +147,7 @@ def test_a_refusal_at_the_limit_stores_nothing_and_outlives_a_restart(tmp_path):
     store.close()
     store = EmbeddedStore(tmp_path, config=config)
     with pytest.raises(Rejected, match="producer_entries_max"):
-        store.store.init_producer(3)
+        store.store.put_path.init_producer(3)
     assert store.put(request([b"x"], producer=2, sequence=0)).duplicates == 1
     store.close()
 
@@ -207,7 +207,7 @@ def test_a_put_beside_init_producer_at_the_limit_is_not_forgotten(store_at_its_l
         return rows
 
     monkeypatch.setattr(producer_table, "_Rows", make_rows_then_put)
-    assert store.init_producer(7)[0] == 0
+    assert store.put_path.init_producer(7)[0] == 0
     appended = other.end()
     assert appended.duplicates == 0
     repeated = store.put(again)
@@ -216,7 +216,7 @@ def test_a_put_beside_init_producer_at_the_limit_is_not_forgotten(store_at_its_l
 
 def test_two_threads_that_init_one_producer_get_two_epochs(store_at_its_limit, monkeypatch):
     store = store_at_its_limit
-    other = Meanwhile(store, lambda: store.init_producer(1))
+    other = Meanwhile(store, lambda: store.put_path.init_producer(1))
     next_epoch = store.state.next_epoch
 
     def next_epoch_twice(producer):
@@ -226,7 +226,7 @@ def test_two_threads_that_init_one_producer_get_two_epochs(store_at_its_limit, m
         return epoch
 
     monkeypatch.setattr(store.state, "next_epoch", next_epoch_twice)
-    first, appended = store.init_producer(1)
+    first, appended = store.put_path.init_producer(1)
     second, later = other.end()
     assert (first, second) == (1, 2)
     assert appended.end_offset == later.physical_offset
