@@ -188,12 +188,12 @@ class EmbeddedStore:
     def put_message(self, message: InnerMessage) -> PutResult:
         """Put one message and wait until the promise is kept. A refusal is a status, not an exception."""
         self._check_working()
-        return self._messages.put_message(message)
+        return self._messages.put((message,), is_batch=False)
 
     def put_messages(self, messages: Sequence[InnerMessage]) -> PutResult:
         """Put messages of one queue as consecutive records of one file. Otherwise as `put_message`."""
         self._check_working()
-        return self._messages.put_messages(messages)
+        return self._messages.put(tuple(messages), is_batch=True)
 
     def _await(self, appended: Append) -> Append:
         self._wake.set()

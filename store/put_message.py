@@ -80,18 +80,12 @@ class MessagePut:
         self._await_promise = await_promise
         self._config = store.config
 
-    def put_message(self, message: InnerMessage) -> PutResult:
-        """Store one message. Returns: the result, refusals included; nothing is raised."""
-        return self._put((message,), is_batch=False)
+    def put(self, messages: tuple[InnerMessage, ...], *, is_batch: bool) -> PutResult:
+        """Store one message, or a batch: records of one queue that follow each other in one file.
 
-    def put_messages(self, messages: Sequence[InnerMessage]) -> PutResult:
-        """Store messages of one queue as records that follow each other in one file. Returns: the result.
-
-        A crash may leave the first ones only, as in RocketMQ; acknowledged batches stay whole.
+        A crash may leave the first messages of a batch only, as in RocketMQ; acknowledged batches stay whole.
+        Returns: the result, refusals included; nothing is raised.
         """
-        return self._put(tuple(messages), is_batch=True)
-
-    def _put(self, messages: tuple[InnerMessage, ...], *, is_batch: bool) -> PutResult:
         hooks = self._store.hooks
         try:
             self._store.put_path.check_serving()

@@ -270,11 +270,11 @@ class PutPath:
         """Append rows from `skip` on, cut into append units."""
         log = self._log
         self._begin_segment()
+        now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
         if isinstance(prepared, record.PreparedRow) and prepared.size <= log.room():
-            return self._append_unit(prepared, request, 0, 1, self._stamp())
+            return self._append_unit(prepared, request, 0, 1, now)
         ends = np.cumsum(prepared.sizes)
         log.ensure_room(int(ends[-1]) - (int(ends[skip - 1]) if skip else 0))
-        now = self._stamp()
         row, count = skip, len(prepared.sizes)
         first: Append | None = None
         try:

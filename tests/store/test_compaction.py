@@ -143,9 +143,9 @@ def test_a_message_without_a_key_cannot_reach_a_compacted_topic_by_a_detour(
         later,
         replace(later, properties={}, properties_text=text),
     ):
-        assert doors.put_message(message).status is PutStatus.MESSAGE_ILLEGAL
+        assert doors.put((message,), is_batch=False).status is PutStatus.MESSAGE_ILLEGAL
     keyed = replace(bare, properties={"KEYS": "k"})
-    assert doors.put_messages([keyed, bare]).status is PutStatus.MESSAGE_ILLEGAL
+    assert doors.put(tuple([keyed, bare]), is_batch=True).status is PutStatus.MESSAGE_ILLEGAL
     with pytest.raises(Rejected, match="KEYS"):
         TransactionService(store).prepare(bare)
     other, good = text.replace(b"\x01c\x02", b"\x01t\x02"), text + b"KEYS\x01k\x02"
@@ -157,7 +157,7 @@ def test_a_message_without_a_key_cannot_reach_a_compacted_topic_by_a_detour(
     assert caught.value.row == 2
     assert store.log.end == end
     store.put(PutRequest(TIMER_TOPIC, 0, rows.to_batches()[0][:2], None, 0, 0, "quorum"))
-    assert doors.put_message(keyed).status is PutStatus.PUT_OK
+    assert doors.put((keyed,), is_batch=False).status is PutStatus.PUT_OK
     TransactionService(store).prepare(keyed)
 
 
