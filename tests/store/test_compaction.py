@@ -145,7 +145,7 @@ def test_a_message_without_a_key_cannot_reach_a_compacted_topic_by_a_detour(
     ):
         assert doors.put((message,), is_batch=False).status is PutStatus.MESSAGE_ILLEGAL
     keyed = replace(bare, properties={"KEYS": "k"})
-    assert doors.put(tuple([keyed, bare]), is_batch=True).status is PutStatus.MESSAGE_ILLEGAL
+    assert doors.put((keyed, bare), is_batch=True).status is PutStatus.MESSAGE_ILLEGAL
     with pytest.raises(Rejected, match="KEYS"):
         TransactionService(store).prepare(bare)
     other, good = text.replace(b"\x01c\x02", b"\x01t\x02"), text + b"KEYS\x01k\x02"
