@@ -88,7 +88,7 @@ class Bug(RayMQError):
 
 #: each class above, by its name on the wire
 _KINDS: dict[str, type[RayMQError]] = {
-    kind.__name__: kind for kind in (RayMQError, *RayMQError.__subclasses__())
+    kind.__name__: kind for kind in [RayMQError] + RayMQError.__subclasses__()
 }
 
 
