@@ -82,16 +82,18 @@ def import_changed(store: MessageStore) -> list[str]:
         found = _read(store, name)
         if found is None:
             continue
-        new = not _is_known(store, name, found[1])
+        table, crc = found
+        new = not _is_known(store, name, crc)
         if not new and store.state_is_whole:
             continue
+        take_over, _ = _FILES[name]
         try:
-            _IMPORTS[name](store, found[0], new)
+            take_over(store, table, new)
         except (AttributeError, TypeError, ValueError) as error:
             raise _unlike(name, str(error)) from error
         if new:
             fail_point("config.imported")
-            store.put_inner([], progress=ServiceProgress(IMPORT_SERVICE, {name: found[1]}))
+            store.put_inner([], progress=ServiceProgress(IMPORT_SERVICE, {name: crc}))
             changed.append(name)
     return changed
 
@@ -117,7 +119,8 @@ def write_back(
         table, crc = (None, None) if found is None else found
         table = table or {}
         before = json.dumps(table, sort_keys=True)
-        _EXPORTS[name](tables, table)
+        _, fill = _FILES[name]
+        fill(tables, table)
         if json.dumps(table, sort_keys=True) != before:
             crc = _write(store, name, table, crc)
             written.append(name)
@@ -348,15 +351,12 @@ def _unlike(name: str, reason: str) -> Corrupt:
     )
 
 
-_IMPORTS: dict[str, Callable[[MessageStore, Table, bool], None]] = {
-    TOPICS: _import_topics,
-    CONSUMER_OFFSETS: _import_offsets,
-    GROUPS: _import_groups,
-    LEVELS: _import_levels,
-}
-_EXPORTS: dict[str, Callable[[Tables, Table], None]] = {
-    TOPICS: _export_topics,
-    CONSUMER_OFFSETS: _export_offsets,
-    GROUPS: _export_groups,
-    LEVELS: _export_levels,
+_Import = Callable[["MessageStore", Table, bool], None]
+_Export = Callable[[Tables, Table], None]
+#: of each file, the function that takes it over and the one that makes its content
+_FILES: dict[str, tuple[_Import, _Export]] = {
+    TOPICS: (_import_topics, _export_topics),
+    CONSUMER_OFFSETS: (_import_offsets, _export_offsets),
+    GROUPS: (_import_groups, _export_groups),
+    LEVELS: (_import_levels, _export_levels),
 }

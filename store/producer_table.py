@@ -349,16 +349,9 @@ class ProducerTable:
             return None
         _, _, time_ms, end, *runs = _ENTRY.unpack_from(*rows.place(row))
         first, last = Run(*runs[:3]), Run(*runs[3:])
-        if not last.count:
-            return ProducerQueue(0, end, [], None, time_ms, row)
-        return ProducerQueue(
-            last.first_sequence + last.count,
-            end,
-            [first] if first == last else [first, last],
-            None,
-            time_ms,
-            row,
-        )
+        # An entry without a run has zeros there.
+        known = list(dict.fromkeys((first, last))) if last.count else []
+        return ProducerQueue(last.first_sequence + last.count, end, known, None, time_ms, row)
 
     def _write(self, entry: ProducerQueue) -> None:
         chunk, at = self._rows.place(entry.row)
@@ -402,10 +395,9 @@ class ProducerTable:
 
         Args: now_ms: the store time. Raises: Rejected where no entry is old enough.
         """
-        full = self._rows.count >= self.entries_max
-        if full or self._epochs_full(producer):
+        if self._is_full(producer):
             self.drop_expired(now_ms)
-            if self._rows.count >= self.entries_max or self._epochs_full(producer):
+            if self._is_full(producer):
                 raise Rejected(
                     f"the shard remembers the sequences of {self._rows.count} (producer, topic, queue) entries and "
                     f"{self._epoch_rows.count} producers, the limit is {self.entries_max} "
@@ -415,8 +407,10 @@ class ProducerTable:
                     limit=self.entries_max,
                 )
 
-    def _epochs_full(self, producer: int) -> bool:
-        return self._epoch_rows.count >= self.entries_max and self.epoch(producer) is None
+    def _is_full(self, producer: int) -> bool:
+        most = self.entries_max
+        epochs_full = self._epoch_rows.count >= most and self.epoch(producer) is None
+        return self._rows.count >= most or epochs_full
 
     def drop_expired(self, now_ms: int) -> int:
         """Forget the entries that were not written for `expiry_ms`, and producers without any. Returns: how many."""

@@ -2,7 +2,7 @@
 
 `MessagePut` calls `transform` for every message. Half messages of transactions pass unchanged. RocketMQ's brokers move
 each message. Our producers send columns for the timer topic, so that sequences and batches stay whole, and the shard
-only checks (`check_timer_put`): each message names its queue and a time that timers reach.
+only checks (`check_batch`): each message names its queue and a time that timers reach.
 Source: HookUtils#handleScheduleMessage, RocketMQ 5.3.3. There a congested second refuses by chance, the more likely the
 more messages wait. Here it refuses from the limit on.
 """
@@ -103,7 +103,7 @@ def transform(
 
 
 class DelayHook(PutHook):
-    """Sends messages to the topics where they wait (`transform`) and guards the timer topic (`check_timer_put`)."""
+    """Sends messages to the topics where they wait (`transform`) and guards the timer topic (`check_batch`)."""
 
     name = "delay"
 
@@ -120,15 +120,50 @@ class DelayHook(PutHook):
         return transform(message, self._clock.now_ms(), self._config, waiting=self.waiting)
 
     def check_batch(self, request: PutRequest, topics: Mapping[str, TopicInfo]) -> None:
-        """Refuse columns for the timer topic that could not be delivered: `check_timer_put`."""
-        check_timer_put(
-            request.queue_id,
-            request.batch,
-            topics=topics,
-            config=self._config,
-            now_ms=self._clock.now_ms(),
-            waiting=self.waiting,
+        """Refuse columns for the timer topic with any row that could not be delivered.
+
+        Raises: Rejected naming the field, Unavailable where too many wait for the second of a row, with RocketMQ's
+        status; nothing was stored.
+        """
+        if not self._config.timer_wheel_enabled:
+            raise error_of(
+                PutStatus.WHEEL_TIMER_NOT_ENABLE,
+                "timers are switched off in this cluster (timer_wheel_enabled); send without deliver_at_ms",
+                field="deliver_at_ms",
+                limit=None,
+            )
+        batch = request.batch
+        if isinstance(batch, Row):
+            batch = batch.to_batch()
+        properties = batch.column("properties").fill_null(b"")
+        out, topic, queue = (
+            pc.struct_field(pc.extract_regex(properties, pattern), 0)
+            for pattern in (_OUT, _TOPIC, _QUEUE)
         )
+        wrong = pc.match_substring_regex(properties, f"(?s:{_WRONG})")
+        missing = out.null_count + topic.null_count + queue.null_count
+        if request.queue_id or missing or pc.any(wrong).as_py():
+            raise error_of(
+                PutStatus.WHEEL_TIMER_MSG_ILLEGAL,
+                "messages of the timer topic need TIMER_OUT_MS, REAL_TOPIC and REAL_QID, once each, and none of the "
+                "shard's own TIMER_ properties; send with deliver_at_ms instead",
+                field="properties",
+                limit="TIMER_OUT_MS, REAL_TOPIC, REAL_QID",
+            )
+        seconds = out.cast(pa.string()).cast(pa.int64()).to_numpy()
+        now_ms = self._clock.now_ms()
+        # The clocks of producer and shard differ a little.
+        check_deliver_at(int(np.max(seconds)) + PRECISION_MS, now_ms + 60_000, self._config)
+        if self.waiting is not None:
+            for time_ms in np.unique(seconds - seconds % PRECISION_MS).tolist():
+                check_congestion(time_ms, self.waiting, self._config)
+        for raw in pc.unique(topic).to_pylist():
+            rows = pc.equal(topic, raw)
+            mine = queue.filter(rows).cast(pa.string()).cast(pa.int64())
+            name = raw.decode("utf-8", "replace")
+            check_target(name, pc.max(mine).as_py(), topics)
+            if topics[name].compacted:
+                check_keys(name, batch, rows)
 
 
 def out_time_ms(deliver_ms: int) -> int:
@@ -196,59 +231,6 @@ def _moved(
     return replace(
         message, topic=topic, queue_id=queue_id, properties=properties, properties_text=None
     )
-
-
-def check_timer_put(
-    queue_id: int,
-    batch: pa.RecordBatch | Row,
-    *,
-    topics: Mapping[str, TopicInfo],
-    config: StoreConfig,
-    now_ms: int,
-    waiting: Callable[[int], int] | None = None,
-) -> None:
-    """Refuse a batch for the timer topic with any row that could not be delivered.
-
-    Args: `waiting(ms)` is how many messages wait for that second (`TimerMessageStore.waiting`).
-    Raises: Rejected naming the field, Unavailable where too many wait for the second of a row, with RocketMQ's status;
-    nothing was stored.
-    """
-    if not config.timer_wheel_enabled:
-        raise Rejected(
-            "timers are switched off in this cluster (timer_wheel_enabled); send without deliver_at_ms",
-            field="deliver_at_ms",
-            limit=None,
-            status=PutStatus.WHEEL_TIMER_NOT_ENABLE.value,
-        )
-    if isinstance(batch, Row):
-        batch = batch.to_batch()
-    properties = batch.column("properties").fill_null(b"")
-    out, topic, queue = (
-        pc.struct_field(pc.extract_regex(properties, pattern), 0)
-        for pattern in (_OUT, _TOPIC, _QUEUE)
-    )
-    wrong = pc.match_substring_regex(properties, f"(?s:{_WRONG})")
-    if queue_id or out.null_count or topic.null_count or queue.null_count or pc.any(wrong).as_py():
-        raise Rejected(
-            "messages of the timer topic need TIMER_OUT_MS, REAL_TOPIC and REAL_QID, once each, and none of the "
-            "shard's own TIMER_ properties; send with deliver_at_ms instead",
-            field="properties",
-            limit="TIMER_OUT_MS, REAL_TOPIC, REAL_QID",
-            status=PutStatus.WHEEL_TIMER_MSG_ILLEGAL.value,
-        )
-    seconds = out.cast(pa.string()).cast(pa.int64()).to_numpy()
-    # The clocks of producer and shard differ a little.
-    check_deliver_at(int(np.max(seconds)) + PRECISION_MS, now_ms + 60_000, config)
-    if waiting is not None:
-        for time_ms in np.unique(seconds - seconds % PRECISION_MS).tolist():
-            check_congestion(time_ms, waiting, config)
-    for raw in pc.unique(topic).to_pylist():
-        rows = pc.equal(topic, raw)
-        mine = queue.filter(rows).cast(pa.string()).cast(pa.int64())
-        name = raw.decode("utf-8", "replace")
-        check_target(name, pc.max(mine).as_py(), topics)
-        if topics[name].compacted:
-            check_keys(name, batch, rows)
 
 
 def check_deliver_at(deliver_ms: int, now_ms: int, config: StoreConfig) -> None:
