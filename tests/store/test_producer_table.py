@@ -397,7 +397,7 @@ def test_other_threads_find_entries_while_the_table_grows_and_drops():
         assert looked is not None
         assert looked.next_sequence == 5
     assert table.drop_expired(2 * HOUR_MS) == 5998
-    assert table[1, "t", 0].next_sequence == 5
+    assert table.get((1, "t", 0)).next_sequence == 5
     assert len(table) == 1
 
 

@@ -44,7 +44,8 @@ def full_state() -> ShardState:
 
 
 def told(state: ShardState) -> dict[str, object]:
-    return {name: value for name, value in vars(state).items() if name != "_parts"}
+    facts = {name: value for name, value in vars(state).items() if name != "_parts"}
+    return {**facts, "producers": known(state.producers)}
 
 
 def test_a_state_comes_back_from_the_parts_of_its_snapshot() -> None:
