@@ -118,10 +118,6 @@ class PreparedProgress:
         """The record and its body for a group that ends at a physical offset."""
         body = f'{self._head}{end:0{_END_DIGITS}d}"}}'.encode()
         message = InnerMessage(
-            INTERNAL_TOPIC,
-            INTERNAL_QUEUE,
-            body,
-            {props.TAGS: PROGRESS},
-            born_time_ms=self._now_ms,
+            INTERNAL_TOPIC, INTERNAL_QUEUE, body, {props.TAGS: PROGRESS}, born_time_ms=self._now_ms
         )
         return PreparedInner(message, store_host=self._store_host), body

@@ -418,11 +418,7 @@ class PutPath:
     def _internal(self, kind: str, body: bytes) -> PreparedInner:
         """One record of the internal topic, ready to be appended."""
         message = InnerMessage(
-            INTERNAL_TOPIC,
-            INTERNAL_QUEUE,
-            body,
-            {TAGS: kind},
-            born_time_ms=self._clock.now_ms(),
+            INTERNAL_TOPIC, INTERNAL_QUEUE, body, {TAGS: kind}, born_time_ms=self._clock.now_ms()
         )
         prepared = PreparedInner(message, store_host=self._config.store_host)
         self._check_size(0, prepared.size, self._record_bytes_max)

@@ -54,12 +54,7 @@ class Dispatch:
     """Moves the dispatched end of a store. Callers: one thread; `pend` under the put lock."""
 
     def __init__(
-        self,
-        log: CommitLog,
-        queues: ConsumeQueues,
-        *,
-        put_lock: PutLock,
-        flags: RunningFlags,
+        self, log: CommitLog, queues: ConsumeQueues, *, put_lock: PutLock, flags: RunningFlags
     ) -> None:
         self._log = log
         self._queues = queues

@@ -142,13 +142,7 @@ class GetMessage:
             # Records were deleted after the log's start was read: now the log begins later.
             return self.get(topic, queue_id, offset, max_nums, max_bytes=max_bytes, wanted=wanted)
         return GetMessageResult(
-            picked.status,
-            following,
-            low,
-            high,
-            records,
-            begin + picked.rows,
-            picked.far_behind,
+            picked.status, following, low, high, records, begin + picked.rows, picked.far_behind
         )
 
     def refuse(
