@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .arrays import Structs
 from .errors import Rejected
 
 #: (producer, topic, queue)
@@ -158,7 +159,7 @@ class ProducerQueue:
 class _Rows:
     """Rows of one dtype that begins with (producer, queue), found by these. Rows are added, changed, never removed."""
 
-    def __init__(self, dtype: np.dtype[Any], parts: Iterable[npt.NDArray[Any]] = ()) -> None:
+    def __init__(self, dtype: np.dtype[Any], parts: Iterable[Structs] = ()) -> None:
         self.dtype = dtype
         self.nbytes = dtype.itemsize
         self.count = 0
@@ -170,7 +171,7 @@ class _Rows:
         if self.count:
             self._rebuild()
 
-    def _take(self, part: npt.NDArray[Any]) -> None:
+    def _take(self, part: Structs) -> None:
         """Copy rows after the present ones. The caller then calls `_rebuild`."""
         while len(part):
             chunk, at = divmod(self.count, _CHUNK_ROWS)
@@ -181,7 +182,7 @@ class _Rows:
             self.count += len(fits)
             part = part[len(fits) :]
 
-    def parts(self) -> Iterator[npt.NDArray[Any]]:
+    def parts(self) -> Iterator[Structs]:
         """Every row, some thousands at a time. Not copied."""
         for number, chunk in enumerate(self._chunks):
             yield np.frombuffer(chunk, dtype=self.dtype)[: self.count - number * _CHUNK_ROWS]
@@ -446,16 +447,16 @@ class ProducerTable:
 
     # --- as columns -----------------------------------------------------------------------------------------
 
-    def entries(self) -> Iterator[npt.NDArray[Any]]:
+    def entries(self) -> Iterator[Structs]:
         """All entries, as rows of ENTRY whose queues are places in `queues`. Not copied."""
         self._write_recent()
         return self._rows.parts()
 
-    def epoch_rows(self) -> Iterator[npt.NDArray[Any]]:
+    def epoch_rows(self) -> Iterator[Structs]:
         """All epochs as rows of EPOCH. Not copied."""
         return self._epoch_rows.parts()
 
-    def load(self, entries: list[npt.NDArray[Any]], epochs: list[npt.NDArray[Any]]) -> None:
+    def load(self, entries: list[Structs], epochs: list[Structs]) -> None:
         """Add these rows; their queues have numbers of `queue_numbers`."""
         self._write_recent()
         self.recent.clear()

@@ -157,20 +157,15 @@ class DelayService:
 
     def holds_from(self) -> int | None:
         """The physical offset from which on records may still wait here; None: none waits. Deletion stops there."""
-        store = self._store
-        found = [store.consume_queues.find(TIMER_TOPIC, 0)]
-        offsets = [0]
-        if found[0] is not None:
-            offsets[0] = self.timers.holds_from()
-        done = level_offsets(store)
-        for level in range(1, len(store.config.delay_levels_ms) + 1):
-            found.append(store.consume_queues.find(SCHEDULE_TOPIC, level - 1))
-            offsets.append(done.get(level, 0))
-        positions = []
-        for queue, offset in zip(found, offsets, strict=True):
+        done = level_offsets(self._store)
+        places = [(TIMER_TOPIC, 0, self.timers.holds_from())]
+        for level in range(1, len(self._store.config.delay_levels_ms) + 1):
+            places.append((SCHEDULE_TOPIC, level - 1, done.get(level, 0)))
+        positions: list[int] = []
+        for topic, queue_id, offset in places:
+            queue = self._store.consume_queues.find(topic, queue_id)
             if queue is not None:
-                units = queue.read(max(offset, queue.min_offset), 1)
-                positions += [int(each) for each in units["position"]]
+                positions += queue.read(max(offset, queue.min_offset), 1)["position"].tolist()
         return min(positions, default=None)
 
     def close(self, now_ms: int) -> None:

@@ -45,10 +45,9 @@ class OpenFiles:
         try:
             # One step of the interpreter: needs no lock.
             self._open.move_to_end(file)
+            return
         except KeyError:
             pass
-        else:
-            return
         with self._lock:
             self._open[file] = None
             if len(self._open) <= self._limit:

@@ -43,14 +43,8 @@ class StoredMessage(NamedTuple):
         self, topic: str, queue_id: int, properties: Mapping[str, str], **changes: Any
     ) -> InnerMessage:
         """The message to put into another queue: body, flags, born time and host stay but for `changes`."""
-        kept = {
-            "flag": self.flag,
-            "sys_flag": self.sys_flag,
-            "born_time_ms": self.born_time_ms,
-            "born_host": self.born_host,
-            "reconsume_times": self.reconsume_times,
-            "prepared_transaction_offset": self.prepared_transaction_offset,
-        }
+        names = ("flag", "sys_flag", "born_time_ms", "born_host", "reconsume_times")
+        kept = {name: getattr(self, name) for name in (*names, "prepared_transaction_offset")}
         return InnerMessage(topic, queue_id, self.body, properties, **{**kept, **changes})
 
 
