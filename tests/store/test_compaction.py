@@ -238,7 +238,7 @@ def test_the_commit_log_and_the_consume_queue_keep_all_of_them(store: MessageSto
     store.compaction.compact("c", 0, roll=True)
     plain = store.reader.fetch("c", 0, 0, max_bytes=1 << 20, max_records=1000)
     assert len(plain.records) == 80
-    assert store.reader.queue_range("c", 0) == (0, 80)
+    assert store.consume_queues.range("c", 0) == (0, 80)
 
 
 def test_what_was_copied_and_synced_needs_no_commit_log_any_more(store: MessageStore) -> None:
@@ -268,7 +268,7 @@ def test_a_queue_begins_with_the_first_message_that_is_left_whatever_the_log_has
     store.clock.advance(4 * 24 * 3_600_000)
     store.cleaner.delete_now()
     assert store.cleaner.run_once() > 0
-    assert store.reader.queue_range("c", 0) == (81, 81)
+    assert store.consume_queues.range("c", 0) == (81, 81)
     low, high = store.queue_range("c", 0)
     assert (low, high) == (latest[0][0], 81)
     assert read(store, offset=low) == latest
