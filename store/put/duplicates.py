@@ -114,7 +114,7 @@ class Search:
         """Our rows in the first slice from unit `at` on that has any."""
         self._rows = min(self._rows, SLICE_ROWS)
         while at < high:
-            self._begin_slice()
+            self._begun = self._log.clock.monotonic()
             units = queue.read(at, min(self._rows, high - at))
             if not len(units):
                 return None
@@ -149,7 +149,7 @@ class Search:
         """Walk log[position, end), which begins at a record."""
         size = self._log.config.segment_size_bytes
         while position < end:
-            self._begin_slice()
+            self._begun = self._log.clock.monotonic()
             view, base, walk = self._log.walk(position, end, check_crc=False, limit=self._rows)
             if len(walk.positions):
                 own = self._own_records(view, base, walk)
@@ -189,9 +189,6 @@ class Search:
         stamps = gather(view, at, _STAMP).view(np.uint8).reshape(len(at), STAMP_BYTES)
         valid, producers, _, sequences = read_column(stamps)
         return good & valid & (producers == self._producer), sequences, parts
-
-    def _begin_slice(self) -> None:
-        self._begun = self._log.clock.monotonic()
 
     def _end_slice(self) -> None:
         took_ms = (self._log.clock.monotonic() - self._begun) * 1000
