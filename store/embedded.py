@@ -388,7 +388,7 @@ class EmbeddedStore:
             self._failed = self._failed or "the store was abandoned"
             self._changed.notify_all()
         self._syncer.close()
-        self._delays.abandon()
+        self._delays.timers.abandon()
         self.store.abandon()
 
     def close(self) -> None:
@@ -405,7 +405,7 @@ class EmbeddedStore:
             log.note_confirmed(log.end)
         self._syncer.close()
         try:
-            self._delays.close(log.clock.now_ms())
+            self._delays.timers.close(log.clock.now_ms())
         finally:
             self.store.close()
         self._check_threads()

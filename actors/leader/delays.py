@@ -91,9 +91,9 @@ class Delays:
     def close(self) -> None:
         """Complete the timers' files, after the last sync of the log. Raises: StorageFull, OSError."""
         with self._running:
-            self._service.close(self._clock.now_ms())
+            self._service.timers.close(self._clock.now_ms())
 
     def abandon(self) -> None:
         """Release the timers' files as a crash would."""
         with self._running:
-            self._service.abandon()
+            self._service.timers.abandon()

@@ -96,8 +96,7 @@ def transform(
         return message
     check_deliver_at(deliver_ms, now_ms, config)
     out_ms = out_time_ms(deliver_ms)
-    if waiting is not None:
-        check_congestion(out_ms, waiting, config)
+    check_congestion(out_ms, waiting, config)
     properties[OUT_MS] = str(out_ms)
     return _moved(message, properties, TIMER_TOPIC, 0, config)
 
@@ -154,9 +153,8 @@ class DelayHook(PutHook):
         now_ms = self._clock.now_ms()
         # The clocks of producer and shard differ a little.
         check_deliver_at(int(np.max(seconds)) + PRECISION_MS, now_ms + 60_000, self._config)
-        if self.waiting is not None:
-            for time_ms in np.unique(seconds - seconds % PRECISION_MS).tolist():
-                check_congestion(time_ms, self.waiting, self._config)
+        for time_ms in np.unique(seconds - seconds % PRECISION_MS).tolist():
+            check_congestion(time_ms, self.waiting, self._config)
         for raw in pc.unique(topic).to_pylist():
             rows = pc.equal(topic, raw)
             mine = queue.filter(rows).cast(pa.string()).cast(pa.int64())
@@ -245,10 +243,12 @@ def check_deliver_at(deliver_ms: int, now_ms: int, config: StoreConfig) -> None:
         )
 
 
-def check_congestion(out_ms: int, waiting: Callable[[int], int], config: StoreConfig) -> None:
+def check_congestion(
+    out_ms: int, waiting: Callable[[int], int] | None, config: StoreConfig
+) -> None:
     """Raises: Unavailable for a second that too many messages wait for."""
     limit = config.timer_congest_num_each_slot
-    if waiting(out_ms) >= limit:
+    if waiting is not None and waiting(out_ms) >= limit:
         raise error_of(
             PutStatus.WHEEL_TIMER_FLOW_CONTROL,
             f"{limit} messages wait for the second from {out_ms} ms on; choose another time",

@@ -167,11 +167,3 @@ class DelayService:
             if queue is not None:
                 positions += queue.read(max(offset, queue.min_offset), 1)["position"].tolist()
         return min(positions, default=None)
-
-    def close(self, now_ms: int) -> None:
-        """Complete the timers' files on disk. Raises: StorageFull, OSError."""
-        self.timers.close(now_ms)
-
-    def abandon(self) -> None:
-        """Let go of the files as a crash would."""
-        self.timers.abandon()

@@ -54,8 +54,7 @@ class TimerTopic:
     @property
     def end(self) -> int:
         """Offset after the last confirmed record."""
-        queue = self._queue()
-        return 0 if queue is None else queue.max_offset
+        return self._queues.range(TIMER_TOPIC, 0)[1]
 
     def _queue(self) -> ConsumeQueue | None:
         return self._queues.find(TIMER_TOPIC, 0)

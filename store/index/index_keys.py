@@ -73,7 +73,7 @@ def hash_keys(topic_hashes: UInt32s | int, keyed: Keyed) -> Hashes:
     Args: `topic_hash` of each record's topic, or of the one topic of all of them.
     """
     count = len(keyed.offsets) - 1
-    rows, values = [], []
+    rows, values = [_NONE], [np.empty(0, dtype=np.int32)]
     start = 0
     data = np.frombuffer(keyed.data, dtype=np.uint8)
     while start < count:
@@ -86,8 +86,6 @@ def hash_keys(topic_hashes: UInt32s | int, keyed: Keyed) -> Hashes:
         rows.append(part.rows + start)
         values.append(part.values)
         start = stop
-    if not rows:
-        return Hashes(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32))
     return Hashes(np.concatenate(rows), np.concatenate(values))
 
 

@@ -11,6 +11,7 @@ import errno
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -91,24 +92,22 @@ class OpenFiles:
                 raise
 
 
+@dataclass(eq=False)
 class QueueFile:
     """One file. Callers: one writer; any thread may read and sync beside it."""
 
-    def __init__(
-        self, path: Path, start: int, size: int, opened: OpenFiles, writable: bool
-    ) -> None:
-        self.path = path
-        #: offset of the first byte
-        self.start = start
-        #: length, bytes
-        self.size = size
-        self._opened = opened
-        self._writable = writable
-        self._fd = -1
-        #: the file has no name any more, or its queue is closed
-        self._ended = False
-        #: held while the descriptor is used, so that its number cannot be given to another file
-        self._living = threading.Lock()
+    path: Path
+    #: offset of the first byte
+    start: int
+    #: length, bytes
+    size: int
+    _opened: OpenFiles
+    _writable: bool
+    _fd: int = -1
+    #: the file has no name any more, or its queue is closed
+    _ended: bool = False
+    #: held while the descriptor is used, so that its number cannot be given to another file
+    _living: threading.Lock = field(default_factory=threading.Lock)
 
     def create(self) -> None:
         """Make the file, without a block. Durable: nothing. Raises: StorageFull, OSError."""

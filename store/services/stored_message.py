@@ -49,19 +49,15 @@ class StoredMessage(NamedTuple):
 
 
 def read(
-    store: MessageStore,
-    topic: str,
-    queue_id: int,
-    offset: int,
-    *,
-    max_records: int,
-    max_bytes: int = READ_BYTES,
+    store: MessageStore, topic: str, queue_id: int, offset: int, *, max_records: int
 ) -> tuple[list[StoredMessage], int]:
     """Messages of one queue from `offset` on, up to the queue's end, and the offset after them.
 
     Raises: OffsetOutOfRange below the queue's first message; Corrupt where the first of them is damaged.
     """
-    found = store.fetch_whole(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
+    found = store.fetch_whole(
+        topic, queue_id, offset, max_bytes=READ_BYTES, max_records=max_records
+    )
     if found.records is None or not len(found.records):
         return [], found.next_offset
     rows = decode_records(found.records).to_pylist()

@@ -12,6 +12,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raymq.store.errors import Corrupt, Rejected, Unavailable
@@ -64,26 +65,22 @@ class CheckRound(NamedTuple):
     discarded: int
 
 
+@dataclass(eq=False)
 class TransactionService:
     """Prepare, commit, roll back, check. Callers: any thread."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        *,
-        timeout_ms: int = 6_000,
-        check_max: int = 15,
-        reserved_ms: int = 72 * 3600 * 1000,
-        round_ms: int = 60_000,
-    ) -> None:
-        """Args: RocketMQ's transactionTimeOut, transactionCheckMax, fileReservedTime, and a round's longest time."""
-        self._store = store
-        self._timeout_ms = timeout_ms
-        self._check_max = check_max
-        self._reserved_ms = reserved_ms
-        self._round_ms = round_ms
-        #: over look and put: two commits of one half message deliver one message
-        self._lock = threading.Lock()
+    _store: MessageStore
+    _: KW_ONLY
+    #: a half message is asked for from this age on (transactionTimeOut)
+    timeout_ms: int = 6_000
+    #: one that was asked for so often is discarded (transactionCheckMax)
+    check_max: int = 15
+    #: and so is one that is older (fileReservedTime)
+    reserved_ms: int = 72 * 3600 * 1000
+    #: the longest time of a round of checks
+    round_ms: int = 60_000
+    #: over look and put: two commits of one half message deliver one message
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     # --- calls of producers ---------------------------------------------------------------------------------
 
@@ -230,7 +227,7 @@ class TransactionService:
         """
         self.take_over()
         clock = self._store.clock
-        began, deadline = clock.now_ms(), clock.monotonic_ms() + self._round_ms
+        began, deadline = clock.now_ms(), clock.monotonic_ms() + self.round_ms
         counts = dict.fromkeys(Resolution, 0)
         asked = 0
         end = self._store.queue_range(HALF_TOPIC, 0)[1]
@@ -248,7 +245,7 @@ class TransactionService:
             if age_ms < self._immunity_ms(half):
                 continue
             checks = int(self._table().get(f"{_CHECKS}{offset}", 0))
-            if checks >= self._check_max or age_ms > self._reserved_ms:
+            if checks >= self.check_max or age_ms > self.reserved_ms:
                 counts[Resolution.DISCARD] += self._settle(half, Resolution.DISCARD)
                 continue
             asked += 1
@@ -291,7 +288,7 @@ class TransactionService:
 
     def _immunity_ms(self, half: StoredMessage) -> int:
         wanted = half.properties.get("CHECK_IMMUNITY_TIME_IN_SECONDS", "")
-        return int(wanted) * 1000 if wanted.isdigit() else self._timeout_ms
+        return int(wanted) * 1000 if wanted.isdigit() else self.timeout_ms
 
     # --- what RocketMQ did and will do ----------------------------------------------------------------------
 
