@@ -12,7 +12,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raymq.store.errors import Corrupt, Rejected, Unavailable
@@ -104,16 +104,14 @@ class TransactionService:
                 "REAL_QID": str(message.queue_id),
             }
         )
-        half = InnerMessage(
-            HALF_TOPIC,
-            0,
-            message.body,
-            properties,
-            flag=message.flag,
+        half = replace(
+            message,
+            topic=HALF_TOPIC,
+            queue_id=0,
+            properties=properties,
             sys_flag=message.sys_flag & ~SYS_TRANSACTION_MASK,
-            born_time_ms=message.born_time_ms,
-            born_host=message.born_host,
-            reconsume_times=message.reconsume_times,
+            prepared_transaction_offset=0,
+            properties_text=None,
         )
         self._check_size(half)
         (append,) = self._store.put_inner([half])
