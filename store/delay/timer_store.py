@@ -262,8 +262,8 @@ class TimerMessageStore:
         for count in range(1, len(rows.offsets) + 1):
             if not self._cache.takes(rows.due.slot_ms[:count]):
                 self._blocked = True
-                fitting_rows = rows.where(slice(count - 1))
-                return fitting_rows._replace(next_offset=int(rows.offsets[count - 1]))
+                first = rows.where(slice(count - 1))
+                return first._replace(next_offset=int(rows.offsets[count - 1]))
         return rows
 
     def _take(self, rows: TimerRows, now_ms: int) -> int:

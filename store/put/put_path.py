@@ -453,9 +453,9 @@ class PutPath:
         """Append messages of the store's own services, in order. Returns: one Append per message.
 
         With `progress` they and it are stored together or not at all, across crashes too. Several messages need one.
-                Durable: nothing; the flush service syncs.
-                Raises: Rejected when they are too large (`config.record_bytes_max`; several should stay below
-                `config.group_bytes_max`, because other puts wait for them); as `append`. Nothing was stored then.
+        Durable: nothing; the flush service syncs.
+        Raises: Rejected when they are too large (`config.record_bytes_max`; several should stay below
+        `config.group_bytes_max`, because other puts wait for them); as `append`. Nothing was stored then.
         """
         require(progress is not None or len(messages) == 1, "a group has a progress")
         return self._put_together(messages, progress, self._config.record_bytes_max)
@@ -464,7 +464,7 @@ class PutPath:
         """Append messages that follow each other in one file. Returns: one Append per message.
 
         A crash may leave the first ones only. Durable, Raises: as `put_inner`; also Rejected for a record of more
-                than `record_bytes_max` bytes.
+        than `record_bytes_max` bytes.
         """
         config = self._config
         limit = config.record_bytes_max if len(messages) == 1 else config.group_bytes_max
