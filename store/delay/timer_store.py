@@ -106,8 +106,10 @@ class TimerMessageStore:
     def holds_from(self) -> int:
         """Offset of the timer topic from which on records may still wait. Callers: any thread."""
         end = self._topic.end
+        known = self._ready and self._progress.queue >= end
         first = self._cache.wheel.first()
-        if self._ready and self._progress.queue >= end:
+        # Looked at again: a wheel that another thread began to load meanwhile does not know all of them.
+        if known and self._ready:
             # All records are taken in: the wheel knows the waiting ones, however long ago the last delivery was.
             return end if first is None else self._topic.first_that_may_wait(first)
         progress = TimerProgress.of(self._store.state.progress.get(TIMERS_SERVICE, {}))
