@@ -1,8 +1,16 @@
-"""The only place that reads clocks."""
+"""The only place that reads clocks.
+
+Stamps are the times that records carry and delay levels count in. A wall clock is set back now and then. Stamps never
+go back; they go on from the last one as time passes, a sixteenth slower, until the wall clock has caught up. So a delay
+that begins at a stamp takes its time however the wall clock jumps, is never early, and at most a sixteenth late.
+"""
 
 from __future__ import annotations
 
 import time
+
+#: of the time that passes, while stamps are ahead of the wall clock
+_RATE = 15 / 16
 
 
 class Clock:
@@ -23,3 +31,25 @@ class Clock:
     def sleep_ms(self, ms: float) -> None:
         """Sleep."""
         time.sleep(ms / 1000)
+
+
+class StampClock:
+    """The stamps of one store. Callers: any thread; those that append hold the put lock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        #: the last answer, and the monotonic clock then
+        self._last = (float("-inf"), 0)
+
+    def now_ms(self, at_least_ms: int, monotonic_ms: int) -> int:
+        """The store time of the next record, ms since 1970. Args: at_least_ms: the newest stamp in the log."""
+        last, then_ms = self._last
+        going = last + (monotonic_ms - then_ms) * _RATE
+        stamp = max(self._clock.now_ms(), at_least_ms)
+        self._last = (going if going > stamp else stamp, monotonic_ms)
+        return int(going) if going > stamp else stamp
+
+    def ahead_ms(self, at_least_ms: int) -> int:
+        """How far stamps are ahead of the wall clock."""
+        wall_ms = self._clock.now_ms()
+        return max(0, self.now_ms(at_least_ms, self._clock.monotonic_ms()) - wall_ms)

@@ -151,70 +151,52 @@ class StoreConfig:
         self._check_multiple("consume_queue_file_size_bytes", 20)
         self._check_multiple("segment_size_bytes", 4096)
         for field, (low, high) in _RANGES.items():
-            self._check_range(field, low, high)
-        if self.flush not in FLUSHES:
-            raise Rejected(
-                f"flush is {self.flush!r}; use 'sync' or 'async'", field="flush", limit="sync|async"
-            )
+            # RocketMQ clamps a value out of range silently.
+            inside = low <= getattr(self, field) <= high
+            self._check(inside, field, f"it must be {low} to {high}", f"{low}..{high}")
+        self._check(self.flush in FLUSHES, "flush", "use 'sync' or 'async'", "sync|async")
         parse_levels(self.message_delay_level)
         hours = self.delete_when.split(";")
-        if not all(hour.isascii() and hour.isdigit() and int(hour) < 24 for hour in hours):
-            raise Rejected(
-                f"delete_when is {self.delete_when!r}; use hours from 00 to 23 such as '04' or '04;16'",
-                field="delete_when",
-                limit="00..23",
-            )
+        self._check(
+            all(hour.isascii() and hour.isdigit() and int(hour) < 24 for hour in hours),
+            "delete_when",
+            "use hours from 00 to 23 such as '04' or '04;16'",
+            "00..23",
+        )
         if self.transient_pool:
             self._check_pool()
 
-    def _check_multiple(self, field: str, unit: int) -> None:
-        value = getattr(self, field)
-        if value < unit or value % unit:
+    def _check(self, good: bool, field: str, advice: str, limit: object) -> None:
+        if not good:
             raise Rejected(
-                f"{field} is {value}; it must be a positive multiple of {unit}",
-                field=field,
-                limit=unit,
+                f"{field} is {getattr(self, field)!r}; {advice}", field=field, limit=limit
             )
 
-    def _check_range(self, field: str, low: int, high: int) -> None:
-        """Refuse a value out of range, which RocketMQ clamps silently."""
+    def _check_multiple(self, field: str, unit: int) -> None:
         value = getattr(self, field)
-        if not low <= value <= high:
-            raise Rejected(
-                f"{field} is {value}; it must be {low} to {high}",
-                field=field,
-                limit=f"{low}..{high}",
-            )
+        good = value >= unit and not value % unit
+        self._check(good, field, f"it must be a positive multiple of {unit}", unit)
 
     def _check_kinds(self) -> None:
         """Refuse values of a wrong type, and numbers below 0."""
         for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type == "bool" and not isinstance(value, bool):
-                raise Rejected(
-                    f"{field.name} is {value!r}; it must be True or False",
-                    field=field.name,
-                    limit="True|False",
-                )
-            if field.type not in ("int", "float"):
-                continue
-            kinds = (int,) if field.type == "int" else (int, float)
-            if not isinstance(value, kinds) or isinstance(value, bool) or not value >= 0:
-                raise Rejected(
-                    f"{field.name} is {value!r}; it must be a number of 0 or more"
-                    + (", without a fraction" if field.type == "int" else ""),
-                    field=field.name,
-                    limit="0 or more",
-                )
+            name, kind, value = field.name, field.type, getattr(self, field.name)
+            is_bool = isinstance(value, bool)
+            if kind == "bool":
+                self._check(is_bool, name, "it must be True or False", "True|False")
+            elif kind in ("int", "float"):
+                is_number = isinstance(value, int) or (kind == "float" and isinstance(value, float))
+                whole = ", without a fraction" if kind == "int" else ""
+                good = is_number and not is_bool and value >= 0
+                self._check(good, name, f"it must be a number of 0 or more{whole}", "0 or more")
 
     def _check_pool(self) -> None:
-        if self.transient_pool_slices < 2:
-            raise Rejected(
-                f"transient_pool_slices is {self.transient_pool_slices}; use 2 or more: one fills while another is "
-                "committed",
-                field="transient_pool_slices",
-                limit=2,
-            )
+        self._check(
+            self.transient_pool_slices >= 2,
+            "transient_pool_slices",
+            "use 2 or more: one fills while another is committed",
+            2,
+        )
         self._check_multiple("transient_pool_slice_bytes", 4096)
         if self.transient_pool_bytes < self.append_unit_bytes:
             raise Rejected(

@@ -10,23 +10,22 @@ RocketMQ 5.3.3, which overwrite in place. Here a crash leaves the old or the new
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import fastjson
 from . import format as fmt
 from .checksum import crc32c
-from .clock import Clock
 from .delay_levels import LEVELS_SERVICE
 from .errors import Corrupt, RayMQError
 from .failpoints import fail_point
-from .files import Files
-from .log.commit_log import CommitLog
-from .put.inner_message import InnerMessage, ServiceProgress
-from .requests import Append
-from .state import INTERNAL_TOPIC, OFFSETS, TOPIC, ShardState, TopicInfo
-from .topics import QUEUES_MAX, SYSTEM_PREFIX
+from .put.inner_message import ServiceProgress
+from .state import INTERNAL_TOPIC, OFFSETS, TOPIC, TopicInfo, offsets_body, topic_body
+from .topics import QUEUES_MAX, is_system_topic
+
+if TYPE_CHECKING:
+    from .message_store import MessageStore
 
 TOPICS = "topics.json"
 CONSUMER_OFFSETS = "consumerOffset.json"
@@ -48,30 +47,6 @@ _QUEUE_TYPE, _BATCH_QUEUE = "queue.type", "BatchCQ"
 Table = dict[Any, Any]
 
 
-class ConfiguredStore(Protocol):
-    """The store whose configuration this is (`MessageStore`)."""
-
-    log: CommitLog
-    files: Files
-    clock: Clock
-    state: ShardState
-
-    @property
-    def state_is_whole(self) -> bool:
-        """Whether the log alone holds all of the state."""
-
-    def queues(self) -> list[tuple[str, int]]:
-        """Topic and id of every consume queue."""
-
-    def put_internal(self, kind: str, body: bytes) -> Append:
-        """Append one record of the internal topic and apply it to the state."""
-
-    def put_inner(
-        self, messages: Sequence[InnerMessage], *, progress: ServiceProgress
-    ) -> list[Append]:
-        """Append messages together with the progress of a service."""
-
-
 class Tables(NamedTuple):
     """The content of all files, as of one moment."""
 
@@ -84,7 +59,7 @@ class Tables(NamedTuple):
     queues: list[tuple[str, int]]
 
 
-def tables_of(store: ConfiguredStore) -> Tables:
+def tables_of(store: MessageStore) -> Tables:
     """The tables of the current state. Callers: any thread; each table is copied in one step of the interpreter."""
     state = store.state
     return Tables(
@@ -95,7 +70,7 @@ def tables_of(store: ConfiguredStore) -> Tables:
     )
 
 
-def import_changed(store: ConfiguredStore) -> list[str]:
+def import_changed(store: MessageStore) -> list[str]:
     """Take over each file that we do not know yet. Returns: their names. Durable: nothing; the next sync does it.
 
     From a known file only missing values are imported, and only where RocketMQ deleted the snapshots that had them.
@@ -107,22 +82,24 @@ def import_changed(store: ConfiguredStore) -> list[str]:
         found = _read(store, name)
         if found is None:
             continue
-        new = not _is_known(store, name, found[1])
+        table, crc = found
+        new = not _is_known(store, name, crc)
         if not new and store.state_is_whole:
             continue
+        take_over, _ = _FILES[name]
         try:
-            _IMPORTS[name](store, found[0], new)
+            take_over(store, table, new)
         except (AttributeError, TypeError, ValueError) as error:
             raise _unlike(name, str(error)) from error
         if new:
             fail_point("config.imported")
-            store.put_inner([], progress=ServiceProgress(IMPORT_SERVICE, {name: found[1]}))
+            store.put_inner([], progress=ServiceProgress(IMPORT_SERVICE, {name: crc}))
             changed.append(name)
     return changed
 
 
 def write_back(
-    store: ConfiguredStore,
+    store: MessageStore,
     tables: Tables | None = None,
     *,
     known: dict[str, tuple[Table, int]] | None = None,
@@ -142,7 +119,8 @@ def write_back(
         table, crc = (None, None) if found is None else found
         table = table or {}
         before = json.dumps(table, sort_keys=True)
-        _EXPORTS[name](tables, table)
+        _, fill = _FILES[name]
+        fill(tables, table)
         if json.dumps(table, sort_keys=True) != before:
             crc = _write(store, name, table, crc)
             written.append(name)
@@ -154,7 +132,7 @@ def write_back(
 # --- the files ------------------------------------------------------------------------------------------------
 
 
-def _read(store: ConfiguredStore, name: str) -> tuple[Table, int] | None:
+def _read(store: MessageStore, name: str) -> tuple[Table, int] | None:
     """A file's content and its CRC, of `.bak` where the file itself is missing, empty or damaged; None: neither."""
     directory, files = store.log.root / "config", store.files
     reason = ""
@@ -179,7 +157,7 @@ def _read(store: ConfiguredStore, name: str) -> tuple[Table, int] | None:
     )
 
 
-def _write(store: ConfiguredStore, name: str, table: Table, old_crc: int | None) -> int:
+def _write(store: MessageStore, name: str, table: Table, old_crc: int | None) -> int:
     """Write a file; its old content goes to `.bak`, where RocketMQ looks when the file is damaged. Returns: its CRC."""
     files, directory = store.files, store.log.root / "config"
     data = encode(table, store.clock.now_ms())
@@ -203,24 +181,24 @@ def encode(table: Table, now_ms: int) -> bytes:
     return fastjson.dumps(table).encode()
 
 
-def _is_known(store: ConfiguredStore, name: str, crc: int) -> bool:
+def _is_known(store: MessageStore, name: str, crc: int) -> bool:
     """Whether a file's content was taken over already, or is our own."""
     written = (store.log.meta.get(WRITTEN) or {}).get(name, [])
     return crc == store.state.progress.get(IMPORT_SERVICE, {}).get(name) or crc in written
 
 
-def _remember(store: ConfiguredStore, name: str, crcs: list[int]) -> None:
+def _remember(store: MessageStore, name: str, crcs: list[int]) -> None:
     store.log.meta.update({WRITTEN: {**(store.log.meta.get(WRITTEN) or {}), name: crcs}})
 
 
 # --- topics ---------------------------------------------------------------------------------------------------
 
 
-def _import_topics(store: ConfiguredStore, table: Table, new: bool) -> None:
+def _import_topics(store: MessageStore, table: Table, new: bool) -> None:
     shard = int(store.log.meta.get("shard") or 0)
     for name, config in _rows(table, "topicConfigTable", TOPICS):
         queues = max(int(config.get("readQueueNums", 0)), int(config.get("writeQueueNums", 0)))
-        if _is_brokers_own(name) or int(config.get("perm", 6)) & _PERM_INHERIT:
+        if is_system_topic(name) or int(config.get("perm", 6)) & _PERM_INHERIT:
             continue
         attributes = {str(key): str(value) for key, value in config.get("attributes", {}).items()}
         known = store.state.topics.get(name, TopicInfo(name, 0, (shard,)))
@@ -233,16 +211,15 @@ def _import_topics(store: ConfiguredStore, table: Table, new: bool) -> None:
             raise _unlike(TOPICS, f"its topic {name!r} cannot be one: {error}") from error
         changed = (queues, attributes) != (known.queues, dict(known.attributes))
         if changed and (new or not known.queues):
-            value = {"name": name, "queues": queues, "shards": list(known.shards)}
-            value.update({"attributes": attributes} if attributes else {})
-            store.put_internal(TOPIC, json.dumps(value, separators=(",", ":")).encode())
+            body = topic_body(name, queues, known.shards, attributes)
+            store.put_path.put_internal(TOPIC, body)
 
 
 def _export_topics(tables: Tables, table: Table) -> None:
     queues = {info.name: info.queues for info in tables.topics.values()}
     # A queue that has messages must be readable even if its topic was never created here (retry and dead letters).
     for topic, queue_id in tables.queues:
-        if not _is_brokers_own(topic):
+        if not is_system_topic(topic):
             queues[topic] = max(queues.get(topic, 0), queue_id + 1)
     if not queues:
         return
@@ -275,23 +252,17 @@ def _new_topic(name: str) -> Table:
     }
 
 
-def _is_brokers_own(name: str) -> bool:
-    """Whether a broker makes the topic itself, with as many queues as it wants."""
-    return name.startswith(SYSTEM_PREFIX) or name in fmt.SYSTEM_TOPICS
-
-
 # --- offsets and groups ---------------------------------------------------------------------------------------
 
 
-def _import_offsets(store: ConfiguredStore, table: Table, new: bool) -> None:
+def _import_offsets(store: MessageStore, table: Table, new: bool) -> None:
     for name, offsets in _rows(table, "offsetTable", CONSUMER_OFFSETS):
         topic, _, group = name.partition("@")
         have = store.state.offsets.get((group, topic), {})
         found = {int(queue): int(offset) for queue, offset in offsets.items()}
-        texts = {str(queue): found[queue] for queue in _to_take(found, have, new)}
-        if texts:
-            value = {"group": group, "topic": topic, "offsets": texts}
-            store.put_internal(OFFSETS, json.dumps(value, separators=(",", ":")).encode())
+        taken = {queue: found[queue] for queue in _to_take(found, have, new)}
+        if taken:
+            store.put_path.put_internal(OFFSETS, offsets_body(group, topic, taken))
 
 
 def _to_take(found: Table, have: Table, new: bool) -> list[Any]:
@@ -314,7 +285,7 @@ def add_offsets(table: Table, known: Mapping[tuple[str, str], Mapping[int, int]]
         offsets[f"{topic}@{group}"] = {**{int(queue): at for queue, at in theirs.items()}, **ours}
 
 
-def _import_groups(store: ConfiguredStore, table: Table, new: bool) -> None:
+def _import_groups(store: MessageStore, table: Table, new: bool) -> None:
     """Nothing is imported: a group exists as soon as it commits offsets, and its settings stay in the file."""
 
 
@@ -349,7 +320,7 @@ def _new_group(name: str) -> Table:
 # --- delay levels ---------------------------------------------------------------------------------------------
 
 
-def _import_levels(store: ConfiguredStore, table: Table, new: bool) -> None:
+def _import_levels(store: MessageStore, table: Table, new: bool) -> None:
     found = {str(level): int(offset) for level, offset in table.get("offsetTable", {}).items()}
     taken = _to_take(found, store.state.progress.get(LEVELS_SERVICE, {}), new)
     if taken:
@@ -380,15 +351,12 @@ def _unlike(name: str, reason: str) -> Corrupt:
     )
 
 
-_IMPORTS: dict[str, Callable[[ConfiguredStore, Table, bool], None]] = {
-    TOPICS: _import_topics,
-    CONSUMER_OFFSETS: _import_offsets,
-    GROUPS: _import_groups,
-    LEVELS: _import_levels,
-}
-_EXPORTS: dict[str, Callable[[Tables, Table], None]] = {
-    TOPICS: _export_topics,
-    CONSUMER_OFFSETS: _export_offsets,
-    GROUPS: _export_groups,
-    LEVELS: _export_levels,
+_Import = Callable[["MessageStore", Table, bool], None]
+_Export = Callable[[Tables, Table], None]
+#: of each file, the function that takes it over and the one that makes its content
+_FILES: dict[str, tuple[_Import, _Export]] = {
+    TOPICS: (_import_topics, _export_topics),
+    CONSUMER_OFFSETS: (_import_offsets, _export_offsets),
+    GROUPS: (_import_groups, _export_groups),
+    LEVELS: (_import_levels, _export_levels),
 }

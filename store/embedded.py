@@ -181,12 +181,12 @@ class EmbeddedStore:
     def put_message(self, message: InnerMessage) -> PutResult:
         """Put one message and wait until the promise is kept. A refusal is a status, not an exception."""
         self._check_working()
-        return self._messages.put_message(message)
+        return self._messages.put((message,), is_batch=False)
 
     def put_messages(self, messages: Sequence[InnerMessage]) -> PutResult:
         """Put messages of one queue as consecutive records of one file. Otherwise as `put_message`."""
         self._check_working()
-        return self._messages.put_messages(messages)
+        return self._messages.put(tuple(messages), is_batch=True)
 
     def _await(self, appended: Append) -> Append:
         self._wake.set()
@@ -214,9 +214,8 @@ class EmbeddedStore:
         """Create a topic of `queues` queues, durable at return."""
         self._check_working()
         appended = self.store.create_topic(name, queues, [0])
-        self._wake.set()
         if appended is not None:
-            self.wait(appended)
+            self._await(appended)
 
     # --- reading --------------------------------------------------------------------------------------------
 
@@ -278,7 +277,7 @@ class EmbeddedStore:
         """Index every confirmed message. Without this call keys are indexed in groups, and catch up after a start."""
         self._advance()
         with self._dispatching:
-            while self.store.index_behind:
+            while self.store.queue_dispatch.index_behind:
                 before = self.store.dispatched, self.store.index.indexed
                 self.store.dispatch(self.store.log.confirmed)
                 if (self.store.dispatched, self.store.index.indexed) == before:
@@ -343,18 +342,15 @@ class EmbeddedStore:
             self._check_working()
 
     def _go_ahead(self) -> None:
+        log = self.store.log
         try:
-            self._work_ahead()
+            if self.store.config.warm_mapped_file:
+                log.allocate_ahead().run(self._ended.is_set)
+            else:
+                ahead = ReadAhead(log.queue, lambda: log.end, files=log.files)
+                ahead.run(self._ended.is_set, self._ended)
         except BaseException as error:
             self._fail(f"the thread that prepares pages ended: {error!r}", error)
-
-    def _work_ahead(self) -> None:
-        log = self.store.log
-        if self.store.config.warm_mapped_file:
-            log.allocate_ahead().run(self._ended.is_set)
-        else:
-            ahead = ReadAhead(log.queue, lambda: log.end, files=log.files)
-            ahead.run(self._ended.is_set, self._ended)
 
     def _notify_synced(self) -> None:
         with self._changed:
@@ -385,7 +381,7 @@ class EmbeddedStore:
             self._failed = self._failed or "the store was abandoned"
             self._changed.notify_all()
         self._syncer.close()
-        self._delays.abandon()
+        self._delays.timers.abandon()
         self.store.abandon()
 
     def close(self) -> None:
@@ -402,7 +398,7 @@ class EmbeddedStore:
             log.note_confirmed(log.end)
         self._syncer.close()
         try:
-            self._delays.close(log.clock.now_ms())
+            self._delays.timers.close(log.clock.now_ms())
         finally:
             self.store.close()
         self._check_threads()

@@ -86,20 +86,9 @@ class Bug(RayMQError):
     """A state that RayMQ's own code rules out. Please report it; the process that meets it stops."""
 
 
-_KINDS: dict[str, type[RayMQError]] = {
-    kind.__name__: kind
-    for kind in (
-        RayMQError,
-        Rejected,
-        Unavailable,
-        DeliveryUnknown,
-        Fenced,
-        OffsetOutOfRange,
-        StorageFull,
-        Corrupt,
-        Bug,
-    )
-}
+#: the classes above, by their names on the wire
+_CLASSES: list[type[RayMQError]] = [RayMQError, *RayMQError.__subclasses__()]
+_KINDS = {kind.__name__: kind for kind in _CLASSES}
 
 
 def _rebuild(kind: str, message: str, fields: dict[str, Any]) -> RayMQError:

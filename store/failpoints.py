@@ -83,11 +83,6 @@ def activate(name: str, action: Callable[[], None] | str) -> None:
         raise ValueError(f"unknown failpoint action {action!r}; use 'kill', 'raise' or a callable")
 
 
-def deactivate(name: str) -> None:
-    """Remove the action of a point."""
-    _active.pop(name, None)
-
-
 @contextmanager
 def failpoint(name: str, action: Callable[[], None] | str) -> Iterator[None]:
     """Set an action for the time of a with block."""
@@ -95,7 +90,7 @@ def failpoint(name: str, action: Callable[[], None] | str) -> Iterator[None]:
     try:
         yield
     finally:
-        deactivate(name)
+        _active.pop(name, None)
 
 
 def _from_environment() -> None:

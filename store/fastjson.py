@@ -75,7 +75,8 @@ class _Reader:
         number = _NUMBER.match(self._text, self._at)
         if number:
             self._at = number.end()
-            return _number(number[0])
+            is_decimal = re.search(r"[.eE]", number[0])
+            return float(number[0]) if is_decimal else int(number[0])
         word = _NAME.match(self._text, self._at)
         if word is None or word[0] not in _WORDS:
             self._fail("a value")
@@ -127,10 +128,6 @@ def _unescape(found: re.Match[str]) -> str:
     if code[0] in "ux" and len(code) > 1:
         return chr(int(code[1:], 16))
     return _ESCAPED.get(code, code)
-
-
-def _number(text: str) -> int | float:
-    return float(text) if re.search(r"[.eE]", text) else int(text)
 
 
 def dumps(value: Any) -> str:

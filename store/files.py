@@ -44,6 +44,8 @@ READABLE = "stored bytes can be read"
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 #: of an fsync by name: no descriptor could be had, and nothing was tried
 NOT_TRIED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+#: at least the size of CPython's Py_buffer, in words
+_PY_BUFFER_WORDS = 16
 
 
 def only_zeros(chunk: bytes) -> bool:
@@ -120,10 +122,9 @@ class Files:
         if len(found) == stop - start:
             return found
         # The kernel returns the bytes before a bad sector, and fails at the next call.
-        target = bytearray(stop - start)
-        target[: len(found)] = found
-        self._fill(fd, memoryview(target), len(found), start, path, base)
-        return bytes(target)
+        rest = bytearray(stop - start - len(found))
+        self.read_into(fd, memoryview(rest), start + len(found), path=path, base=base)
+        return found + rest
 
     def read_each(
         self,
@@ -175,11 +176,7 @@ class Files:
         self, fd: int, target: memoryview, start: int, *, path: PathLike, base: int = 0
     ) -> None:
         """`read_range` into memory that is there: the first touch of new pages costs more than the copy."""
-        self._fill(fd, target, 0, start, path, base)
-
-    def _fill(
-        self, fd: int, target: memoryview, done: int, start: int, path: PathLike, base: int
-    ) -> None:
+        done = 0
         while done < len(target):
             at = start + done
             try:
@@ -301,12 +298,9 @@ class Files:
         Args: `gathered`: only `gather` reads it, and never the pages around a place.
         Raises: Corrupt when the file is shorter: touching its missing end would be SIGBUS.
         """
-        self._check_length(fd, size)
-        mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        view = self._map(fd, size, mmap.PROT_READ)
         if gathered:
-            mapped.madvise(mmap.MADV_RANDOM)
-        view = memoryview(mapped)
-        self._maps[id(view)] = mapped
+            self._maps[id(view)].madvise(mmap.MADV_RANDOM)
         return view
 
     def map_checked(self, fd: int, size: int, path: PathLike) -> memoryview:
@@ -321,8 +315,18 @@ class Files:
 
     def map_words(self, fd: int, size: int) -> memoryview:
         """A shared writable view; the caller casts it to "q"."""
-        self._check_length(fd, size)
-        mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        return self._map(fd, size, mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def _map(self, fd: int, size: int, protection: int) -> memoryview:
+        have = os.fstat(fd).st_size
+        if have < size:
+            raise Corrupt(
+                f"a file has {have} bytes, expected {size}",
+                rule="file length",
+                expected=size,
+                found=have,
+            )
+        mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, protection)
         view = memoryview(mapped)
         self._maps[id(view)] = mapped
         return view
@@ -357,16 +361,6 @@ class Files:
         mapped = self._maps.pop(id(view), None)
         alive = (lambda: None) if mapped is None else weakref.ref(mapped)
         return lambda: alive() is None
-
-    def _check_length(self, fd: int, size: int) -> None:
-        have = os.fstat(fd).st_size
-        if have < size:
-            raise Corrupt(
-                f"a file has {have} bytes, expected {size}",
-                rule="file length",
-                expected=size,
-                found=have,
-            )
 
     # --- names --------------------------------------------------------------------------------
 
@@ -501,18 +495,14 @@ class Files:
 
         Raises: Unavailable where the kernel does not say; a guess would trust a page cache that is gone.
         """
+        fault = "is empty"
         try:
             found = self.read_file(BOOT_ID_PATH).decode().strip()
         except OSError as error:
-            raise Unavailable(
-                f"{BOOT_ID_PATH} cannot be read ({error.strerror}), so a reboot looks like a restart; "
-                "mount /proc",
-                field="boot_id",
-                path=BOOT_ID_PATH,
-            ) from error
+            found, fault = "", f"cannot be read ({error.strerror})"
         if not found:
             raise Unavailable(
-                f"{BOOT_ID_PATH} is empty, so a reboot looks like a restart; mount the kernel's /proc",
+                f"{BOOT_ID_PATH} {fault}, so a reboot looks like a restart; mount the kernel's /proc",
                 field="boot_id",
                 path=BOOT_ID_PATH,
             )
@@ -537,24 +527,6 @@ class _GatherFile:
         self._free.release()
 
 
-class _PyBuffer(ctypes.Structure):
-    """CPython's Py_buffer: the only way to the address of a read-only map without numpy."""
-
-    _fields_: ClassVar = [
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.c_void_p),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    ]
-
-
 def _fsync(fd: int) -> None:
     try:
         os.fsync(fd)
@@ -564,15 +536,16 @@ def _fsync(fd: int) -> None:
 
 def _lock_call(name: str, mapped: mmap.mmap, size: int) -> None:
     """Call mlock or munlock on a map. Raises: OSError."""
-    buffer = _PyBuffer()
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(mapped), ctypes.byref(buffer), 0)
+    # Without numpy CPython's Py_buffer is the only way to the address of a read-only map: its first field.
+    buffer = (ctypes.c_void_p * _PY_BUFFER_WORDS)()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(mapped), buffer, 0)
     try:
         call = getattr(ctypes.CDLL(None, use_errno=True), name)
-        if call(ctypes.c_void_p(buffer.buf), ctypes.c_size_t(size)):
+        if call(ctypes.c_void_p(buffer[0]), ctypes.c_size_t(size)):
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
     finally:
-        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
+        ctypes.pythonapi.PyBuffer_Release(buffer)
 
 
 def _translate(error: OSError, path: PathLike | None) -> Exception:

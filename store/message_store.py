@@ -7,10 +7,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,9 @@ from .index.index_service import IndexService
 from .index.query import Query
 from .log.clean import CleanService, Derived
 from .log.commit_log import QUEUES_DOUBTFUL, CommitLog
+from .producer_table import ProducerTable
 from .put.inner_message import InnerMessage, ServiceProgress
-from .put.put_hooks import PutHook
+from .put.put_hooks import PutHook, TopicGuard
 from .put.put_path import PutPath
 from .put_lock import PutLock
 from .queues.consume_queues import ConsumeQueues
@@ -44,11 +44,7 @@ from .queues.reader import Reader
 from .requests import Append, FetchSlice, PutRequest
 from .running_flags import RunningFlags
 from .services.upkeep import Upkeep
-from .state import (
-    OFFSETS,
-    TOPIC,
-    ShardState,
-)
+from .state import OFFSETS, TOPIC, ShardState, offsets_body, topic_body
 from .stats import StoreStats
 from .store_recovery import StoreRecovery
 from .topics import check_new_topic
@@ -74,21 +70,16 @@ class MessageStore:
         self.config = log.config
         self.files = log.files
         self.clock = log.clock
-        self.state = ShardState(
-            producer_entries_max=log.config.producer_entries_limit,
-            producer_expiry_ms=int(log.config.producer_expiry_hours * 3_600_000),
-            producer_limit_option=log.config.producer_limit_option,
+        producers = ProducerTable(
+            entries_max=log.config.producer_entries_limit,
+            expiry_ms=int(log.config.producer_expiry_hours * 3_600_000),
+            limit_option=log.config.producer_limit_option,
         )
+        self.state = ShardState(producers)
         self.consume_queues = ConsumeQueues(log.root, log.config, files=log.files)
         self.reader = Reader(log, self.consume_queues, self.state)
         self.compaction = CompactionStore(log, self.consume_queues, self.state)
-        self.index = IndexService(
-            log.root / "index",
-            log.root / "raymq" / "index",
-            log.config,
-            files=log.files,
-            clock=log.clock,
-        )
+        self.index = IndexService(log.root, log.config, files=log.files, clock=log.clock)
         self._get_message = GetMessage(log, self.consume_queues, self.state)
         #: finds messages by key, id, place and time
         self.query = Query(log, self.consume_queues, self.index)
@@ -99,22 +90,14 @@ class MessageStore:
         self.delay_hook = DelayHook(log.config, log.clock)
         #: called for every put but those of the store's own services
         self.hooks: list[PutHook] = [self.delay_hook]
-        lock = PutLock(log.clock)
-        self._dispatch = Dispatch(
-            log, self.consume_queues, put_lock=lock, clock=log.clock, flags=self.flags
+        #: system topics that users may put columns to, and their checks
+        self.topic_guards: dict[str, TopicGuard] = {TIMER_TOPIC: self.delay_hook}
+        self.put_lock = PutLock(log.clock)
+        #: fills consume queues and index; its `run` is called by `dispatch`
+        self.queue_dispatch = Dispatch(
+            log, self.consume_queues, put_lock=self.put_lock, flags=self.flags
         )
-        self.put_path = PutPath(
-            log,
-            self.state,
-            self.consume_queues,
-            self._dispatch,
-            lock=lock,
-            flags=self.flags,
-            stats=self.stats,
-            hooks=self.hooks,
-            guards={TIMER_TOPIC: self.delay_hook},
-        )
-        self._put_lock = lock
+        self.put_path = PutPath(self)
         #: derived stores, which forget messages that the log deletes
         self.derived: list[Derived] = [self.index]
         #: each returns the physical offset from which it still needs records; None: it needs none
@@ -134,7 +117,6 @@ class MessageStore:
         self._opened_end = 0
         #: held from the check whether a topic exists until its record's end is noted
         self._topics_lock = threading.Lock()
-        self._closed = False
         #: the log alone says where each consume queue ends
         self._queues_exact = False
         #: a sync of a consume queue failed
@@ -174,10 +156,7 @@ class MessageStore:
             config_json.import_changed(store)
             store._opened_end = log.end
         except BaseException:
-            if store is None:
-                log.abandon()
-            else:
-                store.abandon()
+            (store or log).abandon()
             raise
         return store
 
@@ -185,8 +164,8 @@ class MessageStore:
 
     def _recover(self) -> None:
         self.consume_queues.on_differing = self._distrust_queue_ends
-        found = StoreRecovery(self.log, self.state, self.consume_queues, self.put_path).run()
-        self._dispatch.dispatched = found.dispatched
+        found = StoreRecovery(self).run()
+        self.queue_dispatch.dispatched = found.dispatched
         self._queues_exact = found.queues_exact
         self._met_snapshot = found.met_snapshot
         self._rebuilding = found.rebuilding
@@ -211,7 +190,7 @@ class MessageStore:
             crashed=log.crashed,
             time_ms=log.checkpoint.index_ms,
         )
-        self._dispatch.index = IndexBuilder(log, self.index, self.clock)
+        self.queue_dispatch.index = IndexBuilder(log, self.index)
 
     def _end_rebuilding(self) -> None:
         """Let a lost queue without any message left in the log go on at its old offset."""
@@ -238,52 +217,30 @@ class MessageStore:
         """Append messages of the store's own services: `PutPath.put_inner`."""
         return self.put_path.put_inner(messages, progress=progress)
 
-    def put_internal(self, kind: str, body: bytes) -> Append:
-        """Append one record of the internal topic and apply it to the state."""
-        return self.put_path.put_internal(kind, body)
-
     # --- dispatch -------------------------------------------------------------------------------------------
 
     @property
     def dispatched(self) -> int:
         """Everything below this is in the consume queues."""
-        return self._dispatch.dispatched
-
-    @property
-    def delayed(self) -> int:
-        """Grows when a message is dispatched that is to be delivered later."""
-        return self._dispatch.delayed
+        return self.queue_dispatch.dispatched
 
     def dispatch(self, confirmed: int) -> int:
         """Build consume queues up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.
 
-        The index has it all when a call dispatched nothing and `index_behind` is False.
+        The index has it all when a call dispatched nothing and `queue_dispatch.index_behind` is False.
         Callers: one thread.
         """
-        dispatched = self._dispatch.run(confirmed)
+        dispatched = self.queue_dispatch.run(confirmed)
         if self._queues_exact:
             self.log.marks.queued_end = dispatched
         if self._rebuilding is not None:
             self._end_rebuilding()
         return dispatched
 
-    def take_touched(self) -> set[tuple[str, int]]:
-        """The queues in which `dispatch` put messages since the last call. Callers: the one that dispatches."""
-        return self._dispatch.take_touched()
-
-    def dispatch_concerns(self, queues: Container[tuple[str, int]], confirmed: int) -> bool:
-        """Whether what `dispatch` would do up to `confirmed` has messages of one of `queues`, or may have."""
-        return self._dispatch.concerns(queues, confirmed)
-
     @property
     def damage(self) -> list[Corrupt]:
         """Damage below the confirmed end that dispatch, index or deliveries met and passed over."""
         return list(self.log.damage_met.values())
-
-    @property
-    def index_behind(self) -> bool:
-        """Whether `dispatch` has records to index that are in the consume queues already."""
-        return self._dispatch.index_behind
 
     def sync_queues(self, *, closing: bool = False) -> None:
         """fdatasync every consume queue and the index, and remember how far they are complete.
@@ -292,28 +249,25 @@ class MessageStore:
         Callers: any thread but the one that dispatches, which should not wait so long.
         """
         with self._syncing:
-            self._sync_queues(closing=closing)
-
-    def _sync_queues(self, *, closing: bool) -> None:
-        if self._queues_doubtful:
-            raise Unavailable(
-                "an fdatasync of a consume queue failed; the next start rebuilds all that was not synced",
-                field="consumequeue",
-            )
-        upto = self.dispatched
-        try:
-            self.consume_queues.sync()
-            if self.config.message_index:
-                checkpoint = self.log.checkpoint
-                checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync(closing=closing))
-        except OSError as error:
-            if error.errno in NOT_TRIED:
+            if self._queues_doubtful:
+                raise Unavailable(
+                    "an fdatasync of a consume queue failed; the next start rebuilds all that was not synced",
+                    field="consumequeue",
+                )
+            upto = self.dispatched
+            try:
+                self.consume_queues.sync()
+                if self.config.message_index:
+                    checkpoint = self.log.checkpoint
+                    checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync(closing=closing))
+            except OSError as error:
+                if error.errno in NOT_TRIED:
+                    raise
+                self._queues_doubtful = True
+                with contextlib.suppress(OSError, RayMQError):
+                    self.log.meta.update({QUEUES_DOUBTFUL: True})
                 raise
-            self._queues_doubtful = True
-            with contextlib.suppress(OSError, RayMQError):
-                self.log.meta.update({QUEUES_DOUBTFUL: True})
-            raise
-        self.log.marks.dispatched_end = upto
+            self.log.marks.dispatched_end = upto
 
     # --- deletion, for `cleaner` --------------------------------------------------------------------------------
 
@@ -322,16 +276,15 @@ class MessageStore:
         self.sync_queues()
         log = self.log
         held = [end for hold in self.holds if (end := hold()) is not None]
-        if not any(
-            self.state.progress.get(service) for service in (LEVELS_SERVICE, TIMERS_SERVICE)
-        ):
-            return min([log.marks.dispatched_end, *held])
+        deletable = min([log.marks.dispatched_end, *held])
+        progress = self.state.progress
+        if not progress.get(LEVELS_SERVICE) and not progress.get(TIMERS_SERVICE):
+            return deletable
         # A delivered message waits no more, but the record of its delivery must be on disk before its original goes.
-        self._held.append((log.end, min([log.marks.dispatched_end, *held])))
+        self._held.append((log.end, deletable))
         certain = [each for each in self._held if each[0] <= log.synced]
-        self._held = [*certain[-1:], *(each for each in self._held if each not in certain)][
-            -HELD_MAX:
-        ]
+        uncertain = [each for each in self._held if each not in certain]
+        self._held = [*certain[-1:], *uncertain][-HELD_MAX:]
         return certain[-1][1] if certain else log.start
 
     def forget_before(self, start: int) -> None:
@@ -340,7 +293,7 @@ class MessageStore:
 
     def delete_derived(self, start: int) -> None:
         """Delete chain, consume queue files and indexes of records below `start`."""
-        with self._put_lock:
+        with self.put_lock:
             self.log.chain.delete_before(start)
         fail_point("clean.after_chain")
         self.consume_queues.delete_expired()
@@ -358,7 +311,7 @@ class MessageStore:
         """The half-open range of readable offsets of a queue; when compacted, from the first message that is left."""
         if self.compaction.owns(topic):
             return self.compaction.queue_range(topic, queue_id)
-        return self.reader.queue_range(topic, queue_id)
+        return self.consume_queues.range(topic, queue_id)
 
     def fetch(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
@@ -410,7 +363,7 @@ class MessageStore:
             raise
 
     def _check_readable(self) -> None:
-        if self._closed:
+        if self.put_path.closed:
             raise Unavailable("the store is closed; open it again to read", field="store")
         self.flags.check_readable()
 
@@ -453,10 +406,8 @@ class MessageStore:
             info = check_new_topic(name, queues, tuple(shards), self.state.topics, attributes)
             if info is None:
                 return None
-            value: dict[str, Any] = {"name": name, "queues": queues, "shards": list(info.shards)}
-            if info.attributes:
-                value["attributes"] = dict(info.attributes)
-            appended = self.put_internal(TOPIC, _json(value))
+            body = topic_body(name, queues, info.shards, dict(info.attributes))
+            appended = self.put_path.put_internal(TOPIC, body)
             self._topic_ends[name] = appended.end_offset
             return appended
 
@@ -468,23 +419,15 @@ class MessageStore:
     def commit_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> Append:
         """Store a group's next offsets in the log. Raises: Rejected for a name that no group may have."""
         check_group_name(group)
-        value = {"group": group, "topic": topic, "offsets": {str(q): o for q, o in offsets.items()}}
-        return self.put_internal(OFFSETS, _json(value))
-
-    def init_producer(self, producer: int) -> tuple[int, Append]:
-        """The next epoch of a producer id, stored in the log, and the append to wait for.
-
-        Raises: Rejected where the shard remembers as many producers as it may.
-        """
-        return self.put_path.init_producer(producer)
+        return self.put_path.put_internal(OFFSETS, offsets_body(group, topic, offsets))
 
     # --- shutdown -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Orderly stop: dispatch all, sync all, and remove `abort` only if all derived files are complete."""
-        if self._closed:
+        if self.put_path.closed:
             return
-        self._closed = self.put_path.closed = True
+        self.put_path.closed = True
         log = self.log
         complete = False
         try:
@@ -493,7 +436,7 @@ class MessageStore:
                 if self.dispatch(log.confirmed) == before:
                     break
             until_ms = self.clock.monotonic_ms() + INDEX_WAIT_MS
-            while self.index_behind and self.clock.monotonic_ms() < until_ms:
+            while self.queue_dispatch.index_behind and self.clock.monotonic_ms() < until_ms:
                 self.dispatch(log.confirmed)
             copied = self._copy_compacted()
             self.sync_queues(closing=True)
@@ -526,12 +469,8 @@ class MessageStore:
 
     def abandon(self) -> None:
         """Let go of every file as a crash would: nothing is synced, `abort` stays."""
-        self._closed = self.put_path.closed = True
+        self.put_path.closed = True
         self.compaction.abandon()
         self.consume_queues.close()
         self.index.close()
         self.log.abandon()
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .arrays import Structs
 from .errors import Rejected
 
 #: (producer, topic, queue)
@@ -158,7 +159,7 @@ class ProducerQueue:
 class _Rows:
     """Rows of one dtype that begins with (producer, queue), found by these. Rows are added, changed, never removed."""
 
-    def __init__(self, dtype: np.dtype[Any], parts: Iterable[npt.NDArray[Any]] = ()) -> None:
+    def __init__(self, dtype: np.dtype[Any], parts: Iterable[Structs] = ()) -> None:
         self.dtype = dtype
         self.nbytes = dtype.itemsize
         self.count = 0
@@ -170,7 +171,7 @@ class _Rows:
         if self.count:
             self._rebuild()
 
-    def _take(self, part: npt.NDArray[Any]) -> None:
+    def _take(self, part: Structs) -> None:
         """Copy rows after the present ones. The caller then calls `_rebuild`."""
         while len(part):
             chunk, at = divmod(self.count, _CHUNK_ROWS)
@@ -181,7 +182,7 @@ class _Rows:
             self.count += len(fits)
             part = part[len(fits) :]
 
-    def parts(self) -> Iterator[npt.NDArray[Any]]:
+    def parts(self) -> Iterator[Structs]:
         """Every row, some thousands at a time. Not copied."""
         for number, chunk in enumerate(self._chunks):
             yield np.frombuffer(chunk, dtype=self.dtype)[: self.count - number * _CHUNK_ROWS]
@@ -267,7 +268,11 @@ class ProducerTable:
     """Entries by (producer, topic, queue), and the epochs of producers. Callers: see the module."""
 
     def __init__(
-        self, *, entries_max: int, expiry_ms: int, limit_option: str = "producer_entries_max"
+        self,
+        *,
+        entries_max: int = 1_000_000,
+        expiry_ms: int = 7 * 24 * 3_600_000,
+        limit_option: str = "producer_entries_max",
     ) -> None:
         self.entries_max = entries_max
         #: the option that `entries_max` comes from, as errors name it
@@ -283,7 +288,8 @@ class ProducerTable:
         self.recent: OrderedDict[Key, ProducerQueue] = OrderedDict()
         #: of some producers
         self.recent_epochs: dict[int, int] = {}
-        self._queues: list[tuple[str, int]] = []
+        #: the queues that there are entries of
+        self.queues: list[tuple[str, int]] = []
         self._queue_numbers: dict[tuple[str, int], int] = {}
         #: no entry, and no epoch, was written before
         self._oldest_ms = 0
@@ -292,26 +298,6 @@ class ProducerTable:
 
     def __len__(self) -> int:
         return self._rows.count
-
-    def __iter__(self) -> Iterator[Key]:
-        for rows in self._rows.parts():
-            for row in rows:
-                yield (int(row["producer"]), *self._queues[int(row["queue"])])
-
-    def __getitem__(self, key: Key) -> ProducerQueue:
-        entry = self.get(key)
-        if entry is None:
-            raise KeyError(key)
-        return entry
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both know the same; how many runs they have between does not count."""
-        if not isinstance(other, ProducerTable):
-            return NotImplemented
-        mine, theirs = ({key: _known(each[key]) for key in each} for each in (self, other))
-        return mine == theirs and self.epochs() == other.epochs()
-
-    __hash__ = None  # type: ignore[assignment]
 
     def get(self, key: Key) -> ProducerQueue | None:
         """An entry to read. Callers: any thread."""
@@ -349,8 +335,8 @@ class ProducerTable:
     def _queue_number(self, queue: tuple[str, int]) -> int:
         number = self._queue_numbers.get(queue)
         if number is None:
-            number = len(self._queues)
-            self._queues.append(queue)
+            number = len(self.queues)
+            self.queues.append(queue)
             self._queue_numbers[queue] = number
         return number
 
@@ -364,16 +350,9 @@ class ProducerTable:
             return None
         _, _, time_ms, end, *runs = _ENTRY.unpack_from(*rows.place(row))
         first, last = Run(*runs[:3]), Run(*runs[3:])
-        if not last.count:
-            return ProducerQueue(0, end, [], None, time_ms, row)
-        return ProducerQueue(
-            last.first_sequence + last.count,
-            end,
-            [first] if first == last else [first, last],
-            None,
-            time_ms,
-            row,
-        )
+        # An entry without a run has zeros there.
+        known = list(dict.fromkeys((first, last))) if last.count else []
+        return ProducerQueue(last.first_sequence + last.count, end, known, None, time_ms, row)
 
     def _write(self, entry: ProducerQueue) -> None:
         chunk, at = self._rows.place(entry.row)
@@ -410,14 +389,6 @@ class ProducerTable:
             self.recent_epochs.clear()
         self.recent_epochs[producer] = epoch
 
-    def epochs(self) -> dict[int, int]:
-        """Of every producer. For tests and tools: it makes an object of each."""
-        return {
-            int(row["producer"]): int(row["epoch"])
-            for rows in self._epoch_rows.parts()
-            for row in rows
-        }
-
     # --- the limit ------------------------------------------------------------------------------------------
 
     def check_room(self, producer: int, now_ms: int) -> None:
@@ -425,10 +396,9 @@ class ProducerTable:
 
         Args: now_ms: the store time. Raises: Rejected where no entry is old enough.
         """
-        full = self._rows.count >= self.entries_max
-        if full or self._epochs_full(producer):
+        if self._is_full(producer):
             self.drop_expired(now_ms)
-            if self._rows.count >= self.entries_max or self._epochs_full(producer):
+            if self._is_full(producer):
                 raise Rejected(
                     f"the shard remembers the sequences of {self._rows.count} (producer, topic, queue) entries and "
                     f"{self._epoch_rows.count} producers, the limit is {self.entries_max} "
@@ -438,8 +408,10 @@ class ProducerTable:
                     limit=self.entries_max,
                 )
 
-    def _epochs_full(self, producer: int) -> bool:
-        return self._epoch_rows.count >= self.entries_max and self.epoch(producer) is None
+    def _is_full(self, producer: int) -> bool:
+        most = self.entries_max
+        epochs_full = self._epoch_rows.count >= most and self.epoch(producer) is None
+        return self._rows.count >= most or epochs_full
 
     def drop_expired(self, now_ms: int) -> int:
         """Forget the entries that were not written for `expiry_ms`, and producers without any. Returns: how many."""
@@ -475,21 +447,16 @@ class ProducerTable:
 
     # --- as columns -----------------------------------------------------------------------------------------
 
-    def entries(self) -> Iterator[npt.NDArray[Any]]:
+    def entries(self) -> Iterator[Structs]:
         """All entries, as rows of ENTRY whose queues are places in `queues`. Not copied."""
         self._write_recent()
         return self._rows.parts()
 
-    @property
-    def queues(self) -> list[tuple[str, int]]:
-        """The queues that there are entries of."""
-        return self._queues
-
-    def epoch_rows(self) -> Iterator[npt.NDArray[Any]]:
+    def epoch_rows(self) -> Iterator[Structs]:
         """All epochs as rows of EPOCH. Not copied."""
         return self._epoch_rows.parts()
 
-    def load(self, entries: list[npt.NDArray[Any]], epochs: list[npt.NDArray[Any]]) -> None:
+    def load(self, entries: list[Structs], epochs: list[Structs]) -> None:
         """Add these rows; their queues have numbers of `queue_numbers`."""
         self._write_recent()
         self.recent.clear()
@@ -507,7 +474,3 @@ _ENTRY = struct.Struct("<QIqqqqqqqq")
 _VALUES = struct.Struct("<qqqqqqqq")
 _EPOCH = struct.Struct("<QIqq")
 _KEY_BYTES = 12
-
-
-def _known(entry: ProducerQueue) -> tuple[Any, ...]:
-    return entry.next_sequence, entry.end_offset, entry.runs[:1], entry.runs[-1:]

@@ -6,7 +6,6 @@ Source: CommitLog#putMessageLock and beginTimeInLock, RocketMQ 5.3.3.
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 
 from .clock import Clock
 
@@ -29,12 +28,7 @@ class PutLock:
         self.mutex.acquire()
         self.begin_ms = self._now_ms()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.begin_ms = 0
         self.mutex.release()
 

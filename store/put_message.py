@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from raymq.store import format as fmt
 
+from .delay.delay_hook import delay_level
 from .delay.delayed_record import REAL_TOPIC
 from .errors import RayMQError, Rejected
 from .message_store import MessageStore
@@ -79,44 +80,31 @@ class MessagePut:
         self._await_promise = await_promise
         self._config = store.config
 
-    def put_message(self, message: InnerMessage) -> PutResult:
-        """Store one message. Returns: the result, refusals included; nothing is raised."""
-        hooks = self._store.hooks
-        try:
-            self._store.put_path.check_serving()
-            check_message(message)
-            self._check_key(message)
-            for hook in hooks:
-                message = hook.before_put(message)
-            self._check_sizes((message,))
-        except (RayMQError, OSError) as error:
-            result = self._refused(error)
-        else:
-            result = self._append((message,))
-        _run_after(hooks, message, result)
-        return result
+    def put(self, messages: tuple[InnerMessage, ...], *, is_batch: bool) -> PutResult:
+        """Store one message, or a batch: records of one queue that follow each other in one file.
 
-    def put_messages(self, messages: Sequence[InnerMessage]) -> PutResult:
-        """Store messages of one queue as records that follow each other in one file. Returns: the result.
-
-        A crash may leave the first ones only, as in RocketMQ; acknowledged batches stay whole.
+        A crash may leave the first messages of a batch only, as in RocketMQ; acknowledged batches stay whole.
+        Returns: the result, refusals included; nothing is raised.
         """
         hooks = self._store.hooks
-        batch = tuple(messages)
         try:
             self._store.put_path.check_serving()
-            check_batch(batch)
-            for message in batch:
+            if is_batch:
+                check_batch(messages)
+            else:
+                check_message(messages[0])
+            for message in messages:
                 self._check_key(message)
             for hook in hooks:
-                batch = tuple(map(hook.before_put, batch))
-            check_batch(batch)
-            self._check_sizes(batch)
+                messages = tuple(map(hook.before_put, messages))
+            if is_batch:
+                check_batch(messages)
+            self._check_sizes(messages)
         except (RayMQError, OSError) as error:
             result = self._refused(error)
         else:
-            result = self._append(batch)
-        for message in batch:
+            result = self._append(messages)
+        for message in messages:
             _run_after(hooks, message, result)
         return result
 
@@ -261,19 +249,12 @@ def check_batch(messages: tuple[InnerMessage, ...]) -> None:
             raise _illegal(
                 "a transaction message cannot be in a batch", "sys_flag", "no transaction", row
             )
-        if _delay_level(message.properties) > 0:
+        if delay_level(message.properties) > 0:
             raise _illegal("a delayed message cannot be in a batch", DELAY, "no delay level", row)
         if message.topic.startswith(RETRY_PREFIX):
             raise _illegal("a retry topic takes no batches", "topic", "no retry topic", row)
         if waits(message.properties) != waits(first.properties):
             raise _illegal(f"all messages of a batch have the same {WAIT}", WAIT, "the same", row)
-
-
-def _delay_level(properties: Mapping[str, str]) -> int:
-    try:
-        return int(properties.get(DELAY, "0"))
-    except ValueError:
-        return 0
 
 
 def _illegal(text: str, field: str, limit: object, row: int | None = None) -> RayMQError:

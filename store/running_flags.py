@@ -79,11 +79,6 @@ class RunningFlags:
         """Whether puts are taken."""
         return not self.bits & BLOCKS_PUTS
 
-    @property
-    def queue_writable(self) -> bool:
-        """Whether consume queues are built."""
-        return not self.bits & BLOCKS_DISPATCH
-
     def names(self) -> list[str]:
         """The bits that are set, for people."""
         return [name for bit, name in NAMES.items() if self.bits & bit]

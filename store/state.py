@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -30,10 +30,6 @@ PROGRESS = "PROGRESS"
 
 #: topic attribute, and its value for compaction topics (TopicAttributes, CleanupPolicy)
 CLEANUP_POLICY, COMPACTION, DELETE = "cleanup.policy", "COMPACTION", "DELETE"
-
-#: limits of a state for which no StoreConfig is given
-PRODUCER_ENTRIES_MAX = 1_000_000
-PRODUCER_EXPIRY_MS = 7 * 24 * 3_600_000
 
 
 @dataclass(frozen=True)
@@ -71,19 +67,9 @@ ALL_NEW = Admission(0, UNKNOWN_OFFSET, 0)
 class ShardState:
     """Topics, counters, sequences and offsets of one shard. Not thread-safe: the put lock guards it."""
 
-    def __init__(
-        self,
-        *,
-        producer_entries_max: int = PRODUCER_ENTRIES_MAX,
-        producer_expiry_ms: int = PRODUCER_EXPIRY_MS,
-        producer_limit_option: str = "producer_entries_max",
-    ) -> None:
+    def __init__(self, producers: ProducerTable | None = None) -> None:
         #: sequences and epochs of producers
-        self.producers = ProducerTable(
-            entries_max=producer_entries_max,
-            expiry_ms=producer_expiry_ms,
-            limit_option=producer_limit_option,
-        )
+        self.producers = ProducerTable() if producers is None else producers
         self.clear()
 
     def clear(self) -> None:
@@ -338,6 +324,25 @@ class ShardState:
 
 #: kept: json.dumps makes one for each call
 _json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def topic_body(
+    name: str, queues: int, shards: Iterable[int], attributes: Mapping[str, str]
+) -> bytes:
+    """The body of a TOPIC record."""
+    value = {"name": name, "queues": queues, "shards": list(shards)}
+    return _json({**value, "attributes": dict(attributes)} if attributes else value).encode()
+
+
+def offsets_body(group: str, topic: str, offsets: Mapping[int, int]) -> bytes:
+    """The body of an OFFSETS record."""
+    texts = {str(queue_id): offset for queue_id, offset in offsets.items()}
+    return _json({"group": group, "topic": topic, "offsets": texts}).encode()
+
+
+def producer_body(producer: int, epoch: int) -> bytes:
+    """The body of a PRODUCER record."""
+    return _json({"producer": producer, "epoch": epoch}).encode()
 
 
 def _text(value: Any) -> str:

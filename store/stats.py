@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections import deque
+from collections import defaultdict, deque
 from typing import Any, NamedTuple
 
 #: upper ends of the latency buckets 1 to 11, ms; bucket 0 is for 0 ms, the last one for 10 s and more
@@ -52,7 +52,7 @@ class StoreStats:
 
     def __init__(self) -> None:
         #: topic -> [messages, bytes of records]
-        self._topics: dict[str, list[int]] = {}
+        self._topics: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         #: messages put
         self.puts = 0
         #: puts that were refused or failed
@@ -70,9 +70,7 @@ class StoreStats:
 
     def note_put(self, topic: str, count: int, size: int, took_ms: int) -> None:
         """Count one appended batch of `count` messages and `size` bytes of records."""
-        entry = self._topics.get(topic)
-        if entry is None:
-            entry = self._topics[topic] = [0, 0]
+        entry = self._topics[topic]
         entry[0] += count
         entry[1] += size
         self.puts += count
@@ -118,11 +116,6 @@ class StoreStats:
             round((new - old) * 1_000 / over) for new, old in zip(last[1:], first[1:], strict=True)
         )
         return Sample(over, *per_second)
-
-    def topic(self, name: str) -> tuple[int, int]:
-        """(messages, bytes of records) put into a topic."""
-        count, size = self._topics.get(name, (0, 0))
-        return count, size
 
     def as_status(self) -> dict[str, Any]:
         """For people: JSON-able."""

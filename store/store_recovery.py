@@ -10,15 +10,17 @@ Source: DefaultMessageStore#recover, #recoverTopicQueueTable, RocketMQ 5.3.3.
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from . import record
-from .log.commit_log import QUEUES_DOUBTFUL, CommitLog
+from .log.commit_log import QUEUES_DOUBTFUL
 from .log.snapshot_head import read_head, snapshot_starts
-from .put.put_path import PutPath
-from .queues.consume_queues import ConsumeQueues, Key
+from .queues.consume_queues import Key
 from .records import properties, rows
-from .state import INTERNAL_TOPIC, PROGRESS, ShardState, reading_internal
+from .state import INTERNAL_TOPIC, PROGRESS, reading_internal
+
+if TYPE_CHECKING:
+    from .message_store import MessageStore
 
 #: where a process that was killed may have begun the next record: size and magic
 _PREFIX_BYTES = 8
@@ -40,13 +42,11 @@ class RecoveredStore(NamedTuple):
 class StoreRecovery:
     """For one use, before the first put."""
 
-    def __init__(
-        self, log: CommitLog, state: ShardState, queues: ConsumeQueues, put_path: PutPath
-    ) -> None:
-        self._log = log
-        self._state = state
-        self._queues = queues
-        self._put_path = put_path
+    def __init__(self, store: MessageStore) -> None:
+        self._log = store.log
+        self._state = store.state
+        self._queues = store.consume_queues
+        self._put_path = store.put_path
         #: after a reboot, or a failed sync, consume queues are trusted only as far as the marks vouch for them
         self._doubt = False
         #: the consume queues were not opened: the marks say where they end

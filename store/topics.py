@@ -81,7 +81,7 @@ def check_target(topic: str, queue_id: int, known: Mapping[str, TopicInfo]) -> N
 
 
 def is_system_topic(name: str) -> bool:
-    """Whether a topic is not for users."""
+    """Whether a topic is not for users: a broker makes it itself, with as many queues as it wants."""
     return name.startswith(SYSTEM_PREFIX) or name in fmt.SYSTEM_TOPICS
 
 

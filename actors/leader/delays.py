@@ -40,8 +40,8 @@ class Delays:
 
     def note_dispatch(self) -> None:
         """Messages were dispatched: wake up, if some are delayed. Callers: the dispatching thread."""
-        if self._store.delayed != self._seen:
-            self._seen = self._store.delayed
+        if self._store.queue_dispatch.delayed != self._seen:
+            self._seen = self._store.queue_dispatch.delayed
             self._wake.set()
 
     def run(self) -> None:
@@ -84,9 +84,9 @@ class Delays:
     def close(self) -> None:
         """Complete the timers' files, after the last sync of the log. Raises: StorageFull, OSError."""
         with self._running:
-            self._service.close(self._clock.now_ms())
+            self._service.timers.close(self._clock.now_ms())
 
     def abandon(self) -> None:
         """Release the timers' files as a crash would."""
         with self._running:
-            self._service.abandon()
+            self._service.timers.abandon()

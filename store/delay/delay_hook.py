@@ -1,6 +1,8 @@
 """Moves messages with a delivery time to the topics where they wait.
 
-`MessagePut` calls `transform` for every message. Half messages of transactions pass unchanged.
+`MessagePut` calls `transform` for every message. Half messages of transactions pass unchanged. RocketMQ's brokers move
+each message. Our producers send columns for the timer topic, so that sequences and batches stay whole, and the shard
+only checks (`check_batch`): each message names its queue and a time that timers reach.
 Source: HookUtils#handleScheduleMessage, RocketMQ 5.3.3. There a congested second refuses by chance, the more likely the
 more messages wait. Here it refuses from the limit on.
 """
@@ -10,24 +12,41 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from raymq.store import format as fmt
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
 from raymq.store.format import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.store.put.inner_message import InnerMessage
+from raymq.store.put.put_errors import error_of
 from raymq.store.put.put_hooks import PutHook
+from raymq.store.records.key_check import check_keys
 from raymq.store.records.properties import decode
+from raymq.store.records.record_row import Row
 from raymq.store.requests import PutRequest
 from raymq.store.state import TopicInfo
 from raymq.store.status import PutStatus
+from raymq.store.topics import check_target
 
 from .delayed_record import GROUP_RESERVE_BYTES, REAL_QUEUE, REAL_TOPIC, ROW_RESERVE_BYTES
-from .timer_put import check_congestion, check_deliver_at, check_timer_put
 from .timer_rule import DELETE_KEY, OUT_MS, PRECISION_MS
 
 DELAY = "DELAY"
 DELAY_S, DELAY_MS, DELIVER_MS = "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"
+
+_OUT = r"(?:^|\x02)TIMER_OUT_MS\x01(?P<v>[0-9]{1,18})\x02"
+_TOPIC = r"(?:^|\x02)REAL_TOPIC\x01(?P<v>[^\x02]+)\x02"
+_QUEUE = r"(?:^|\x02)REAL_QID\x01(?P<v>[0-9]{1,9})\x02"
+#: properties that only the shard writes, and names that occur twice
+_WRONG = (
+    r"(?:^|\x02)TIMER_(?:ROLL_TIMES|DEL_UNIQKEY|ENQUEUE_MS|DEQUEUE_MS)\x01"
+    r"|(?:^|\x02)(?:TIMER_OUT_MS\x01.*\x02TIMER_OUT_MS|REAL_TOPIC\x01.*\x02REAL_TOPIC"
+    r"|REAL_QID\x01.*\x02REAL_QID)\x01"
+)
 
 
 def transform(
@@ -49,7 +68,7 @@ def transform(
         return message
     text = message.properties_text
     properties = dict(message.properties) if text is None else decode(text)
-    level = _level(properties)
+    level = delay_level(properties)
     if level > 0:
         for name in (DELIVER_MS, DELAY_S, DELAY_MS):
             properties.pop(name, None)
@@ -60,31 +79,30 @@ def transform(
     if deliver_ms is None:
         return message
     if not config.timer_wheel_enabled:
-        raise Rejected(
+        raise error_of(
+            PutStatus.WHEEL_TIMER_NOT_ENABLE,
             "timers are switched off (timer_wheel_enabled); use a delay level, or send the message without a time",
             field="deliver_at_ms",
             limit=None,
-            status=PutStatus.WHEEL_TIMER_NOT_ENABLE.value,
         )
     if deliver_ms <= now_ms:
         if DELETE_KEY in properties:
-            raise Rejected(
+            raise error_of(
+                PutStatus.WHEEL_TIMER_MSG_ILLEGAL,
                 f"{DELETE_KEY} names a message that is due at {deliver_ms} ms, which is over: it cannot be cancelled",
                 field=DELETE_KEY,
                 limit=now_ms,
-                status=PutStatus.WHEEL_TIMER_MSG_ILLEGAL.value,
             )
         return message
     check_deliver_at(deliver_ms, now_ms, config)
     out_ms = out_time_ms(deliver_ms)
-    if waiting is not None:
-        check_congestion(out_ms, waiting, config)
+    check_congestion(out_ms, waiting, config)
     properties[OUT_MS] = str(out_ms)
     return _moved(message, properties, TIMER_TOPIC, 0, config)
 
 
 class DelayHook(PutHook):
-    """Sends messages to the topics where they wait (`transform`) and guards the timer topic (`check_timer_put`)."""
+    """Sends messages to the topics where they wait (`transform`) and guards the timer topic (`check_batch`)."""
 
     name = "delay"
 
@@ -101,15 +119,49 @@ class DelayHook(PutHook):
         return transform(message, self._clock.now_ms(), self._config, waiting=self.waiting)
 
     def check_batch(self, request: PutRequest, topics: Mapping[str, TopicInfo]) -> None:
-        """Refuse columns for the timer topic that could not be delivered: `check_timer_put`."""
-        check_timer_put(
-            request.queue_id,
-            request.batch,
-            topics=topics,
-            config=self._config,
-            now_ms=self._clock.now_ms(),
-            waiting=self.waiting,
+        """Refuse columns for the timer topic with any row that could not be delivered.
+
+        Raises: Rejected naming the field, Unavailable where too many wait for the second of a row, with RocketMQ's
+        status; nothing was stored.
+        """
+        if not self._config.timer_wheel_enabled:
+            raise error_of(
+                PutStatus.WHEEL_TIMER_NOT_ENABLE,
+                "timers are switched off in this cluster (timer_wheel_enabled); send without deliver_at_ms",
+                field="deliver_at_ms",
+                limit=None,
+            )
+        batch = request.batch
+        if isinstance(batch, Row):
+            batch = batch.to_batch()
+        properties = batch.column("properties").fill_null(b"")
+        out, topic, queue = (
+            pc.struct_field(pc.extract_regex(properties, pattern), 0)
+            for pattern in (_OUT, _TOPIC, _QUEUE)
         )
+        wrong = pc.match_substring_regex(properties, f"(?s:{_WRONG})")
+        missing = out.null_count + topic.null_count + queue.null_count
+        if request.queue_id or missing or pc.any(wrong).as_py():
+            raise error_of(
+                PutStatus.WHEEL_TIMER_MSG_ILLEGAL,
+                "messages of the timer topic need TIMER_OUT_MS, REAL_TOPIC and REAL_QID, once each, and none of the "
+                "shard's own TIMER_ properties; send with deliver_at_ms instead",
+                field="properties",
+                limit="TIMER_OUT_MS, REAL_TOPIC, REAL_QID",
+            )
+        seconds = out.cast(pa.string()).cast(pa.int64()).to_numpy()
+        now_ms = self._clock.now_ms()
+        # The clocks of producer and shard differ a little.
+        check_deliver_at(int(np.max(seconds)) + PRECISION_MS, now_ms + 60_000, self._config)
+        for time_ms in np.unique(seconds - seconds % PRECISION_MS).tolist():
+            check_congestion(time_ms, self.waiting, self._config)
+        for raw in pc.unique(topic).to_pylist():
+            rows = pc.equal(topic, raw)
+            mine = queue.filter(rows).cast(pa.string()).cast(pa.int64())
+            name = raw.decode("utf-8", "replace")
+            check_target(name, pc.max(mine).as_py(), topics)
+            if topics[name].compacted:
+                check_keys(name, batch, rows)
 
 
 def out_time_ms(deliver_ms: int) -> int:
@@ -130,7 +182,7 @@ def _deliver_ms(properties: dict[str, str], now_ms: int) -> int | None:
     return None
 
 
-def _level(properties: dict[str, str]) -> int:
+def delay_level(properties: Mapping[str, str]) -> int:
     """The delay level; 0 without one, or where it is not a number."""
     try:
         return int(properties.get(DELAY, "0"))
@@ -177,3 +229,29 @@ def _moved(
     return replace(
         message, topic=topic, queue_id=queue_id, properties=properties, properties_text=None
     )
+
+
+def check_deliver_at(deliver_ms: int, now_ms: int, config: StoreConfig) -> None:
+    """Raises: Rejected for a time further away than timers reach."""
+    limit = config.timer_max_delay_s * 1000
+    if deliver_ms - now_ms > limit:
+        raise Rejected(
+            f"the message is to be delivered in {deliver_ms - now_ms} ms; timers reach {limit} ms (timer_max_delay_s)",
+            field="deliver_at_ms",
+            limit=now_ms + limit,
+            status=PutStatus.WHEEL_TIMER_MSG_ILLEGAL.value,
+        )
+
+
+def check_congestion(
+    out_ms: int, waiting: Callable[[int], int] | None, config: StoreConfig
+) -> None:
+    """Raises: Unavailable for a second that too many messages wait for."""
+    limit = config.timer_congest_num_each_slot
+    if waiting is not None and waiting(out_ms) >= limit:
+        raise error_of(
+            PutStatus.WHEEL_TIMER_FLOW_CONTROL,
+            f"{limit} messages wait for the second from {out_ms} ms on; choose another time",
+            field="deliver_at_ms",
+            limit=limit,
+        )

@@ -1,27 +1,131 @@
-"""Delay levels and timers together, driven by the host of a store."""
+"""Delivery of waiting messages: delay levels and timers together, driven by the host of a store.
+
+A message of a delay level is delivered once its level's time is over, exactly once, across crashes too.
+
+The messages of a level wait in one queue of the schedule topic, in the order in which they are due. Each group of
+deliveries is appended together with how far its level came.
+Source: ScheduleMessageService, RocketMQ 5.3.3, which keeps that in a file written every ten seconds, and delivers
+again what came after it.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from raymq.store.format import SCHEDULE_TOPIC, TIMER_TOPIC
+import numpy as np
 
-from .delay_schedule import ScheduleMessageService, level_offsets
+from raymq.store.delay_levels import LEVELS_SERVICE
+from raymq.store.failpoints import fail_point
+from raymq.store.format import SCHEDULE_TOPIC, TIMER_TOPIC
+from raymq.store.put.inner_message import InnerMessage, ServiceProgress
+from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
+
+from .delayed_record import by_queue, fitting, waiting_rows
 from .timer_store import TimerMessageStore
 
 if TYPE_CHECKING:
     from raymq.store.message_store import MessageStore
 
+#: units looked at in one go
+SLICE_ROWS = 4096
 #: messages delivered by one call, about
 RUN_MESSAGES = 8192
 
 
 class DelayRun(NamedTuple):
-    """The result of one call of `DelayService.run_once`."""
+    """What one call delivered."""
 
     messages: int
-    #: when to call again, ms; None: nothing waits
+    #: when to call again, ms; now or before: there is more to do; None: nothing waits
     next_due_ms: int | None
+
+
+def level_offsets(store: MessageStore) -> dict[int, int]:
+    """Level -> offset of its queue in the schedule topic that is delivered next: delayOffset.json's offsetTable."""
+    # A copy: any thread asks, while deliveries add levels.
+    table = dict(store.state.progress.get(LEVELS_SERVICE, {}))
+    return {int(level): offset for level, offset in table.items()}
+
+
+class ScheduleMessageService:
+    """The delay levels of one shard. Callers: one thread."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self.levels_ms = store.config.delay_levels_ms
+        #: messages that name no queue they could be delivered to, or that the log has no more
+        self.skipped = 0
+
+    def deliver_due(self, now_ms: int, *, limit: int) -> DelayRun:
+        """Deliver due messages, at most about `limit`, the shortest level first.
+
+        A delay begins at its message's stamp, and stamps may be ahead of the wall clock (StampClock).
+        Raises: StorageFull, Unavailable, OSError; the next call delivers the rest.
+        """
+        ahead_ms = self._store.put_path.stamps.ahead_ms(self._store.state.store_time_ms)
+        now_ms += ahead_ms
+        count = 0
+        next_due: int | None = None
+        offsets = level_offsets(self._store)
+        for level in range(1, len(self.levels_ms) + 1):
+            queue = self._store.consume_queues.find(SCHEDULE_TOPIC, level - 1)
+            if queue is None:
+                continue
+            offset = self._corrected(level, offsets.get(level, 0), queue)
+            due: int | None = now_ms
+            while due is not None and due <= now_ms and count < limit:
+                delivered, offset, due = self._deliver_slice(level, queue, offset, now_ms)
+                count += delivered
+            if due is not None:
+                next_due = due if next_due is None else min(next_due, due)
+        return DelayRun(count, None if next_due is None else next_due - ahead_ms)
+
+    def _corrected(self, level: int, offset: int, queue: ConsumeQueue) -> int:
+        """An offset inside the queue. After a start the queue may lag the log for a while: then nothing is to do."""
+        stored = self._store.state.next_offsets.get((SCHEDULE_TOPIC, level - 1), 0)
+        known = max(queue.max_offset, stored)
+        if offset > known:
+            # A foreign store's file gave an offset above the end. Later puts must not count as delivered.
+            self._note(level, known, [])
+        return min(max(offset, queue.min_offset), known)
+
+    def _note(self, level: int, offset: int, messages: list[InnerMessage]) -> None:
+        self._store.put_inner(
+            messages, progress=ServiceProgress(LEVELS_SERVICE, {str(level): offset})
+        )
+
+    def _deliver_slice(
+        self, level: int, queue: ConsumeQueue, offset: int, now_ms: int
+    ) -> tuple[int, int, int | None]:
+        """One group of a level. Returns: messages looked at, the next offset, when that is due."""
+        if offset >= queue.max_offset:
+            return 0, offset, None
+        units = queue.read(offset, SLICE_ROWS)
+        at = units["tags_code"].astype(np.int64)
+        # No stamp is in the future: its level's delay was longer when it was stored, or in the store that stored it.
+        far = at > now_ms + self.levels_ms[level - 1]
+        blank = units["size"] == BLANK_SIZE
+        due = (at <= now_ms) | far | blank
+        ready = len(due) if due.all() else int(due.argmin())
+        if not ready:
+            return 0, offset, int(at[0])
+        sizes = np.where(blank, 0, units["size"])[:ready].astype(np.int64)
+        count = fitting(sizes, self._store.config.group_bytes_max)
+        positions = units["position"][:count].astype(np.int64)
+        there = ~blank[:count] & (positions >= self._store.log.start)
+        found, _ = waiting_rows(self._store.log, positions[there], sizes[:count][there])
+        messages = [message for each in found if (message := each.delivered()) is not None]
+        self.skipped += int((~blank[:count]).sum()) - len(messages)
+        next_offset = offset + count
+        self._note(level, next_offset, by_queue(messages))
+        fail_point("delay.group_appended")
+        if next_offset >= queue.max_offset:
+            return count, next_offset, None
+        if count < ready:
+            return count, next_offset, now_ms
+        if count < len(units):
+            return count, next_offset, int(at[count])
+        return count, next_offset, now_ms
 
 
 class DelayService:
@@ -53,26 +157,13 @@ class DelayService:
 
     def holds_from(self) -> int | None:
         """The physical offset from which on records may still wait here; None: none waits. Deletion stops there."""
-        store = self._store
-        found = [store.consume_queues.find(TIMER_TOPIC, 0)]
-        offsets = [0]
-        if found[0] is not None:
-            offsets[0] = self.timers.holds_from()
-        done = level_offsets(store)
-        for level in range(1, len(store.config.delay_levels_ms) + 1):
-            found.append(store.consume_queues.find(SCHEDULE_TOPIC, level - 1))
-            offsets.append(done.get(level, 0))
-        positions = []
-        for queue, offset in zip(found, offsets, strict=True):
+        done = level_offsets(self._store)
+        places = [(TIMER_TOPIC, 0, self.timers.holds_from())]
+        for level in range(1, len(self._store.config.delay_levels_ms) + 1):
+            places.append((SCHEDULE_TOPIC, level - 1, done.get(level, 0)))
+        positions: list[int] = []
+        for topic, queue_id, offset in places:
+            queue = self._store.consume_queues.find(topic, queue_id)
             if queue is not None:
-                units = queue.read(max(offset, queue.min_offset), 1)
-                positions += [int(each) for each in units["position"]]
+                positions += queue.read(max(offset, queue.min_offset), 1)["position"].tolist()
         return min(positions, default=None)
-
-    def close(self, now_ms: int) -> None:
-        """Complete the timers' files on disk. Raises: StorageFull, OSError."""
-        self.timers.close(now_ms)
-
-    def abandon(self) -> None:
-        """Let go of the files as a crash would."""
-        self.timers.abandon()

@@ -10,19 +10,17 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import format as fmt
 from raymq.store import record
+from raymq.store.arrays import Int64s
 from raymq.store.errors import Rejected
 from raymq.store.format import HALF_TOPIC
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.producer_stamp import without_stamp
 from raymq.store.state import INTERNAL_TOPIC
-
-Int64s = npt.NDArray[np.int64]
 
 REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
 #: bytes that a group needs beside its messages: the record of the progress
@@ -61,7 +59,7 @@ class Waiting(NamedTuple):
             flag=self.flag,
             sys_flag=self.sys_flag & ~fmt.SYS_ANY_HOST_V6,
             born_time_ms=self.born_time_ms,
-            born_host=_host(self.born_host),
+            born_host=host_of(self.born_host),
             reconsume_times=self.reconsume_times,
             properties_text=properties,
         )
@@ -99,7 +97,7 @@ def _may_receive(topic: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _host(text: str) -> tuple[str, int]:
+def host_of(text: str) -> tuple[str, int]:
     """An address and port from what `record.decode` made of them."""
     address, _, port = text.rpartition(":")
     return address.strip("[]"), int(port)

@@ -1,28 +1,78 @@
 """The timer wheel and the timer log together: a cache of the timer topic, rebuilt where in doubt.
 
 On disk they are complete up to the offset in `config/timercheck`; units after it are cut at the start and made again.
-Source: TimerMessageStore#recover, #doEnqueue, RocketMQ 5.3.3.
+That file has 4096 bytes, of which seven big-endian longs are used: second read next in ms, end of the synced timer
+log, next offset of the timer topic, the same of the master; then a data version: state version, time in ms, counter.
+Source: TimerMessageStore#recover, #doEnqueue, TimerCheckpoint, RocketMQ 5.3.3.
 """
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+import struct
+from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
+
+from raymq.store.arrays import Int64s
 from raymq.store.errors import Corrupt
 from raymq.store.failpoints import fail_point
+from raymq.store.files import Files
 from raymq.store.log.commit_log import CommitLog
 
-from .timer_check import OURS, TimerCheck, read_check, remove_check, write_check
 from .timer_log import NONE, UNIT_BYTES, UNIT_DTYPE, TimerLog, Units
 from .timer_rule import MAGIC_DELETE, PRECISION_MS, ROLL_WINDOW_MS, WHEEL_SLOTS, Due
 from .timer_wheel import Slot, TimerWheel
 
-Int64s = npt.NDArray[np.int64]
-
+CHECK_BYTES = 4096
+#: state version that RayMQ writes: RocketMQ puts its own there with the first second that it has read
+OURS = int.from_bytes(b"RayMQ", "big")
+_LONGS = struct.Struct(">7q")
 _MAGIC_ALL = 7
 #: a unit has 4 bytes for second minus store time: an earlier store time does not fit
 _BEFORE_MAX_MS = 24 * 86_400 * PRECISION_MS
+
+
+class TimerCheck(NamedTuple):
+    """How far the timer's files are complete on disk."""
+
+    read_time_ms: int
+    log_end: int
+    queue_offset: int
+    master_queue_offset: int
+    state_version: int = 0
+    version_time_ms: int = 0
+    counter: int = 0
+
+    @property
+    def foreign(self) -> bool:
+        """Whether RocketMQ wrote it."""
+        return self.state_version != OURS
+
+
+def read_check(path: Path, *, files: Files) -> TimerCheck | None:
+    """The file's content; None when it is missing or too short."""
+    if not files.exists(path):
+        return None
+    fd = files.open_file(path, writable=False)
+    try:
+        data = files.pread(fd, _LONGS.size, 0)
+    finally:
+        files.close(fd)
+    return TimerCheck(*_LONGS.unpack(data)) if len(data) == _LONGS.size else None
+
+
+def write_check(path: Path, check: TimerCheck, *, files: Files) -> None:
+    """Write the file. Durable: all of it, or the old content. Raises: StorageFull, OSError."""
+    files.make_dirs(path.parent)
+    files.write_file_atomic(path, _LONGS.pack(*check).ljust(CHECK_BYTES, b"\0"))
+
+
+def remove_check(path: Path, *, files: Files) -> None:
+    """The timer's files are not to be trusted. Durable."""
+    if files.exists(path):
+        files.unlink(path)
+        files.sync_dir(path.parent)
 
 
 class TimerCache:
@@ -165,19 +215,14 @@ class TimerCache:
             self._last = None
             return
         last = self._last
-        if last is not None and last[:4] == (
-            read_time_ms,
-            self._timer_log.end,
-            queue_offset,
-            queue_offset,
-        ):
+        place = (read_time_ms, self._timer_log.end, queue_offset, queue_offset)
+        if last is not None and last[:4] == place:
             return
         self._timer_log.sync()
         self.wheel.sync()
         fail_point("timer.files_synced")
         counter = 1 if last is None else last.counter + 1
-        version = (OURS, now_ms, counter)
-        check = TimerCheck(read_time_ms, self._timer_log.end, queue_offset, queue_offset, *version)
+        check = TimerCheck(*place, OURS, now_ms, counter)
         write_check(self._check_path, check, files=self._files)
         self._last = check
         # No record waits for longer than the roll window.

@@ -17,7 +17,7 @@ from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.properties import decode
 
 from .delayed_record import Waiting, waiting_rows
-from .timer_check import TimerCheck
+from .timer_cache import TimerCheck
 from .timer_rule import MAGIC_ROLL, OUT_MS, PRECISION_MS, ROLL_TIMES, TimerProgress
 from .timer_topic import TimerTopic
 

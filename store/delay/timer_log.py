@@ -20,19 +20,17 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from raymq.store import format as fmt
+from raymq.store.arrays import Int64s, Structs
 from raymq.store.errors import require
 from raymq.store.files import Files
 from raymq.store.log.mapped_file import MappedFile
 from raymq.store.log.mapped_file_queue import MappedFileQueue
 
-Int64s = npt.NDArray[np.int64]
-Units = npt.NDArray[Any]
+Units = Structs
 
 UNIT_DTYPE = np.dtype(
     [
@@ -161,8 +159,8 @@ class TimerLog:
 
     def units(self, since_ms: int) -> tuple[Int64s, Units]:
         """Positions and units of all files that may have units enqueued since then, up to the end."""
-        positions: list[Int64s] = []
-        found: list[Units] = []
+        positions: list[Int64s] = [np.empty(0, dtype=np.int64)]
+        found: list[Units] = [np.empty(0, dtype=UNIT_DTYPE)]
         files = self._queue.files
         for index, file in enumerate(files):
             after = files[index + 1] if index + 1 < len(files) else None
@@ -172,8 +170,6 @@ class TimerLog:
             if count > 0:
                 found.append(np.frombuffer(file.read(0, count * UNIT_BYTES), dtype=UNIT_DTYPE))
                 positions.append(file.start + np.arange(count, dtype=np.int64) * UNIT_BYTES)
-        if not found:
-            return np.empty(0, dtype=np.int64), np.empty(0, dtype=UNIT_DTYPE)
         return np.concatenate(positions), np.concatenate(found)
 
     def _first(self, file: MappedFile) -> int:

@@ -7,18 +7,15 @@ Source: TimerMessageStore#doEnqueue, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store import format as fmt
-
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
+from raymq.store.arrays import Bools, Int32s, Int64s
 
 OUT_MS, ROLL_TIMES, DELETE_KEY = "TIMER_OUT_MS", "TIMER_ROLL_TIMES", "TIMER_DEL_UNIQKEY"
 #: timerPrecisionMs: the width of a slot
@@ -107,26 +104,15 @@ class TimerProgress:
     @classmethod
     def of(cls, values: dict[str, Any]) -> TimerProgress:
         """From `ShardState.progress`."""
-        past = tuple(Past(*each) for each in values.get("past", ()))
-        return cls(
-            values.get("queue", 0),
-            values.get("time", 0),
-            values.get("at", 0),
-            past,
-            values.get("imported", 0),
-        )
+        known = {each.name: values[each.name] for each in fields(cls) if each.name in values}
+        known["past"] = tuple(Past(*each) for each in values.get("past", ()))
+        return cls(**known)
 
     def values(self) -> dict[str, Any]:
         """For a record of progress."""
-        return {
-            "queue": self.queue,
-            "time": self.time,
-            "at": self.at,
-            "past": [list(each) for each in self.past],
-            "imported": self.imported,
-        }
+        return asdict(self)
 
-    def waits(self, slot_ms: int, offsets: Int64s) -> npt.NDArray[np.bool_]:
+    def waits(self, slot_ms: int, offsets: Int64s) -> Bools:
         """Which records of one second, all below `queue`, are not delivered yet."""
         left = offsets >= (self.at if slot_ms == self.time else 0)
         if slot_ms < self.time:
@@ -143,11 +129,7 @@ class TimerProgress:
         past = (*self.past, Past(self.queue, self.time, self.at))
         return replace(self, time=time_ms, at=0, past=past)
 
-    def at_time(self, time_ms: int, at: int = 0) -> TimerProgress:
+    def at_time(self, time_ms: int) -> TimerProgress:
         """The progress at a later time. Times of the past that are reached again are dropped."""
         past = tuple(old for old in self.past if old.time >= time_ms)
-        return replace(self, time=time_ms, at=at, past=past)
-
-    def at_queue(self, offset: int) -> TimerProgress:
-        """With more of the timer topic looked at."""
-        return replace(self, queue=offset)
+        return replace(self, time=time_ms, at=0, past=past)

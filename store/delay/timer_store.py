@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from raymq.store.arrays import Int32s, Int64s
 from raymq.store.delay_levels import TIMERS_SERVICE
 from raymq.store.failpoints import fail_point
 from raymq.store.format import TIMER_TOPIC
@@ -22,8 +22,7 @@ from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.records.properties import decode
 
 from .delayed_record import Waiting, by_queue, fitting, waiting_rows
-from .timer_cache import TimerCache
-from .timer_check import TimerCheck
+from .timer_cache import TimerCache, TimerCheck
 from .timer_import import pending_rolls, taken_over
 from .timer_rule import (
     DELETE_KEY,
@@ -38,7 +37,6 @@ from .timer_topic import TimerRows, TimerTopic
 if TYPE_CHECKING:
     from raymq.store.message_store import MessageStore
 
-Int64s = npt.NDArray[np.int64]
 
 ENQUEUE_MS, DEQUEUE_MS = "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"
 
@@ -52,15 +50,25 @@ WAIT_MS = 100
 _ADDED = re.compile(rb"(?:(?<=\x02)|\A)TIMER_(?:ENQUEUE_MS|DEQUEUE_MS|ROLL_TIMES)\x01[^\x02]*\x02?")
 
 
+class DueRows(NamedTuple):
+    """Records of the timer topic whose second is over."""
+
+    positions: Int64s
+    sizes: Int64s
+    magic: Int32s | Int64s
+    enqueue_ms: Int64s
+
+    def where(self, kept: Any) -> DueRows:
+        """Only some: a mask, row numbers or a slice."""
+        return DueRows(*(column[kept] for column in self))
+
+
 @dataclass
 class Second:
     """A second whose timers are being delivered."""
 
     time_ms: int
-    positions: Int64s
-    sizes: Int64s
-    magic: Int64s
-    enqueue_ms: Int64s
+    rows: DueRows
     #: keys of cancelled messages: real topic + "+" + unique key
     cancelled: frozenset[str]
     next_row: int = 0
@@ -89,12 +97,7 @@ class TimerMessageStore:
     @property
     def active(self) -> bool:
         """Whether there ever was a timer here."""
-        return self.end > 0
-
-    @property
-    def end(self) -> int:
-        """Offset after the last confirmed record of the timer topic."""
-        return self._topic.end
+        return self._topic.end > 0
 
     def waiting(self, time_ms: int) -> int:
         """How many timers are known to wait for a second."""
@@ -105,6 +108,7 @@ class TimerMessageStore:
         end = self._topic.end
         known = self._ready and self._progress.queue >= end
         first = self._cache.wheel.first()
+        # Looked at again: a wheel that another thread began to load meanwhile does not know all of them.
         if known and self._ready:
             # All records are taken in: the wheel knows the waiting ones, however long ago the last delivery was.
             return end if first is None else self._topic.first_that_may_wait(first)
@@ -215,7 +219,7 @@ class TimerMessageStore:
                 rows.where((rows.due.magic & MAGIC_ROLL == 0) | (rows.offsets >= progress.imported))
             )
             offset = max(rows.next_offset, offset + 1)
-        self._progress = progress.at_queue(max(offset, progress.queue))
+        self._progress = replace(progress, queue=max(offset, progress.queue))
 
     def _read_by(self, check: TimerCheck | None) -> int:
         """How much of the topic RocketMQ had read: an import must wait until dispatch is as far."""
@@ -260,36 +264,32 @@ class TimerMessageStore:
         for count in range(1, len(rows.offsets) + 1):
             if not self._cache.takes(rows.due.slot_ms[:count]):
                 self._blocked = True
-                return rows.part(0, count - 1, int(rows.offsets[count - 1]))
+                first = rows.where(slice(count - 1))
+                return first._replace(next_offset=int(rows.offsets[count - 1]))
         return rows
 
     def _take(self, rows: TimerRows, now_ms: int) -> int:
         """Rows into the wheel; those of seconds that are over are delivered in their order, group by group."""
         late = np.flatnonzero(rows.due.slot_ms < self._progress.time)
         # A timer and its cancellation are rolled together, and may both be late after that.
-        cancelled = self._cancelled(rows.positions[late], rows.sizes[late], rows.due.magic[late])
+        due = DueRows(rows.positions, rows.sizes, rows.due.magic, rows.due.enqueue_ms)
+        cancelled = self._cancelled(due.where(late))
         done = count = 0
         while len(late):
             fit = fitting(rows.sizes[late], self._log.config.group_bytes_max)
             stop = int(late[fit - 1]) + 1
             offset = int(rows.offsets[stop - 1]) + 1
-            chosen = late[:fit]
-            messages, _ = self._messages(
-                rows.positions[chosen],
-                rows.sizes[chosen],
-                rows.due.magic[chosen],
-                rows.due.enqueue_ms[chosen],
-                cancelled,
-                now_ms,
-            )
+            messages, _ = self._messages(due.where(late[:fit]), cancelled, now_ms)
+            progress = replace(self._progress, queue=offset)
             if messages:
-                self._append(messages, self._progress.at_queue(offset))
-            self._add(rows.part(done, stop, offset))
-            self._progress = self._progress.at_queue(offset)
+                self._append(messages, progress)
+            self._add(rows.where(slice(done, stop)))
+            self._progress = progress
             count += fit
             late, done = late[fit:], stop
-        self._add(rows.part(done, len(rows.offsets), rows.next_offset))
-        self._progress = self._progress.at_queue(max(rows.next_offset, self._progress.queue))
+        self._add(rows.where(slice(done, None)))
+        queue = max(rows.next_offset, self._progress.queue)
+        self._progress = replace(self._progress, queue=queue)
         return count
 
     def _add(self, rows: TimerRows) -> None:
@@ -327,24 +327,14 @@ class TimerMessageStore:
             offsets = np.full(len(positions), -1, dtype=np.int64)
             offsets[left] = self._topic.offsets_of(positions[left])
             left &= progress.waits(time_ms, offsets)
-        units, positions = units[left], positions[left]
-        sizes = units["record_size"].astype(np.int64)
-        magic = units["magic"].astype(np.int64)
-        return Second(
-            time_ms,
-            positions,
-            sizes,
-            magic,
-            units["enqueue_time_ms"].astype(np.int64),
-            self._cancelled(positions, sizes, magic),
-        )
+        columns = ("position", "record_size", "magic", "enqueue_time_ms")
+        rows = DueRows(*(units[name][left].astype(np.int64) for name in columns))
+        return Second(time_ms, rows, self._cancelled(rows))
 
-    def _cancelled(
-        self, positions: Int64s, sizes: Int64s, magic: npt.NDArray[Any]
-    ) -> frozenset[str]:
+    def _cancelled(self, rows: DueRows) -> frozenset[str]:
         """The keys that the cancellations among these records name."""
-        delete = (magic & MAGIC_DELETE != 0) & (magic & MAGIC_ROLL == 0)
-        found, _ = waiting_rows(self._log, positions[delete], sizes[delete])
+        delete = (rows.magic & MAGIC_DELETE != 0) & (rows.magic & MAGIC_ROLL == 0)
+        found, _ = waiting_rows(self._log, rows.positions[delete], rows.sizes[delete])
         return frozenset(decode(each.properties).get(DELETE_KEY, "") for each in found)
 
     def _deliver_group(self, second: Second, now_ms: int) -> int:
@@ -353,18 +343,12 @@ class TimerMessageStore:
         high = low
         messages: list[InnerMessage] = []
         offset = 0
-        if low < len(second.positions):
-            sizes = second.sizes[low:]
-            high = low + fitting(sizes, self._log.config.group_bytes_max)
-            messages, offset = self._messages(
-                second.positions[low:high],
-                second.sizes[low:high],
-                second.magic[low:high],
-                second.enqueue_ms[low:high],
-                second.cancelled,
-                now_ms,
-            )
-        ends = high == len(second.positions)
+        count = len(second.rows.positions)
+        if low < count:
+            high = low + fitting(second.rows.sizes[low:], self._log.config.group_bytes_max)
+            rows = second.rows.where(slice(low, high))
+            messages, offset = self._messages(rows, second.cancelled, now_ms)
+        ends = high == count
         if ends:
             progress = self._progress.at_time(second.time_ms + PRECISION_MS)
         else:
@@ -380,19 +364,13 @@ class TimerMessageStore:
         return high - low
 
     def _messages(
-        self,
-        positions: Int64s,
-        sizes: Int64s,
-        magic: npt.NDArray[Any],
-        enqueue_ms: Int64s,
-        cancelled: frozenset[str],
-        now_ms: int,
+        self, due: DueRows, cancelled: frozenset[str], now_ms: int
     ) -> tuple[list[InnerMessage], int]:
         """The messages to put for these records, and the offset of the last of them."""
         messages: list[InnerMessage] = []
-        found, rows = waiting_rows(self._log, positions, sizes)
-        self.skipped += len(positions) - len(rows)
-        kinds, times_ms = magic[rows].tolist(), enqueue_ms[rows].tolist()
+        found, rows = waiting_rows(self._log, due.positions, due.sizes)
+        self.skipped += len(due.positions) - len(rows)
+        kinds, times_ms = due.magic[rows].tolist(), due.enqueue_ms[rows].tolist()
         for each, kind, enqueued in zip(found, kinds, times_ms, strict=True):
             times = f"{ENQUEUE_MS}\x01{enqueued}\x02{DEQUEUE_MS}\x01{now_ms}\x02"
             if kind & MAGIC_ROLL:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from raymq.store import format as fmt
+from raymq.store.arrays import Int64s
 from raymq.store.errors import Corrupt
 from raymq.store.format import TIMER_TOPIC
 from raymq.store.log.commit_log import CommitLog
@@ -17,9 +17,6 @@ from raymq.store.records.record_walk import gather
 
 from .delayed_record import sound_batch
 from .timer_rule import PRECISION_MS, ROLL_WINDOW_MS, Due, due
-
-Int64s = npt.NDArray[np.int64]
-
 
 _NOTHING = Due(
     np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32)
@@ -36,23 +33,13 @@ class TimerRows(NamedTuple):
     #: the offset after the last
     next_offset: int
 
-    def part(self, low: int, high: int, next_offset: int) -> TimerRows:
-        """Rows [low, high)."""
+    def where(self, kept: Any) -> TimerRows:
+        """Only some: a mask or a slice."""
         return TimerRows(
-            self.offsets[low:high],
-            self.positions[low:high],
-            self.sizes[low:high],
-            Due._make(column[low:high] for column in self.due),
-            next_offset,
-        )
-
-    def where(self, keep: npt.NDArray[np.bool_]) -> TimerRows:
-        """Only some."""
-        return TimerRows(
-            self.offsets[keep],
-            self.positions[keep],
-            self.sizes[keep],
-            Due._make(column[keep] for column in self.due),
+            self.offsets[kept],
+            self.positions[kept],
+            self.sizes[kept],
+            Due._make(column[kept] for column in self.due),
             self.next_offset,
         )
 
@@ -67,8 +54,7 @@ class TimerTopic:
     @property
     def end(self) -> int:
         """Offset after the last confirmed record."""
-        queue = self._queue()
-        return 0 if queue is None else queue.max_offset
+        return self._queues.range(TIMER_TOPIC, 0)[1]
 
     def _queue(self) -> ConsumeQueue | None:
         return self._queues.find(TIMER_TOPIC, 0)

@@ -92,7 +92,8 @@ class TimerWheel:
             slot = self._slots.get(time_ms)
             if slot is not None:
                 data = SLOT.pack(time_ms // PRECISION_MS, slot.first, slot.last, slot.waiting, 0)
-                self._files.pwrite(self._fd, data, _index(time_ms) * SLOT.size)
+                index = time_ms // PRECISION_MS % WHEEL_SLOTS
+                self._files.pwrite(self._fd, data, index * SLOT.size)
         if self._changed:
             self._files.sync_data(self._fd)
         self._changed.clear()
@@ -102,7 +103,3 @@ class TimerWheel:
         if self._fd >= 0:
             self._files.close(self._fd)
             self._fd = -1
-
-
-def _index(time_ms: int) -> int:
-    return time_ms // PRECISION_MS % WHEEL_SLOTS

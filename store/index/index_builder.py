@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from raymq.store import format as fmt
 from raymq.store import record
-from raymq.store.clock import Clock
+from raymq.store.arrays import Int64s, UInt32s
 from raymq.store.errors import Corrupt, OffsetOutOfRange, StorageFull
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records.keys import Keyed, KeyedUnit, keyed_column, keys_of
 
-from .index_keys import Int64s, UInt32s, hash_keys, key_hash, topic_hash
+from .index_keys import hash_keys, key_hash, topic_hash
 from .index_service import IndexService
 
 logger = logging.getLogger(__name__)
@@ -39,10 +39,10 @@ _COLUMNS = ("topic", "store_time_ms", "sys_flag", "properties")
 class IndexBuilder:
     """Puts records into the index. Callers: the thread that dispatches."""
 
-    def __init__(self, commit_log: CommitLog, service: IndexService, clock: Clock) -> None:
-        self._log = commit_log
+    def __init__(self, log: CommitLog, service: IndexService) -> None:
+        self._log = log
         self._service = service
-        self._clock = clock
+        self._clock = log.clock
         self._units: list[KeyedUnit] = []
         self._records = 0
         self._bytes = 0
@@ -116,16 +116,11 @@ class IndexBuilder:
         counts = [len(unit.positions) for unit in units]
         topics = np.array([topic_hash(unit.topic) for unit in units], dtype=np.uint32)
         times = np.array([unit.store_time_ms for unit in units], dtype=np.int64)
-        if len(units) == 1:
-            keyed, positions = units[0].keyed, units[0].positions
-        else:
-            data = [unit.keyed.data for unit in units]
-            begins = np.cumsum([0, *map(len, data)])[:-1]
-            ends = [
-                unit.keyed.offsets[1:] + begin for unit, begin in zip(units, begins, strict=True)
-            ]
-            keyed = Keyed(b"".join(data), np.concatenate(([0], *ends)))
-            positions = np.concatenate([unit.positions for unit in units])
+        data = [unit.keyed.data for unit in units]
+        begins = np.cumsum([0, *map(len, data)])[:-1]
+        ends = [unit.keyed.offsets[1:] + begin for unit, begin in zip(units, begins, strict=True)]
+        keyed = Keyed(b"".join(data), np.concatenate(([0], *ends)))
+        positions = np.concatenate([unit.positions for unit in units])
         self._put(np.repeat(topics, counts), keyed, positions, np.repeat(times, counts), self._seen)
 
     def _put_few(self, units: list[KeyedUnit]) -> None:
@@ -145,12 +140,7 @@ class IndexBuilder:
         )
 
     def _put(
-        self,
-        topic_hashes: UInt32s,
-        keyed: Keyed,
-        positions: Int64s,
-        times: Int64s,
-        upto: int,
+        self, topic_hashes: UInt32s, keyed: Keyed, positions: Int64s, times: Int64s, upto: int
     ) -> None:
         found = hash_keys(topic_hashes, keyed)
         rows = found.rows

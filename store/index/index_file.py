@@ -11,19 +11,18 @@ import struct
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from raymq.store.arrays import Int32s, Int64s, Structs
 from raymq.store.errors import Corrupt, Unavailable, require
 from raymq.store.failpoints import fail_point
 from raymq.store.files import ZERO_CHUNK_BYTES, Files
 from raymq.store.log.read_together import read_together
 from raymq.store.records.record_walk import gather
-
-from .index_keys import Int32s, Int64s
 
 HEADER = struct.Struct(">4q2i")
 SLOT_BYTES = 4
@@ -124,15 +123,8 @@ class IndexFile:
             files.truncate(fd, cls.size_of(slots, entries))
             if before is not None:
                 # The count stays 0 in an empty file; readers take it for 1.
-                inherited = HEADER.pack(
-                    before.end_time_ms,
-                    before.end_time_ms,
-                    before.end_offset,
-                    before.end_offset,
-                    0,
-                    0,
-                )
-                files.pwrite(fd, inherited, 0)
+                time_ms, offset = before.end_time_ms, before.end_offset
+                files.pwrite(fd, HEADER.pack(time_ms, time_ms, offset, offset, 0, 0), 0)
             files.sync(fd)
         except BaseException:
             files.close(fd)
@@ -274,9 +266,9 @@ class IndexFile:
         self._files.pwrite(self._fd, HEADER.pack(*header), 0)
         self.header = header
 
-    def _slots(self) -> npt.NDArray[Any]:
+    def _slots(self) -> Structs:
         if self._slot_map is None:
-            size = HEADER.size + self._slot_count * SLOT_BYTES
+            size = self._entries_at
             # A file of RocketMQ's may have holes here.
             self._files.allocate(self._fd, size)
             for at in range(0, 0 if self.empty else size, ZERO_CHUNK_BYTES):
@@ -285,11 +277,8 @@ class IndexFile:
             self._slot_map = self._files.map_words(self._fd, size)
         return np.frombuffer(self._slot_map, dtype=">i4", offset=HEADER.size)
 
-    def cut(self, count: int, *, end_time_ms: int | None = None) -> None:
-        """Drop the entries from number `count` on, and repair the slots.
-
-        Args: `end_time_ms`: store time of the last one's record, if it is known.
-        """
+    def cut(self, count: int) -> None:
+        """Drop the entries from number `count` on, and repair the slots."""
         slots, header = self._slots(), self.header
         require(1 <= count <= header.count, "an index is cut", count=count, of=header.count)
         beyond = (slots >= count) | (slots < 0)
@@ -311,7 +300,6 @@ class IndexFile:
             end_offset = int(last["physical_offset"])
             seconds = int(last["seconds"]) if count > 2 else 0
             end_time = min(header.begin_time_ms + 1000 * seconds + 999, header.end_time_ms)
-            end_time = end_time if end_time_ms is None else end_time_ms
         self._write_header(
             header._replace(
                 end_time_ms=end_time,
@@ -350,13 +338,13 @@ class IndexFile:
     def _entries_at(self) -> int:
         return HEADER.size + self._slot_count * SLOT_BYTES
 
-    def _entries(self, low: int, high: int) -> npt.NDArray[Any]:
+    def _entries(self, low: int, high: int) -> Structs:
         """Entries [low, high)."""
         at = self._entries_at
         data = self._read(at + low * ENTRY_BYTES, at + high * ENTRY_BYTES)
         return np.frombuffer(data, dtype=ENTRY_DTYPE)
 
-    def _items(self, at: int, numbers: Int64s, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    def _items(self, at: int, numbers: Int64s, dtype: np.dtype[Any]) -> Structs:
         """The items with these numbers of a table that begins at `at`."""
         if not len(numbers):
             return np.empty(0, dtype=dtype)
@@ -472,8 +460,8 @@ class IndexFile:
         rows = np.flatnonzero(left > 0)
         slots = key_hashes[rows] % self._slot_count
         numbers = self._items(HEADER.size, slots, _SLOT).astype(np.int64)
-        found_rows: list[Int64s] = []
-        found_offsets: list[Int64s] = []
+        found_rows: list[Int64s] = [np.empty(0, np.int64)]
+        found_offsets: list[Int64s] = [np.empty(0, np.int64)]
         for _ in range(CHAIN_STEPS):
             inside = (numbers > 0) & (numbers < self._entry_count)
             rows, numbers = rows[inside], numbers[inside]
@@ -495,14 +483,10 @@ class IndexFile:
             for row in rows.tolist():
                 # A chain of thousands: looked through as a whole.
                 gone = sum(int((part == row).sum()) for part in found_rows)
-                parts = list(self.find(int(key_hashes[row]), begin_ms, end_ms))
-                if not parts:
-                    continue
-                rest = np.concatenate(parts)[gone : int(wanted[row])]
+                every = list(chain.from_iterable(self.find(int(key_hashes[row]), begin_ms, end_ms)))
+                rest = np.array(every[gone : int(wanted[row])], dtype=np.int64)
                 found_rows.append(np.full(len(rest), row, np.int64))
                 found_offsets.append(rest)
-        if not found_rows:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
         return np.concatenate(found_rows), np.concatenate(found_offsets)
 
     # --- the end --------------------------------------------------------------------------------------------

@@ -10,16 +10,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from raymq.store import format as fmt
+from raymq.store.arrays import Bytes, Int32s, Int64s, UInt32s
 from raymq.store.records.keys import KEY_NAMES, KEY_SEPARATOR, UNIQ_KEY_NAME, Keyed
 from raymq.store.records.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
-
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
-UInt32s = npt.NDArray[np.uint32]
-Bytes = npt.NDArray[np.uint8]
 
 #: between topic and key in the text that is hashed
 TOPIC_SEPARATOR = "#"
@@ -78,7 +73,7 @@ def hash_keys(topic_hashes: UInt32s | int, keyed: Keyed) -> Hashes:
     Args: `topic_hash` of each record's topic, or of the one topic of all of them.
     """
     count = len(keyed.offsets) - 1
-    rows, values = [], []
+    rows, values = [_NONE], [np.empty(0, dtype=np.int32)]
     start = 0
     data = np.frombuffer(keyed.data, dtype=np.uint8)
     while start < count:
@@ -91,8 +86,6 @@ def hash_keys(topic_hashes: UInt32s | int, keyed: Keyed) -> Hashes:
         rows.append(part.rows + start)
         values.append(part.values)
         start = stop
-    if not rows:
-        return Hashes(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32))
     return Hashes(np.concatenate(rows), np.concatenate(values))
 
 

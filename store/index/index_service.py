@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from raymq.store.arrays import Int32s, Int64s
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, StorageFull, Unavailable
@@ -23,7 +24,7 @@ from raymq.store.files import Files
 from raymq.store.log.meta import Meta
 
 from .index_file import CHAIN_STEPS, IndexFile
-from .index_keys import Int32s, Int64s, key_hash
+from .index_keys import key_hash
 
 _NAME_FORMAT = "%Y%m%d%H%M%S"
 #: log without keys that is indexed once more after a crash, at most
@@ -36,11 +37,10 @@ class IndexService:
     Invariant: every key of every record below `indexed` is in the files, and none of a record above it.
     """
 
-    def __init__(
-        self, root: Path, mark_path: Path, config: StoreConfig, *, files: Files, clock: Clock
-    ) -> None:
-        self._directory = root
-        self._mark_path = mark_path
+    def __init__(self, root: Path, config: StoreConfig, *, files: Files, clock: Clock) -> None:
+        """Args: `root`, the store's directory."""
+        self._directory = root / "index"
+        self._mark_path = root / "raymq" / "index"
         self._slots, self._entries = config.max_hash_slot_num, config.max_index_num
         self._fs = files
         self._clock = clock
@@ -95,16 +95,10 @@ class IndexService:
             return mark
 
     def _open_files(self) -> None:
-        opened: list[IndexFile] = []
-        try:
-            for name in self._fs.list(self._directory):
-                opened.append(
-                    IndexFile.open(
-                        self._directory / name, self._slots, self._entries, files=self._fs
-                    )
-                )
-        finally:
-            self._files = tuple(opened)
+        for name in self._fs.list(self._directory):
+            path = self._directory / name
+            file = IndexFile.open(path, self._slots, self._entries, files=self._fs)
+            self._files = (*self._files, file)
 
     def _restore(self, name: str | None, count: int, *, crashed: bool) -> None:
         """Drop the entries written after the mark."""
@@ -160,23 +154,20 @@ class IndexService:
 
         Raises: StorageFull, OSError; the same must be appended again then.
         """
-        with self._changing:
-            self._append(hashes, physical_offsets, times_ms)
-            self.indexed = max(self.indexed, upto)
-
-    def _append(self, hashes: Int32s, physical_offsets: Int64s, times_ms: Int64s) -> None:
         done = 0
-        try:
-            while done < len(hashes):
-                file = self._current()
-                stop = min(done + file.room, len(hashes))
-                file.append(hashes[done:stop], physical_offsets[done:stop], times_ms[done:stop])
-                done = stop
-        except BaseException:
-            if done:
-                # Else the first ones would be indexed twice.
-                self._cut_to(int(physical_offsets[0]))
-            raise
+        with self._changing:
+            try:
+                while done < len(hashes):
+                    file = self._current()
+                    stop = min(done + file.room, len(hashes))
+                    file.append(hashes[done:stop], physical_offsets[done:stop], times_ms[done:stop])
+                    done = stop
+            except BaseException:
+                if done:
+                    # Else the first ones would be indexed twice.
+                    self._cut_to(int(physical_offsets[0]))
+                raise
+            self.indexed = max(self.indexed, upto)
 
     def _current(self) -> IndexFile:
         last = self._files[-1] if self._files else None
@@ -210,25 +201,24 @@ class IndexService:
         looked through again. Raises: OSError.
         """
         with self._changing:
-            return self._sync(closing=closing)
-
-    def _sync(self, *, closing: bool) -> int:
-        files, upto = self._files, self.indexed
-        for file in files:
-            if file.dirty:
-                file.sync()
-        fail_point("index.synced")
-        # A new file without an entry does not count.
-        last = next((file for file in reversed(files) if not file.empty), None)
-        state = ("", 1, upto) if last is None else (last.path.name, last.header.count, upto)
-        before = self._synced
-        moved = (
-            before is None or state[:2] != before[:2] or not 0 <= upto - before[2] < MARK_STEP_BYTES
-        )
-        if self._mark is not None and (moved or (closing and state != before)):
-            self._mark.update({"file": state[0] or None, "count": state[1], "indexed": upto})
-            self._synced = state
-        return files[-2].header.end_time_ms if len(files) > 1 else 0
+            files, upto = self._files, self.indexed
+            for file in files:
+                if file.dirty:
+                    file.sync()
+            fail_point("index.synced")
+            # A new file without an entry does not count.
+            last = next((file for file in reversed(files) if not file.empty), None)
+            state = ("", 1, upto) if last is None else (last.path.name, last.header.count, upto)
+            before = self._synced
+            moved = (
+                before is None
+                or state[:2] != before[:2]
+                or not 0 <= upto - before[2] < MARK_STEP_BYTES
+            )
+            if self._mark is not None and (moved or (closing and state != before)):
+                self._mark.update({"file": state[0] or None, "count": state[1], "indexed": upto})
+                self._synced = state
+            return files[-2].header.end_time_ms if len(files) > 1 else 0
 
     def delete_expired(self, min_physical_offset: int) -> int:
         """Delete files all of whose records are gone, never the newest. Returns: how many.
@@ -243,6 +233,18 @@ class IndexService:
 
     # --- looking up -----------------------------------------------------------------------------------------
 
+    def _newest_first(self, begin_ms: int, end_ms: int) -> Iterator[IndexFile]:
+        """The files that may have records stored in [begin_ms, end_ms]."""
+        for file in reversed(self._files):
+            header = file.header
+            if file.empty or header.begin_time_ms > end_ms:
+                continue
+            if header.end_time_ms < begin_ms:
+                return
+            yield file
+            if header.begin_time_ms < begin_ms:
+                return
+
     def find(
         self, topic: str, key: str, begin_ms: int, end_ms: int, some: int = CHAIN_STEPS
     ) -> Iterator[list[int]]:
@@ -251,43 +253,27 @@ class IndexService:
         They come `some` at a time. Another key may have the same hash. Source: IndexService#queryOffset.
         """
         hashed = key_hash(topic, key)
-        for file in reversed(self._files):
-            header = file.header
-            if file.empty or header.begin_time_ms > end_ms:
-                continue
-            if header.end_time_ms < begin_ms:
-                break
+        for file in self._newest_first(begin_ms, end_ms):
             # The file was deleted, and so were its records.
             with contextlib.suppress(Unavailable):
                 yield from file.find(hashed, begin_ms, end_ms, some)
-            if header.begin_time_ms < begin_ms:
-                break
 
     def find_many(
         self, key_hashes: Int64s, wanted: int, begin_ms: int, end_ms: int
     ) -> tuple[Int64s, Int64s]:
         """`find` for many keys together: rows of `key_hashes`, and physical offsets of records that may match."""
         left = np.full(len(key_hashes), wanted, dtype=np.int64)
-        rows: list[Int64s] = []
-        offsets: list[Int64s] = []
-        for file in reversed(self._files):
-            header = file.header
-            if file.empty or header.begin_time_ms > end_ms:
-                continue
-            if header.end_time_ms < begin_ms or not (left > 0).any():
+        rows: list[Int64s] = [np.empty(0, np.int64)]
+        offsets: list[Int64s] = [np.empty(0, np.int64)]
+        for file in self._newest_first(begin_ms, end_ms):
+            if not (left > 0).any():
                 break
-            try:
+            # As above.
+            with contextlib.suppress(Unavailable):
                 some, places = file.find_many(key_hashes, left, begin_ms, end_ms)
-            except Unavailable:
-                # As above.
-                continue
-            left -= np.bincount(some, minlength=len(left))
-            rows.append(some)
-            offsets.append(places)
-            if header.begin_time_ms < begin_ms:
-                break
-        if not rows:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
+                left -= np.bincount(some, minlength=len(left))
+                rows.append(some)
+                offsets.append(places)
         return np.concatenate(rows), np.concatenate(offsets)
 
     @property

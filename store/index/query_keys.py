@@ -15,12 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import record
+from raymq.store.arrays import Int64s
 from raymq.store.errors import OffsetOutOfRange, Rejected
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records.keys import keys_of
 from raymq.store.records.properties import PROPERTY_SEPARATOR
 
-from .index_keys import Int64s, key_hashes
+from .index_keys import key_hashes
 from .index_service import IndexService
 from .key_search import newest, raw_column
 

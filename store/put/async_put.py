@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -29,41 +30,26 @@ WAITING_BYTES_MAX = 16 << 20
 _OVERHEAD_BYTES = 100
 
 
+@dataclass(eq=False, slots=True)
 class _Gathered:
     """Messages of one queue that travel together."""
 
-    __slots__ = (
-        "alone",
-        "append",
-        "bodies",
-        "born_ms",
-        "done",
-        "error",
-        "nbytes",
-        "properties",
-        "tags",
-        "target",
-    )
-
-    def __init__(self, target: tuple[str, int], born_ms: int) -> None:
-        self.target = target
-        self.born_ms = born_ms
-        self.bodies: list[bytes] = []
-        self.tags: list[str | None] = []
-        self.properties: list[bytes | None] = []
-        self.nbytes = 0
-        self.done = threading.Event()
-        self.append: Append | None = None
-        self.error: Exception | None = None
-        #: each row by itself, when one was refused: it must not take the others with it
-        self.alone: list[_Gathered] = []
+    target: tuple[str, int]
+    born_ms: int
+    bodies: list[bytes] = field(default_factory=list)
+    tags: list[str | None] = field(default_factory=list)
+    properties: list[bytes | None] = field(default_factory=list)
+    nbytes: int = 0
+    done: threading.Event = field(default_factory=threading.Event)
+    append: Append | None = None
+    error: Exception | None = None
+    #: each row by itself, when one was refused: it must not take the others with it
+    alone: list[_Gathered] = field(default_factory=list)
 
     def split(self) -> list[_Gathered]:
         """Each row by itself."""
         for body, tag, text in zip(self.bodies, self.tags, self.properties, strict=True):
-            one = _Gathered(self.target, self.born_ms)
-            one.bodies, one.tags, one.properties = [body], [tag], [text]
-            self.alone.append(one)
+            self.alone.append(_Gathered(self.target, self.born_ms, [body], [tag], [text]))
         return self.alone
 
     def request(self) -> PutRequest:
@@ -80,14 +66,12 @@ class _Gathered:
         return PutRequest(*self.target, batch, None, 0, 0, "quorum")
 
 
+@dataclass(eq=False, slots=True)
 class AsyncAppend:
     """The answer to one message, once it is there."""
 
-    __slots__ = ("_gathered", "_row")
-
-    def __init__(self, gathered: _Gathered, row: int) -> None:
-        self._gathered = gathered
-        self._row = row
+    _gathered: _Gathered
+    _row: int
 
     def done(self) -> bool:
         """Whether `result` returns or raises at once."""

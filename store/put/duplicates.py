@@ -7,22 +7,19 @@ a walk over the end of the log. No lock is held, and no more is read at once tha
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from raymq.store import format as fmt
 from raymq.store import record
+from raymq.store.arrays import Bools, Int64s, Structs
 from raymq.store.errors import Corrupt, OffsetOutOfRange
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.producer_table import UNKNOWN_OFFSET, FoundRun, ProducerQueue
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.records.producer_stamp import STAMP_BYTES, read_column
 from raymq.store.records.record_walk import Layout, gather, layout
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 #: records looked at in one go: first at a new place, at least, at most
 SLICE_ROWS, SLICE_ROWS_MIN, SLICE_ROWS_MAX = 32, 4, 2048
@@ -117,7 +114,7 @@ class Search:
         """Our rows in the first slice from unit `at` on that has any."""
         self._rows = min(self._rows, SLICE_ROWS)
         while at < high:
-            self._begin_slice()
+            self._begun = self._log.clock.monotonic()
             units = queue.read(at, min(self._rows, high - at))
             if not len(units):
                 return None
@@ -130,7 +127,7 @@ class Search:
             at += len(units)
         return None
 
-    def _own_units(self, first_offset: int, units: npt.NDArray[Any]) -> OwnRows:
+    def _own_units(self, first_offset: int, units: Structs) -> OwnRows:
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
         size = self._log.config.segment_size_bytes
@@ -152,7 +149,7 @@ class Search:
         """Walk log[position, end), which begins at a record."""
         size = self._log.config.segment_size_bytes
         while position < end:
-            self._begin_slice()
+            self._begun = self._log.clock.monotonic()
             view, base, walk = self._log.walk(position, end, check_crc=False, limit=self._rows)
             if len(walk.positions):
                 own = self._own_records(view, base, walk)
@@ -192,9 +189,6 @@ class Search:
         stamps = gather(view, at, _STAMP).view(np.uint8).reshape(len(at), STAMP_BYTES)
         valid, producers, _, sequences = read_column(stamps)
         return good & valid & (producers == self._producer), sequences, parts
-
-    def _begin_slice(self) -> None:
-        self._begun = self._log.clock.monotonic()
 
     def _end_slice(self) -> None:
         took_ms = (self._log.clock.monotonic() - self._begun) * 1000

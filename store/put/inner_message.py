@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 
 from raymq.store import format as fmt
 from raymq.store import record
-from raymq.store.errors import require
 from raymq.store.records import properties as props
-from raymq.store.records import rows
 from raymq.store.records.producer_stamp import STAMP_NAME, without_stamp
 from raymq.store.state import INTERNAL_QUEUE, INTERNAL_TOPIC, PROGRESS
 
@@ -99,12 +97,8 @@ class PreparedInner:
         _LONG.pack_into(self._data, self._store_time_at, store_time_ms)
         return self._data
 
-    def tags_code(self, store_time_ms: int, levels_ms: tuple[int, ...]) -> int:
-        """The tags code of its unit."""
-        return rows.tags_code_of(self.topic, self.properties, store_time_ms, levels_ms)
 
-
-class PreparedProgress(PreparedInner):
+class PreparedProgress:
     """The record that a group begins with. It says where the group ends: half a group is none."""
 
     def __init__(
@@ -115,23 +109,15 @@ class PreparedProgress(PreparedInner):
             {"service": progress.service, "set": dict(progress.values)}, separators=(",", ":")
         )
         # The end's place is at the end of the body, of fixed width.
-        head = text[:-1] + ',"end":"'
-        message = InnerMessage(
-            INTERNAL_TOPIC,
-            INTERNAL_QUEUE,
-            (head + "0" * _END_DIGITS + '"}').encode(),
-            {props.TAGS: PROGRESS},
-            born_time_ms=now_ms,
-        )
-        super().__init__(message, store_host=store_host)
-        self._head = head
-        self._message, self._store_host = message, store_host
+        self._head = text[:-1] + ',"end":"'
+        self._now_ms, self._store_host = now_ms, store_host
+        #: bytes of the record, wherever the group ends
+        self.size = self.ending_at(0)[0].size
 
     def ending_at(self, end: int) -> tuple[PreparedInner, bytes]:
         """The record and its body for a group that ends at a physical offset."""
         body = f'{self._head}{end:0{_END_DIGITS}d}"}}'.encode()
-        found = PreparedInner(
-            InnerMessage(**{**vars(self._message), "body": body}), store_host=self._store_host
+        message = InnerMessage(
+            INTERNAL_TOPIC, INTERNAL_QUEUE, body, {props.TAGS: PROGRESS}, born_time_ms=self._now_ms
         )
-        require(found.size == self.size, "the end has a fixed width", size=found.size)
-        return found, body
+        return PreparedInner(message, store_host=self._store_host), body

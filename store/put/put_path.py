@@ -5,49 +5,47 @@ Source: CommitLog#asyncPutMessage, #asyncPutMessages, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
 from raymq.store import record
+from raymq.store.arrays import Int64s
+from raymq.store.clock import StampClock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 from raymq.store.failpoints import fail_point
-from raymq.store.log.commit_log import CommitLog
 from raymq.store.producer_table import UNKNOWN_OFFSET
-from raymq.store.put_lock import PutLock
-from raymq.store.queues.consume_queues import ConsumeQueues
-from raymq.store.queues.dispatch import Dispatch, UndispatchedUnit
+from raymq.store.queues.dispatch import UndispatchedUnit
 from raymq.store.records.key_check import check_keys
 from raymq.store.records.keys import keyed_rows
 from raymq.store.records.producer_stamp import Stamp
+from raymq.store.records.properties import TAGS
+from raymq.store.records.rows import tags_code_of
 from raymq.store.requests import Append, PutRequest
-from raymq.store.running_flags import BLOCKS_PUTS, RunningFlags
-from raymq.store.stamp_clock import StampClock
+from raymq.store.running_flags import BLOCKS_PUTS
 from raymq.store.state import (
     INTERNAL_QUEUE,
     INTERNAL_TOPIC,
     PRODUCER,
     PROGRESS,
     SNAPSHOT,
-    ShardState,
+    producer_body,
 )
-from raymq.store.stats import StoreStats
 from raymq.store.status import PutStatus
 from raymq.store.topics import check_target
 
 from .duplicates import Search
 from .inner_message import InnerMessage, PreparedInner, PreparedProgress, ServiceProgress
-from .put_hooks import PutHook, TopicGuard, after_batch, before_batch
+from .put_hooks import after_batch, before_batch
+
+if TYPE_CHECKING:
+    from raymq.store.message_store import MessageStore
 
 logger = logging.getLogger("raymq.store")
 
 Prepared = record.Prepared | record.PreparedRow
-Int64s = npt.NDArray[np.int64]
 
 #: of the log's bytes at most one in so many is a snapshot's
 SNAPSHOT_SHARE = 64
@@ -67,33 +65,21 @@ class CheckedPut(NamedTuple):
 class PutPath:
     """Checks and appends puts. Callers: any thread; the put lock orders them."""
 
-    def __init__(
-        self,
-        log: CommitLog,
-        state: ShardState,
-        queues: ConsumeQueues,
-        dispatch: Dispatch,
-        *,
-        lock: PutLock,
-        flags: RunningFlags,
-        stats: StoreStats,
-        hooks: list[PutHook],
-        guards: Mapping[str, TopicGuard],
-    ) -> None:
+    def __init__(self, store: MessageStore) -> None:
+        log = store.log
         self._log = log
         self._config = log.config
         self._clock = log.clock
         #: store times of records
         self.stamps = StampClock(log.clock)
-        self._state = state
-        self._queues = queues
-        self._dispatch = dispatch
-        self._lock = lock
-        self._flags = flags
-        self._stats = stats
-        self._hooks = hooks
-        #: system topics that users may put columns to, and their checks
-        self._guards = guards
+        self._state = store.state
+        self._queues = store.consume_queues
+        self._dispatch = store.queue_dispatch
+        self._lock = store.put_lock
+        self._flags = store.flags
+        self._stats = store.stats
+        self._hooks = store.hooks
+        self._guards = store.topic_guards
         self._busy_ms = log.config.os_page_cache_busy_timeout_ms
         self._record_bytes_max = log.config.record_bytes_max
         self.epoch = 0
@@ -130,10 +116,7 @@ class PutPath:
         OS_PAGE_CACHE_BUSY when an append is under way for too long; StorageFull where that flag is a full disk's.
         Source: HookUtils#checkBeforePutMessage; a busy page cache refuses puts so that they do not pile up.
         """
-        if self.closed:
-            raise Unavailable("the store is closed", field="store", status="SERVICE_NOT_AVAILABLE")
-        if self._flags.bits & BLOCKS_PUTS:
-            self._flags.check_writable()
+        self._check_open()
         if self._lock.begin_ms and self._lock.busy(self._busy_ms):
             raise Unavailable(
                 f"an append is under way for {self._lock.held_ms()} ms, the limit is {self._busy_ms} "
@@ -142,6 +125,12 @@ class PutPath:
                 limit=self._busy_ms,
                 status=PutStatus.OS_PAGE_CACHE_BUSY.value,
             )
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Unavailable("the store is closed", field="store", status="SERVICE_NOT_AVAILABLE")
+        if self._flags.bits & BLOCKS_PUTS:
+            self._flags.check_writable()
 
     def _check(self, request: PutRequest) -> CheckedPut:
         guard = self._guards.get(request.topic)
@@ -168,7 +157,11 @@ class PutPath:
             row=row,
         )
         limit = self._record_bytes_max if guard is None else guard.record_bytes_max
-        self._check_sizes(prepared, limit)
+        if isinstance(prepared, record.PreparedRow):
+            self._check_size(0, prepared.size, limit)
+        else:
+            largest = int(prepared.sizes.argmax())
+            self._check_size(largest, int(prepared.sizes[largest]), limit)
         # The offsets of duplicates are searched here, because no other put waits for it.
         plain = row is not None and not row.properties
         waits = plain or record.waits(row or request.batch)
@@ -261,17 +254,12 @@ class PutPath:
         first_offset = search.find(first, entry, queue, dispatched)
         return first_offset, search.find(last, entry, queue, dispatched)
 
-    def _check_sizes(self, prepared: Prepared, limit: int) -> None:
-        if isinstance(prepared, record.PreparedRow):
-            largest = prepared.size
-        else:
-            largest = int(prepared.sizes.max())
-        if largest > limit:
-            row = int(prepared.sizes.argmax())
+    def _check_size(self, row: int, nbytes: int, limit: int) -> None:
+        if nbytes > limit:
             pool = self._config.transient_pool_bytes if self._config.transient_pool else 0
             through = f" and a transient pool of {pool} bytes" if pool else ""
             raise Rejected(
-                f"row {row} makes a record of {largest} bytes; with commit log files of "
+                f"row {row} makes a record of {nbytes} bytes; with commit log files of "
                 f"{self._config.segment_size_bytes} bytes{through} a record may have {limit}",
                 field="record",
                 limit=limit,
@@ -282,12 +270,11 @@ class PutPath:
         """Append rows from `skip` on, cut into append units."""
         log = self._log
         self._begin_segment()
+        now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
         if isinstance(prepared, record.PreparedRow) and prepared.size <= log.room():
-            now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
             return self._append_unit(prepared, request, 0, 1, now)
         ends = np.cumsum(prepared.sizes)
         log.ensure_room(int(ends[-1]) - (int(ends[skip - 1]) if skip else 0))
-        now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
         row, count = skip, len(prepared.sizes)
         first: Append | None = None
         try:
@@ -407,44 +394,35 @@ class PutPath:
         """Recovery found the newest snapshot at `start`."""
         self._snapshot_due = start + self._config.snapshot_interval_bytes
 
-    def _snapshot(self) -> tuple[list[CheckedPut], int]:
+    def _snapshot(self) -> tuple[list[PreparedInner], int]:
         """The state as records to append, and their bytes."""
         part_bytes_max = min(1 << 20, self._config.segment_size_bytes // 8)
         parts = [self._internal(SNAPSHOT, body) for body in self._state.snapshot(part_bytes_max)]
-        return parts, sum(int(part.prepared.sizes[0]) for part in parts)
+        return parts, sum(part.size for part in parts)
 
-    def _append_snapshot(self, parts: list[CheckedPut], nbytes: int) -> None:
+    def _append_snapshot(self, parts: list[PreparedInner], nbytes: int) -> None:
         start = self._log.end
-        now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
+        now = self._stamp()
         for part in parts:
-            self._append_unit(part.prepared, part.request, 0, 1, now)
+            self._append_inner([part], now)
         self._log.marks.note_snapshot(start)
         # A large state is written less often: snapshots stay a small part of the log.
         interval = max(self._config.snapshot_interval_bytes, SNAPSHOT_SHARE * nbytes)
         self._snapshot_due = self._log.end + interval
         fail_point("log.after_snapshot")
 
-    def _internal(self, kind: str, body: bytes) -> CheckedPut:
+    def _stamp(self) -> int:
+        """The store time of the next records."""
+        return self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
+
+    def _internal(self, kind: str, body: bytes) -> PreparedInner:
         """One record of the internal topic, ready to be appended."""
-        batch = pa.record_batch(
-            {
-                "body": pa.array([body], pa.binary()),
-                "tag": pa.array([kind], pa.string()),
-                "properties": pa.array([None], pa.binary()),
-                "born_time_ms": pa.array([self._clock.now_ms()], pa.int64()),
-            },
-            schema=record.PUT_SCHEMA,
+        message = InnerMessage(
+            INTERNAL_TOPIC, INTERNAL_QUEUE, body, {TAGS: kind}, born_time_ms=self._clock.now_ms()
         )
-        prepared = record.prepare(
-            INTERNAL_TOPIC,
-            INTERNAL_QUEUE,
-            batch,
-            stamp=None,
-            store_host=self._config.store_host,
-        )
-        self._check_sizes(prepared, self._record_bytes_max)
-        request = PutRequest(INTERNAL_TOPIC, INTERNAL_QUEUE, batch, None, 0, 0, "quorum")
-        return CheckedPut(request, prepared)
+        prepared = PreparedInner(message, store_host=self._config.store_host)
+        self._check_size(0, prepared.size, self._record_bytes_max)
+        return prepared
 
     def put_internal(self, kind: str, body: bytes) -> Append:
         """Append one record of the internal topic and apply it to the state."""
@@ -460,12 +438,12 @@ class PutPath:
         """
         with self._lock:
             epoch = self._state.next_epoch(producer)
-            body = json.dumps({"producer": producer, "epoch": epoch}, separators=(",", ":"))
-            return epoch, self._put_internal(PRODUCER, body.encode())
+            return epoch, self._put_internal(PRODUCER, producer_body(producer, epoch))
 
     def _put_internal(self, kind: str, body: bytes) -> Append:
-        checked = self._internal(kind, body)
-        appended = self._append(checked.prepared, checked.request, 0)
+        prepared = self._internal(kind, body)
+        self._make_room(prepared.size)
+        (appended,) = self._append_inner([prepared], self._stamp())
         self._state.apply_internal(kind, body)
         return appended
 
@@ -475,9 +453,9 @@ class PutPath:
         """Append messages of the store's own services, in order. Returns: one Append per message.
 
         With `progress` they and it are stored together or not at all, across crashes too. Several messages need one.
-                Durable: nothing; the flush service syncs.
-                Raises: Rejected when they are too large (`config.record_bytes_max`; several should stay below
-                `config.group_bytes_max`, because other puts wait for them); as `append`. Nothing was stored then.
+        Durable: nothing; the flush service syncs.
+        Raises: Rejected when they are too large (`config.record_bytes_max`; several should stay below
+        `config.group_bytes_max`, because other puts wait for them); as `append`. Nothing was stored then.
         """
         require(progress is not None or len(messages) == 1, "a group has a progress")
         return self._put_together(messages, progress, self._config.record_bytes_max)
@@ -486,7 +464,7 @@ class PutPath:
         """Append messages that follow each other in one file. Returns: one Append per message.
 
         A crash may leave the first ones only. Durable, Raises: as `put_inner`; also Rejected for a record of more
-                than `record_bytes_max` bytes.
+        than `record_bytes_max` bytes.
         """
         config = self._config
         limit = config.record_bytes_max if len(messages) == 1 else config.group_bytes_max
@@ -499,10 +477,7 @@ class PutPath:
         limit: int,
         record_bytes_max: int | None = None,
     ) -> list[Append]:
-        if self.closed:
-            raise Unavailable("the store is closed", field="store", status="SERVICE_NOT_AVAILABLE")
-        if self._flags.bits & BLOCKS_PUTS:
-            self._flags.check_writable()
+        self._check_open()
         host = self._config.store_host
         prepared = [PreparedInner(message, store_host=host) for message in messages]
         head = None
@@ -528,40 +503,47 @@ class PutPath:
     def _append_group(
         self, head: PreparedProgress | None, prepared: list[PreparedInner], total: int
     ) -> list[Append]:
-        log, state = self._log, self._state
-        self._begin_segment()
-        log.ensure_room(total)
-        if log.room() < total:
-            log.seal(self.epoch)
-            self._begin_segment()
-        now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
-        start = log.end
-        body = b""
+        self._make_room(total)
         records = list(prepared)
+        body = b""
         if head is not None:
-            first, body = head.ending_at(start + total)
+            first, body = head.ending_at(self._log.end + total)
             records.insert(0, first)
+        appends = self._append_inner(records, self._stamp())
+        if head is not None:
+            self.group = (appends[0].physical_offset, self._log.end)
+            self._state.apply_internal(PROGRESS, body)
+            del appends[0]
+        held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
+        for each in prepared:
+            self._stats.note_put(each.topic, 1, each.size, held_ms)
+        return appends
+
+    def _make_room(self, nbytes: int) -> None:
+        """Let records of so many bytes follow each other in one file."""
+        self._begin_segment()
+        self._log.ensure_room(nbytes)
+        if self._log.room() < nbytes:
+            self._log.seal(self.epoch)
+            self._begin_segment()
+
+    def _append_inner(self, records: list[PreparedInner], now: int) -> list[Append]:
+        """Append records as one unit. The current file has room for them."""
+        log, state = self._log, self._state
+        at = log.end
+        end = at + sum(each.size for each in records)
         appends, parts = [], []
         offsets: dict[tuple[str, int], int] = {}
-        at = start
         for each in records:
             key = (each.topic, each.queue_id)
             offset = offsets.get(key, state.next_offsets.get(key, 0))
             parts.append(each.encode(queue_offset=offset, physical_offset=at, store_time_ms=now))
             if each.queued:
                 offsets[key] = offset + 1
-            end = at + each.size
-            appends.append(Append(offset, 1, 0, now, at, start + total, offset))
-            at = end
+            appends.append(Append(offset, 1, 0, now, at, end, offset))
+            at += each.size
         log.append(b"".join(parts), self.epoch)
         self._note_inner(records, appends)
-        if head is not None:
-            self.group = (start, log.end)
-            state.apply_internal(PROGRESS, body)
-            del appends[0]
-        held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
-        for each in prepared:
-            self._stats.note_put(each.topic, 1, each.size, held_ms)
         return appends
 
     def _note_inner(self, stored: list[PreparedInner], appends: list[Append]) -> None:
@@ -579,7 +561,9 @@ class PutPath:
         first, last = appends[0], appends[-1]
         topic, queue_id = stored[0].topic, stored[0].queue_id
         levels = self._config.delay_levels_ms
-        codes = [each.tags_code(first.store_time_ms, levels) for each in stored]
+        codes = [
+            tags_code_of(topic, each.properties, first.store_time_ms, levels) for each in stored
+        ]
         self._dispatch.pend(
             UndispatchedUnit(
                 first.physical_offset,
@@ -595,10 +579,5 @@ class PutPath:
             )
         )
         self._state.apply_rows(
-            topic,
-            queue_id,
-            first.first_offset,
-            len(stored),
-            first.end_offset,
-            first.store_time_ms,
+            topic, queue_id, first.first_offset, len(stored), first.end_offset, first.store_time_ms
         )

@@ -6,19 +6,17 @@ Source: ConsumeQueue, RocketMQ 5.3.3.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from raymq.store import format as fmt
+from raymq.store.arrays import Bools, Int64s, Structs
 from raymq.store.errors import Corrupt, require
 from raymq.store.files import Files
 
 from .queue_files import OpenFiles, QueueFile, QueueFiles
 
-Int64s = npt.NDArray[np.int64]
-Units = npt.NDArray[Any]
+Units = Structs
 
 #: size of a blank unit, which has no message: position 0, this, tags code 0
 BLANK_SIZE = 0x7FFFFFFF
@@ -120,22 +118,19 @@ class ConsumeQueue:
         self.min_offset = self._behind_blanks(first, end)
         self._set_end(end)
         self._dirty_from = end
-        if not self._queue.files or not first <= end or self.max_physical_offset > below:
-            raise self._not_as_dispatched(end)
-        if self.min_offset < end:
+        sound = self._queue.files and first <= end and self.max_physical_offset <= below
+        if sound and self.min_offset < end:
             last = self._span(end - 1, end)
-            if last["size"][0] <= 0 or last["position"][0] < 0 or _is_blank(last)[0]:
-                raise self._not_as_dispatched(end)
-
-    def _not_as_dispatched(self, end: int) -> Corrupt:
-        return Corrupt(
-            f"queue {self.directory} does not end at offset {end}, where its last message was dispatched; restart the "
-            "store, which then rebuilds its consume queues",
-            path=str(self.directory),
-            offset=end,
-            rule="a queue ends where it was dispatched to",
-            expected=end,
-        )
+            sound = last["size"][0] > 0 and last["position"][0] >= 0 and not _is_blank(last)[0]
+        if not sound:
+            raise Corrupt(
+                f"queue {self.directory} does not end at offset {end}, where its last message was dispatched; restart "
+                "the store, which then rebuilds its consume queues",
+                path=str(self.directory),
+                offset=end,
+                rule="a queue ends where it was dispatched to",
+                expected=end,
+            )
 
     def _doubtful(self, sound_below: int) -> list[QueueFile]:
         """The files that may have unsound units: from the last one on whose first unit is sound."""
@@ -346,18 +341,14 @@ class ConsumeQueue:
             low, count = low + max(1, len(units)), SCAN_UNITS
         self.min_offset = end
 
-    def delete_expired(self) -> int:
-        """Delete the files whose every unit is below `min_offset`, but never the last one. Returns: how many.
+    def delete_expired(self) -> None:
+        """Delete the files whose every unit is below `min_offset`, but never the last one.
 
         Durable: at return. Source: MappedFileQueue#deleteExpiredFileByOffset.
         """
-        deleted = 0
-        while len(self._queue.files) > 1 and (
-            self._queue.files[1].start <= self.min_offset * fmt.UNIT_BYTES
-        ):
+        end = self.min_offset * fmt.UNIT_BYTES
+        while len(self._queue.files) > 1 and self._queue.files[1].start <= end:
             self._queue.delete_first()
-            deleted += 1
-        return deleted
 
     @property
     def dirty(self) -> bool:
@@ -403,39 +394,15 @@ class ConsumeQueue:
             return None
         return self.max_offset
 
-    def verify(self) -> None:
-        """Walk all units. Raises: Corrupt where one is invalid or records do not ascend."""
-        units = self._span(self.min_offset, self.max_offset)
-        positions, sizes = units["position"].astype(np.int64), units["size"].astype(np.int64)
-        real = ~_is_blank(units)
-        rows = np.flatnonzero(real)
-        wrong = np.concatenate(
-            (
-                np.flatnonzero((sizes <= 0) | (positions < 0)),
-                rows[1:][positions[rows[1:]] < (positions + sizes)[rows[:-1]]],
-            )
-        )
-        if len(wrong):
-            row = int(wrong.min())
-            raise Corrupt(
-                f"unit {self.min_offset + row} of {self.directory} says position "
-                f"{int(positions[row])}, size {int(sizes[row])}; delete the directory, it is "
-                "rebuilt at the next start",
-                path=str(self.directory),
-                offset=self.min_offset + row,
-                rule="units are valid and ascend",
-                found=(int(positions[row]), int(sizes[row])),
-            )
-
     def close(self) -> None:
         """Close every file."""
         self._queue.close()
 
 
-def _is_blank(units: Units) -> npt.NDArray[np.bool_]:
+def _is_blank(units: Units) -> Bools:
     return np.asarray((units["position"] == 0) & (units["size"] == BLANK_SIZE), dtype=np.bool_)
 
 
-def _leading(flags: npt.NDArray[np.bool_]) -> int:
+def _leading(flags: Bools) -> int:
     """How many flags from the first on are set."""
     return len(flags) if flags.all() else int(flags.argmin())

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from raymq.store import format as fmt
 from raymq.store import record
-from raymq.store.clock import Clock
+from raymq.store.arrays import Int64s
 from raymq.store.format import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.put_lock import PutLock
@@ -25,7 +24,8 @@ from raymq.store.running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR,
 from .consume_queue import ConsumeQueue
 from .consume_queues import ConsumeQueues, Key
 
-Int64s = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    from raymq.store.index.index_builder import IndexBuilder
 
 #: appended units that are kept in memory for dispatch; when there are more, it reads them back from the log
 PENDING_MAX = 512
@@ -50,48 +50,22 @@ class UndispatchedUnit(NamedTuple):
     keyed: Keyed | None
 
 
-class RecordIndex(Protocol):
-    """The index of records by key, as dispatch sees it (`IndexBuilder`)."""
-
-    @property
-    def full(self) -> bool:
-        """Whether enough records wait to be indexed together."""
-
-    def add(self, start: int, end: int, unit: KeyedUnit | None) -> None:
-        """Take records [start, end) that were just dispatched; None when none has a key."""
-
-    def due(self, dispatched: int) -> bool:
-        """Whether `run` should be called although more records are coming."""
-
-    def run(self, upto: int) -> None:
-        """Index the added records. Where the index lags, index a slice of the log below `upto`."""
-
-    def behind(self, dispatched: int) -> bool:
-        """Whether records below `dispatched` can be indexed at once."""
-
-
 class Dispatch:
     """Moves the dispatched end of a store. Callers: one thread; `pend` under the put lock."""
 
     def __init__(
-        self,
-        log: CommitLog,
-        queues: ConsumeQueues,
-        *,
-        put_lock: PutLock,
-        clock: Clock,
-        flags: RunningFlags,
+        self, log: CommitLog, queues: ConsumeQueues, *, put_lock: PutLock, flags: RunningFlags
     ) -> None:
         self._log = log
         self._queues = queues
-        self._clock = clock
+        self._clock = log.clock
         self._put_lock = put_lock
         self._flags = flags
         self._pending: deque[UndispatchedUnit] = deque()
         #: everything below this is in the consume queues
         self.dispatched = 0
         #: None: records are not indexed
-        self.index: RecordIndex | None = None
+        self.index: IndexBuilder | None = None
         #: grows with each message that waits for a delay level or a timer
         self.delayed = 0
         #: queues that got units since `take_touched` was called last
@@ -176,7 +150,7 @@ class Dispatch:
             if self._clock.monotonic() > deadline:
                 break
 
-    def _index(self, index: RecordIndex, unit: UndispatchedUnit) -> None:
+    def _index(self, index: IndexBuilder, unit: UndispatchedUnit) -> None:
         keyed = None
         if unit.keyed is not None:
             keyed = KeyedUnit(unit.topic, unit.positions, unit.store_time_ms, unit.keyed)

@@ -10,11 +10,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import format as fmt
 from raymq.store import record
+from raymq.store.arrays import Bools, Int64s
 from raymq.store.errors import OffsetOutOfRange, Rejected
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.log_reads import Records
@@ -22,10 +22,8 @@ from raymq.store.state import ShardState
 
 from .consume_queue import BLANK_SIZE, Units
 from .consume_queues import ConsumeQueues
-from .message_filter import Bools, MessageFilter, TagFilter
+from .message_filter import MessageFilter, TagFilter
 from .sql_filter import SqlFilter
-
-Int64s = npt.NDArray[np.int64]
 
 #: bounds of `max_bytes`
 BYTES_MIN, BYTES_MAX = 100, 128 << 20
@@ -120,48 +118,31 @@ class GetMessage:
         Never raises for an offset: the status says what it is, and `next_begin_offset` where to go on.
         Raises: Corrupt for a record that is damaged, or that the disk does not give back.
         """
-        while True:
-            try:
-                return self._get(topic, queue_id, offset, max_nums, max_bytes, wanted)
-            except OffsetOutOfRange:
-                # Records were deleted after the log's start was read: now the log begins later.
-                continue
-
-    def _get(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_nums: int,
-        max_bytes: int,
-        wanted: MessageFilter | None,
-    ) -> GetMessageResult:
         queue = self._queues.find(topic, queue_id)
         low, high = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
         refused = self.refuse(topic, queue_id, offset, low, high)
         if refused is not None or queue is None:
             return refused or nothing(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0, low, high)
-        max_bytes = min(max(max_bytes, BYTES_MIN), BYTES_MAX)
+        size_limit = min(max(max_bytes, BYTES_MIN), BYTES_MAX)
         span = max(self._config.max_filter_message_size // fmt.UNIT_BYTES, max_nums)
         file_units = self._config.consume_queue_file_size_bytes // fmt.UNIT_BYTES
-        begin = offset
-        for _ in range(self._config.travel_cq_file_num_when_get_message):
-            begin, left = offset, file_units - offset % file_units
-            units = queue.read(begin, min(span, left))
-            if not len(units):
-                return nothing(GetMessageStatus.OFFSET_FOUND_NULL, begin + left, low, high)
-            picked = self._pick(units, max_nums, max_bytes, wanted)
-            offset = begin + picked.seen
-            if len(picked.rows) or offset >= high:
-                break
+        begin = following = offset
+        try:
+            for _ in range(self._config.travel_cq_file_num_when_get_message):
+                begin, left = following, file_units - following % file_units
+                units = queue.read(begin, min(span, left))
+                if not len(units):
+                    return nothing(GetMessageStatus.OFFSET_FOUND_NULL, begin + left, low, high)
+                picked = self._pick(units, max_nums, size_limit, wanted)
+                following = begin + picked.seen
+                if len(picked.rows) or following >= high:
+                    break
+            records = self._records(units[picked.rows])
+        except OffsetOutOfRange:
+            # Records were deleted after the log's start was read: now the log begins later.
+            return self.get(topic, queue_id, offset, max_nums, max_bytes=max_bytes, wanted=wanted)
         return GetMessageResult(
-            picked.status,
-            offset,
-            low,
-            high,
-            self._records(units[picked.rows]),
-            begin + picked.rows,
-            picked.far_behind,
+            picked.status, following, low, high, records, begin + picked.rows, picked.far_behind
         )
 
     def refuse(

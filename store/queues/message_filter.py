@@ -9,16 +9,13 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store import format as fmt
+from raymq.store.arrays import Bools, Int64s
 from raymq.store.errors import Rejected
 from raymq.store.records import rows
-
-Bools = npt.NDArray[np.bool_]
-Int64s = npt.NDArray[np.int64]
 
 #: the subscription to everything
 ALL = "*"

@@ -11,12 +11,16 @@ import errno
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from raymq.store.errors import Corrupt, require
 from raymq.store.failpoints import fail_point
 from raymq.store.files import ZERO_CHUNK_BYTES, Data, Files, only_zeros
 from raymq.store.log.mapped_file_queue import check_contiguous
+
+T = TypeVar("T")
 
 #: files of consume queues that a store has open at a time, one descriptor each
 OPEN_FILES_MAX = 256
@@ -42,10 +46,9 @@ class OpenFiles:
         try:
             # One step of the interpreter: needs no lock.
             self._open.move_to_end(file)
+            return
         except KeyError:
             pass
-        else:
-            return
         with self._lock:
             self._open[file] = None
             if len(self._open) <= self._limit:
@@ -89,24 +92,22 @@ class OpenFiles:
                 raise
 
 
+@dataclass(eq=False)
 class QueueFile:
     """One file. Callers: one writer; any thread may read and sync beside it."""
 
-    def __init__(
-        self, path: Path, start: int, size: int, opened: OpenFiles, writable: bool
-    ) -> None:
-        self.path = path
-        #: offset of the first byte
-        self.start = start
-        #: length, bytes
-        self.size = size
-        self._opened = opened
-        self._writable = writable
-        self._fd = -1
-        #: the file has no name any more, or its queue is closed
-        self._ended = False
-        #: held while the descriptor is used, so that its number cannot be given to another file
-        self._living = threading.Lock()
+    path: Path
+    #: offset of the first byte
+    start: int
+    #: length, bytes
+    size: int
+    _opened: OpenFiles
+    _writable: bool
+    _fd: int = -1
+    #: the file has no name any more, or its queue is closed
+    _ended: bool = False
+    #: held while the descriptor is used, so that its number cannot be given to another file
+    _living: threading.Lock = field(default_factory=threading.Lock)
 
     def create(self) -> None:
         """Make the file, without a block. Durable: nothing. Raises: StorageFull, OSError."""
@@ -122,7 +123,7 @@ class QueueFile:
                 raise
         self._opened.used(self)
 
-    def _use(self, work: Callable[[int], bytes | None]) -> bytes | None:
+    def _use(self, work: Callable[[int], T]) -> T:
         """Call `work` with a descriptor. Raises: FileNotFoundError after a delete."""
         with self._living:
             if self._fd < 0:
@@ -136,7 +137,7 @@ class QueueFile:
     def pread(self, nbytes: int, position: int) -> bytes:
         """Read at a position inside the file. Raises: Corrupt where the disk cannot, or the file is too short."""
         try:
-            data = self._use(lambda fd: self._opened.files.pread(fd, nbytes, position)) or b""
+            data = self._use(lambda fd: self._opened.files.pread(fd, nbytes, position))
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
@@ -161,13 +162,8 @@ class QueueFile:
 
     def data_behind(self, position: int) -> int | None:
         """The first chunk from `position` on with a byte that is not zero; None without one. Holes are not read."""
-        ranges: list[tuple[int, int]] = []
-
-        def look(fd: int) -> None:
-            ranges.extend(self._opened.files.data_ranges(fd, position, self.size))
-
-        self._use(look)
-        for begin, end in ranges:
+        files = self._opened.files
+        for begin, end in self._use(lambda fd: files.data_ranges(fd, position, self.size)):
             while begin < end:
                 chunk = self.pread(min(end - begin, ZERO_CHUNK_BYTES), begin)
                 if not only_zeros(chunk):
@@ -245,7 +241,7 @@ class QueueFiles:
                     rule="file name",
                 )
             length = self._fs.length(path)
-            if unfinished or (length < self.file_size and self._only_zeros(path)):
+            if unfinished or (length < self.file_size and not any(self._fs.read_file(path))):
                 unfinished.append(path)
             else:
                 found.append(self._checked(path, length, found))
@@ -267,9 +263,6 @@ class QueueFiles:
                 found=length,
             )
         return QueueFile(path, start, self.file_size, self._opened, self._writable)
-
-    def _only_zeros(self, path: Path) -> bool:
-        return not any(self._fs.read_file(path))
 
     @property
     def min_offset(self) -> int:

@@ -22,10 +22,8 @@ def fault_of(part: FetchSlice) -> RecordFault | None:
     records: Any = part.records
     if records is None or not len(records):
         return None
-    count = len(records)
-    edges: Any = np.frombuffer(records.buffers()[1], dtype=np.int32)
-    edges = edges[records.offset : records.offset + count + 1].astype(np.int64)
-    return first_fault(records.buffers()[2], edges[:-1], edges[1:] - edges[:-1])
+    offsets = value_offsets(records).astype(np.int64)
+    return first_fault(records.buffers()[2], offsets[:-1], np.diff(offsets))
 
 
 def before(part: FetchSlice, row: int) -> FetchSlice:

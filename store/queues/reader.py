@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import format as fmt
 from raymq.store import record
+from raymq.store.arrays import Int64s
 from raymq.store.errors import Corrupt, OffsetOutOfRange
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.log_reads import Records
@@ -16,8 +16,6 @@ from raymq.store.state import ShardState
 
 from .consume_queue import BLANK_SIZE, ConsumeQueue, Units
 from .consume_queues import ConsumeQueues
-
-Int64s = npt.NDArray[np.int64]
 
 #: consume queue units looked at first, more where they are of short records
 UNITS_FIRST = 1024
@@ -35,10 +33,6 @@ class Reader:
         self._state = state
         self._file_size = log.config.segment_size_bytes
 
-    def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """The half-open range of readable offsets of a queue."""
-        return self._queues.range(topic, queue_id)
-
     def fetch(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
     ) -> FetchSlice:
@@ -49,7 +43,7 @@ class Reader:
         Raises: OffsetOutOfRange below the queue's first offset, or above what the log holds of it. Corrupt for a
         damaged consume queue, and for bytes that the disk does not give back.
         """
-        low, high = self.queue_range(topic, queue_id)
+        low, high = self._queues.range(topic, queue_id)
         if high < offset <= self._state.next_offsets.get((topic, queue_id), 0):
             # The log has it: after a restart the queue grows there again, in a mirror with the confirmed end.
             high = offset
@@ -61,7 +55,7 @@ class Reader:
         units = self._units_for(self._queues.get(topic, queue_id), offset, count, max_bytes)
         if not len(units):
             # Deleted since the range was read.
-            raise _out_of_range(topic, queue_id, offset, *self.queue_range(topic, queue_id))
+            raise _out_of_range(topic, queue_id, offset, *self._queues.range(topic, queue_id))
         # Queues of foreign stores may have gaps, filled with units that point at nothing.
         solid = units["size"] != BLANK_SIZE
         if not solid[0]:
@@ -75,7 +69,7 @@ class Reader:
             found = self._read_records(positions, sizes)
         except OffsetOutOfRange as error:
             raise _out_of_range(
-                topic, queue_id, offset, *self.queue_range(topic, queue_id)
+                topic, queue_id, offset, *self._queues.range(topic, queue_id)
             ) from error
         records = record.select(found.data, found.starts, found.sizes)
         return FetchSlice(queue_id, offset, offset + len(found.starts), low, high, records, None)

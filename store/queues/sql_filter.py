@@ -21,9 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.store.arrays import Bools, Int64s
 from raymq.store.errors import Rejected
-
-from .message_filter import Bools, Int64s
 
 _NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
 _INTEGER = r"^[+-]?[0-9]{1,18}$"
@@ -51,6 +50,13 @@ _COMPARE: dict[str, tuple[Callable[..., Any], Callable[[Any, Any], bool]]] = {
     "<=": (pc.less_equal, operator.le),
     ">": (pc.greater, operator.gt),
     ">=": (pc.greater_equal, operator.ge),
+}
+#: the parser's nodes of comparisons, and of those that are its GLOB, ILIKE and RLIKE (`_dialect`)
+_SIGNS = {"eq": "=", "neq": "<>", "lt": "<", "lte": "<=", "gt": ">", "gte": ">="}
+_TEXT_PARTS: dict[str, tuple[Callable[..., Any], Callable[[str, str], bool]]] = {
+    "glob": (pc.match_substring, operator.contains),
+    "ilike": (pc.starts_with, str.startswith),
+    "regexplike": (pc.ends_with, str.endswith),
 }
 _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
@@ -83,48 +89,36 @@ class SqlFilter:
     # --- compiling ------------------------------------------------------------------------------------------
 
     def _compile(self, node: Any) -> Condition:
-        from sqlglot import exp
-
         self._check_parts(node)
-        if isinstance(node, exp.Paren):
+        if node.key == "paren":
             return self._compile(node.this)
-        tested = node.this if isinstance(node, exp.Not) else node
-        if isinstance(tested, (exp.Glob, exp.ILike, exp.RegexpLike)):
+        tested = node.this if node.key == "not" else node
+        if tested.key in _TEXT_PARTS:
             self._check_parts(tested)
             # Since sqlglot 30.10 `a NOT ILIKE b` is one node with a mark; before it was a NOT around it.
             negated = (tested is not node) != bool(tested.args.get("negate"))
             return self._part(tested, negated)
-        if isinstance(node, exp.And):
+        if node.key == "and":
             return _join(pc.and_kleene, self._compile(node.this), self._compile(node.expression))
-        if isinstance(node, exp.Or):
+        if node.key == "or":
             return _join(pc.or_kleene, self._compile(node.this), self._compile(node.expression))
-        if isinstance(node, exp.Not):
+        if node.key == "not":
             inner = self._compile(node.this)
             return lambda columns, count: pc.invert(inner(columns, count))
-        if isinstance(node, exp.Boolean):
+        if node.key == "boolean":
             return _constant(bool(node.this))
-        if isinstance(node, exp.Null):
+        if node.key == "null":
             return _constant(None)
-        if isinstance(node, exp.Is):
+        if node.key == "is":
             return self._is_null(node)
-        if isinstance(node, exp.In):
+        if node.key == "in":
             return self._in(node)
-        if isinstance(node, exp.Between):
+        if node.key == "between":
             return self._between(node)
-        signs = {
-            exp.EQ: "=",
-            exp.NEQ: "<>",
-            exp.LT: "<",
-            exp.LTE: "<=",
-            exp.GT: ">",
-            exp.GTE: ">=",
-        }
-        sign = signs.get(type(node))
-        if sign is not None:
-            return self._compare(
-                sign, self._operand(node.this), self._operand(node.expression), node
-            )
-        if isinstance(node, exp.Column):
+        if node.key in _SIGNS:
+            left, right = self._operand(node.this), self._operand(node.expression)
+            return self._compare(_SIGNS[node.key], left, right, node)
+        if node.key == "column":
             # Values are texts, and no text is a truth value by itself.
             name = self._property(node).name
             return lambda columns, count: _where(columns[name], pa.scalar(False))
@@ -132,11 +126,9 @@ class SqlFilter:
 
     def _check_parts(self, node: Any) -> None:
         """A part of the parser's tree that is not read here would silently change the meaning of an expression."""
-        from sqlglot import exp
-
         # `_property` looks at what is before a column's name.
         read = {"this", "expression", "expressions", "low", "high", "table", "is_string"}
-        if isinstance(node, exp.ILike):
+        if node.key == "ilike":
             read |= {"negate"}
         unread = [name for name, part in node.args.items() if part and name not in read]
         if unread:
@@ -146,11 +138,9 @@ class SqlFilter:
         return _refused(self.expression, f"{node.sql()} {why}")
 
     def _property(self, node: Any) -> Property:
-        from sqlglot import exp
-
         named = node.this
         if (
-            not isinstance(node, exp.Column)
+            node.key != "column"
             or len(node.parts) > 1
             or named.args.get("quoted")
             or not _NAME.fullmatch(str(named.this))
@@ -160,22 +150,20 @@ class SqlFilter:
         return Property(str(named.this))
 
     def _operand(self, node: Any) -> Operand:
-        from sqlglot import exp
-
         self._check_parts(node)
-        if isinstance(node, exp.Paren):
+        if node.key == "paren":
             return self._operand(node.this)
-        if isinstance(node, exp.Column):
+        if node.key == "column":
             return self._property(node)
-        if isinstance(node, exp.Boolean):
+        if node.key == "boolean":
             return bool(node.this)
-        if isinstance(node, exp.Literal):
+        if node.key == "literal":
             return str(node.this) if node.is_string else self._number(str(node.this), node)
-        if isinstance(node, exp.Neg):
+        if node.key == "neg":
             value = self._operand(node.this)
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 return -value
-        if isinstance(node, exp.Null):
+        if node.key == "null":
             raise self._wrong(node, "is not compared; write IS NULL or IS NOT NULL")
         raise self._wrong(node, "is not a property, number, text, TRUE or FALSE")
 
@@ -189,9 +177,7 @@ class SqlFilter:
         return value
 
     def _is_null(self, node: Any) -> Condition:
-        from sqlglot import exp
-
-        if not isinstance(node.expression, exp.Null):
+        if node.expression.key != "null":
             raise self._wrong(node, "asks for something else than NULL")
         name = self._property(node.this).name
         return lambda columns, count: columns[name].is_null()
@@ -210,15 +196,8 @@ class SqlFilter:
 
         Of two texts the answer is known now. A value that is not a text is unknown to both the condition and its NOT.
         """
-        from sqlglot import exp
-
-        kinds: dict[Any, tuple[Callable[..., Any], Callable[[str, str], bool]]] = {
-            exp.Glob: (pc.match_substring, operator.contains),
-            exp.ILike: (pc.starts_with, str.startswith),
-            exp.RegexpLike: (pc.ends_with, str.endswith),
-        }
-        on_columns, on_texts = kinds[type(node)]
-        left = None if isinstance(node.this, exp.Null) else self._operand(node.this)
+        on_columns, on_texts = _TEXT_PARTS[node.key]
+        left = None if node.this.key == "null" else self._operand(node.this)
         text = self._operand(node.expression)
         if not isinstance(text, str):
             raise self._wrong(node, "looks for something else than a text")

@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raymq.store.errors import Corrupt, Rejected, Unavailable
@@ -64,26 +65,22 @@ class CheckRound(NamedTuple):
     discarded: int
 
 
+@dataclass(eq=False)
 class TransactionService:
     """Prepare, commit, roll back, check. Callers: any thread."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        *,
-        timeout_ms: int = 6_000,
-        check_max: int = 15,
-        reserved_ms: int = 72 * 3600 * 1000,
-        round_ms: int = 60_000,
-    ) -> None:
-        """Args: RocketMQ's transactionTimeOut, transactionCheckMax, fileReservedTime, and a round's longest time."""
-        self._store = store
-        self._timeout_ms = timeout_ms
-        self._check_max = check_max
-        self._reserved_ms = reserved_ms
-        self._round_ms = round_ms
-        #: over look and put: two commits of one half message deliver one message
-        self._lock = threading.Lock()
+    _store: MessageStore
+    _: KW_ONLY
+    #: a half message is asked for from this age on (transactionTimeOut)
+    timeout_ms: int = 6_000
+    #: one that was asked for so often is discarded (transactionCheckMax)
+    check_max: int = 15
+    #: and so is one that is older (fileReservedTime)
+    reserved_ms: int = 72 * 3600 * 1000
+    #: the longest time of a round of checks
+    round_ms: int = 60_000
+    #: over look and put: two commits of one half message deliver one message
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     # --- calls of producers ---------------------------------------------------------------------------------
 
@@ -107,16 +104,14 @@ class TransactionService:
                 "REAL_QID": str(message.queue_id),
             }
         )
-        half = InnerMessage(
-            HALF_TOPIC,
-            0,
-            message.body,
-            properties,
-            flag=message.flag,
+        half = replace(
+            message,
+            topic=HALF_TOPIC,
+            queue_id=0,
+            properties=properties,
             sys_flag=message.sys_flag & ~SYS_TRANSACTION_MASK,
-            born_time_ms=message.born_time_ms,
-            born_host=message.born_host,
-            reconsume_times=message.reconsume_times,
+            prepared_transaction_offset=0,
+            properties_text=None,
         )
         self._check_size(half)
         (append,) = self._store.put_inner([half])
@@ -208,7 +203,11 @@ class TransactionService:
             {"TAGS": _OP_TAG},
             born_time_ms=self._store.clock.now_ms(),
         )
-        return self._store.put_inner([*messages, op], progress=ServiceProgress(SERVICE, values))[0]
+        return self._note(values, [*messages, op])[0]
+
+    def _note(self, values: dict[str, Any], messages: Sequence[InnerMessage] = ()) -> list[Append]:
+        """Put a change of the progress, and messages with it."""
+        return self._store.put_inner(messages, progress=ServiceProgress(SERVICE, values))
 
     def _again(self) -> Append:
         """The answer to a repeated call: as durable as the log is now."""
@@ -226,7 +225,7 @@ class TransactionService:
         """
         self.take_over()
         clock = self._store.clock
-        began, deadline = clock.now_ms(), clock.monotonic_ms() + self._round_ms
+        began, deadline = clock.now_ms(), clock.monotonic_ms() + self.round_ms
         counts = dict.fromkeys(Resolution, 0)
         asked = 0
         end = self._store.queue_range(HALF_TOPIC, 0)[1]
@@ -244,7 +243,7 @@ class TransactionService:
             if age_ms < self._immunity_ms(half):
                 continue
             checks = int(self._table().get(f"{_CHECKS}{offset}", 0))
-            if checks >= self._check_max or age_ms > self._reserved_ms:
+            if checks >= self.check_max or age_ms > self.reserved_ms:
                 counts[Resolution.DISCARD] += self._settle(half, Resolution.DISCARD)
                 continue
             asked += 1
@@ -264,51 +263,44 @@ class TransactionService:
     def _count_check(self, offset: int, checks: int) -> None:
         with self._lock:
             if self._resolutions().of(offset) is Resolution.OPEN:
-                self._store.put_inner(
-                    [], progress=ServiceProgress(SERVICE, {f"{_CHECKS}{offset}": checks})
-                )
+                self._note({f"{_CHECKS}{offset}": checks})
 
     def _settle(self, half: StoredMessage, resolution: Resolution) -> bool:
         """Resolve a half message unless another call did. Returns: whether this call did it."""
         with self._lock:
             if self._resolutions().of(half.queue_offset) is not Resolution.OPEN:
                 return False
-            try:
-                if resolution is Resolution.COMMIT:
+            if resolution is Resolution.COMMIT:
+                try:
                     self._commit(half)
-                    return True
-            except (Rejected, KeyError, ValueError) as error:
-                # Another engine's, that says of no queue where it belongs: it must not hold up the others.
-                logger.warning("half message %d cannot be committed: %s", half.queue_offset, error)
-                return False
-            if resolution is Resolution.DISCARD:
-                discarded = half.moved(DISCARD_TOPIC, 0, half.properties)
-                self._end(half, resolution, [discarded])
-            else:
-                self._end(half, resolution, [])
+                except (Rejected, KeyError, ValueError) as error:
+                    # Another engine's, that says of no queue where it belongs: it must not hold up the others.
+                    offset = half.queue_offset
+                    logger.warning("half message %d cannot be committed: %s", offset, error)
+                    return False
+                return True
+            discarded = resolution is Resolution.DISCARD
+            moved = [half.moved(DISCARD_TOPIC, 0, half.properties)] if discarded else []
+            self._end(half, resolution, moved)
             return True
 
     def _immunity_ms(self, half: StoredMessage) -> int:
         wanted = half.properties.get("CHECK_IMMUNITY_TIME_IN_SECONDS", "")
-        return int(wanted) * 1000 if wanted.isdigit() else self._timeout_ms
+        return int(wanted) * 1000 if wanted.isdigit() else self.timeout_ms
 
     # --- what RocketMQ did and will do ----------------------------------------------------------------------
 
     def take_over(self) -> None:
         """Import the op records that another engine wrote into this store; RayMQ's say nothing new."""
         with self._lock:
-            found: dict[int, Resolution] = {}
             # RocketMQ moves this offset over half messages that are resolved, or that it wrote again to check them.
             # Those below the queue's first message were deleted with their commit log file and cannot be committed any
             # more.
-            done = self._store.state.offsets.get((GROUP, HALF_TOPIC), {}).get(0, 0)
-            done = max(done, self._store.queue_range(HALF_TOPIC, 0)[0])
-            low, resolutions = self._resolutions().min_open, self._resolutions()
-            for offset in range(low, done):
-                if resolutions.of(offset) is Resolution.OPEN:
-                    found[offset] = Resolution.DISCARD
+            done = max(self._noted(HALF_TOPIC), self._store.queue_range(HALF_TOPIC, 0)[0])
+            resolutions = self._resolutions()
+            found = dict.fromkeys(resolutions.open_ones(done), Resolution.DISCARD)
             first, end = self._store.queue_range(OP_TOPIC, 0)
-            at = max(first, self._store.state.offsets.get((GROUP, OP_TOPIC), {}).get(0, 0))
+            at = max(first, self._noted(OP_TOPIC))
             while at < end:
                 try:
                     ops, at = read(self._store, OP_TOPIC, 0, at, max_records=_OPS_READ)
@@ -319,8 +311,7 @@ class TransactionService:
                         if text.isdigit() and resolutions.of(int(text)) is Resolution.OPEN:
                             found[int(text)] = Resolution.DISCARD
             if found:
-                values = resolutions.resolve(found)
-                self._store.put_inner([], progress=ServiceProgress(SERVICE, values))
+                self._note(resolutions.resolve(found))
         self._note_offsets()
 
     def _note_offsets(self) -> None:
@@ -330,9 +321,12 @@ class TransactionService:
             OP_TOPIC: self._store.queue_range(OP_TOPIC, 0)[1],
         }
         for topic, offset in ends.items():
-            known = self._store.state.offsets.get((GROUP, topic), {}).get(0, 0)
-            if offset > known:
+            if offset > self._noted(topic):
                 self._store.commit_offsets(GROUP, topic, {0: offset})
+
+    def _noted(self, topic: str) -> int:
+        """The offset up to which RocketMQ, or the last call of `_note_offsets`, is done with a topic."""
+        return self._store.state.offsets.get((GROUP, topic), {}).get(0, 0)
 
     def _table(self) -> dict[str, Any]:
         return self._store.state.progress.get(SERVICE, {})

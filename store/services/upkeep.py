@@ -9,11 +9,14 @@ RocketMQ 5.3.3.
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from raymq.store import config_json
 from raymq.store.errors import Corrupt, RayMQError
 from raymq.store.files import NOT_TRIED
+
+if TYPE_CHECKING:
+    from raymq.store.message_store import MessageStore
 
 logger = logging.getLogger("raymq.store")
 
@@ -25,17 +28,10 @@ SHARE = 100
 TIMES_MAX = 256
 
 
-class MaintainedStore(config_json.ConfiguredStore, Protocol):
-    """The store that is kept up (`MessageStore`)."""
-
-    def sync_queues(self) -> None:
-        """fdatasync every consume queue and the index."""
-
-
 class Upkeep:
     """Callers: one thread calls `run_once` about every second."""
 
-    def __init__(self, store: MaintainedStore) -> None:
+    def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._clock = store.clock
         now_ms = self._clock.monotonic_ms()

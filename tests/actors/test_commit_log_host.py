@@ -22,7 +22,7 @@ from raymq.actors.shared.wakeup import wakeup_directory
 from raymq.store import record
 from raymq.store.config import StoreConfig
 from raymq.store.delay.delay_hook import transform
-from raymq.store.delay.timer_check import read_check
+from raymq.store.delay.timer_cache import read_check
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Corrupt, DeliveryUnknown, Fenced, Rejected, StorageFull, Unavailable
 from raymq.store.files import Files

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raymq.store.config import StoreConfig
-from raymq.store.delay.delay_schedule import ScheduleMessageService
+from raymq.store.delay.delay_service import ScheduleMessageService
 from raymq.store.delay.timer_store import TimerMessageStore
 from raymq.store.message_store import MessageStore
 from tests.support import message_kinds as kinds

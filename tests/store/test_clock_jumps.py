@@ -53,9 +53,8 @@ class Shop:
 
     def send_later(self, level: int = HALF_HOUR_LEVEL) -> None:
         born = self.clock.now_ms()
-        result = self.puts.put_message(
-            InnerMessage("t", 0, b"later", {"DELAY": str(level)}, born_time_ms=born)
-        )
+        message = InnerMessage("t", 0, b"later", {"DELAY": str(level)}, born_time_ms=born)
+        result = self.puts.put((message,), is_batch=False)
         assert result.append is not None, result
 
     def delivered(self, topic: str = "t") -> int:

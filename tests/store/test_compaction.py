@@ -143,9 +143,9 @@ def test_a_message_without_a_key_cannot_reach_a_compacted_topic_by_a_detour(
         later,
         replace(later, properties={}, properties_text=text),
     ):
-        assert doors.put_message(message).status is PutStatus.MESSAGE_ILLEGAL
+        assert doors.put((message,), is_batch=False).status is PutStatus.MESSAGE_ILLEGAL
     keyed = replace(bare, properties={"KEYS": "k"})
-    assert doors.put_messages([keyed, bare]).status is PutStatus.MESSAGE_ILLEGAL
+    assert doors.put((keyed, bare), is_batch=True).status is PutStatus.MESSAGE_ILLEGAL
     with pytest.raises(Rejected, match="KEYS"):
         TransactionService(store).prepare(bare)
     other, good = text.replace(b"\x01c\x02", b"\x01t\x02"), text + b"KEYS\x01k\x02"
@@ -157,7 +157,7 @@ def test_a_message_without_a_key_cannot_reach_a_compacted_topic_by_a_detour(
     assert caught.value.row == 2
     assert store.log.end == end
     store.put(PutRequest(TIMER_TOPIC, 0, rows.to_batches()[0][:2], None, 0, 0, "quorum"))
-    assert doors.put_message(keyed).status is PutStatus.PUT_OK
+    assert doors.put((keyed,), is_batch=False).status is PutStatus.PUT_OK
     TransactionService(store).prepare(keyed)
 
 
@@ -236,7 +236,7 @@ def test_the_commit_log_and_the_consume_queue_keep_all_of_them(store: MessageSto
     store.compaction.compact("c", 0, roll=True)
     plain = store.reader.fetch("c", 0, 0, max_bytes=1 << 20, max_records=1000)
     assert len(plain.records) == 80
-    assert store.reader.queue_range("c", 0) == (0, 80)
+    assert store.consume_queues.range("c", 0) == (0, 80)
 
 
 def test_what_was_copied_and_synced_needs_no_commit_log_any_more(store: MessageStore) -> None:
@@ -266,7 +266,7 @@ def test_a_queue_begins_with_the_first_message_that_is_left_whatever_the_log_has
     store.clock.advance(4 * 24 * 3_600_000)
     store.cleaner.delete_now()
     assert store.cleaner.run_once() > 0
-    assert store.reader.queue_range("c", 0) == (81, 81)
+    assert store.consume_queues.range("c", 0) == (81, 81)
     low, high = store.queue_range("c", 0)
     assert (low, high) == (latest[0][0], 81)
     assert read(store, offset=low) == latest

@@ -41,7 +41,7 @@ def root(tmp_path: Path) -> Path:
     """A store that died with 300 KiB of messages in its only file."""
     store = open_store(tmp_path)
     store.create_topic("t", 2, [0])
-    store.put_internal(OFFSETS, b'{"group":"g","topic":"t","offsets":{"0":7}}')
+    store.put_path.put_internal(OFFSETS, b'{"group":"g","topic":"t","offsets":{"0":7}}')
     for number in range(150):
         store.put(request([b"x" * 1000, b"y" * 1000], producer=5, sequence=2 * number))
     confirm(store)
@@ -53,7 +53,7 @@ def root(tmp_path: Path) -> Path:
 def check(store: MessageStore) -> None:
     assert store.queue_range("t", 0) == (0, 300)
     assert store.state.offsets["g", "t"] == {0: 7}
-    assert store.state.producers[5, "t", 0].next_sequence == 300
+    assert store.state.producers.get((5, "t", 0)).next_sequence == 300
     confirm(store)
     store.close()
     assert verify(store.log.root) == []
@@ -83,7 +83,7 @@ def test_a_snapshot_that_is_not_dispatched_is_passed_over_for_the_one_before(roo
     again = open_store(root)
     assert again.log.recovered is not None
     assert again.log.recovered.begin == newest
-    assert again.state.producers[5, "t", 0].next_sequence == 2 * number
+    assert again.state.producers.get((5, "t", 0)).next_sequence == 2 * number
     again.abandon()
 
 

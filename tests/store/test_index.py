@@ -191,10 +191,8 @@ class Reference:
 
 def service(root: Path, files: Files | None = None, clock: Clock | None = None) -> IndexService:
     files = files or Files()
-    files.make_dirs(root)
-    return IndexService(
-        root / "index", root / "mark", SMALL, files=files, clock=clock or ManualClock()
-    )
+    files.make_dirs(root / "raymq")
+    return IndexService(root, SMALL, files=files, clock=clock or ManualClock())
 
 
 @given(
@@ -574,9 +572,7 @@ def test_nothing_points_above_the_end_of_a_log_that_was_cut(tmp_path):
     store.sync_queues()
     store.abandon()
     # An async flush: C was above what a power loss left.
-    index = IndexService(
-        tmp_path / "index", tmp_path / "raymq" / "index", config, files=Files(), clock=ManualClock()
-    )
+    index = IndexService(tmp_path, config, files=Files(), clock=ManualClock())
     index.load(log_start=0, log_end=end, uncut=1 << 60, crashed=True, time_ms=0)
     assert index.indexed == end
     assert max(max(found(index, f"b{n}", 0)) for n in range(3)) < end
@@ -602,10 +598,10 @@ def test_a_full_disk_makes_only_the_index_lag():
         disk.heal()
         assert store.dispatched == store.log.end
         assert store.index.indexed < store.log.end
-        assert not store.index_behind
+        assert not store.queue_dispatch.index_behind
         clock.advance(1000)
-        assert store.index_behind
-    while store.index_behind:
+        assert store.queue_dispatch.index_behind
+    while store.queue_dispatch.index_behind:
         store.dispatch(store.log.confirmed)
     check_keys(store, 80)
     store.close()
@@ -634,7 +630,7 @@ def test_records_wait_to_be_indexed_together_but_not_with_too_many_bytes(tmp_pat
     for key in ("x" * 300, "x" * 600, "x" * 100):
         store.put(keyed_request([key]))
         confirm(store)
-        behind.append(store.index_behind)
+        behind.append(store.queue_dispatch.index_behind)
     assert behind == [True, False, True]
     store.close()
 

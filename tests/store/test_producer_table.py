@@ -21,6 +21,7 @@ from raymq.store.producer_table import ENTRY, EPOCH, ProducerTable
 from raymq.store.state import SNAPSHOT, ShardState
 from tests.support.batches import request
 from tests.support.clock import ManualClock
+from tests.support.producer_tables import entries_of, epochs_of, known
 
 HOUR_MS = 3_600_000
 MIB = 1 << 20
@@ -44,7 +45,7 @@ def stored(state, producer, queue, sequence, *, epoch=0, now=1000, count=1, topi
 
 
 def restored(state, **limits):
-    again = ShardState(**limits)
+    again = ShardState(ProducerTable(**limits))
     for part in state.snapshot(MIB):
         again.apply_internal(SNAPSHOT, part)
     return again
@@ -59,11 +60,11 @@ def test_more_producers_and_queues_than_are_objects_are_all_recognised():
             for queue in range(64):
                 offsets[producer, queue, turn] = stored(state, producer, queue, turn)
     assert len(state.producers) == 320 * 64 > producer_table.RECENT_MAX
-    for known in (state, restored(state)):
+    for each in (state, restored(state)):
         for (producer, queue, turn), offset in list(offsets.items())[::7]:
-            found = known.admit(producer, 0, "t", queue, turn, 1)
+            found = each.admit(producer, 0, "t", queue, turn, 1)
             assert (found.duplicates, found.first_offset) == (1, offset)
-    assert restored(state).producers == state.producers
+    assert known(restored(state).producers) == known(state.producers)
 
 
 def test_the_table_says_the_same_as_a_dict_whatever_is_written_in_which_order(monkeypatch):
@@ -80,8 +81,9 @@ def test_the_table_says_the_same_as_a_dict_whatever_is_written_in_which_order(mo
         sequences[key] = sequence + count
         if turn % 1500 == 1499:
             state = restored(state)
-    assert {key: state.producers[key].next_sequence for key in state.producers} == sequences
-    assert state.producers.epochs() == epochs
+    found = {key: entry[0] for key, entry in entries_of(state.producers).items()}
+    assert found == sequences
+    assert epochs_of(state.producers) == epochs
     assert state.producers.get((5, "d", 0)) is None
     for producer, epoch in epochs.items():
         assert state.producers.epoch(producer) == epoch
@@ -91,7 +93,7 @@ def test_the_table_says_the_same_as_a_dict_whatever_is_written_in_which_order(mo
 
 
 def test_above_the_limit_a_new_producer_is_refused_and_none_is_forgotten():
-    state = ShardState(producer_entries_max=10, producer_expiry_ms=HOUR_MS)
+    state = ShardState(ProducerTable(entries_max=10, expiry_ms=HOUR_MS))
     for producer in range(10):
         stored(state, producer, 0, 0)
     with pytest.raises(Rejected, match="producer_entries_max") as refused:
@@ -108,14 +110,14 @@ def test_above_the_limit_a_new_producer_is_refused_and_none_is_forgotten():
 
 
 def test_at_the_limit_what_was_unused_for_long_makes_room():
-    state = ShardState(producer_entries_max=10, producer_expiry_ms=HOUR_MS)
+    state = ShardState(ProducerTable(entries_max=10, expiry_ms=HOUR_MS))
     for producer in range(10):
         stored(state, producer, 0, 0, epoch=2, now=producer)
     stored(state, 0, 0, 1, epoch=2, now=HOUR_MS + 4)
     assert len(state.producers) == 10, "below the limit nothing is forgotten"
     assert state.admit(10, 0, "t", 0, 0, 1).duplicates == 0
-    assert {producer for producer, _, _ in state.producers} == {0, 5, 6, 7, 8, 9}
-    assert state.producers.epochs().keys() == {0, 5, 6, 7, 8, 9}
+    assert {producer for producer, _, _ in entries_of(state.producers)} == {0, 5, 6, 7, 8, 9}
+    assert epochs_of(state.producers).keys() == {0, 5, 6, 7, 8, 9}
     assert state.admit(0, 2, "t", 0, 0, 2).duplicates == 2
     stored(state, 10, 0, 0, now=HOUR_MS + 4)
     assert state.admit(10, 0, "t", 0, 0, 1).duplicates == 1
@@ -125,7 +127,7 @@ def test_what_a_log_holds_above_a_limit_that_was_lowered_is_remembered():
     state = ShardState()
     for producer in range(30):
         stored(state, producer, 0, 0)
-    again = restored(state, producer_entries_max=10, producer_expiry_ms=HOUR_MS)
+    again = restored(state, entries_max=10, expiry_ms=HOUR_MS)
     stored(again, 30, 0, 0)
     for producer in range(31):
         assert again.admit(producer, 0, "t", 0, 0, 1).duplicates == 1
@@ -145,7 +147,7 @@ def test_a_refusal_at_the_limit_stores_nothing_and_outlives_a_restart(tmp_path):
     store.close()
     store = EmbeddedStore(tmp_path, config=config)
     with pytest.raises(Rejected, match="producer_entries_max"):
-        store.store.init_producer(3)
+        store.store.put_path.init_producer(3)
     assert store.put(request([b"x"], producer=2, sequence=0)).duplicates == 1
     store.close()
 
@@ -181,7 +183,7 @@ class Meanwhile:
     def begin(self) -> None:
         """That moment."""
         self._thread.start()
-        if not self._store._put_lock.mutex.locked():
+        if not self._store.put_lock.mutex.locked():
             self._thread.join()
 
     def end(self) -> Any:
@@ -205,7 +207,7 @@ def test_a_put_beside_init_producer_at_the_limit_is_not_forgotten(store_at_its_l
         return rows
 
     monkeypatch.setattr(producer_table, "_Rows", make_rows_then_put)
-    assert store.init_producer(7)[0] == 0
+    assert store.put_path.init_producer(7)[0] == 0
     appended = other.end()
     assert appended.duplicates == 0
     repeated = store.put(again)
@@ -214,7 +216,7 @@ def test_a_put_beside_init_producer_at_the_limit_is_not_forgotten(store_at_its_l
 
 def test_two_threads_that_init_one_producer_get_two_epochs(store_at_its_limit, monkeypatch):
     store = store_at_its_limit
-    other = Meanwhile(store, lambda: store.init_producer(1))
+    other = Meanwhile(store, lambda: store.put_path.init_producer(1))
     next_epoch = store.state.next_epoch
 
     def next_epoch_twice(producer):
@@ -224,7 +226,7 @@ def test_two_threads_that_init_one_producer_get_two_epochs(store_at_its_limit, m
         return epoch
 
     monkeypatch.setattr(store.state, "next_epoch", next_epoch_twice)
-    first, appended = store.init_producer(1)
+    first, appended = store.put_path.init_producer(1)
     second, later = other.end()
     assert (first, second) == (1, 2)
     assert appended.end_offset == later.physical_offset
@@ -254,7 +256,7 @@ def test_the_parts_of_a_snapshot_keep_to_their_size():
         again = ShardState()
         for part in parts:
             again.apply_internal(SNAPSHOT, part)
-        assert again.producers == state.producers
+        assert known(again.producers) == known(state.producers)
 
 
 def columns(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -314,7 +316,8 @@ def test_a_million_entries_take_200_mb_and_are_written_and_read_as_columns():
     for at in range(0, 1_000_000, 100_000):
         key = (int(entries["producer"][at]), "t", at % 64)
         assert again.producers.epoch(key[0]) == 3
-        assert again.producers[key].next_sequence == state.producers[key].next_sequence
+        entry, before = again.producers.get(key), state.producers.get(key)
+        assert entry.next_sequence == before.next_sequence
 
 
 @pytest.mark.parametrize("segment_size_bytes", [64 * 1024, MIB, 16 * MIB])
@@ -394,7 +397,7 @@ def test_other_threads_find_entries_while_the_table_grows_and_drops():
         assert looked is not None
         assert looked.next_sequence == 5
     assert table.drop_expired(2 * HOUR_MS) == 5998
-    assert table[1, "t", 0].next_sequence == 5
+    assert table.get((1, "t", 0)).next_sequence == 5
     assert len(table) == 1
 
 
@@ -410,8 +413,8 @@ def test_a_million_entries_come_back_with_the_store(tmp_path):
     store.put(request([b"first of the file"]))
     store.log.sync()
     store.log.note_confirmed(store.log.end)
-    before = store.state.producers
+    before = known(store.state.producers)
     store.close()
     again = MessageStore.open(tmp_path, config=config, clock=ManualClock())
-    assert again.state.producers == before
+    assert known(again.state.producers) == before
     again.close()

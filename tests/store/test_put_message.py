@@ -58,7 +58,7 @@ class LocalClient:
     def put(self, message: InnerMessage = HELLO) -> PutResult:
         """One put; what is refused has changed nothing."""
         before = self.store.log.end
-        result = self.puts.put_message(message)
+        result = self.puts.put((message,), is_batch=False)
         assert (result.append is None) == (self.store.log.end == before)
         assert (result.status is PutStatus.PUT_OK) == (result.error is None)
         if result.error is not None:
@@ -160,7 +160,7 @@ def test_service_not_available_while_a_running_flag_forbids_puts(
 def test_service_not_available_when_the_store_is_closed(door: LocalClient) -> None:
     door.store.close()
     before = door.store.log.end
-    assert door.puts.put_message(HELLO).status is PutStatus.SERVICE_NOT_AVAILABLE
+    assert door.puts.put((HELLO,), is_batch=False).status is PutStatus.SERVICE_NOT_AVAILABLE
     assert door.store.log.end == before
 
 
@@ -380,7 +380,7 @@ def test_a_batch_is_in_one_file_with_consecutive_offsets(door: LocalClient) -> N
     messages = [replace(HELLO, body=b"%d" % i + b"x" * 600) for i in range(10)]
     seen = set()
     for turn in range(40):
-        stored = door.puts.put_messages(messages).append
+        stored = door.puts.put(tuple(messages), is_batch=True).append
         assert stored is not None
         assert (stored.logics_offset, stored.message_count) == (turn * 10, 10)
         at = [int(message_id[16:], 16) for message_id in stored.message_ids]
@@ -411,13 +411,13 @@ def test_a_batch_with_what_may_not_be_in_one_is_refused_whole(
     door: LocalClient, messages: list[InnerMessage]
 ) -> None:
     before = door.store.log.end
-    assert door.puts.put_messages(messages).status is PutStatus.MESSAGE_ILLEGAL
+    assert door.puts.put(tuple(messages), is_batch=True).status is PutStatus.MESSAGE_ILLEGAL
     assert door.store.log.end == before
 
 
 def test_a_delay_level_that_is_none_does_no_harm_in_a_batch(door: LocalClient) -> None:
     none = [replace(HELLO, properties={"DELAY": level}) for level in ("0", "-1", "x")]
-    assert door.puts.put_messages(none).status is PutStatus.PUT_OK
+    assert door.puts.put(tuple(none), is_batch=True).status is PutStatus.PUT_OK
 
 
 # --- WAIT=false ----------------------------------------------------------------------------------
@@ -434,7 +434,7 @@ def test_a_message_that_says_wait_false_is_answered_without_its_promise(
     door.promise = never
     message = replace(HELLO, properties={"WAIT": wait})
     assert door.put(message).status is PutStatus.PUT_OK
-    assert door.puts.put_messages([message] * 3).status is PutStatus.PUT_OK
+    assert door.puts.put(tuple([message] * 3), is_batch=True).status is PutStatus.PUT_OK
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from raymq.store.records.properties import encode
 from raymq.store.requests import PutRequest
 from tests.support.batches import batch
 from tests.support.delays import CONFIG, START_MS, DelayWorld, Sent
+from tests.support.producer_tables import entries_of
 
 GOOD = {"TIMER_OUT_MS": str(START_MS + 3_000), "REAL_TOPIC": "t", "REAL_QID": "1"}
 
@@ -49,7 +50,7 @@ def test_a_batch_is_delivered_once_without_its_producers_stamp(world):
     assert {"_P" in each.properties for each in world.arrived()} == {False}
     world.kill()
     # The rows of its queue are no rows of the producer: its next sequence is that of the timer topic.
-    assert set(world.store.state.producers) == {(77, TIMER_TOPIC, 0)}
+    assert set(entries_of(world.store.state.producers)) == {(77, TIMER_TOPIC, 0)}
     put(world, GOOD, rows=1, sequence=100)
     world.confirm()
     world.run_out()

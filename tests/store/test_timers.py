@@ -12,7 +12,7 @@ import pytest
 from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.delay.delay_service import DelayService
-from raymq.store.delay.timer_check import TimerCheck, read_check, write_check
+from raymq.store.delay.timer_cache import TimerCheck, read_check, write_check
 from raymq.store.delay.timer_log import UNIT_BYTES, UNIT_DTYPE
 from raymq.store.delay.timer_rule import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
 from raymq.store.delay.timer_wheel import FILE_BYTES, SLOT

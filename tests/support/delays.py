@@ -94,7 +94,7 @@ class DelayWorld:
     def close(self) -> None:
         """End in order."""
         self.confirm()
-        self.delays.close(self.clock.now_ms())
+        self.delays.timers.close(self.clock.now_ms())
         self.store.close()
 
     def confirm(self) -> None:

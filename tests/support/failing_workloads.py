@@ -246,7 +246,7 @@ def administration(host: Host) -> None:
     for turn in range(3):
         host.tell(f"topic t{turn}", 1, lambda s, turn=turn: s.create_topic(f"t{turn}", 1, [0]))
         host.tell("offset", turn, lambda s, turn=turn: s.commit_offsets("g", "t", {0: turn}))
-        host.tell("epoch", turn, lambda s: s.init_producer(5))
+        host.tell("epoch", turn, lambda s: s.put_path.init_producer(5))
         host.put(1, 1800)
         host.ack()
 

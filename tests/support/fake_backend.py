@@ -16,7 +16,7 @@ from raymq.cluster.transport.routes import Routes
 from raymq.store import record
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
-from raymq.store.delay.timer_put import check_timer_put
+from raymq.store.delay.delay_hook import DelayHook
 from raymq.store.errors import DeliveryUnknown, OffsetOutOfRange, RayMQError, Rejected, Unavailable
 from raymq.store.format import TIMER_TOPIC
 from raymq.store.records.producer_stamp import Stamp
@@ -134,13 +134,7 @@ class FakeBackend:
     def _store(self, request: PutRequest) -> PutOutcome:
         info = self.state.topics.get(request.topic)
         if request.topic == TIMER_TOPIC:
-            check_timer_put(
-                request.queue_id,
-                request.batch,
-                topics=self.state.topics,
-                config=StoreConfig(),
-                now_ms=self.clock.now_ms(),
-            )
+            DelayHook(StoreConfig(), self.clock).check_batch(request, self.state.topics)
         elif info is None or not 0 <= request.queue_id < info.queues:
             raise Rejected(f"no queue {request.queue_id} of {request.topic}", field="topic")
         record.check_put(request.topic, request.batch, max_message_bytes=self.max_message_bytes)
