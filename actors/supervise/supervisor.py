@@ -394,6 +394,7 @@ class Supervisor:
                 # The predecessor has ended, so it publishes nothing more.
                 base = self._read_committed()
             else:
+                require(lease.role == "replication", "no base for a grant", role=lease.role)
                 base = self._replicated
         lease.grant(candidate, base, self._clock.monotonic_ms())
         self.appends.wake(lease.role)

@@ -61,9 +61,9 @@ class CommitRealTime:
         *,
         committed: int,
         on_committed: Callable[[int], None],
-        interval_ms: int = 200,
-        least_pages: int = 4,
-        thorough_interval_ms: int = 200,
+        interval_ms: int,
+        least_pages: int,
+        thorough_interval_ms: int,
         slice_bytes: int | None = None,
     ) -> None:
         """Args: slice_bytes: so many waiting bytes are committed whatever the page rule says."""
