@@ -32,7 +32,7 @@ CREATE_TIMEOUT_S = 15.0
 CREATE_PAUSE_MS = 100
 #: a lookup must not delay its caller for long
 LOOKUP_TIMEOUT_S = 5.0
-#: a shard without an answer for so long is shown as UNREACHABLE
+#: a shard without an answer for this long is shown as UNREACHABLE
 STATUS_TIMEOUT_S = 2.0
 #: prefix of RayMQ's internal topics, which `topics` leaves out
 _INTERNAL_PREFIX = "rmq_sys_"

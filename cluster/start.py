@@ -54,7 +54,7 @@ logger = logging.getLogger("raymq")
 
 @dataclass(frozen=True, kw_only=True)
 class StopReport:
-    """What `stop` did."""
+    """The result of `stop`."""
 
     #: whether every shard closed in order: the next start then needs no recovery
     clean: bool
@@ -224,7 +224,7 @@ def start(
 def plan_start(
     paths: ClusterPaths, wanted: Wanted, *, ephemeral: bool, files: Files
 ) -> tuple[ClusterRecord | None, ClusterRecord, dict[str, Any]]:
-    """What a start would do with a directory; changes nothing. `raymq doctor` asks it too.
+    """The plan of a start for a directory; changes nothing. `raymq doctor` uses it too.
 
     Returns: the record of an earlier start, the record of this one, the options of its stores.
     Raises: Rejected for an option, Corrupt for a damaged record, StorageFull for the transient pools.

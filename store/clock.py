@@ -1,4 +1,4 @@
-"""The only place that reads clocks."""
+"""The only module that reads clocks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The one seam through which every durable operation passes.
+"""Every durable operation passes through this module.
 
-`Files` is the real thing. Tests replace it by a simulated disk that forgets what was not synced, or
-by one whose k-th call fails. It must import neither pyarrow nor numpy: flush satellites use it.
+`Files` is the real file system. Tests replace it by a simulated disk that forgets unsynced bytes, or by one whose k-th
+call fails. It must import neither pyarrow nor numpy: flush satellites use it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PathLike = str | os.PathLike[str]
 #: anything with the buffer protocol
 Data = Any
 
-#: zeros are written, and looked for, so many at a time: they stay in a core's cache
+#: how many zeros are written or looked for at a time: they stay in a core's cache
 ZERO_CHUNK_BYTES = 128 << 10
 _ZEROS = bytes(ZERO_CHUNK_BYTES)
 #: target of reads that only bring bytes into memory
@@ -39,7 +39,7 @@ _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.EBADMSG, errno.ERE
 #: the rule of a Corrupt for such bytes
 READABLE = "stored bytes can be read"
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
-#: of an fsync by name: no descriptor could be had, and nothing was tried
+#: errors of an fsync by name for which no descriptor was free: nothing was tried
 NOT_TRIED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -84,8 +84,8 @@ class Files:
         """Length of a file, bytes."""
         return os.fstat(fd).st_size
 
-    #: read so many bytes of a descriptor at a position; fewer at the end of the file. As it is: queries make thousands
-    #: of small reads, and a Python call costs a tenth of one
+    #: reads bytes of a descriptor at a position; fewer at the end of the file. Not wrapped: queries make thousands of
+    #: small reads, and a Python call costs a tenth of one
     pread = staticmethod(os.pread)
 
     def pread_into(self, fd: int, target: memoryview, offset: int) -> int:
@@ -120,7 +120,7 @@ class Files:
         path: PathLike,
         base: int = 0,
     ) -> list[bytes]:
-        """`read_range` at each of `starts`: so many bytes, or those up to the end of the file, which has `size`."""
+        """`read_range` at each of `starts`: `nbytes` bytes, or fewer at the end of the file, which has `size`."""
         try:
             found = list(map(self.pread, repeat(fd), repeat(nbytes), starts))
         except OSError:
@@ -182,7 +182,7 @@ class Files:
         return found
 
     def drop_cached(self, fd: int, offset: int, length: int) -> None:
-        """Ask the kernel to forget clean pages, so that the next read comes from the disk. A hint."""
+        """Ask the kernel to drop clean pages, so that the next read comes from the disk. This is a hint."""
         os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
 
     def read_ahead(self, fd: int, offset: int, length: int) -> None:
@@ -287,7 +287,7 @@ class Files:
         return view
 
     def unmap(self, view: memoryview) -> None:
-        """Give a view back. A reader that still holds a slice keeps the map alive."""
+        """Release a view. A reader that still holds a slice keeps the map alive."""
         mapped = self._maps.pop(id(view), None)
         with contextlib.suppress(BufferError):
             view.release()
@@ -309,7 +309,7 @@ class Files:
             _lock_call("munlock", self._maps[id(view)], len(view))
 
     def forget(self, view: memoryview) -> Callable[[], bool]:
-        """Let go of a view. A reader that still uses it, or a slice of it, keeps it.
+        """Release a view. A reader that still uses it, or a slice of it, keeps it alive.
 
         Returns: a function that says whether the last reader is gone, and the map with it.
         """

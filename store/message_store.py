@@ -55,9 +55,9 @@ from .topics import check_new_topic
 
 logger = logging.getLogger(__name__)
 
-#: an orderly stop waits this long for an index that lags; after that the file `abort` stays
+#: how long an orderly stop waits for an index that lags; after that the file `abort` stays
 INDEX_WAIT_MS = 5_000
-#: and this long for compacted queues, because RocketMQ would never serve messages that are not copied
+#: how long it waits for compacted queues: RocketMQ would never serve messages that are not copied
 COPY_WAIT_MS = 60_000
 #: most earlier results of `deletable_end` that wait for a sync
 HELD_MAX = 8
@@ -214,7 +214,7 @@ class MessageStore:
         self._dispatch.index = IndexBuilder(log, self.index, self.clock)
 
     def _end_rebuilding(self) -> None:
-        """Let a lost queue without any message left in the log go on at its old offset."""
+        """Let a lost queue that has no message left in the log continue at its old offset."""
         if self._rebuilding is None or self.dispatched < self._rebuilding[0]:
             return
         for (topic, queue_id), offset in self._rebuilding[1].items():
@@ -272,7 +272,7 @@ class MessageStore:
         return self._dispatch.take_touched()
 
     def dispatch_concerns(self, queues: Container[tuple[str, int]], confirmed: int) -> bool:
-        """Whether what `dispatch` would do up to `confirmed` has messages of one of `queues`, or may have."""
+        """Whether a `dispatch` up to `confirmed` includes, or may include, messages of one of `queues`."""
         return self._dispatch.concerns(queues, confirmed)
 
     @property
@@ -525,7 +525,7 @@ class MessageStore:
         return True
 
     def abandon(self) -> None:
-        """Let go of every file as a crash would: nothing is synced, `abort` stays."""
+        """Release every file as a crash would: nothing is synced, and `abort` stays."""
         self._closed = self.put_path.closed = True
         self.compaction.abandon()
         self.consume_queues.close()

@@ -29,7 +29,7 @@ Key = tuple[int, str, int]
 
 #: objects beside the rows
 RECENT_MAX = 20_000
-#: runs of consecutive offsets kept a producer and queue; rows between them are searched (duplicates.py)
+#: runs of consecutive offsets kept per producer and queue; rows between them are searched (duplicates.py)
 RUNS_MAX = 16
 #: of these, the newest that are always kept
 RUNS_RECENT = 6

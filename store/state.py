@@ -189,7 +189,7 @@ class ShardState:
         """Account for one internal record. Unknown kinds are a newer version's and are ignored.
 
         Returns: whether it completed a snapshot, which is all that is known now.
-        Raises: what `reading_internal` makes Corrupt of, for a body that no store of ours wrote.
+        Raises: what `reading_internal` makes Corrupt of, for a body that no RayMQ store wrote.
         """
         if kind == SNAPSHOT:
             parts = self._parts.add(body)
@@ -246,7 +246,7 @@ class ShardState:
         return bodies
 
     def _rows(self) -> Iterator[str]:
-        """The rows as JSON. Of queues there are many, and puts wait: these are put together as text."""
+        """The rows as JSON. Rows of queues are joined as text: there are many queues, and puts wait meanwhile."""
         yield from map(_json, self._few())
         names = {name: _json(name) for name, _ in self.next_offsets}
         for (name, queue_id), offset in self.next_offsets.items():
@@ -336,7 +336,7 @@ class ShardState:
         )
 
 
-#: kept: json.dumps makes one for each call
+#: kept, because json.dumps makes an encoder for each call
 _json = json.JSONEncoder(separators=(",", ":")).encode
 
 

@@ -141,7 +141,7 @@ class FollowerSession:
                 else:
                     self._change(effect, data)
         except (RayMQError, OSError) as error:
-            # What could not be stored is not acknowledged; the leader connects again and asks.
+            # Units that could not be stored are not acknowledged; the leader connects again and asks.
             damaged = isinstance(error, Corrupt) and error.fields.get("rule") == "chain crc"
             reason = Reason.DAMAGED if damaged else Reason.UNAVAILABLE
             replies, acknowledges = [Refusal(reason, self._machine.promised, str(error))], False

@@ -1,8 +1,8 @@
 """Puts of many threads, appended one group at a time.
 
 A thread that finds another one appending leaves its put to that thread and goes on receiving (flat combining). So no
-thread waits for a lock, and puts that come together are published and woken for once. Large batches are appended by a
-thread of the shard, while the threads that brought them receive and check the next ones.
+thread waits for a lock, and puts that arrive together are published once and wake the satellites once. Large batches
+are appended by a thread of the shard, while the threads that brought them receive and check the next ones.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Appender:
                     finished.append(entry.ticket)
                     continue
                 except Exception as error:
-                    # An answer must go out, and the puts queued after this one are still to be appended.
+                    # An answer must be sent, and the puts queued after this one must still be appended.
                     logger.exception("put")
                     entry.ticket.finish(Bug(f"put: {error!r}"))
                     finished.append(entry.ticket)

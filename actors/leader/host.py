@@ -366,7 +366,7 @@ class LeaderHost:
         return self._stopping
 
     def _fail(self, error: RayMQError) -> None:
-        """A part of the process is dead: the shard stops writing, rather than go on without it.
+        """A part of the process is dead: the shard stops writing rather than continue without it.
 
         Where a restart may help the process ends, and Ray starts the next one.
         """
@@ -468,7 +468,7 @@ class LeaderHost:
         log = self.store.log
         if self._ahead.failed is not None:
             found["allocate"] = str(self._ahead.failed)
-        # Without a replica both ends move together; the file is Replication's alone.
+        # Without a replica both ends move together, and only Replication writes the file.
         if log.confirmed < own_durable(self.config.flush, log.ends):
             cause = self._replication_failure.read()
             if cause is not None:

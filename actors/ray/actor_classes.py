@@ -30,7 +30,7 @@ logger = logging.getLogger("raymq")
 #: between two attempts to lock and recover a replica
 RETRY_S = 0.25
 RETRY_MAX_S = 5.0
-#: a process that cannot go on ends so long after it has logged why
+#: pause between the log line of a process that cannot continue and its exit
 END_PAUSE_S = 1.0
 EXIT_GAVE_UP = 71
 #: a satellite whose service loop died
@@ -174,7 +174,7 @@ class CommitLogActor:
         if leader and spec["replication"] == "mirror":
             roles.append("replication")
         if not leader:
-            # As in RocketMQ a slave has no pool: the bytes that it acknowledges are in its files.
+            # As in RocketMQ, a follower has no pool: the bytes that it acknowledges are in its files.
             config = replace(config, transient_pool=False)
         if config.transient_pool:
             roles.append("commit_real_time")

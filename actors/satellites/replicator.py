@@ -188,7 +188,7 @@ class Replicator:
         )
 
     def _ends(self, machine: MirrorLeader) -> Ends:
-        """Each end is read after those that rely on it: what is replicated or synced was committed before."""
+        """An end is read after the ends that rely on it: replicated or synced bytes were committed before."""
         satellite, flusher = self._satellite, FLUSHERS[self._config.flush]
         synced = max(satellite.base_of(flusher), satellite.position_of(flusher))
         self._synced = max(self._synced, synced)

@@ -154,7 +154,7 @@ class Satellite:
         self._wakeup.wake(COMMIT_LOG)
 
     def grant_status(self) -> GrantStatus:
-        """The status now; the first GRANTED also sets `fencing_token` and `base`."""
+        """The present status; the first GRANTED also sets `fencing_token` and `base`."""
         if self._stopping.is_set():
             return GrantStatus.LEAVING
         token, incarnation = self._record.grant
@@ -165,7 +165,7 @@ class Satellite:
             self._commit_log_incarnation = self._control.incarnation
             self.base = self._record.base
             self._count = self._record.count
-            # Read again: if the grant has changed in between, these fields are of another grant.
+            # Read again: if the grant has changed in between, these fields belong to another grant.
             if self._record.grant != (token, incarnation):
                 return GrantStatus.FENCED
             self.fencing_token = token

@@ -13,7 +13,7 @@ process, and is read and written only as an item of an aligned `memoryview.cast(
     5      CommitLog  log generation: grows at every `begin`, so also after a truncation
     6, 7   CommitLog  pid, start time
     8      CommitLog  heartbeat, monotonic ms
-    9      CommitLog  1: the heartbeat runs, also during recovery and on a slow disk; satellites kill a CommitLog whose
+    9      CommitLog  1: the heartbeat runs, even during recovery and on a slow disk; satellites kill a CommitLog whose
                       running heartbeat stops, see heartbeat.py
     16     CommitLog  appended end, packed with the log generation
     17-18, 20-21      hints that save wakeups, see append_wakeups.py:
@@ -261,7 +261,7 @@ class RoleRecord:
 
     @property
     def last_granted(self) -> int:
-        """The incarnation granted last, also after its grant was revoked; it must be dead before the next grant."""
+        """The incarnation granted last, even if its grant was revoked since; it must be dead before the next grant."""
         return self._words[_R_LAST_GRANTED]
 
     @property
@@ -428,7 +428,7 @@ class ControlBlock:
     # --- hints, see append_wakeups.py ---------------------------------------------------------------------------
 
     def announce_append(self) -> None:
-        """Callers: CommitLog, before an append. The next `publish_appended` ends it, also when the put is refused."""
+        """Announce an append. `publish_appended` ends it, even when the put is refused. Callers: CommitLog."""
         self._words[_APPENDING] = 1
 
     @property

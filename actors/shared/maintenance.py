@@ -15,7 +15,7 @@ from raymq.store.clock import Clock
 logger = logging.getLogger("raymq.commit_log")
 
 STEP_S = 1.0
-#: the first pass comes so long after the start
+#: pause between the start and the first pass
 FIRST_PASS_MS = 60_000
 
 

@@ -70,7 +70,7 @@ class ProcessHandle:
 
     @classmethod
     def open(cls, identity: ProcessIdentity, *, files: Files) -> ProcessHandle | None:
-        """A handle on exactly this process; None if it has ended (also if another process has its pid now)."""
+        """A handle on exactly this process; None if it has ended (even if another process has its pid now)."""
         if identity.pid <= 0:
             return None
         try:

@@ -162,7 +162,7 @@ class AsyncConsumer:
         return await self._wait(lambda: consumer.poll_batch(max_records, 0), timeout)
 
     async def _wait(self, look: Callable[[], _Found], timeout: float) -> _Found:
-        """What `look` finds, once that is not empty or the time is up."""
+        """The result of `look`, once it is not empty or the time is up."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
         while True:

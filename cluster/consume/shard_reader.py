@@ -47,7 +47,7 @@ class ObservedCondition(threading.Condition):
 
 
 class ReadState:
-    """What a consumer and its readers share. `changed` guards all of it."""
+    """The state that a consumer and its readers share. `changed` guards all of it."""
 
     def __init__(self, topic: str, *, fetch_bytes: int, fetch_records: int) -> None:
         self.topic = topic

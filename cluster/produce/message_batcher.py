@@ -39,7 +39,7 @@ from .shard_sender import ShardSender
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
-#: a batch that could not be written yet is kept open for so long, again and again
+#: how long a batch that cannot be written yet is kept open before the next check
 STALLED_S = 0.005
 #: rows of `send_batch` are sent in batches of about this size
 COLUMNS_BYTES = 4 * MIB
@@ -483,7 +483,7 @@ class MessageBatcher:
 
 
 class _LingerState:
-    """What the linger thread works for. The thread does not keep an idle batcher alive."""
+    """The batcher of the linger thread. The thread does not keep an idle batcher alive."""
 
     def __init__(self) -> None:
         #: None while nothing is open

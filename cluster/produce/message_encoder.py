@@ -19,7 +19,7 @@ MESSAGE_BYTES = 128
 
 
 class EncodedMessage(NamedTuple):
-    """A message that can be stored, as far as its sender can tell."""
+    """A message that passed all checks of its sender."""
 
     topic: str
     queue_id: int | None

@@ -71,7 +71,7 @@ class Producer:
         clock: replaces the system's clock in tests.
 
     Guarantees:
-        Messages of one queue keep the order of the `send` calls, also across resends.
+        Messages of one queue keep the order of the `send` calls, even across resends.
 
         A batch without a receipt is sent again with the same sequence numbers until `delivery_timeout_ms` is over, so
         that it is stored once.
@@ -187,7 +187,7 @@ class Producer:
         A shard that has stored the message answers with its receipt (`duplicate`), else it stores the message now,
         after what was sent meanwhile. The messages of one batch go together, and a second call for one of them sends
         nothing. Messages of one queue must be sent again in the order of their sends, because the shard refuses gaps.
-        Any producer of the same cluster may do it, also when the first one is closed.
+        Any producer of the same cluster may do it, even when the first one is closed.
 
         Returns: a future of the receipt. It may raise DeliveryUnknown once more.
         Raises: Rejected for a message that is under way, stored, or certainly not stored: `send` the latter.

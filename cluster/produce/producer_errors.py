@@ -1,4 +1,4 @@
-"""What producers raise for calls that no retry can mend."""
+"""The errors of calls that no retry can mend."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from raymq.store.errors import Rejected
 
 
 def closed_error() -> Rejected:
-    """What every call of a closed producer raises."""
+    """The error of every call of a closed producer."""
     return Rejected("the producer is closed; make another one", field="producer", limit="open")
 
 
 def pickle_error(method: str) -> Rejected:
-    """What pickling a producer raises. Args: `method` of Cluster makes such a producer."""
+    """The error of pickling a producer. Args: `method` of Cluster makes such a producer."""
     return Rejected(
         "a producer has open connections and does not pickle: pickle the Cluster and call "
         f"cluster.{method}() where it is used",

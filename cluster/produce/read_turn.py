@@ -7,20 +7,20 @@ from collections.abc import Callable
 
 from raymq.store.errors import RayMQError
 
-#: the parked receiver thread looks this often whether it is needed, ever less often while callers read: each look costs
-#: their puts a thread switch
+#: how often the parked receiver thread checks whether it is needed. The interval grows while callers read, because each
+#: check costs their puts a thread switch
 PARK_TICK_S = 0.002
 PARK_TICK_MAX_S = 0.016
-#: it reads again after so long without a caller
+#: time without a reading caller after which the receiver thread reads again
 PARK_S = 0.05
 #: a caller's read is broken off after this time, so that the caller can be interrupted
 CALLER_READ_MS_MAX = 1_000
-#: after that no caller reads for so long
+#: how long no caller may read after that
 CALLER_PAUSE_MS = 60_000
 
 
 class ReadTurn:
-    """Whose turn it is to read. Everything needs the sender's lock.
+    """Which thread may read the acks. Every method needs the sender's lock.
 
     A caller that sends one batch and blocks on its receipt reads the ack itself: waking the receiver thread costs half
     as much again as the round trip. The receiver thread is *parked* meanwhile.
@@ -43,7 +43,7 @@ class ReadTurn:
         self._not_before_ms = 0
 
     def begin(self, now_ms: int) -> bool:
-        """A caller wants to read. Returns: whether it is its turn."""
+        """A caller asks to read. Returns: whether it may."""
         if not self.receiver_parked or self.caller_reading or now_ms < self._not_before_ms:
             return False
         self.caller_reading = True
@@ -71,7 +71,7 @@ class ReadTurn:
         self.receiver_parked = True
         reads, tick_s, idle_s, seen = self.caller_reads, PARK_TICK_S, 0.0, 0
         try:
-            # The stream has one reader at a time, also while it is closed.
+            # The stream has one reader at a time, even while it is being closed.
             while self.caller_reading or not (must_return() or idle_s >= PARK_S):
                 self._unparked.wait(tick_s)
                 self._raise_error()

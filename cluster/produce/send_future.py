@@ -1,4 +1,4 @@
-"""What `send` returns: a light reference to one message of a batch."""
+"""The result of `send`: a light reference to one message of a batch."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class TaskSteps:
 
 
 class AsyncSendFuture(TaskSteps, SendFuture):
-    """What `AsyncProducer.send` returns."""
+    """The result of `AsyncProducer.send`."""
 
     __slots__ = ("_steps",)
 

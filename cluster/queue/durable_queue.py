@@ -73,7 +73,7 @@ class Queue:
     Args:
         name: the queue's topic, created with one queue where it is missing.
         cluster: the cluster that stores the items; None (default) means `raymq.connect()`.
-        maxsize: the queue is full with so many items; 0 (default) means no limit. A limit belongs to this handle and
+        maxsize: the queue is full with this many items; 0 (default) means no limit. A limit belongs to this handle and
             its copies, and costs one more call of the coordinator per put. Puts then ignore `linger_ms`.
         codec: how items become bytes: "msgpack" (default), "json", "bytes", "arrow-ipc", or an object with `name`,
             `encode` and `decode`. msgpack takes None, bool, int, float, str, bytes, and lists and dicts of them; tuples

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TAKEN_PREFIX = "%TAKEN%"
 #: records of %TAKEN%NAME that a new coordinator reads: it cannot repeat the answers to earlier requests
 TAIL_RECORDS = 10_000
-#: an assignment record without a receipt for so long is looked for in the log
+#: an assignment record without a receipt for this long is looked for in the log
 DELIVERY_TIMEOUT_MS = 10_000
 #: interval at which the shard is asked whether a stored record is readable
 VISIBLE_POLL_MS = 10

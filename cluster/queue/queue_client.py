@@ -30,7 +30,7 @@ from .items import ItemReader, Items
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
-#: a call is repeated for so long while the coordinator or the shard cannot be reached
+#: a call is repeated for this long while the coordinator or the shard cannot be reached
 RETRY_TIMEOUT_S = 60.0
 #: longest flush of lingering items at the end of a program
 END_FLUSH_S = 30.0

@@ -32,7 +32,7 @@ from .flight_client import CALL_TIMEOUT_S
 CALLS_MAX = 4
 #: batches that are ready share one call up to this size
 CALL_BYTES = 4 << 20
-#: the calling thread waits directly for so long, and `abort` cannot wake it; after that it waits by a future, whose
+#: the calling thread waits directly for this long, and `abort` cannot wake it; after that it waits by a future, whose
 #: callback runs in another thread and costs 0.15 ms
 DIRECT_S = 0.05
 

@@ -383,7 +383,7 @@ class CompactionService:
         self.failed: str | None = None
 
     def step(self, now_ms: int) -> bool:
-        """Some work, of at most a slice a queue, or one compaction of all queues that is due.
+        """Do some work: at most one slice per queue, or one compaction of all queues if that is due.
 
         Returns: whether there is more to do at once. Raises: OSError, StorageFull, Corrupt; the next call tries again.
         """

@@ -149,7 +149,7 @@ class SparseLog:
 
     @property
     def next_offset(self) -> int:
-        """Behind the last queue offset that is here; 0 when there is none."""
+        """The queue offset after the last message here; 0 without one."""
         for pair in reversed(self.pairs):
             if pair.count:
                 return pair.offset_at(-1) + 1
@@ -189,7 +189,7 @@ class SparseLog:
             pair.sealed = pair is not self.pairs[-1] or self._is_sealed(pair)
 
     def _is_unfinished(self, name: str, names: set[str], queue_names: set[str]) -> bool:
-        """Whether a crash came while this pair was made: a file is missing, or has not its length and no content."""
+        """Whether a crash came while this pair was made: a file is missing, or is too short and empty."""
         if name not in names or name not in queue_names:
             return True
         return any(

@@ -1,8 +1,8 @@
 """Moves messages with a delivery time to the topics where they wait.
 
 `MessagePut` calls `transform` for every message. Half messages of transactions pass unchanged.
-Source: HookUtils#handleScheduleMessage, RocketMQ 5.3.3. There a congested second refuses by chance, the more likely the
-more messages wait. Here it refuses from the limit on.
+Source: HookUtils#handleScheduleMessage, RocketMQ 5.3.3. RocketMQ refuses messages for a congested second at random,
+more of them the more messages wait. RayMQ refuses them from the limit on.
 """
 
 from __future__ import annotations

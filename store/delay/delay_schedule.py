@@ -1,9 +1,9 @@
-"""Delay levels: each message is delivered once its level's time is over, exactly once, across crashes too.
+"""Delay levels: each message is delivered once its level's time is over, exactly once, even across crashes.
 
 The messages of a level wait in one queue of the schedule topic, in the order in which they are due. Each group of
 deliveries is appended together with how far its level came.
-Source: ScheduleMessageService, RocketMQ 5.3.3, which keeps that in a file written every ten seconds, and delivers
-again what came after it.
+Source: ScheduleMessageService, RocketMQ 5.3.3, which keeps the position in a file written every ten seconds. After a
+crash it delivers later messages again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .delayed_record import by_queue, fitting, waiting_rows
 if TYPE_CHECKING:
     from raymq.store.message_store import MessageStore
 
-#: units looked at in one go
+#: units read at a time
 SLICE_ROWS = 4096
 
 
@@ -31,7 +31,7 @@ class Delivered(NamedTuple):
     """The result of one pass over the levels."""
 
     messages: int
-    #: when the next message is due, ms; now or before: there is more to do; None: nothing waits
+    #: when the next message is due, ms; not in the future: there is more to do; None: no message waits
     next_due_ms: int | None
 
 
@@ -54,7 +54,7 @@ class ScheduleMessageService:
     def deliver_due(self, now_ms: int, *, limit: int) -> Delivered:
         """Deliver due messages, at most about `limit`, the shortest level first.
 
-        A delay begins at its message's stamp, and stamps may be ahead of the wall clock (StampClock).
+        A delay begins at the message's store time, which may be ahead of the wall clock (StampClock).
         Raises: StorageFull, Unavailable, OSError; the next call delivers the rest.
         """
         ahead_ms = self._store.put_path.stamps.ahead_ms(self._store.state.store_time_ms)
@@ -76,7 +76,7 @@ class ScheduleMessageService:
         return Delivered(count, None if next_due is None else next_due - ahead_ms)
 
     def _corrected(self, level: int, offset: int, queue: ConsumeQueue) -> int:
-        """An offset inside the queue. After a start the queue may lag the log for a while: then nothing is to do."""
+        """An offset inside the queue. After a start the queue may lag behind the log: then there is nothing to do."""
         stored = self._store.state.next_offsets.get((SCHEDULE_TOPIC, level - 1), 0)
         known = max(queue.max_offset, stored)
         if offset > known:
@@ -97,7 +97,8 @@ class ScheduleMessageService:
             return 0, offset, None
         units = queue.read(offset, SLICE_ROWS)
         at = units["tags_code"].astype(np.int64)
-        # No stamp is in the future: its level's delay was longer when it was stored, or in the store that stored it.
+        # No store time is in the future. The level's delay was longer when the record was stored, or in the store that
+        # stored it.
         far = at > now_ms + self.levels_ms[level - 1]
         blank = units["size"] == BLANK_SIZE
         due = (at <= now_ms) | far | blank

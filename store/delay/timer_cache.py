@@ -1,6 +1,6 @@
-"""The timer wheel and the timer log together: a cache of the timer topic, rebuilt where in doubt.
+"""The timer wheel and the timer log together: a cache of the timer topic, rebuilt when it may be wrong.
 
-On disk they are complete up to the offset in `config/timercheck`; units after it are cut at the start and made again.
+On disk they are complete up to the offset in `config/timercheck`; units after it are cut and rebuilt at the start.
 Source: TimerMessageStore#recover, #doEnqueue, RocketMQ 5.3.3.
 """
 
@@ -47,7 +47,7 @@ class TimerCache:
     def load(self, check: TimerCheck | None, time_ms: int) -> bool:
         """Take over the complete part of the files, for the seconds from `time_ms` on.
 
-        Returns: whether it could be believed; else the cache is empty, and has to be filled from the timer topic.
+        Returns: whether the files are valid; otherwise the cache is empty and must be filled from the timer topic.
         """
         self.wheel.clear()
         if check is not None and self._load(check, time_ms):

@@ -1,6 +1,6 @@
 """The checks of puts into the timer topic: each message names its queue and a time that timers reach.
 
-RocketMQ's brokers move each message there themselves; our producers send columns of them, so that sequences and
+RocketMQ's brokers move each message there themselves. RayMQ's producers send columns of them, so that sequences and
 batches stay whole, and the shard only checks.
 """
 

@@ -47,7 +47,7 @@ class TimerRows(NamedTuple):
         )
 
     def where(self, keep: npt.NDArray[np.bool_]) -> TimerRows:
-        """Only some."""
+        """Some of the rows."""
         return TimerRows(
             self.offsets[keep],
             self.positions[keep],

@@ -44,7 +44,7 @@ _INVERSE = _powers(pow(31, -1, 1 << 32))
 
 
 class Hashes(NamedTuple):
-    """One item a key, in the order in which they are indexed."""
+    """One item per key, in the order in which they are indexed."""
 
     #: which record has the key; ascending
     rows: Int64s
@@ -176,7 +176,7 @@ def _split_at_blanks(data: Bytes, values: _Spans) -> _Spans:
 
 
 def _interleaved(first: _Spans, second: _Spans) -> _Spans:
-    """Both together by row; where both have a row, `first` comes first."""
+    """Merge both by row; where both have a row, `first` comes first."""
     both = _Spans(*(np.concatenate(pair) for pair in zip(first, second, strict=True)))
     return both.where(np.argsort(both.rows, kind="stable"))
 

@@ -26,7 +26,7 @@ class AbortFile:
         return self._files.exists(self._path)
 
     def create(self) -> None:
-        """Write our pid, as RocketMQ does. Durable: at return."""
+        """Write this process's pid, as RocketMQ does. Durable: at return."""
         fd = self._files.open_file(self._path, create=True)
         try:
             pid = str(os.getpid()).encode()

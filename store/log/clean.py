@@ -29,7 +29,7 @@ logger = logging.getLogger("raymq.store")
 
 #: passes after `delete_now` that work at any hour (manualDeleteFileSeveralTimes)
 MANUAL_PASSES = 20
-#: while so many commit log files would still fit, a disk is not full
+#: while this many commit log files would still fit, a disk is not full
 FREE_FILES = 8
 #: the wall clock against the monotonic one between two passes: more is a jump, and believed after a day
 JUMP_MS = 3_600_000

@@ -66,7 +66,7 @@ class CommitRealTime:
         thorough_interval_ms: int,
         slice_bytes: int | None = None,
     ) -> None:
-        """Args: slice_bytes: so many waiting bytes are committed whatever the page rule says."""
+        """Args: slice_bytes: this many waiting bytes are committed whatever the page rule says."""
         self._pool = pool
         self._writer = writer
         self._clock = clock

@@ -744,6 +744,6 @@ class CommitLog:
             self._opened.close()
 
     def abandon(self) -> None:
-        """Let go of every file as a crash would: nothing is synced or noted, `abort` stays."""
+        """Release every file as a crash would: nothing is synced or noted, and `abort` stays."""
         self._closed = True
         self._opened.close()

@@ -52,7 +52,7 @@ def open_log_files(root: Path, config: StoreConfig, *, files: Files) -> MappedFi
 def same_until(queue: MappedFileQueue, end: int, units: list[ChainUnit], data: memoryview) -> int:
     """Where a log's bytes first differ from the units' bytes, or the end of the shorter of both.
 
-    Raises: Corrupt when `data` has not the CRCs of its units: then it proves nothing.
+    Raises: Corrupt when `data` does not have the CRCs of its units: then it proves nothing.
     """
     check_units(units, data)
     position = base = units[0].start
@@ -96,7 +96,7 @@ def read_into(queue: MappedFileQueue, target: memoryview, start: int, end: int) 
 
 
 def read_each(queue: MappedFileQueue, places: Sequence[int], nbytes: int, end: int) -> list[bytes]:
-    """`read_of` at each place: so many bytes, or those up to the end of its file; none where they were deleted.
+    """`read_of` at each place: `nbytes` bytes, or fewer at the end of its file; none where they were deleted.
 
     Quickest where places of one file follow each other.
     """

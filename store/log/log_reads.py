@@ -156,7 +156,7 @@ def stored_at(queue: MappedFileQueue, places: Int64s, end: int) -> Stored:
     data, starts = heads.data, heads.starts[right[whole]]
     whole &= right
     if (sizes[whole] > HEAD_BYTES).any():
-        # One of these may be no record, and its size reach over the next one.
+        # One of these may not be a record, and its size may reach into the next one.
         data, starts, _ = read_some(queue, places[whole], sizes[whole], end, overlapping=True)
     found = records_at(data, starts, places[whole])
     there = whole.copy()
@@ -213,7 +213,7 @@ def walk_with(
 ) -> WalkedPiece:
     """`walk_piece` over any source; `read(start, stop)` returns log bytes.
 
-    A piece ends after so many bytes, as STOPPED, and has at least one record where one is whole. Bytes that the disk
+    A piece ends after `nbytes` bytes, as STOPPED, and has at least one record where one is whole. Bytes that the disk
     does not give back end the walk as UNREADABLE.
     """
     # Sectors of the file are sectors of the piece.

@@ -45,14 +45,14 @@ class MappedFile:
         self._counting = threading.Lock()
         #: reads under way
         self._reading = 0
-        #: a descriptor that was let go of under them: the last one closes it
+        #: a descriptor that was released during them: the last read closes it
         self._left_fd = -1
 
     @classmethod
     def create(cls, path: Path, start: int, size: int, *, files: Files) -> MappedFile:
         """Create the file at full size with all its blocks reserved.
 
-        Durable: the file and its name. Raises: StorageFull, with no file left behind.
+        Durable: the file and its name. Raises: StorageFull, and then leaves no file.
         """
         fd = files.open_file(path, create=True)
         try:
@@ -124,7 +124,7 @@ class MappedFile:
                 self._close_left()
 
     def read_each(self, positions: Sequence[int], nbytes: int) -> list[bytes]:
-        """`read` at each position: so many bytes, or those up to the end of the file."""
+        """`read` at each position: `nbytes` bytes, or fewer at the end of the file."""
         fd = self._begin_reading()
         try:
             return self._files.read_each(
@@ -154,7 +154,7 @@ class MappedFile:
         self._close_left()
 
     def _close_left(self) -> None:
-        """Close the map that was let go of during reads, after the last of them."""
+        """Close a descriptor that was released during reads, after the last of them."""
         with self._counting:
             left = -1
             if not self._reading:

@@ -232,9 +232,9 @@ class AllocateAhead:
     Pre-written blocks sync up to eight times faster than merely reserved ones. While the tail moves
     it waits until half of the window is used up, and gives up when overtaken, for it takes the disk,
     a core and the file's lock from the appends. A window that was used up so far doubles, so that
-    the next burst finds more; every zero is written once with any window. A full disk only stops
-    the work: the append that needs the room meets it itself. A failed sync ends the worker and is reported:
-    it may have taken appended records with it, and no later sync of another descriptor would say so.
+    the next burst finds more; every zero is written once with any window. A full disk only stops this work: the append
+    that needs the space gets the error itself. A failed sync ends the worker and is reported: it may have taken
+    appended records with it, and no later sync of another descriptor would say so.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class AllocateAhead:
         #: the whole window was ready since it grew last
         self.caught_up = False
         self._last_tail = queue.files[0].start if queue.files else 0
-        #: the writer is faster: no use in zeros right under its hands
+        #: the writer is faster: zeros just ahead of it would not help
         self._overtaken = False
         self._wake = threading.Event()
         #: the last failure, for status; None again after the next success
@@ -388,7 +388,7 @@ class AllocateAhead:
         return self._queue.spares is not None and self._queue.spares.step()
 
     def _lock_files(self, tail: int) -> None:
-        """Lock the pages in front of the tail in memory, and let go of those before it. Failures are only logged.
+        """Lock the pages in front of the tail in memory, and unlock those before it. Failures are only logged.
 
         Source: DefaultMappedFile#warmMappedFile, #mlock, #munlock.
         """

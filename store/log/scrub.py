@@ -1,8 +1,8 @@
 """Reads all stored bytes again and again, a little at a time, and compares them with the chain's CRCs.
 
-Bit rot shows at a read. Bytes that are never read rot unseen, and so may the copy that could have mended them. RocketMQ
-has nothing like this: it compares body CRCs after a crash only. Bytes in the page cache are not read from the disk;
-what is old enough to matter is seldom there, and `from_disk` sends away what is.
+Bit rot shows only at a read. Bytes that are never read rot unnoticed, and so does the copy that could repair them.
+RocketMQ has nothing like this: it compares body CRCs after a crash only. Bytes in the page cache are not read from the
+disk. Old bytes are seldom cached, and `from_disk` drops those that are.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from .chain import ChainReader, ChainUnit
 from .commit_log import CommitLog
 from .segment_paths import find_segment
 
-#: a pass over a small log reads no quicker than needed, but at least so many bytes per second
+#: a pass over a small log reads no faster than needed, but at least this many bytes per second
 LEAST_BYTES_PER_S = 8 << 20
 #: a log in which nothing is synced yet is looked at again after this
 EMPTY_WAIT_S = 10.0
-#: a pass begins and ends so often within the retention
+#: how often a pass begins and ends within the retention
 PASSES_IN_RETENTION = 2
 #: not more often, however short the retention is
 INTERVAL_LEAST_MS = 10 * 60 * 1000
 #: faults that are remembered; the others are counted
 FAULTS_MAX = 100
-#: the position is remembered every so many bytes: each time costs the disk a sync
+#: the position is noted after this many bytes: each note costs the disk a sync
 _SAVED_BYTES = 1 << 30
 #: waits are cut into pieces of this length, so that a stop is quick
 _WAIT_S = 5.0
@@ -63,9 +63,9 @@ class _State:
     faults: list[dict[str, Any]] = field(default_factory=list)
 
 
-#: shorter waits are put together
+#: shorter waits are added up
 _NAP_S = 0.05
-#: units that are read from the chain at a time have about so many bytes
+#: about how many bytes of units are read from the chain at a time
 STEP_BYTES = 1 << 20
 
 
@@ -140,7 +140,7 @@ class Scrub:
         }
 
     def pace(self) -> int:
-        """Bytes a second at which this pass reads; 0: as fast as the disk."""
+        """Bytes per second at which this pass reads; 0: as fast as the disk."""
         if not self._pass_ms:
             return self._bytes_per_s
         needed = self._log_bytes() * 1000 // self._pass_ms
@@ -233,7 +233,7 @@ class Scrub:
                 wait_s, owed_s = owed_s, 0.0
             except (OSError, RayMQError) as error:
                 wait_s = _WAIT_S * 12
-                # A lack of descriptors or memory says nothing of the disk.
+                # A lack of descriptors or memory says nothing about the disk.
                 if not (isinstance(error, OSError) and error.errno in NOT_TRIED):
                     # A fault that cannot be reported now is found again at the next try.
                     with contextlib.suppress(OSError, RayMQError):
@@ -349,7 +349,7 @@ class Scrub:
     def _end_pass(self) -> None:
         self.counters.passes += 1
         self._state.position = 0
-        # Damage of deleted files is over.
+        # Damage in deleted files no longer counts.
         self.faults = [f for f in self.faults if f.fields["offset"] >= self._start()]
         self._state.passed_ms = self._clock.now_ms()
         self._save()
@@ -366,7 +366,7 @@ class Scrub:
     def _save(self) -> None:
         self._state.faults = [{"message": str(f), "fields": f.fields} for f in self.faults]
         self._saved_at = self._state.position
-        # Nothing depends on it: a full disk costs a longer way at the next start.
+        # Nothing depends on it: after a full disk the next start reads more.
         with contextlib.suppress(OSError, RayMQError):
             self._files.write_file_atomic(self._memory, json.dumps(vars(self._state)).encode())
 

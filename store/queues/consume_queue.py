@@ -24,7 +24,7 @@ Units = npt.NDArray[Any]
 BLANK_SIZE = 0x7FFFFFFF
 #: files that a clean start looks at, from the end
 CLEAN_FILES = 3
-#: units looked at in one go while searching for the end; the first time, which is all that most queues need
+#: units read at a time while searching for the end; the first time, which is all that most queues need
 SCAN_UNITS, SCAN_UNITS_FIRST = 8192, 200
 
 
@@ -111,7 +111,7 @@ class ConsumeQueue:
             self._cut_to(self.max_offset)
 
     def resume(self, end: int, below: int) -> None:
-        """Go on from where this queue is known to end: after the unit of its last record below a physical offset.
+        """Continue from the known end of this queue: after the unit of its last record below a physical offset.
 
         Units that a killed process wrote after it are dispatched again, to the same places.
         Raises: Corrupt when that unit is not there.
@@ -248,7 +248,7 @@ class ConsumeQueue:
         self.max_offset += len(units)
 
     def begin_at(self, queue_offset: int) -> bool:
-        """Make an empty queue without files go on at an offset. Returns: False for a queue with files, which stays."""
+        """Make an empty queue without files continue at an offset. Returns: False, with no change, if it has files."""
         if self._queue.files:
             return False
         first = self._queue.create_next(queue_offset * fmt.UNIT_BYTES).start // fmt.UNIT_BYTES

@@ -37,7 +37,7 @@ RECORDS_AT_ONCE = 128
 def expression_filter(kind: str, expression: str) -> MessageFilter:
     """The filter of a subscription: `kind` is TAG or SQL92.
 
-    Raises: Rejected for another kind, and for an expression that is none.
+    Raises: Rejected for another kind, and for a malformed expression.
     Source: ExpressionType, FilterFactory.
     """
     if kind == "TAG":
@@ -78,7 +78,7 @@ class GetMessageResult(NamedTuple):
     records: pa.ChunkedArray
     #: queue offset of each record
     queue_offsets: Int64s
-    #: the reader lags by more than this host's memory holds
+    #: the reader lags by more bytes than this host's memory holds
     suggest_pulling_from_slave: bool
 
 
@@ -176,7 +176,7 @@ class GetMessage:
             return nothing(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0, low, high)
         if offset < low:
             return nothing(GetMessageStatus.OFFSET_TOO_SMALL, low, low, high)
-        # After a start dispatch may have to come once more to where it was: the reader waits there.
+        # After a start, dispatch may not have reached its former end yet: the reader waits there.
         coming = offset <= self._state.next_offsets.get((topic, queue_id), 0)
         if offset == high or (offset > high and coming):
             return nothing(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
@@ -187,7 +187,7 @@ class GetMessage:
     def _pick(
         self, units: Units, max_nums: int, max_bytes: int, wanted: MessageFilter | None
     ) -> _Picked:
-        """Apply filter and limits, as if one unit was looked at after the other."""
+        """Apply filter and limits as if the units were examined one after the other."""
         config, end = self._config, self._log.end
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
@@ -235,7 +235,7 @@ class GetMessage:
     def _look_at_records(
         self, units: Units, rows: Int64s, wanted: MessageFilter, most: int
     ) -> Bools:
-        """Which units are wanted by what their records say; no more than are needed for `most` are looked at."""
+        """Which units are wanted by their records; only as many records as `most` needs are read."""
         good = np.zeros(len(units), dtype=np.bool_)
         found = 0
         for at in range(0, len(rows), RECORDS_AT_ONCE):

@@ -40,7 +40,7 @@ class OpenFiles:
     def used(self, file: QueueFile) -> None:
         """Keep this file open. Over the limit the file that was not used for longest is closed."""
         try:
-            # One step of the interpreter: needs no lock.
+            # One bytecode of the interpreter: needs no lock.
             self._open.move_to_end(file)
         except KeyError:
             pass
@@ -54,7 +54,7 @@ class OpenFiles:
         oldest.let_go()
 
     def let_all_go(self) -> None:
-        """Give every descriptor back; the next uses open others."""
+        """Close every descriptor; the next uses open new ones."""
         with self._lock:
             files, self._open = list(self._open), OrderedDict()
         for file in files:
@@ -356,7 +356,7 @@ class QueueFiles:
         ]
 
     def note_unsynced(self) -> None:
-        """Nobody knows whether the names of these files, of the queue and of its topic are durable."""
+        """The names of these files, of the queue and of its topic may not be durable."""
         for directory in self._named_in():
             self._opened.note_unsynced(directory)
 

@@ -1,6 +1,7 @@
 """A store's directory opened for reading only: recovery in memory, over the whole log.
 
-Sizes are taken from the files, nothing is locked or changed: a store of RocketMQ or of ours, running or not.
+Sizes are taken from the files, and nothing is locked or changed. The store may be RocketMQ's or RayMQ's, running or
+not.
 """
 
 from __future__ import annotations
