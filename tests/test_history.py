@@ -193,5 +193,5 @@ def test_a_bad_history_is_rejected_for_its_reason(case: Case) -> None:
 def test_there_are_bad_histories_of_every_kind() -> None:
     histories = {repr(case._replace(name="", verdicts=[])) for case in BAD}
     assert len(histories) == len(BAD) >= 20
-    told = {verdict for case in BAD for verdict in case.verdicts}
-    assert told == {"lost", "phantom", "duplicate", "reordered", "non-monotonic", "misplaced"}
+    reported = {verdict for case in BAD for verdict in case.verdicts}
+    assert reported == {"lost", "phantom", "duplicate", "reordered", "non-monotonic", "misplaced"}

@@ -32,7 +32,7 @@ class ManualBenchClock(ManualClock, BenchClock):
 
 
 class Server:
-    """Answers each batch after the time that `delay_ms` tells for its number; the sender waits."""
+    """Answers each batch after the time that `delay_ms` gives for its number; the sender waits."""
 
     def __init__(
         self, clock: ManualBenchClock, delay_ms: Callable[[int], float], error: Any = None

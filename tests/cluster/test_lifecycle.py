@@ -191,10 +191,10 @@ def test_a_shard_that_only_reads_is_up_and_says_why(
     ray.on_create = reading
     lines: list[str] = []
     cluster = begin(tmp_path, shards=2, timeout_s=0, progress=lines.append)
-    told = "shard 1 replica 0: READ_ONLY (EIO)"
-    assert told in lines
+    reported = "shard 1 replica 0: READ_ONLY (EIO)"
+    assert reported in lines
     begin(tmp_path, shards=2)
-    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == [told]
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == [reported]
     assert cluster.endpoints == {0: "127.0.0.1:7000", 1: "127.0.0.1:7001"}
 
 
@@ -388,7 +388,7 @@ def test_stop_leaves_another_cluster_of_its_name_in_a_new_ray_alone(
     ray: FakeRay, tmp_path: Path
 ) -> None:
     begin(tmp_path, shards=2)
-    # Ray was started anew at its address, and somebody else started in it.
+    # Ray was started again at its address, and another cluster started in it.
     ray.actors.clear()
     other = lifecycle.start(tmp_path / "other", shards=2, address="auto", ephemeral=True)
     actors = dict(ray.actors)
@@ -402,7 +402,9 @@ def test_stop_leaves_another_cluster_of_its_name_in_a_new_ray_alone(
     assert ray.actors == {}
 
 
-def test_stop_removes_the_directory_of_a_replicas_doorbells(ray: FakeRay, tmp_path: Path) -> None:
+def test_stop_removes_the_directory_of_a_replicas_wakeup_sockets(
+    ray: FakeRay, tmp_path: Path
+) -> None:
     begin(tmp_path)
     replica = str(ClusterPaths(tmp_path / "data").replica(0, 0))
     Wakeup(replica, "commit_log", files=Files()).close()

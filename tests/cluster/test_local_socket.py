@@ -35,7 +35,7 @@ class Coordinator:
         raise Unavailable("away", shard=3)
 
     async def forget(self, request: int) -> None:
-        """Remembers who left."""
+        """Remembers the connections that closed."""
         self.forgotten.append(request)
 
     def methods(self) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def test_rocketmq_delivers_what_we_left_waiting_once(
     assert [line["properties"]["KEYS"] for line in lines] == wanted
 
 
-def test_what_rocketmq_added_and_delivered_between_two_lives_of_ours_comes_once(
+def test_messages_that_rocketmq_added_and_delivered_between_two_of_our_runs_come_once(
     rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
 ) -> None:
     root = tmp_path / "store"

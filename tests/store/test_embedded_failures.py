@@ -82,18 +82,18 @@ def test_a_put_that_waits_when_the_flush_thread_ends_is_unknown_at_once(tmp_path
 
     monkeypatch.setattr(GroupCommit, "commit", fail)
     appended = store.append(request([b"x"]))
-    told = []
+    reported = []
 
     def wait() -> None:
         with pytest.raises(DeliveryUnknown, match="a mistake"):
             store.wait(appended)
-        told.append(True)
+        reported.append(True)
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     failing.set()
     waiting.join(10)
-    assert told == [True]
+    assert reported == [True]
     store.abandon()
 
 

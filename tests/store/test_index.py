@@ -377,7 +377,7 @@ def test_what_is_indexed_while_a_file_is_synced_is_synced_by_the_next_sync(tmp_p
     other.join()
     before = files.synced
     index.sync()
-    # The file, and the mark that tells of it.
+    # The file, and the mark that names it.
     assert files.synced == before + 2
     assert found(index) == [3, 2, 1, 0]
     index.close()

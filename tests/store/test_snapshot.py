@@ -42,7 +42,7 @@ def full_state() -> ShardState:
     return state
 
 
-def told(state: ShardState) -> dict[str, object]:
+def reported(state: ShardState) -> dict[str, object]:
     return {name: value for name, value in vars(state).items() if name != "_parts"}
 
 
@@ -54,7 +54,7 @@ def test_a_state_comes_back_from_the_parts_of_its_snapshot() -> None:
     again.apply_internal(TOPIC, b'{"name":"forgotten","queues":1,"shards":[0]}')
     for part in parts:
         again.apply_internal(SNAPSHOT, part)
-    assert told(again) == told(state)
+    assert reported(again) == reported(state)
 
 
 def test_a_snapshot_without_one_of_its_parts_changes_nothing() -> None:
@@ -68,7 +68,7 @@ def test_a_snapshot_without_one_of_its_parts_changes_nothing() -> None:
         assert list(state.topics) == ["kept"]
         for part in parts:
             state.apply_internal(SNAPSHOT, part)
-        assert told(state) == told(full_state())
+        assert reported(state) == reported(full_state())
 
 
 def test_the_internal_queue_stays_dense_when_its_own_record_meets_a_roll() -> None:
@@ -131,7 +131,7 @@ def test_a_snapshot_that_the_disk_refused_is_written_before_the_next_batch() -> 
 
 
 def test_a_snapshot_that_a_power_loss_damaged_is_cut_and_the_one_before_it_counts() -> None:
-    """Its records pass the walk, but their chain unit tells: above the synced mark that is a tear."""
+    """Its records pass the walk, but their chain unit differs: above the synced mark that is a tear."""
     disk = SimulatedDisk(record=False)
     store = open_store(disk)
     for number in range(38):

@@ -48,7 +48,7 @@ def test_a_batch_is_delivered_once_without_its_producers_stamp(world):
     world.check({b"%d" % row for row in range(100)})
     assert {"_P" in each.properties for each in world.arrived()} == {False}
     world.kill()
-    # The rows of its queue are no rows of the producer: its next sequence is that of the timer topic.
+    # The rows of its queue do not count as the producer's: the next sequence is that of the timer topic.
     assert set(world.store.state.producers) == {(77, TIMER_TOPIC, 0)}
     put(world, GOOD, rows=1, sequence=100)
     world.confirm()

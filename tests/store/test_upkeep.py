@@ -124,7 +124,7 @@ def test_the_configuration_is_written_while_the_store_runs(shop: Shop) -> None:
     store = shop.store
     store.commit_offsets("g", "t", {0: 3, 1: 4})
     store.put_inner([], progress=ServiceProgress("delay", {"2": 9}))
-    # A queue of a topic that nobody created.
+    # A queue of a topic that was never created.
     store.put_inner([InnerMessage("%RETRY%g", 0, b"x")])
     confirm(store)
     shop.upkeep()

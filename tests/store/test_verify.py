@@ -39,7 +39,7 @@ from tests.support.damaged_store import (
 CHAIN = "raymq/chain/00000000000000000000"
 QUEUE = "consumequeue/t/1/00000000000000000000"
 INDEX = "index/20261121023720699"
-#: of the golden index: 100 slots behind the header, entry 0 is never used
+#: of the golden index: 100 slots after the header, entry 0 is never used
 ENTRIES = 40 + 4 * 100
 
 

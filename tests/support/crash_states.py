@@ -386,7 +386,7 @@ def _torn(
 
 
 def _places(disk: SimulatedDisk, replay: Replay) -> Iterator[tuple[int, Op | None]]:
-    """Before the first operation, then behind each: (operations done, the last of them).
+    """Before the first operation, then after each: (operations done, the last of them).
 
     What a killed process did is done, and what it noted is known.
     """

@@ -69,7 +69,7 @@ class Owed(NamedTuple):
 
 
 class Promise(NamedTuple):
-    """What callers were told at one place of a trace."""
+    """The answers that callers had at one place of a trace."""
 
     #: by every call that returned: a kill loses none of it
     returned: Owed = Owed()
@@ -113,7 +113,7 @@ class Trace:
         self.batches: dict[int, Batch] = {}
         self.facts: dict[tuple[str | int, ...], int] = {}
         self.refused: list[bytes] = []
-        #: rows of both queues behind each group
+        #: rows of both queues after each group
         self.groups: list[int] = []
         self.acked = Owed()
         #: topics that the disk has from the beginning

@@ -102,7 +102,7 @@ class DelayWorld:
         confirm(self.store)
 
     def put(self, message: InnerMessage) -> None:
-        """Through the door's hook."""
+        """Put a message through the delay hook."""
         self.store.put_inner([transform(message, self.clock.now_ms(), self.config)])
 
     def send(

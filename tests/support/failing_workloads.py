@@ -48,7 +48,7 @@ Expected = (RayMQError, OSError)
 
 
 class Host:
-    """Drives one store on a disk, and remembers what it was told."""
+    """Drives one store on a disk, and remembers the answers."""
 
     def __init__(self, disk: SimulatedDisk, config: StoreConfig = CONFIG) -> None:
         self.disk = disk
@@ -85,7 +85,7 @@ class Host:
         self.tell("topic t", 1, lambda store: store.create_topic("t", 1, [0]))
 
     def put(self, rows: int, size: int) -> None:
-        """Put rows that are told apart by their first bytes."""
+        """Put rows that differ in their first bytes."""
         bodies = []
         for _ in range(rows):
             self._number += 1

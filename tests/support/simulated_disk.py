@@ -85,7 +85,7 @@ class Killed(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """The `at`-th call of `kind` from when it was set fails, and those behind it if `forever`."""
+    """The `at`-th call of `kind` from when it was set fails, and all later ones if `forever`."""
 
     kind: str
     at: int
@@ -124,7 +124,7 @@ class SimulatedDisk(Files):
         # Another disk is another machine: it shares no lock with this process's other stores.
         self.held_locks: set[str] = set()  # type: ignore[misc]
         self._trace: list[Op] | None = None
-        #: where in the trace its own operations begin, behind those of the killed
+        #: where in the trace its own operations begin, after those of the killed
         self.begins_at = 0
         if record:
             self._trace = [] if killed is None else killed.operations()

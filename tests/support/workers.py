@@ -23,7 +23,7 @@ HASH_SEED = "20"
 
 
 def end_with_parent() -> None:
-    """Callers: a new process. It would wait for ever for a parent that was killed, or work on for nobody."""
+    """Callers: a new process. It would wait for ever for a killed parent, or work without one."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
