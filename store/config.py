@@ -129,8 +129,8 @@ class StoreConfig:
     warm_mapped_file: bool = False
     #: deleted files are zeroed and used again after the last reader let go of them (not by a mirror's leader)
     recycle_commit_log_files: bool = False
-    #: directories on other disks, in which new commit log files are made in turn (storePathCommitLog as a list);
-    #: with an empty tuple they are made in `commitlog/`, whose files are read in any case
+    #: directories on other disks, in which new commit log files are made in turn (storePathCommitLog as a list). With
+    #: an empty tuple they are made in `commitlog/`, whose files are read in any case
     commit_log_paths: tuple[str, ...] = ()
     #: directories whose commit log files are read and deleted; new files are made elsewhere
     #: (readOnlyCommitLogStorePaths)

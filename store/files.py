@@ -396,8 +396,8 @@ class Files:
     def settle_dirs(self, path: PathLike) -> None:
         """Create a directory and its parents. Durable: their names, whichever process made them.
 
-        A process that was killed may have left names that are in the page cache only. Every parent is synced, up to
-        the root of the file system; what lies above a parent that may not be read was not made by `make_dirs`.
+        A process that was killed may have left names that are in the page cache only. Every parent is synced, up to the
+        root of the file system. Directories above an unreadable parent were not made by `make_dirs`.
         """
         self.make_dirs(path)
         place = Path(os.path.realpath(path))

@@ -1,7 +1,7 @@
 """The state of a shard: topics, counters, sequences and offsets, as a pure function of the log.
 
-Topics, queue counters, producer sequences, consumer offsets: every record of the log is applied in order, each
-segment begins with SNAPSHOT records of the whole state, so state = latest complete snapshot + tail.
+It has topics, queue counters, producer sequences and consumer offsets. Every record of the log is applied in order, and
+each segment begins with SNAPSHOT records of the whole state. So state = latest complete snapshot + tail.
 """
 
 from __future__ import annotations

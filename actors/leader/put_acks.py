@@ -230,8 +230,8 @@ class PutAcks:
         with self._submit_lock:
             self._appends.publish(self._log.end)
         self._appends.wake_now()
-        # Read and noted under one lock. An older end noted after this one would take space back that the next append
-        # overwrites, and a restart would take those bytes for uncommitted ones.
+        # Read and noted under one lock. An older end noted after this one would count space as used that the next
+        # append overwrites. A restart would then take those bytes for uncommitted ones.
         with self._progress_lock:
             self._log.note_committed(self._supervisor.committed())
 

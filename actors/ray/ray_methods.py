@@ -1,7 +1,7 @@
 """Serves a shard to clients that reach only Ray: put streams, reads and operations as calls of its actor.
 
-The calls are described in protocol/ray_calls.py. Ray starts the calls of a concurrency group in any order (several
-threads; large arguments arrive later than small ones), so each call of a put stream waits for its turn.
+The calls are described in protocol/ray_calls.py. Ray starts the calls of a concurrency group in any order: it uses
+several threads, and large arguments arrive later than small ones. So each call of a put stream waits for its turn.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ is then killed by pidfd, and the next one is granted only after it has ended.
 
 A flusher is granted only after a *witness sync*: CommitLog syncs the log through descriptors that it opened when each
 segment was made. A flusher may have received a write error and died before it could report it. The kernel reports an
-error once to each open descriptor, so the witness receives it too, while a new flusher's new descriptor would sync
-"successfully" what the disk has dropped.
+error once to each open descriptor, so the witness receives it too. A new flusher's new descriptor would sync
+"successfully" bytes that the disk has dropped.
 
 Callers: one thread at a time appends (`appends`, `submit`), one reads (`progress`), one waits (`wait`), one supervises
 (`fence_old`, `begin`, `tick`, `revoke`, `close`). They may be different threads.

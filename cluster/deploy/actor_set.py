@@ -226,8 +226,8 @@ def node_of(record: ClusterRecord, shard: int, replica: int) -> str | None:
 def _placement(ray: Any) -> dict[str, str]:
     """The label selector of this machine's node, where the data directory is.
 
-    The host label survives a restart of the node's raylet, its node id does not: a Ray that was
-    started without the label gets the id, and after a raylet's restart `start` must be run again.
+    The host label survives a restart of the node's raylet, its node id does not. In a Ray that was started without the
+    label the id is used, and after a raylet's restart `start` must be run again.
     """
     node_id = ray.get_runtime_context().get_node_id()
     for node in ray.nodes():
@@ -370,8 +370,8 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
     """Close every actor in order, end it, and wait until Ray has forgotten it.
 
     Leaders come first: they answer waiting calls and sync what is left, for which the satellites must still run. Then
-    followers, then satellites. Coordinators of durable queues come last and lose nothing: a waiting getter asks for a
-    new one at once, which is refused only when the shards are gone.
+    followers, then satellites. Coordinators of durable queues come last and lose nothing. A waiting getter asks for a
+    new one at once, and is refused only when the shards are gone.
     Returns: actor name -> "closed" or why it was ended without an orderly close.
     """
     members = find(ray, record.name, all_roles(record))

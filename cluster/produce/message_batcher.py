@@ -392,8 +392,8 @@ class MessageBatcher:
         """Whether a batch whose linger time is over should stay open and collect more messages.
 
         A batch that cannot be written yet would only wait in the shard's queue. Kept open, it goes out as one larger
-        batch. It is closed all the same once a caller waits for its receipt, or after `delivery_timeout_ms`: that
-        timeout starts when a batch is closed, so an open one would never expire.
+        batch. It is closed all the same once a caller waits for its receipt, or after `delivery_timeout_ms`. That
+        timeout starts when a batch is closed, so an open batch would never expire.
         """
         expired = now - batch.begun >= self.config.delivery_timeout_ms / 1000
         if batch.closed or not batch.due or expired:

@@ -30,10 +30,10 @@ FAILED_EXIT_S = 2.0
 class Producer:
     """Sends messages in batches, and gives each message a future of its receipt.
 
-    `send` returns at once. The producer collects messages per queue and sends a batch when it is full, when `linger_ms`
-    is over, or when a caller waits for a receipt in it. Threads may share a producer. As a context manager it flushes
-    at the end and raises the first failure that no caller has seen. After an exception in the block it waits at most
-    2 s for receipts. A producer neither pickles nor survives a fork: pickle the Cluster instead.
+    `send` returns at once. The producer collects messages per queue. It sends a batch when the batch is full, when
+    `linger_ms` is over, or when a caller waits for one of its receipts. Threads may share a producer. As a context
+    manager it flushes at the end and raises the first failure that no caller has seen. After an exception in the block
+    it waits at most 2 s for receipts. A producer neither pickles nor survives a fork: pickle the Cluster instead.
 
     Example:
         ```python

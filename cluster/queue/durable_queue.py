@@ -91,9 +91,10 @@ class Queue:
         the coordinator or the cluster dies meanwhile, the call continues under the same request number and gets the
         same item. When a get raises or is cancelled, the next get of as many items by this handle returns its items.
 
-        An item is gone from the queue only if the process that got it dies, as in the original; a waiting `get` that
-        dies can take one item with it up to 5 s later. The item is still in the topic, and a Consumer of `name` reads
-        it until its file is deleted. That happens 72 hours after the put, or as `start(file_reserved_hours=...)` says.
+        An item is gone from the queue only if the process that got it dies, as in the original. A waiting `get` whose
+        process dies can take one item with it up to 5 s later. The item is still in the topic, and a Consumer of `name`
+        reads it until its file is deleted. That happens 72 hours after the put, or as `start(file_reserved_hours=...)`
+        says.
 
         A batch is stored in parts of about 1 MiB (4 MiB with `linger_ms`), so a batch that fails may be stored in part.
 

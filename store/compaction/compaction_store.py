@@ -1,8 +1,7 @@
 """The compacted queues of one store: filled from its consume queues, compacted, and read.
 
 Source: CompactionStore, CompactionService, CompactionLog, RocketMQ 5.3.3. RocketMQ copies each message while it
-dispatches; here a queue is brought up to date from its consume queue, a slice at a time, before it is read and at
-intervals.
+dispatches. RayMQ copies from the consume queue, a slice at a time, before a read and at intervals.
 """
 
 from __future__ import annotations

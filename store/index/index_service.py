@@ -61,8 +61,8 @@ class IndexService:
         """Open the files and bring them to a state that agrees with the log.
 
         Args: `uncut`: the log was never cut below it since the index was synced. `time_ms`: the checkpoint's time of
-        the index; it counts for a store without a mark: RocketMQ wrote it, and its index is complete unless it
-        crashed.
+        the index; it counts for a store without a mark. RocketMQ wrote that store, and its index is complete unless
+        RocketMQ crashed.
         """
         self._mark = self._open_mark()
         name, count, upto = (self._mark.get(key) for key in ("file", "count", "indexed"))

@@ -3,8 +3,8 @@
 `run_once` is one pass; the host of the store calls it every `clean_resource_interval_ms`. A pass never deletes the file
 that is written, nor anything above the confirmed or the synced end. It deletes only below a file that begins with a
 complete snapshot of the state, because state = snapshot + tail.
-Order: consume queues forget the messages (readers get OffsetOutOfRange), the files go one by one, oldest first, each
-durably, then their chain, consume queue files and derived stores. A crash between any two leaves a store that opens,
+Order: consume queues forget the messages (readers get OffsetOutOfRange). The files go one by one, oldest first, each
+durably. Then their chain, consume queue files and derived stores go. A crash between any two leaves a store that opens,
 and the next pass goes on with it.
 Source: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService, RocketMQ 5.3.3. A file's age is taken from
 the store time of the first message after it, not from the file's time stamp, which a copy or a restore changes.

@@ -1,6 +1,6 @@
 """The commit log: the bytes of one replica, their chain and their marks. It knows records only by their walk.
 
-A leader appends what `message_store` encodes, a follower appends units as they arrive; recovery, truncation and
+A leader appends records that `message_store` encodes, a follower appends units as they arrive. Recovery, truncation and
 the order "data, chain, mark" are the same for both.
 """
 
@@ -91,8 +91,8 @@ class CommitLog:
         self.own = True
         #: why nothing more is appended; None: all is well
         self.poisoned: str | None = None
-        #: a sync failed, so that no later start may trust what is not proved to be on disk; after other errors the
-        #: next start mends the log
+        #: a sync failed: no later start may trust bytes that are not proved to be on disk. After other errors the next
+        #: start repairs the log
         self.sync_failed = False
         #: offset -> damage below the confirmed end that reads, dispatch or deliveries met and passed over
         self.damage_met: dict[int, Corrupt] = {}
@@ -120,8 +120,8 @@ class CommitLog:
         fresh = not self.files.exists(self.root / "commitlog")
         for name in ("raymq", "raymq/chain", "commitlog", "consumequeue"):
             self.files.make_dirs(self.root / name)
-        # A process that was killed before it synced a directory left names that only the page cache has: bytes
-        # that are adopted and then acknowledged must survive a power loss.
+        # A process that was killed before it synced a directory left names that only the page cache has. Bytes that are
+        # adopted and then acknowledged must survive a power loss, and so must these names.
         for directory in (self.root, side, side / "chain"):
             self.files.sync_dir(directory)
         self.abort = AbortFile(self.root, files=self.files)
@@ -151,8 +151,8 @@ class CommitLog:
         self.pool = LogPool(self.root, self.config, self.queue, files=self.files, clock=self.clock)
         self._opened.callback(self.pool.close)
         if not self.pool.find_old(self.meta, self._store_id, same_boot=self.same_boot):
-            # Gone with the machine, or with a container's /dev/shm: then bytes that were only there are lost as in a
-            # power loss, although the page cache is not.
+            # The pool is gone with the machine, or with a container's /dev/shm. Bytes that only the pool had are lost
+            # as in a power loss, although the page cache is intact.
             self.same_boot = False
         self.abort.create()
         self.end = 0

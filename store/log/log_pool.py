@@ -113,8 +113,8 @@ class LogPool:
     def commit(self, end: int) -> None:
         """Write the bytes that are only in the pool into the files. Raises: StorageFull, OSError.
 
-        Callers: while no CommitRealTime is granted, or when nothing is appended any more: one that is in the
-        middle of its work would find other bytes in the room that this sets free.
+        Callers: while no CommitRealTime is granted, or after the last append. A CommitRealTime in the middle of its
+        work would find other bytes in the space that this call frees.
         """
         if self.active is not None:
             self._copy(self.active, end)

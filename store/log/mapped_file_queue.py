@@ -229,12 +229,12 @@ def _ignore(_reason: str) -> None:
 class AllocateAhead:
     """Prepares the next file and pre-writes zeros ahead of the tail, in paced chunks.
 
-    Pre-written blocks sync up to eight times faster than merely reserved ones. While the tail moves
-    it waits until half of the window is used up, and gives up when overtaken, for it takes the disk,
-    a core and the file's lock from the appends. A window that was used up so far doubles, so that
-    the next burst finds more; every zero is written once with any window. A full disk only stops this work: the append
-    that needs the space gets the error itself. A failed sync ends the worker and is reported: it may have taken
-    appended records with it, and no later sync of another descriptor would say so.
+    Pre-written blocks sync up to eight times faster than merely reserved ones. While the tail moves, the worker waits
+    until half of the window is used up. It stops when the writer overtakes it, because it takes the disk, a core and
+    the file's lock from the appends. A window that was used up so far doubles, so that the next burst finds more; every
+    zero is written once with any window. A full disk only stops this work: the append that needs the space gets the
+    error itself. A failed sync ends the worker and is reported: it may have taken appended records with it, and no
+    later sync of another descriptor would say so.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Reads pages of the log's file into memory ahead of the tail, so that no append waits for their allocation.
 
-A write to a page that is not in memory allocates it: in the guest of a virtual machine, which gets it from its host,
-for up to 3 ms per MiB, under the put lock. Read ahead by another thread it costs half of that, and the append 0.2 ms.
+A write to a page that is not in memory allocates it. In a virtual machine, which gets the page from its host, that
+takes up to 3 ms per MiB, under the put lock. Read ahead by another thread it costs half of that, and the append 0.2 ms.
 Nothing is written. `AllocateAhead`, which writes zeros ahead, is for disks that gain from it.
 """
 

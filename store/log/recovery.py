@@ -98,7 +98,7 @@ ROWS: tuple[RecoveryRow, ...] = (
     RecoveryRow("B", True, True, False, True, None, None, Decision.CORRUPT,
         "No reboot, so the page cache kept every completed write; the bytes were changed afterwards."),
     RecoveryRow("C", True, True, False, False, None, True, Decision.CORRUPT,
-        "No reboot and one writer appends in order: nothing valid can stand behind a torn append."),
+        "No reboot and one writer appends in order: nothing valid can follow a torn append."),
     RecoveryRow("D", True, True, False, False, True, False, Decision.TRUNCATE,
         "The writer died inside its last pwrite; that append was never published or acknowledged."),
     RecoveryRow("E", True, True, False, False, False, False, Decision.KEEP,
@@ -106,15 +106,15 @@ ROWS: tuple[RecoveryRow, ...] = (
     RecoveryRow("F", True, False, False, None, True, False, Decision.TRUNCATE,
         "Power loss: parts of an append that no sync confirmed reached the disk, in this file or in a later one."),
     RecoveryRow("G", True, False, False, None, False, False, Decision.KEEP,
-        "Power loss with no trace of unsynced bytes behind the end."),
+        "Power loss with no trace of unsynced bytes after the end."),
     RecoveryRow("H", True, False, False, None, None, True, Decision.TRUNCATE,
         "Power loss: unsynced blocks reached the disk in any order, so whole records may follow a hole. "
-        "No sync confirmed the hole, so nothing behind it was acknowledged as synced."),
+        "No sync confirmed the hole, so nothing after it was acknowledged as synced."),
     RecoveryRow("I", False, None, None, True, None, True, Decision.CORRUPT,
-        "Written by RocketMQ, damaged in the middle, or with leftovers of its own cut that its queues may know. Stock "
-        "would cut everything behind it; we cannot tell an acknowledged record from a leftover, so we do not."),
+        "Written by RocketMQ, damaged in the middle, or with leftovers of its own cut that its queues may know. "
+        "RocketMQ would cut everything after it. An acknowledged record may look like a leftover, so RayMQ does not."),
     RecoveryRow("L", False, None, None, False, None, True, Decision.TRUNCATE,
-        "Written by RocketMQ and stopped in order: no consume queue knows a record behind the end, so these are "
+        "Written by RocketMQ and stopped in order: no consume queue knows a record after the end, so these are "
         "leftovers of its own un-zeroed cut."),
     RecoveryRow("J", False, None, None, None, True, False, Decision.TRUNCATE,
         "Written by RocketMQ, torn tail of a crash (or its own un-zeroed truncation leftovers)."),
@@ -156,9 +156,9 @@ def written_until(view: memoryview, base: int, walk: Walk, believed: int) -> int
 
     `believed`: chain units vouch for all bytes below. Of the others only the body has a CRC; header and lengths
     cannot be lost without the walk noticing, a topic or properties can. Bytes that were never written show as zeros,
-    since files are made of zeros and every cut restores them: a piece of a topic or of properties that is zero up to
-    the record's end, or over all that a sector holds of the record, was lost. No topic has a zero byte, and no
-    properties that we write end with one.
+    because files are made of zeros and every cut restores them. So a piece of a topic or of properties was lost if it
+    is zero up to the record's end, or over all bytes that a sector holds of the record. No topic has a zero byte, and
+    no properties that we write end with one.
     """
     first = int(np.searchsorted(walk.positions, believed))
     starts, sizes = walk.positions[first:] - base, walk.sizes[first:]

@@ -1,8 +1,8 @@
 """Finds the stored row that a producer sends again, when the state no longer has its offset.
 
-Sequences and queue offsets of one producer grow together. So a row between two runs that the state still has is
-found by bisection over the consume queue, reading the stamps of records; a row that is not dispatched yet is found by
-a walk over the end of the log. No lock is held, and no more is read at once than the ack path can wait for.
+Sequences and queue offsets of one producer grow together. So a row between two runs that the state still has is found
+by bisection over the consume queue, reading the stamps of records. A row that is not dispatched yet is found by a walk
+over the end of the log. No lock is held, and each read is small, because the ack path waits for the interpreter.
 """
 
 from __future__ import annotations

@@ -88,9 +88,9 @@ class ConsumeQueue:
     def recover(self, *, after_crash: bool = True, sound_below: int = 0) -> None:
         """Find the first unit and the end of the units.
 
-        After a crash every file is checked that may hold units of records at or above `sound_below` (physical), and
-        the bytes after the first invalid unit are erased: pages reach the disk in any order, and those units would
-        become readable once the hole before them is filled. Otherwise only the last three files are checked.
+        After a crash every file that may hold units of records at or above `sound_below` (physical) is checked, and the
+        bytes after the first invalid unit are erased. Pages reach the disk in any order, and those units would become
+        readable once the hole before them is filled. Otherwise only the last three files are checked.
         Source: ConsumeQueue#recover, which always looks at three and erases nothing.
         """
         files = self._queue.files

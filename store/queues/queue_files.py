@@ -1,8 +1,8 @@
 """The files of one consume queue: sparse, opened at first use, few of them open at a time.
 
 Source: MappedFileQueue and DefaultMappedFile, RocketMQ 5.3.3, which map each file from the start of the store on and
-keep its descriptor. Here they are read by pread, so that a bad sector is an error and never a signal, and written by
-pwrite, so that a full disk is one too.
+keep its descriptor. Here pread reads them, so that a bad sector is an error and never a signal. pwrite writes them, so
+that a full disk is an error too.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class QueueFiles:
     def load(self) -> None:
         """Find the files.
 
-        A file that is shorter and holds only zeros was never finished: it is deleted, and so are those after it, of
+        A file that is shorter and holds only zeros was never finished. It is deleted, and so are the files after it, of
         which a power loss left more. Raises: Corrupt for a name that is not an offset, a wrong length, a gap.
         """
         self.close()
