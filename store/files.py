@@ -269,7 +269,7 @@ class Files:
         return view
 
     def map_checked(self, fd: int, size: int, path: PathLike) -> memoryview:
-        """As `map_read`, after every byte that is not in a hole was read. Raises: Corrupt for bad sectors.
+        """Like `map_read`, after every byte that is not in a hole was read. Raises: Corrupt for bad sectors.
 
         For tools that look at all of a file anyway.
         """

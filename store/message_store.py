@@ -519,7 +519,7 @@ class MessageStore:
                 if self.clock.monotonic_ms() > until_ms:
                     return False
         except (OSError, RayMQError) as error:
-            # The next start goes on. Until then the log keeps these records.
+            # The next start continues. Until then the log keeps these records.
             logger.warning("compacted queues are not complete: %s", error)
             return False
         return True

@@ -66,7 +66,7 @@ class PutResult(NamedTuple):
 
     status: PutStatus
     append: AppendResult | None = None
-    #: why it is not PUT_OK, for people
+    #: why it is not PUT_OK, as text
     error: Exception | None = None
 
 

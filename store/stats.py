@@ -125,7 +125,7 @@ class StoreStats:
         return count, size
 
     def as_status(self) -> dict[str, Any]:
-        """For people: JSON-able."""
+        """For status displays: JSON-able."""
         rates = {seconds: self.rates(seconds) for seconds in RATES_S}
         return {
             "puts": self.puts,

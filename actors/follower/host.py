@@ -106,7 +106,7 @@ class FollowerHost:
             clock=self.clock,
             interval_ms=config.clean_resource_interval_ms,
         )
-        # Damage that the scrub finds is logged and counted; the follower goes on.
+        # Damage that the scrub finds is logged and counted; the follower continues.
         self.scrub = scrub_of_log(self.log, on_fault=lambda fault: logger.error("%s", fault))
         self._threads = self._make_threads()
 

@@ -222,7 +222,7 @@ class LeaderHost:
             # Replication maps files, too, and this process does not see for how long.
             store.log.queue.spares = None
         self._ahead = store.log.allocate_ahead()
-        # Damage that the scrub finds is logged and counted; the shard goes on.
+        # Damage that the scrub finds is logged and counted; the shard continues.
         self.scrub = scrub_of_log(store.log, on_fault=lambda fault: logger.error("%s", fault))
         self.maintenance = Maintenance(
             store.cleaner,

@@ -163,7 +163,7 @@ def run_and_exit(serve: Callable[[], int]) -> None:
     try:
         code = serve()
     except Exception:
-        # The host of this thread would only log it, and go on without its service.
+        # The host of this thread would only log it, and continue without its service.
         traceback.print_exc()
         sys.stderr.flush()
     if code != EXIT_STOPPED:

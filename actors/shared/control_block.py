@@ -317,7 +317,7 @@ class ControlBlock:
         words = self._words
         words[_MAGIC] = 0
         for role, record in self.roles.items():
-            # Fencing tokens go on even so: a satellite that waits here must not see an old token again.
+            # Fencing tokens continue all the same: a satellite that waits here must not see an old token again.
             record.clear_counts()
             token = record.grant[0]
             base = _FIRST_ROLE + ROLES.index(role) * _ROLE_FIELDS

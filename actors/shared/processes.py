@@ -99,7 +99,7 @@ class ProcessHandle:
         return bool(self._poll.poll(timeout_ms))
 
     def close(self) -> None:
-        """Release the handle; the process goes on."""
+        """Release the handle; the process continues."""
         if self._pidfd >= 0:
             self._poll.unregister(self._pidfd)
             os.close(self._pidfd)

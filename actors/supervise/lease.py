@@ -121,7 +121,7 @@ class Lease:
         return self.record.sync_latencies
 
     def close(self) -> None:
-        """Release the handle; the process goes on."""
+        """Release the handle; the process continues."""
         self._drop_handle()
 
     def _drop_handle(self) -> None:

@@ -338,7 +338,7 @@ class Bench:
                 yield queue_index, queue["shard"], queue["max_offset"]
 
     def _visible_ends(self, ledgers: Sequence[Ledger] = ()) -> list[tuple[int, int, int]]:
-        """As `_ends`, once readers see what was promised to this run and `ledgers`.
+        """Like `_ends`, once readers see what was promised to this run and `ledgers`.
 
         With flush=async and a transient pool, or acks=leader and a mirror, that is later than the
         receipt. Gives up when the ends have not moved for VISIBLE_S.

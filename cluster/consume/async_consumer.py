@@ -157,7 +157,7 @@ class AsyncConsumer:
         return await self._wait(lambda: consumer.poll(max_records, 0), timeout)
 
     async def poll_batch(self, max_records: int = 10_000, timeout: float = 1.0) -> pa.RecordBatch:
-        """As `poll`, but Arrow columns of one queue, as `Consumer.poll_batch` returns them."""
+        """Like `poll`, but Arrow columns of one queue, as `Consumer.poll_batch` returns them."""
         consumer = await self._open()
         return await self._wait(lambda: consumer.poll_batch(max_records, 0), timeout)
 

@@ -186,9 +186,10 @@ class Consumer:
         return found
 
     def poll_batch(self, max_records: int = 10_000, timeout: float = 1.0) -> pa.RecordBatch:
-        """As `poll`, but Arrow columns of one queue: topic, shard, queue_id, offset, times, key, tag, body, properties.
+        """Like `poll`, but returns Arrow columns of one queue.
 
-        The batch has no rows after the timeout. `properties` are encoded; `raymq.store.decode_properties` reads them.
+        The columns are topic, shard, queue_id, offset, times, key, tag, body and properties. The batch is empty after
+        the timeout. `properties` are encoded; `raymq.store.decode_properties` reads them.
         """
         piece = self._next(max_records, timeout)
         if piece is None:

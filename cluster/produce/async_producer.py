@@ -53,7 +53,7 @@ class DeferredSend(TaskSteps):
 
     def __await__(self) -> Generator[Any, None, Receipt]:
         try:
-            # A cancelled task stops waiting; the message goes on.
+            # A cancelled task stops waiting; the message is still sent.
             future = yield from asyncio.shield(self.accepted).__await__()
         except RayMQError:
             self.observed = True
@@ -333,7 +333,7 @@ class AsyncProducer:
     # --- end ------------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, int | float]:
-        """As `Producer.statistics`, and `deferred_messages`: those that wait for room now."""
+        """Like `Producer.statistics`, with `deferred_messages`: those that wait for room now."""
         return {**self._batcher.statistics(), "deferred_messages": len(self._deferred)}
 
     async def flush(self, timeout: float | None = None) -> None:

@@ -184,7 +184,7 @@ class BatchSender:
         acks: Acks | None = None,
         future: BatchFuture,
     ) -> ShardSender:
-        """As `send`, but never blocks: nothing is written before the returned sender's `pump`.
+        """Like `send`, but never blocks: nothing is written before the returned sender's `pump`.
 
         For callers that keep order with a lock of their own, which they must not hold while writing.
 
@@ -217,7 +217,7 @@ class BatchSender:
         return sender
 
     def enqueue_again(self, lost: UnknownBatch, future: BatchFuture) -> ShardSender:
-        """As `enqueue`, of a batch that a sender gave up: the shard recognises it if it is stored."""
+        """Like `enqueue`, of a batch that a sender gave up: the shard recognises it if it is stored."""
         self.check_process()
         key = (lost.topic, lost.queue_id, lost.shard, lost.producer_id, lost.epoch)
         with self._lock:

@@ -436,7 +436,7 @@ class MessageBatcher:
             return {**self.sender.statistics(), "open_batches": len(self._open)}
 
     def flush(self, timeout: float | None = None) -> None:
-        """As `Producer.flush`, but failures are not raised. Raises: TimeoutError."""
+        """Like `Producer.flush`, but failures are not raised. Raises: TimeoutError."""
         self.sender.check_process()
         self.flush_open()
         self.sender.flush(timeout)
@@ -446,7 +446,7 @@ class MessageBatcher:
         self.sender.raise_failure()
 
     def close(self, timeout: float | None = None) -> None:
-        """As `Producer.close`, but failures are not raised."""
+        """Like `Producer.close`, but failures are not raised."""
         with self._changed:
             if self.closed:
                 return

@@ -195,7 +195,7 @@ class Producer:
         return SendFuture(self._batcher.resend(sent._batch), sent._row)
 
     def resend_batch(self, sent: Future[BatchReceipt]) -> Future[BatchReceipt]:
-        """As `resend`, for a future of `send_batch`."""
+        """Like `resend`, for a future of `send_batch`."""
         if not isinstance(sent, BatchFuture):
             raise Rejected(
                 "this is not a future of send_batch", field="sent", limit="a future of send_batch"

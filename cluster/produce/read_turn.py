@@ -37,7 +37,7 @@ class ReadTurn:
         self.caller_reads = 0
         #: id of the thread that reads as a caller
         self.caller = 0
-        #: what ended the read of a caller, for the receiver thread
+        #: the error that ended a caller's read, for the receiver thread
         self._error: RayMQError | None = None
         self._began_ms = 0
         self._not_before_ms = 0
@@ -65,7 +65,7 @@ class ReadTurn:
 
         Args: `oldest` is the number of the oldest unacknowledged batch. A caller may be about to block on its receipt;
         when none has come by the next look, the receiver thread reads the ack.
-        Raises: what ended the read of a caller.
+        Raises: the error of a caller's read.
         """
         self.wanted = False
         self.receiver_parked = True
@@ -102,5 +102,5 @@ class ReadTurn:
         return True
 
     def reset(self) -> None:
-        """The stream is gone, and with it what ended a caller's read."""
+        """The stream is gone, and with it the error of a caller's read."""
         self._error = None

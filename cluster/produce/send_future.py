@@ -90,11 +90,11 @@ class TaskSteps:
         return self._generator().send(value)
 
     def throw(self, *error: Any) -> Any:
-        """As of a coroutine: cancels the wait, not the message."""
+        """Like a coroutine's: cancels the wait, not the message."""
         return self._generator().throw(*error)
 
     def close(self) -> None:
-        """As of a coroutine; the message goes on."""
+        """Like a coroutine's; the message is still sent."""
         self._generator().close()
 
     def _generator(self) -> Generator[Any, None, Receipt]:

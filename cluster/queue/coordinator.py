@@ -372,7 +372,7 @@ class CoordinatorActor(QueueCoordinator):
     """The coordinator as a Ray actor in its own process."""
 
     def __init__(self, cluster: Cluster, name: str, shard: int) -> None:
-        """As `QueueCoordinator.__init__`."""
+        """Like `QueueCoordinator.__init__`."""
         super().__init__(cluster, name, shard)
         # With the default of 5 ms the event loop waits that long for a thread that has an answer for it.
         sys.setswitchinterval(0.0005)

@@ -332,7 +332,7 @@ class Queue:
         self._put([body], self._reserve(1, _waits(block, timeout)))
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """As `put`. Cancelling the wait for the receipt does not remove the item."""
+        """Like `put`. Cancelling the wait for the receipt does not remove the item."""
         body, properties = self._codec.encode(item), self._properties
         request = await self._reserve_async(1, _waits(block, timeout, WAIT_S))
         client = await self._client_async()
@@ -357,7 +357,7 @@ class Queue:
         return await asyncio.to_thread(self._client)
 
     def put_nowait(self, item: Any) -> None:
-        """As put(item, block=False)."""
+        """Like put(item, block=False)."""
         self.put(item, block=False)
 
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
@@ -453,7 +453,7 @@ class Queue:
         return self._take(1, _waits(block, timeout))[0]
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
-        """As `get`. Items assigned to a cancelled call go to the next get of this handle."""
+        """Like `get`. Items assigned to a cancelled call go to the next get of this handle."""
         request = self._next_request(1)
         try:
             for wait_s in _waits(block, timeout, WAIT_S):
@@ -467,7 +467,7 @@ class Queue:
         raise Empty
 
     def get_nowait(self) -> Any:
-        """As get(block=False)."""
+        """Like get(block=False)."""
         return self.get(block=False)
 
     def get_nowait_batch(self, num_items: int) -> list[Any]:

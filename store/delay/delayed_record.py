@@ -117,7 +117,7 @@ def sound_batch(
 
 
 def waiting_rows(log: CommitLog, positions: Int64s, sizes: Int64s) -> tuple[list[Waiting], Int64s]:
-    """The records as objects: each is about to be delivered. As `sound_batch`."""
+    """The records as objects: each is about to be delivered. Like `sound_batch`."""
     batch, rows = sound_batch(log, positions, sizes)
     columns = [batch.column(name).to_pylist() for name in _COLUMNS]
     columns[_PROPERTIES] = [without_stamp(text) for text in columns[_PROPERTIES]]

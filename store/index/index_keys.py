@@ -68,7 +68,7 @@ def key_hashes(topic: str, keys: Sequence[str]) -> Int64s:
 
 
 def topic_hash(topic: str) -> int:
-    """The hash of `topic#`, from which the hashes of the topic's keys go on, modulo 2 ** 32."""
+    """The hash of `topic#`, from which the hashes of the topic's keys continue, modulo 2 ** 32."""
     return fmt.java_hash(topic + TOPIC_SEPARATOR) & 0xFFFFFFFF
 
 

@@ -95,7 +95,7 @@ class CleanService:
     def run_once(self) -> int:
         """One pass. Returns: how many commit log files it deleted, at most `delete_file_batch_max`.
 
-        Raises: OSError; the next pass goes on where this one stopped.
+        Raises: OSError; the next pass continues where this one stopped.
         """
         at_once = self._watch_disk() and self._config.clean_file_forcibly
         full = max(self.log_ratio, self.queue_ratio) > self._config.disk_max_used_space_ratio
@@ -230,7 +230,7 @@ class CleanService:
         return self._log.start
 
     def as_status(self) -> dict[str, Any]:
-        """For people: JSON-able."""
+        """For status displays: JSON-able."""
         return {
             "deleted_files": self.deleted,
             "disk_used_ratio": round(self.log_ratio, 1),

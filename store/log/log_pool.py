@@ -121,7 +121,7 @@ class LogPool:
             self.active.committed = end
 
     def await_committed(self, pool: TransientPool, offset: int, end: int) -> None:
-        """Wait until everything below `offset` is committed, as long as CommitRealTime gets on.
+        """Wait until everything below `offset` is committed, while CommitRealTime makes progress.
 
         Raises: Unavailable when it has not moved for the sync flush timeout; nothing was stored.
         """

@@ -273,11 +273,11 @@ class AllocateAhead:
         self._running = False
 
     def next_file(self, timeout_ms: int) -> None:
-        """Have one more file made by this worker, so that no disk holds up its caller for long.
+        """Have one more file made by this worker, so that no disk blocks its caller for long.
 
         Where the worker does not run, the caller makes it. Callers: one at a time.
         Raises: StorageFull; Unavailable with CREATE_MAPPED_FILE_FAILED after `timeout_ms`, or at once when the last
-        attempt failed; the worker goes on trying. Source: AllocateMappedFileService#putRequestAndReturnMappedFile.
+        attempt failed; the worker keeps trying. Source: AllocateMappedFileService#putRequestAndReturnMappedFile.
         """
         queue = self._queue
         if self._broken is not None:

@@ -172,7 +172,7 @@ class Scrub:
     def step(self) -> float:
         """Read and compare one append unit. Returns: seconds to wait until the next step, below 0 when it took longer.
 
-        Bytes that the disk does not give back are a fault, and the pass goes on after them.
+        Bytes that the disk does not give back are a fault, and the pass continues after them.
         Raises: OSError where it is not the disk that fails; the position stays.
         """
         now = self._clock.now_ms()
@@ -314,7 +314,7 @@ class Scrub:
         )
 
     def _without_unit(self, position: int) -> int:
-        """Where to go on when no unit starts at a position."""
+        """Where to continue when no unit starts at a position."""
         segment = position // self._size * self._size
         if position > segment:
             if position == self._gap:

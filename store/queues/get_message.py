@@ -117,7 +117,7 @@ class GetMessage:
     ) -> GetMessageResult:
         """Messages of a queue from `offset` on, at most `max_nums`, below the confirmed end.
 
-        Never raises for an offset: the status says what it is, and `next_begin_offset` where to go on.
+        Never raises for an offset: the status says why, and `next_begin_offset` where to continue.
         Raises: Corrupt for a record that is damaged, or that the disk does not give back.
         """
         while True:

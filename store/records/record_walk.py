@@ -40,7 +40,7 @@ class WalkStop(Enum):
     STOPPED = "stopped"
     #: size and magic are zeros
     END_OF_DATA = "end of data"
-    #: a blank record: the log goes on in the next file
+    #: a blank record: the log continues in the next file
     BLANK = "blank record"
     #: the magic is of neither a message nor a blank record
     BAD_MAGIC = "bad magic"
@@ -50,7 +50,7 @@ class WalkStop(Enum):
     BAD_CRC = "bad body CRC"
     #: the physical offset in the record is another one
     WRONG_POSITION = "wrong physical offset"
-    #: the record goes on after `stop`
+    #: the record continues after `stop`
     SHORT = "cut off"
     #: the disk does not give back the bytes
     UNREADABLE = "it cannot be read"

@@ -250,7 +250,7 @@ class ReadOnlyStore:
             start = next_record(log, at + 1 if first else at)
             if start is None:
                 return
-            # A hole is damage; that records end at a blank and go on in the next file is not.
+            # A hole is damage; records that end at a blank and continue in the next file are not.
             if _hole(log, at, start):
                 self.damaged.append((at, start))
                 if not first and not any(low <= at < high for low, high in known_bad):
