@@ -319,7 +319,7 @@ def stop(
 ) -> StopReport:
     """Stop the cluster of a data directory, or of a name known on this machine. No data is deleted.
 
-    The actors flush, write a checkpoint and end, in order; Ray ends after them if `start` started it. A cluster that
+    The actors flush, write a checkpoint and end, in order. Ray ends after them if `start` started it. A cluster that
     does not run is already stopped.
 
     Raises: Rejected when `target` is not a cluster of this machine; Unavailable when a process cannot be ended.
@@ -368,7 +368,7 @@ def _stop_locked(
                     report(f"closing {record.shards} shard(s) of {record.name!r}")
                     outcomes = actor_set.close(ray, record, clock=clock, timeout_s=timeout_s)
         except Unavailable as error:
-            # A Ray that `start` started is ended below anyway; any other Ray is the caller's to repair.
+            # A Ray that `start` started is ended below anyway. Any other Ray is the caller's to repair.
             if running.owned is None:
                 raise
             outcomes = {"ray": f"does not answer: {error}"}

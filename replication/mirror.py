@@ -131,7 +131,7 @@ class Replicated(NamedTuple):
 
 
 class Halt(NamedTuple):
-    """Replication cannot continue without an operator; it tries again later all the same."""
+    """Replication cannot continue without an operator. It tries again later all the same."""
 
     reason: str
 

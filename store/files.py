@@ -160,7 +160,7 @@ class Files:
             done += count
 
     def data_ranges(self, fd: int, start: int, stop: int) -> list[tuple[int, int]]:
-        """The ranges within [start, stop) that may hold bytes other than zero; the rest are holes.
+        """The ranges within [start, stop) that may hold bytes other than zero. The rest are holes.
 
         Blocks that are reserved and were never written count as holes until they are read. So find all ranges before
         reading any.

@@ -223,7 +223,7 @@ class MessageStore:
 
     @property
     def state_is_whole(self) -> bool:
-        """Whether the log holds all of the state; RocketMQ may have deleted the snapshots that held it."""
+        """Whether the log holds all of the state. RocketMQ may have deleted the snapshots that held it."""
         return self.log.start == 0 or self._met_snapshot
 
     # --- put ------------------------------------------------------------------------------------------------

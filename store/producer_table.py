@@ -1,6 +1,6 @@
 """Sequences and offsets of up to a million producers and queues: rows of bytes, with objects for the newest few.
 
-An entry is a row of 76 bytes; an index finds it by producer and queue. An entry that is written becomes an object
+An entry is a row of 76 bytes. An index finds it by producer and queue. An entry that is written becomes an object
 (`ProducerQueue`), which knows more runs than a row has room for. The object written least recently goes back into its
 row. No entry is lost that way. Entries are dropped only when the table is full, and only those that were not written
 for `expiry_ms`. If none is that old, new entries are refused.

@@ -1,6 +1,6 @@
 """Rows of numbers as columns in a SNAPSHOT record: each column as narrow as its numbers are, from its least one on.
 
-A header says (name, bytes per number, least number) of each column; the bytes follow in that order, little-endian.
+A header says (name, bytes per number, least number) of each column. The bytes follow in that order, little-endian.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Recovery of a store before the first put: makes state, consume queues and log agree.
 
 Queues    A queue stays closed where the marks say where it ends. All others are opened and checked.
-Log       Is walked from the newest snapshot that nothing can take away; each record is applied to the state.
+Log       Is walked from the newest snapshot that nothing can take away. Each record is applied to the state.
 Repair    Queues are cut to the log. Those with lost units are dispatched again from the log's start.
 
 Source: DefaultMessageStore#recover, #recoverTopicQueueTable, RocketMQ 5.3.3.

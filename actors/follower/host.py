@@ -83,7 +83,7 @@ class FollowerHost:
             self._heartbeat.stop()
             self.supervisor.close()
             raise
-        # A constructor that fails is called again later; it must find the log released.
+        # A constructor that fails is called again later. It must find the log released.
         with contextlib.ExitStack() as undo:
             undo.callback(self.log.abandon)
             undo.callback(self.supervisor.close)
@@ -95,7 +95,7 @@ class FollowerHost:
             undo.pop_all()
 
     def _make_parts(self, identity: dict[str, Any]) -> None:
-        """Everything that works on the open log; the threads are not started yet."""
+        """Everything that works on the open log. The threads are not started yet."""
         config = self.config
         self.log.on_poisoned = self.supervisor.poison
         self._session = FollowerSession(self, identity)
@@ -237,7 +237,7 @@ class FollowerHost:
         """A follower has no readers."""
 
     def delete_derived(self, start: int) -> None:
-        """Delete the chain below `start`; there are no consume queues."""
+        """Delete the chain below `start`. There are no consume queues."""
         with self._writer:
             self.log.chain.delete_before(start)
 

@@ -61,7 +61,7 @@ class Appender:
     ) -> None:
         """Args: `append` is called by one thread at a time; it raises RayMQError for a put that it refuses.
 
-        `hand_over` gets the appended puts in order and returns the tickets that are finished; it must not raise.
+        `hand_over` gets the appended puts in order and returns the tickets that are finished. It must not raise.
         """
         self._append = append
         self._hand_over = hand_over

@@ -108,7 +108,7 @@ class LeaderHost:
             self._heartbeat.stop()
             self.supervisor.close()
             raise
-        # A constructor that fails is called again later; it must find the store released.
+        # A constructor that fails is called again later. It must find the store released.
         with contextlib.ExitStack() as undo:
             undo.callback(self.store.abandon)
             undo.callback(self.supervisor.close)
@@ -185,7 +185,7 @@ class LeaderHost:
             )
 
     def _make_parts(self, rows: dict[Acks, Promise], *, mirrored: bool) -> None:
-        """Everything that works on the open store; the threads are not started yet."""
+        """Everything that works on the open store. The threads are not started yet."""
         store, config = self.store, self.config
         self._put_path = store.put_path
         self._delays = Delays(

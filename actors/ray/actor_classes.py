@@ -396,7 +396,7 @@ def _config(spec: dict[str, Any]) -> StoreConfig:
 
 
 def _exit_soon(root: Path, reason: str) -> None:
-    """End a CommitLog's process that cannot continue; Ray starts the next one, which recovers.
+    """End a CommitLog's process that cannot continue. Ray starts the next one, which recovers.
 
     After a pause, so that answers under way go out, and so that a lasting cause does not restart it in a tight loop.
     """

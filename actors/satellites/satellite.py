@@ -58,7 +58,7 @@ class GrantStatus(Enum):
 class BlockingCall:
     """Around a call that may block for long (a sync on a slow disk): a thread publishes heartbeats meanwhile.
 
-    A slow disk is not a hung satellite; a stopped process has no heartbeat either way. This is not a generator,
+    A slow disk is not a hung satellite. A stopped process has no heartbeat either way. This is not a generator,
     because it is on the path between a put and its sync.
     """
 
@@ -240,7 +240,7 @@ class Satellite:
         if not self.fencing_token:
             self._require_granted()
         self._record.publish_position(self.fencing_token, end_offset)
-        # CommitLog stops to poll before its last check; a wakeup that is lost all the same only delays.
+        # CommitLog stops to poll before its last check. A wakeup that is lost all the same only delays.
         self.wake_others(commit_log=not self._control.commit_log_polls)
 
     def publish_failure(self, errno: int) -> None:

@@ -38,7 +38,7 @@ process, and is read and written only as an item of an aligned `memoryview.cast(
     384 + 32 * r      satellite  how long the syncs of role r took: counts and sum, see latency.py; written like +7
 
 A packed field is (tag & 0x7FFF) << 48 | value, so tag and value change in one move. The tag is a fencing token or the
-log generation; a reader that expects another tag reads 0. Tag 0 is never given, so a zeroed page says nothing.
+log generation. A reader that expects another tag reads 0. Tag 0 is never given, so a zeroed page says nothing.
 
 Fields +4 to +6 survive their writer. If both processes die, these fields hold what the kernel will not report again.
 CommitLog clears them when it begins, while no grant is out. CommitRealTime's position counts under any token: what was
@@ -261,7 +261,7 @@ class RoleRecord:
 
     @property
     def last_granted(self) -> int:
-        """The incarnation granted last, even if its grant was revoked since; it must be dead before the next grant."""
+        """The incarnation granted last, even if its grant was revoked since. It must be dead before the next grant."""
         return self._words[_R_LAST_GRANTED]
 
     @property

@@ -65,7 +65,7 @@ class Maintenance:
         try:
             self._cleaner.run_once()
         except Exception as error:
-            # Old files that stay do no harm yet; the next pass tries again.
+            # Old files that stay do no harm yet. The next pass tries again.
             logger.warning("old files could not be deleted: %s", error)
             self.failed = str(error)
         else:

@@ -226,7 +226,7 @@ class Supervisor:
             self._grant_candidate(lease)
 
     def revoke(self, role: str, timeout_ms: int = KILL_TIMEOUT_MS) -> None:
-        """Revoke the role's lease, kill its process, wait for its end; the role is not granted until `begin`.
+        """Revoke the role's lease, kill its process, wait for its end. The role is not granted until `begin`.
 
         For a truncation: revoke every role, cut, zero, sync, begin.
         Raises: Unavailable if the process does not end in time; the grant is gone all the same.

@@ -30,7 +30,7 @@ def machine(cluster: Mapping[str, Any], files: Files | None = None) -> dict[str,
 
 
 def versions() -> dict[str, str]:
-    """The versions of what takes part; a package that is missing is left out."""
+    """The versions of what takes part. A package that is missing is left out."""
     found = {"raymq": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:

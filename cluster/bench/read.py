@@ -55,7 +55,7 @@ class Reading:
     def run(self, control: Control) -> Iterator[str | Snapshot | Received]:
         """Yields: READY, from the common start to the ends one snapshot per tick, the result."""
         with contextlib.ExitStack() as stack:
-            # A live reader waits at the end of its queues before the first message is sent; a backlog
+            # A live reader waits at the end of its queues before the first message is sent. A backlog
             # is not read ahead before the start.
             consumers = self._consumers(stack) if self._job.live else {}
             yield READY

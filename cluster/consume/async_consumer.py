@@ -27,7 +27,7 @@ RECHECK_S = 1.0
 class AsyncConsumer:
     """Reads a topic in one event loop, with the methods and options of `raymq.Consumer`, awaited.
 
-    It opens with `async with`, or with its first call. One thread per shard reads ahead; a call only takes what is
+    It opens with `async with`, or with its first call. One thread per shard reads ahead. A call only takes what is
     there, so a cancelled `poll` loses no message and moves no position. One task at a time may use it. It does not
     pickle or survive a fork.
 
@@ -111,7 +111,7 @@ class AsyncConsumer:
         )
 
     async def open(self) -> None:
-        """Find the first offset of each queue and start to read ahead; later calls do nothing.
+        """Find the first offset of each queue and start to read ahead. Later calls do nothing.
 
         Raises: Rejected for an unknown topic or queue, or when `start` is missing.
         """
@@ -239,7 +239,7 @@ class AsyncConsumer:
     # --- end ------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Stop reading. No offset is committed. A second call does nothing; a cancelled call closes it all the same."""
+        """Stop reading. No offset is committed. A second call does nothing. A cancelled call closes it all the same."""
         self._closed = True
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())

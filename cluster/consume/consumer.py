@@ -219,7 +219,7 @@ class Consumer:
         return message
 
     def on_change(self, call: Callable[[], None]) -> None:
-        """Register a listener that any thread calls after a fetch, a failure or the end; it must not block."""
+        """Register a listener that any thread calls after a fetch, a failure or the end. It must not block."""
         self._state.changed.listener = call
 
     def _next(self, max_records: int, timeout: float, *, ready_only: bool = False) -> Piece | None:
@@ -345,7 +345,7 @@ class Consumer:
         """Send a message that could not be processed back: it comes again in topic %RETRY%<group>, after a delay.
 
         The delay grows with each time: 10 s, 30 s, 1 to 10 min, 20 min, 30 min, 1 h, 2 h. After 16 times, or with a
-        negative `delay_level`, the message goes to %DLQ%<group> instead; a level of 1 to 18 is one of RocketMQ's delay
+        negative `delay_level`, the message goes to %DLQ%<group> instead. A level of 1 to 18 is one of RocketMQ's delay
         levels. Both are ordinary topics. The call commits no offset. After an error with an unknown outcome the message
         may be in the topic.
 

@@ -429,7 +429,7 @@ def _outcome(ray: Any, member: Member, call: Any, timeout_s: float) -> str:
         return f"did not close within {timeout_s:g} s; ended"
     except ray.exceptions.RayActorError as error:
         if member.role != "commit_log":
-            # A CommitLog that closes ends its satellites itself; they have no data of their own.
+            # A CommitLog that closes ends its satellites itself. They have no data of their own.
             return "closed"
         return f"was down: {str(error).strip().splitlines()[0]}"
     except (RayMQError, ray.exceptions.RayTaskError) as error:

@@ -325,7 +325,7 @@ class BatchSender:
             )
 
     def raise_failure(self) -> None:
-        """Raise the first failure that no caller has seen; the others of that time then count as seen."""
+        """Raise the first failure that no caller has seen. The others of that time then count as seen."""
         unseen = [failure for failure in list(self._failures) if not failure.observed]
         self._failures.clear()
         for failure in unseen:

@@ -442,7 +442,7 @@ class MessageBatcher:
         self.sender.flush(timeout)
 
     def raise_failure(self) -> None:
-        """Raise the first failure that no caller has seen; the others of that time then count as seen."""
+        """Raise the first failure that no caller has seen. The others of that time then count as seen."""
         self.sender.raise_failure()
 
     def close(self, timeout: float | None = None) -> None:

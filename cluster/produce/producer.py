@@ -133,7 +133,7 @@ class Producer:
         queue_id: int | None = None,
         acks: Acks | None = None,
     ) -> SendFuture:
-        """Send one message and return at once; only the first send to a topic looks the topic up.
+        """Send one message and return at once. Only the first send to a topic looks the topic up.
 
         Args:
             topic: the topic's name, or a Message, which brings all but `queue_id` and `acks`.

@@ -84,7 +84,7 @@ class QueueSequence:
         return sum(rows for start, rows in self.unstored if start < sequence)
 
     def close_up(self) -> None:
-        """Close the gaps of what was not stored; the batches that wait have been moved down already."""
+        """Close the gaps of what was not stored. The batches that wait have been moved down already."""
         self.reordered = False
         if self.resends:
             self.unknown = None

@@ -94,7 +94,7 @@ class ReadTurn:
             raise error
 
     def is_too_long(self, now_ms: int, progress_ms: int) -> bool:
-        """Whether a caller has read for too long without an answer; then no caller reads for a while."""
+        """Whether a caller has read for too long without an answer. Then no caller reads for a while."""
         since_ms = max(self._began_ms, progress_ms)
         if not self.caller_reading or now_ms - since_ms < CALLER_READ_MS_MAX:
             return False

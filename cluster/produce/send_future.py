@@ -20,7 +20,7 @@ class SendFuture:
     """The receipt of one message: await it, or call `result`.
 
     After DeliveryUnknown the producer has given up: `Producer.resend` takes the future.
-    A hundred thousand may be open at once, so it has two fields; its batch holds the rest.
+    A hundred thousand may be open at once, so it has two fields. Its batch holds the rest.
     """
 
     __slots__ = ("_batch", "_row")

@@ -384,5 +384,5 @@ class ShardSender:
                 self._receiving.abort()
         self._carry_out(effects)
         if threading.get_ident() not in (self._turn.caller, self._thread.ident):
-            # A callback may close, on the thread that reads; then the receiver thread waits for that one.
+            # A callback may close, on the thread that reads. Then the receiver thread waits for that one.
             self._thread.join()

@@ -569,7 +569,7 @@ class Queue:
     def shutdown(self, force: bool = False, grace_period_s: float = 5) -> None:
         """Send lingering items, then end the coordinator. Items stay in the log. A second call does nothing.
 
-        `force` drops lingering items and ends the coordinator at once; it has no state to lose. `grace_period_s` is the
+        `force` drops lingering items and ends the coordinator at once. It has no state to lose. `grace_period_s` is the
         longest wait for its orderly end, in seconds.
         Raises: the first failure of a put that no caller has seen.
         """

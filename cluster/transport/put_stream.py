@@ -267,7 +267,7 @@ class PutStreamServer:
         try:
             self._writer.write_metadata(metadata)
         except GONE:
-            # Stored batches stay stored; the producer sends them again with the same sequences.
+            # Stored batches stay stored. The producer sends them again with the same sequences.
             self._gone = True
             self._memory.wake()
 

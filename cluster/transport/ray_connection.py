@@ -95,7 +95,7 @@ class RayShardConnection:
         return RayPutStream(self._actor, self.endpoint, self._cluster_id)
 
     def fetch_stream(self) -> RayFetchStream:
-        """A stream for reads; nothing is sent yet."""
+        """A stream for reads. Nothing is sent yet."""
         return RayFetchStream(self._actor, self.endpoint, self._cluster_id)
 
     def close(self) -> None:

@@ -396,7 +396,7 @@ class CompactionService:
                 try:
                     self._store.compact(topic, queue_id)
                 except Corrupt as error:
-                    # It stays as it is; the others are compacted all the same.
+                    # It stays as it is. The others are compacted all the same.
                     damage = error
             if damage is not None:
                 raise damage

@@ -1,6 +1,6 @@
 """The timer wheel and the timer log together: a cache of the timer topic, rebuilt when it may be wrong.
 
-On disk they are complete up to the offset in `config/timercheck`; units after it are cut and rebuilt at the start.
+On disk they are complete up to the offset in `config/timercheck`. Units after it are cut and rebuilt at the start.
 Source: TimerMessageStore#recover, #doEnqueue, RocketMQ 5.3.3.
 """
 

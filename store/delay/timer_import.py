@@ -1,7 +1,7 @@
 """Takes over from RocketMQ's timers: how far they came, and which rolls are still to be made.
 
 A record further away than the roll window waits in RocketMQ's wheel for a second that depends on the time of its read.
-So the record does not say whether it was rolled; its successor in the timer topic does.
+So the record does not say whether it was rolled. Its successor in the timer topic does.
 Source: TimerMessageStore#doEnqueue, #convert, RocketMQ 5.3.3.
 """
 

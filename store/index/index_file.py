@@ -117,7 +117,7 @@ class IndexFile:
             files.allocate(fd, HEADER.size + slots * SLOT_BYTES)
             files.truncate(fd, cls.size_of(slots, entries))
             if before is not None:
-                # The count stays 0 in an empty file; readers take it for 1.
+                # The count stays 0 in an empty file. Readers take it for 1.
                 inherited = HEADER.pack(
                     before.end_time_ms,
                     before.end_time_ms,

@@ -1,6 +1,6 @@
 """Deletion of old commit log files, and of files derived from them, by age, disk use or demand.
 
-`run_once` is one pass; the host of the store calls it every `clean_resource_interval_ms`. A pass never deletes the file
+`run_once` is one pass. The host of the store calls it every `clean_resource_interval_ms`. A pass never deletes the file
 that is written, nor anything above the confirmed or the synced end. It deletes only below a file that begins with a
 complete snapshot of the state, because state = snapshot + tail.
 Order: consume queues forget the messages (readers get OffsetOutOfRange). The files go one by one, oldest first, each

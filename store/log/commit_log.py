@@ -199,7 +199,7 @@ class CommitLog:
 
     @property
     def committed(self) -> int:
-        """Everything below is in the files; bytes above are in the transient pool only."""
+        """Everything below is in the files. Bytes above are in the transient pool only."""
         pool = self.pool.active
         return self.end if pool is None else pool.committed
 
@@ -283,7 +283,7 @@ class CommitLog:
         return damaged(self.queue, offset, fault)
 
     def note_damage(self, error: Corrupt) -> None:
-        """Remember damage that is passed over, for status; each place is logged once. Callers: any thread."""
+        """Remember damage that is passed over, for status. Each place is logged once. Callers: any thread."""
         offset = int(error.fields.get("offset", -1))
         if offset not in self.damage_met and len(self.damage_met) < DAMAGE_MAX:
             self.damage_met[offset] = error

@@ -102,7 +102,7 @@ def read_some(
     *,
     overlapping: bool = False,
 ) -> Records:
-    """`read_records` without a check of the records; each must lie inside its file all the same."""
+    """`read_records` without a check of the records. Each must lie inside its file all the same."""
     if not len(positions):
         return Records(memoryview(b""), positions, sizes)
     size = queue.file_size
@@ -276,5 +276,5 @@ def _readable(read: Callable[[int, int], bytes], start: int, stop: int) -> tuple
         if error.fields.get("rule") != READABLE:
             raise
         bad = int(error.fields["offset"])
-    # The caller begins after `start`; the bad sector may be in between.
+    # The caller begins after `start`. The bad sector may be in between.
     return (read(start, bad) if bad > start else b""), bad

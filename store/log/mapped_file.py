@@ -248,7 +248,7 @@ class MappedFile:
             self._files.close(fd)
 
     def close(self) -> None:
-        """Close the descriptor and give the map back; a reader's slice of it stays valid."""
+        """Close the descriptor and give the map back. A reader's slice of it stays valid."""
         with self._living:
             if self._fd < 0:
                 return

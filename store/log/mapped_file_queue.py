@@ -231,7 +231,7 @@ class AllocateAhead:
 
     Pre-written blocks sync up to eight times faster than merely reserved ones. While the tail moves, the worker waits
     until half of the window is used up. It stops when the writer overtakes it, because it takes the disk, a core and
-    the file's lock from the appends. A window that was used up so far doubles, so that the next burst finds more; every
+    the file's lock from the appends. A window that was used up so far doubles, so that the next burst finds more. Every
     zero is written once with any window. A full disk only stops this work: the append that needs the space gets the
     error itself. A failed sync ends the worker and is reported: it may have taken appended records with it, and no
     later sync of another descriptor would say so.

@@ -70,7 +70,7 @@ class Marks:
 
     @property
     def dispatched_end(self) -> int:
-        """Everything below is in synced consume queues; it falls when those are rebuilt."""
+        """Everything below is in synced consume queues. It falls when those are rebuilt."""
         return int(self._words[_DISPATCHED])
 
     @dispatched_end.setter

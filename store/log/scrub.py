@@ -70,7 +70,7 @@ STEP_BYTES = 1 << 20
 
 
 class Scrub:
-    """The walk over one log. One thread calls `step` or `run`; any may read the counters.
+    """The walk over one log. One thread calls `step` or `run`. Any may read the counters.
 
     Only bytes below `limit()` are read: those that are synced and never change again. A fault stops nothing: reads of
     these records compare the records' own body CRCs.
@@ -320,7 +320,7 @@ class Scrub:
             if position == self._gap:
                 self._report(position, "no chain unit: nothing vouches for the rest", COVERED)
                 return segment + self._size
-            # The chain was made again with other edges; files and units begin together.
+            # The chain was made again with other edges. Files and units begin together.
             self._gap = position
             return segment
         self._report(segment, "no chain unit: nothing vouches for this file", COVERED)

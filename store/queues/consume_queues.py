@@ -85,7 +85,7 @@ class ConsumeQueues:
         return False
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, made if there is none; its files come with its first unit.
+        """The queue, made if there is none. Its files come with its first unit.
 
         Raises: Corrupt for one that is not on disk as it was dispatched.
         """

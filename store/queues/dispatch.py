@@ -244,7 +244,7 @@ class Dispatch:
     def _point_into_damage(self, queue: ConsumeQueue, upto: int, position: int) -> None:
         """Units for the messages of a queue, below offset `upto`, that were damaged: they point into the damage.
 
-        So reads of these offsets raise Corrupt; a gap would be passed over silently. `position`: of the next message.
+        So reads of these offsets raise Corrupt. A gap would be passed over silently. `position`: of the next message.
         """
         for start, stop in self._holes:
             missing = upto - queue.max_offset

@@ -235,7 +235,7 @@ class GetMessage:
     def _look_at_records(
         self, units: Units, rows: Int64s, wanted: MessageFilter, most: int
     ) -> Bools:
-        """Which units are wanted by their records; only as many records as `most` needs are read."""
+        """Which units are wanted by their records. Only as many records as `most` needs are read."""
         good = np.zeros(len(units), dtype=np.bool_)
         found = 0
         for at in range(0, len(rows), RECORDS_AT_ONCE):

@@ -232,7 +232,7 @@ def _layout(
     good = body_start + topic_width + 3 <= ends
 
     def inside(position: Int64s) -> Int64s:
-        # A damaged record's parts may lie anywhere; its start is always readable.
+        # A damaged record's parts may lie anywhere. Its start is always readable.
         return np.where(good, position, starts)
 
     body_length = headers["body_length"].astype(np.int64)

@@ -220,9 +220,9 @@ class TransactionService:
     # --- checks ---------------------------------------------------------------------------------------------
 
     def check(self, ask: Ask) -> CheckRound:
-        """Ask about every open half message that is old enough; one that was asked for too often is discarded.
+        """Ask about every open half message that is old enough. One that was asked for too often is discarded.
 
-        `ask` is called without the service's lock; its answer counts unless the half message was resolved in between.
+        `ask` is called without the service's lock. Its answer counts unless the half message was resolved in between.
         RocketMQ runs a round every 30 s (transactionCheckInterval).
         """
         self.take_over()

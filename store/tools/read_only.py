@@ -250,7 +250,7 @@ class ReadOnlyStore:
             start = next_record(log, at + 1 if first else at)
             if start is None:
                 return
-            # A hole is damage; records that end at a blank and continue in the next file are not.
+            # A hole is damage. Records that end at a blank and continue in the next file are not.
             if _hole(log, at, start):
                 self.damaged.append((at, start))
                 if not first and not any(low <= at < high for low, high in known_bad):
@@ -315,7 +315,7 @@ class ReadOnlyStore:
 
     @property
     def queues_end(self) -> int:
-        """Consume queues are believed up to here; a start cuts their units of later records."""
+        """Consume queues are believed up to here. A start cuts their units of later records."""
         if not self.own or self.same_boot or not self.crashed:
             return self.end
         return min(self.end, self.marks.dispatched_end)
