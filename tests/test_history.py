@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.history import SequenceKey, Read, body, faults
+from tests.support.history import Read, SequenceKey, body, faults
 
 
 class Case(NamedTuple):
