@@ -1,4 +1,4 @@
-"""What every test gets: a guard against bare imports, and a mark by folder for Ray, Spark and RocketMQ."""
+"""Shared by all tests: a guard against bare imports, and a mark by folder for Ray, Spark and RocketMQ."""
 
 from __future__ import annotations
 
@@ -129,14 +129,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def printed(request: pytest.FixtureRequest) -> list[str]:
-    """What the program of the test's mark printed, each time it was run. Raises: what `programs.run` raises."""
+    """The output of the program of the test's mark, for each of its runs. Raises: what `programs.run` raises."""
     found: list[str] = _result_beside(request)
     return found
 
 
 @pytest.fixture
 def beside(request: pytest.FixtureRequest) -> Any:
-    """What the function of the test's mark `beside` returned. Raises: what it raised."""
+    """The result of the function of the test's mark `beside`. Raises: what it raised."""
     return _result_beside(request)
 
 

@@ -176,7 +176,7 @@ def test_a_shard_that_does_not_come_up_is_named_with_its_error(
     assert "1 of 2" in str(caught.value)
     assert "shard 1 replica 0: STARTING (no room)" in str(caught.value)
     assert list(caught.value.shards) == ["raymq:default:shard-1:replica-0:commit_log"]
-    # What was started goes on trying, and `stop` knows where.
+    # The started processes keep trying, and `stop` knows where they are.
     target = ray_host.load_target(ClusterPaths(tmp_path / "data"), Files())
     assert target == RayTarget(address="10.0.0.1:6379")
 
@@ -324,7 +324,7 @@ def test_the_shells_environment_names_the_ray(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.9.9.9:6379")
     cluster = lifecycle.start(tmp_path / "data", ephemeral=True)
-    # What Ray says it is, not what it was called: "auto" means something else in another shell.
+    # The address that Ray reports, not the given one: "auto" means something else in another shell.
     assert cluster.ray_address == "10.0.0.1:6379"
 
 

@@ -39,7 +39,7 @@ class Coordinator:
         self.forgotten.append(request)
 
     def methods(self) -> dict[str, Any]:
-        """What may be asked."""
+        """The calls that are allowed."""
         return {"take": self.take, "size": self.size, "forget": self.forget}
 
 

@@ -1,4 +1,4 @@
-"""Who is given which item of a durable queue, against a shard in memory behind real Flight; no Ray."""
+"""The assignment of a durable queue's items, against a shard in memory with real Flight; no Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What dead processes left in /tmp/raymq-<uid> goes, and only that."""
+"""Leftovers of dead processes in /tmp/raymq-<uid> are removed, and nothing else."""
 
 from __future__ import annotations
 

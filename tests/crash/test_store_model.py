@@ -25,7 +25,7 @@ Key = tuple[str, int]
 
 
 class StoreModel(RuleBasedStateMachine):
-    """What must be readable, whatever happened before."""
+    """The messages that must be readable, whatever happened before."""
 
     def __init__(self) -> None:
         super().__init__()

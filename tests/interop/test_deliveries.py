@@ -48,7 +48,7 @@ def deliver(count: int, settle_ms: int = 0) -> Kind:
 
 
 def delivered(lines: list[Line]) -> list[Line]:
-    """What came to the topic, without what the clock decides, by key."""
+    """The messages of the topic by key, without the fields that the clock decides."""
     found = []
     for line in lines:
         if line["kind"] == "record" and line["topic"] == kinds.TOPIC:

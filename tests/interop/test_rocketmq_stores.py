@@ -125,7 +125,7 @@ def test_rocketmq_brings_back_what_it_cut_away_and_we_read_what_it_reads(
     (fourth,) = rocketmq.write_and_leave(root, [kinds.kind(b"fourth")])
     assert fourth["phy"] == second
     lines = rocketmq.read(root)
-    # What came back is older than what stands before it.
+    # The record that came back is older than the record before it.
     assert_same(read_copy(root, config), lines, times=False)
     assert [line["position"] for line in lines if line["kind"] == "unit"] == [
         answers[0]["phy"],

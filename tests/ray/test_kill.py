@@ -203,7 +203,7 @@ def wait_for_lease(mirror: Mirror, load: Load, replica: int, role: str, *, but: 
 def check(mirror: Mirror, history: History) -> int:
     """Every acknowledged message is there once and in order. Returns: how many are there."""
     acked = history.acked()
-    # What the leader alone acknowledged is seen when the follower has it.
+    # Messages that only the leader acknowledged become visible when the follower has them.
     end = mirror.status(LEADER)["appended"]
     wait = threading.Event()
     until(lambda: mirror.status(LEADER)["confirmed"] >= end, lambda: wait.wait(Load.PACE_S))

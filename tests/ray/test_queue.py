@@ -148,7 +148,7 @@ def test_the_awaited_methods_and_a_cancelled_get(cluster: raymq.Cluster) -> None
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
             await items.put_async(number)
-            # Whatever was given to the cancelled one comes now.
+            # The items that were given to the cancelled call come now.
             assert await items.get_async(timeout=30) == number
 
     asyncio.run(main())

@@ -190,7 +190,7 @@ def test_a_waiting_message_is_deleted_only_after_its_delivery_is_synced(
     shop.settle()
     assert shop.clean() == 3
     assert shop.store.queue_range("t", 1) == (0, 1)
-    # What was put since holds up nothing that an earlier look found deletable.
+    # Later puts do not keep files that an earlier look found deletable.
     shop.fill(2)
     shop.settle()
     shop.clock.advance(4 * DAY_MS)

@@ -1,4 +1,4 @@
-"""What an embedded store does when one of its threads ends, or its constructor fails."""
+"""The behaviour of an embedded store when one of its threads ends, or its constructor fails."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_an_exception_of_the_thread_that_works_ahead_is_raised_by_the_next_call(
 
 
 class Broken(Exception):
-    """What a step of the constructor raises."""
+    """The error of a step of the constructor."""
 
 
 def raising(*_, **__):

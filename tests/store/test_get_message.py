@@ -314,7 +314,7 @@ class _Wanted:
 
 
 class _Log:
-    """What `_pick` asks of a log."""
+    """The part of a log that `_pick` uses."""
 
     def __init__(self, start: int, end: int, memory: int) -> None:
         self.start, self.end = start, end

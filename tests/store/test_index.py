@@ -672,7 +672,7 @@ def test_a_start_on_a_full_disk_does_without_the_index():
     store.put(keyed_request(KEYS[20:30]))
     confirm_with_index(store)
     store.abandon()
-    # What the start allocates first are the slots of the index.
+    # The start first allocates the slots of the index.
     disk.fail("allocate", error=errno.ENOSPC)
     store = opened(Path("/s"), files=disk)
     assert store.index.indexed == store.log.start

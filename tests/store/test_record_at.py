@@ -19,7 +19,7 @@ TIME_MS = 1_700_000_000_000
 
 
 class Lengths(NamedTuple):
-    """What a record says of its parts."""
+    """The sizes of its parts in a record."""
 
     body: int
     topic: int

@@ -1,4 +1,4 @@
-"""Whatever stands in a store's directory, opening it ends: with a store that works, or with Corrupt."""
+"""A store's directory may hold any bytes. Opening it ends with a store that works, or with Corrupt."""
 
 from __future__ import annotations
 

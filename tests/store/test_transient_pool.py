@@ -70,7 +70,7 @@ def open_store(root: Path, config: StoreConfig = POOLED, **options: object) -> M
 
 
 def confirm(store: MessageStore) -> None:
-    """What CommitLog does when CommitRealTime has committed all."""
+    """The step of CommitLog when CommitRealTime has committed all."""
     store.log.commit_pool()
     store.log.note_confirmed(store.log.committed)
     while store.dispatched < store.log.confirmed:
@@ -78,7 +78,7 @@ def confirm(store: MessageStore) -> None:
 
 
 def commit_elsewhere(store: MessageStore, stop: int) -> None:
-    """What CommitRealTime does, and CommitLog when it hears of it."""
+    """The step of CommitRealTime, and that of CommitLog afterwards."""
     log = store.log
     log.pool.publish(7)
     pool = PoolReader.open(log.root, 7, files=Files())

@@ -1,4 +1,4 @@
-"""What a running store leaves for the start after a crash: times in `checkpoint`, RocketMQ's configuration."""
+"""Files that a running store writes for the start after a crash: times in `checkpoint`, RocketMQ's configuration."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_the_configuration_says_only_what_is_on_disk(shop: Shop) -> None:
     shop.store.commit_offsets("g", "t", {0: 4})
     assert "offsetTable" not in shop.config("consumerOffset.json")
     confirm(shop.store)
-    # What was known when the files were due, then what came later.
+    # First the state when the files were due, then the later one.
     shop.store.upkeep.run_once()
     assert shop.config("consumerOffset.json")["offsetTable"] == {"t@g": {0: 3}}
     shop.upkeep()

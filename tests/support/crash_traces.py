@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 
 
 class Owed(NamedTuple):
-    """What must be there: records of each queue, the newest batch of each producer, facts of the state."""
+    """Facts that must hold: records of each queue, the newest batch of each producer, facts of the state."""
 
     ends: tuple[tuple[int, int], ...] = ()
     batches: tuple[Batch, ...] = ()
@@ -77,7 +77,7 @@ class Promise(NamedTuple):
     acked: Owed = Owed()
 
     def owed(self, *, power: bool) -> Owed:
-        """What a power loss or a kill must leave."""
+        """The facts that must survive a power loss or a kill."""
         return self.acked if power else self.returned
 
 
@@ -85,7 +85,7 @@ NOTHING = Promise()
 
 
 def owed_by(image: SimulatedDisk, *, power: bool) -> Owed:
-    """What was promised before the crash that left this disk."""
+    """The promises from before the crash that left this disk."""
     promise: Promise = image.notes[-1] if image.notes else NOTHING
     return promise.owed(power=power)
 
@@ -196,7 +196,7 @@ class Trace:
         self.note()
 
     def prewrite(self) -> None:
-        """What the worker ahead of the tail does beside the puts, until it has nothing to do."""
+        """Steps of the worker ahead of the tail beside the puts, until it has nothing to do."""
         ahead = self.store.log.allocate_ahead()
         pieces = 0
         while ahead.step():

@@ -167,7 +167,7 @@ class DelayWorld:
             due = self.run()
 
     def arrived(self, topic: str = "t") -> list[Arrived]:
-        """What stands in the real queues."""
+        """The messages in the real queues."""
         found: list[Arrived] = []
         for name, queue in self.store.queues():
             if name == topic:

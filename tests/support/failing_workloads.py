@@ -214,7 +214,7 @@ def close(host: Host) -> None:
 
 
 def unclean(host: Host) -> None:
-    """What a power loss left: synced records, and a torn tail."""
+    """A disk after a power loss: synced records, and a torn tail."""
     some_puts(host)
     host.put(2, 700)
     _, lost = last_states(host.disk, 12, SEED)
@@ -237,7 +237,7 @@ def a_tail(host: Host) -> None:
 
 def truncation(host: Host) -> None:
     assert host.store is not None
-    # What is cut was never confirmed; it may stay where the cut failed.
+    # Cut bytes were never confirmed; they may stay where the cut failed.
     host.cut = True
     host.do(lambda store: store.log.truncate(store.log.confirmed))
 
@@ -289,7 +289,7 @@ WORKLOADS: dict[str, Workload] = {
 
 
 class Failed(NamedTuple):
-    """What became of one workload, whichever call failed."""
+    """The outcome of one workload, whichever call failed."""
 
     #: kind -> calls of it
     calls: dict[str, int]

@@ -95,7 +95,7 @@ def ordinary() -> list[Kind]:
 
 
 def special() -> list[Kind]:
-    """What only brokers write, or only some clients."""
+    """Fields that only brokers write, or only some clients."""
     return [
         kind(b"six", bornHost=("2001:db8::1", 54321), storeHost=IPV6, properties={"KEYS": "k6"}),
         kind(b"born six", bornHost=("2001:db8::1", 54321)),

@@ -58,7 +58,7 @@ class Node:
 
 
 class Base(NamedTuple):
-    """What is certainly on a disk when it is first used; never changed."""
+    """The certain content of a disk when it is first used; never changed."""
 
     #: number -> (blocks, length); blocks of zeros are left out
     files: dict[int, tuple[Blocks, int]]
@@ -67,7 +67,7 @@ class Base(NamedTuple):
 
 
 class Killed(NamedTuple):
-    """What a killed process left: all that it wrote is in the page cache, and some of it nowhere else."""
+    """The disk of a killed process: all its writes are in the page cache, and some of it nowhere else."""
 
     #: what was on the disk before its first operation
     durable: Base

@@ -1,4 +1,4 @@
-"""What a store holds, as we read it, in the lines of the oracle (tests/interop/java/StoreReader.java).
+"""The content of a store, as RayMQ reads it, in the lines of the oracle (tests/interop/java/StoreReader.java).
 
 Everything comes through the store's own reading: the walk and decode of records, consume queues, fetch.
 """

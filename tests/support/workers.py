@@ -28,7 +28,7 @@ def end_with_parent() -> None:
 
 
 def _only_idle_time() -> None:
-    """What else the machine does is not held up: these workers run beside other tests."""
+    """Other work of the machine is not delayed: these workers run beside other tests."""
     end_with_parent()
     # The kernel may share the cores out among sessions first (sched_autogroup): idle work of one session then takes
     # as much as a Ray in another. So these have one of their own, of the least weight.
