@@ -22,7 +22,7 @@ from tests.support.workers import Workers
 
 PARTS = {"store", "actors", "replication", "cluster", "spark"}
 TESTS = Path(__file__).parent
-#: what they look at takes the time that nobody else needs
+#: their cases run in idle time
 EXPLORED = ("test_every_call_fails.py", "test_crash_points.py")
 _programs = pytest.StashKey[Workers]()
 

@@ -351,7 +351,7 @@ def test_lookups_while_it_is_built_find_all_that_was_there(tmp_path, point, coun
 
 
 class Slow(Files):
-    """Somebody else comes while a file is synced, and takes the time that he can get."""
+    """Another thread works while a file is synced, and takes the time that it can get."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -58,7 +58,7 @@ class Host:
         self.acked: list[bytes] = []
         #: appended and not yet synced
         self.open_bodies: list[bytes] = []
-        #: nobody knows
+        #: their outcome is unknown
         self.unknown: list[bytes] = []
         self.refused: list[bytes] = []
         #: name -> number, as `Owed.facts`

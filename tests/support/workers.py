@@ -50,7 +50,7 @@ class Workers:
     """Processes, and the tasks that they were given: only names and results pass between them and the tests."""
 
     def __init__(self, count: int | None = None, *, only_idle: bool = False) -> None:
-        """Args: `count`, one a core if not given; `only_idle`, until a test waits take what nobody else needs."""
+        """Args: `count`, by default one per core; `only_idle`: use idle time only, until a test waits."""
         self._only_idle = only_idle
         self._pool = ProcessPoolExecutor(
             count or len(os.sched_getaffinity(0)),
