@@ -1,7 +1,7 @@
 """What does an idle cluster cost? `python -m benchmarks.idle [--seconds 20] [--json FILE]`
 
 Processes, memory (PSS without file pages) and CPU of an idle cluster of four shards and of one mirrored shard, beside
-as many bare Ray actors in the same Ray, measured right behind each other. CPU is the processes' own time over the
+as many bare Ray actors in the same Ray, measured right after each other. CPU is the processes' own time over the
 window, in percent of one core.
 """
 

@@ -1,10 +1,10 @@
 """What does each mode cost, and what does it promise? `python -m benchmarks.modes [--quick] [--json FILE]`
 
 Flush sync or async, transient pool off or on: four clusters of one shard in one Ray, through Flight, the modes one
-behind the other in each of three rounds. Every figure stands beside a limit of its own round: what the same bytes cost
+after the other in each of three rounds. Every figure stands beside a limit of its own round: what the same bytes cost
 in the place where the mode acknowledges them (pwrite + fdatasync of pre-written blocks for sync, pwrite into a file
 for async, into /dev/shm with the pool) and on the way there (a Flight echo in another process). "At risk" is what is
-acknowledged and not synced right behind a burst: a power loss takes it. A kill of any process takes nothing in any
+acknowledged and not synced right after a burst: a power loss takes it. A kill of any process takes nothing in any
 mode; tests/ray/test_modes.py shows that.
 """
 
@@ -74,7 +74,7 @@ MODES = [
 
 
 def memory_limit(directory: Path, block_bytes: int, count: int) -> float:
-    """Blocks a second: pwrite, one behind the other, into pages that are there; nothing is synced."""
+    """Blocks a second: pwrite, one after the other, into pages that are there; nothing is synced."""
     block = os.urandom(block_bytes)
     with tempfile.TemporaryFile(dir=directory) as file:
         for index in range(count):
@@ -119,7 +119,7 @@ class Burst(NamedTuple):
     """What a burst of large batches showed."""
 
     messages_s: float
-    #: right behind it: acknowledged and not synced, acknowledged and not committed
+    #: right after it: acknowledged and not synced, acknowledged and not committed
     at_risk_bytes: int
     in_pool_bytes: int
 
@@ -147,7 +147,7 @@ def burst(cluster: raymq.Cluster, count: int) -> Burst:
 
 
 def messages_per_fsync(cluster: raymq.Cluster, producers: int, count: int) -> float:
-    """With so many producers, each sending one message at a time; the syncs behind the last ack count too."""
+    """With so many producers, each sending one message at a time; the syncs after the last ack count too."""
     before = syncs_of(cluster)
     grouping(cluster, producers, count)
     while True:

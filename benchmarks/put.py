@@ -1,9 +1,9 @@
 """How fast are durable puts? `python -m benchmarks.put [--quick] [--check] [--sustained-gb 10] [--json FILE]`
 
 Every figure is a median of three rounds, beside its own limit: raw pwrite + fdatasync of equal blocks into pre-written
-blocks, a Flight echo, a Ray round trip. A round measures a figure right behind its limit, and a ratio is the median
+blocks, a Flight echo, a Ray round trip. A round measures a figure right after its limit, and a ratio is the median
 of the rounds' ratios, because shared machines change their mood within seconds: read the ratios. Only the mirror, which
-is a cluster of its own, is measured behind all rounds of the single shard.
+is a cluster of its own, is measured after all rounds of the single shard.
 """
 
 from __future__ import annotations

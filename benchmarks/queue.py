@@ -2,7 +2,7 @@
 
 `python -m benchmarks.queue [--quick] [--check] [--json FILE]`
 
-Both run in the same Ray, one behind the other in each of three rounds; a ratio is the median of the rounds' ratios.
+Both run in the same Ray, one after the other in each of three rounds; a ratio is the median of the rounds' ratios.
 Items are bytes of 1 KiB. Ours are synced to disk: each before its `put` returns, or with `linger_ms=5` by the end of
 the measured time, which includes the flush. As in benchmarks.put, a burst finds pre-written blocks.
 
@@ -124,7 +124,7 @@ def put_and_get(queue: Any, count: int, size: int) -> None:
 
 
 def put_all_and_get(queue: Any, count: int, size: int) -> None:
-    """A process that puts, behind it one that gets."""
+    """A process that puts, then a process that gets."""
     put_batches(queue, count, size)
     get_batches(queue, count, size)
 
@@ -166,7 +166,7 @@ def measure(
     rounds: Rounds,
     quick: bool,
 ) -> None:
-    """One round: each figure of ours right behind the original's."""
+    """One round: each figure of ours right after the original's."""
     scale = 1 if quick else 4
     one = 250 * scale
 
@@ -190,7 +190,7 @@ def measure(
     for size, count in zip(SIZES, (one // 5, one // 10, 4 * scale), strict=True):
         items = count * size
         for queue in (theirs, ours):
-            # Zeros that are written behind one burst would slow the other one down.
+            # Zeros that are written after one burst would slow the other one down.
             await_prewritten(cluster)
             note(f"put_batch_{size}", queue, items, partial(put_batches, queue, count, size))
             note(f"get_batch_{size}", queue, items, partial(get_batches, queue, count, size))

@@ -5,7 +5,7 @@ actor that does no more than write and sync what it is given is shown too: it ta
 was left alone for a millisecond syncs slower than one in a loop.) Batches of 1 MiB by methods, beside Flight;
 and both through ray://, beside Ray Client's own round trip and `ray.put`. The actors of the limits have the shard's
 concurrency groups.
-Five rounds, each figure right behind its limit; a ratio is the median of the rounds' ratios (see benchmarks/put.py).
+Five rounds, each figure right after its limit; a ratio is the median of the rounds' ratios (see benchmarks/put.py).
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ ROUNDS = 5
 RECORD_BYTES = 1150
 
 
-# As the shard's own method; told at import, because Ray Client does not know all of it.
+# Like the shard's own method. Set at import, because Ray Client does not support all of it later.
 in_group: Any = ray.method(concurrency_group=GROUP_OF["append"], enable_task_events=False)
 
 
 class Bare:
-    """What the limits are measured with."""
+    """The actor that the limits are measured with."""
 
     def open(self, path: str, blocks: int) -> None:
         """A file whose blocks are written already, for `sync`."""
@@ -149,7 +149,7 @@ def measure_outside(url: str, serial: int, count: int) -> dict[str, float]:
 
 
 def client_url(data: Path) -> str:
-    """Where the cluster's own Ray serves Ray Client, as its head was told."""
+    """Where the cluster's own Ray serves Ray Client."""
     owned = ray_host.load_owned(ClusterPaths(data), Files())
     words = [] if owned is None else Path(f"/proc/{owned.pid}/cmdline").read_bytes().split(b"\0")
     (word,) = [each for each in words if each.startswith(b"--ray-client-server-port=")]

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.store [--quick] [--check] [--only PART] [--json FILE]`
 
-RocketMQ 5.3.3's DefaultMessageStore and our EmbeddedStore do the same on equal settings, one right behind the other in
+RocketMQ 5.3.3's DefaultMessageStore and our EmbeddedStore do the same on equal settings, one right after the other in
 each of three rounds: bodies of 1 KiB, files of 1 GiB, index on, a key a message where batches are appended. Each has
 its best batch of at most 1 MiB, found before. Both first do a quarter of the work that is not measured. Puts are
 measured until the last one is acknowledged and consume queues and index have all of them. A ratio is the median of the
@@ -135,7 +135,7 @@ def keyed_batch(rows: int) -> pa.RecordBatch:
 
 
 def open_store(root: Path, flush: str, *, warm: bool = False) -> EmbeddedStore:
-    """A store with topic t, and with warm files if told so."""
+    """A store with topic t, and with warm files if `warm`."""
     config = StoreConfig(flush="sync" if flush == "sync" else "async", warm_mapped_file=warm)
     store = EmbeddedStore(root, config=config)
     store.create_topic("t", QUEUES)
@@ -162,7 +162,7 @@ def append(store: EmbeddedStore, count: int, rows: int) -> None:
 
 
 def single(store: EmbeddedStore, count: int) -> None:
-    """Messages one by one; nobody waits for the one before."""
+    """Messages one by one; no put waits for the one before."""
     puts = store.async_put()
     body = os.urandom(BODY)
     for number in range(count):
@@ -307,7 +307,7 @@ class Bench:
             store.abandon()
             ours = spend(partial(recover, root))
             theirs = self.rocketmq.run("recover", root, "async", 0)
-            # Now a store that RocketMQ wrote itself: it appends a quarter more than it is told, and halts.
+            # Now a store that RocketMQ wrote itself: it appends a quarter more than asked, and halts.
             own = self.fresh("crashed")
             self.rocketmq.run("append", own, "async", count * 4 // 5, min(count, 900))
             theirs_own = self.rocketmq.run("recover", own, "async", 0)

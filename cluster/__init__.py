@@ -1,1 +1,1 @@
-"""What a user touches: start, connect, producers, consumers, admin and the command line."""
+"""The public side of RayMQ: start, connect, producers, consumers, administration and the command line."""

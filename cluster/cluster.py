@@ -161,7 +161,7 @@ class Cluster:
     def status(self) -> dict[str, Any]:
         """The state, positions, counters and roles of each shard, or why it does not answer.
 
-        All shards are asked at the same time. A shard that refuses the connection is "DOWN"; a shard without an answer
+        All shards are asked at the same time. A shard that refuses the connection is "DOWN". A shard without an answer
         for 2 s, such as a stopped process, is "UNREACHABLE". The cluster's `state` is "RUNNING" when every shard is
         RUNNING, "DOWN" when no shard answers, else "DEGRADED". Never raises for a shard that does not answer.
         """
@@ -295,7 +295,7 @@ class Cluster:
         for shard in sorted(set(shards)):
             ranges = self.call(shard, "queue_ranges", {"topic": name})
             for queue, (low, high) in ranges.items():
-                # A shard answers for its own queues only; the check drops any other answer.
+                # A shard answers for its own queues only. The check drops any other answer.
                 if shards[int(queue) % len(shards)] == shard:
                     place = {"queue_id": int(queue), "shard": shard}
                     queues.append({**place, "min_offset": low, "max_offset": high})

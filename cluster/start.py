@@ -49,7 +49,7 @@ Plan = tuple[ClusterRecord | None, ClusterRecord, dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class StopReport:
-    """What `stop` did."""
+    """The result of `stop`."""
 
     #: whether every shard closed in order: the next start then needs no recovery
     clean: bool
@@ -102,8 +102,8 @@ def start(
         flush: "sync" (default) acknowledges after fdatasync. "async" acknowledges after the write to the page cache: a
             power loss may lose the last 0.5 s, or 10 s of a trickle. May change at each start.
         transient_pool: leaders append to a pool in shared memory (2 x 64 MiB each), and CommitRealTime moves the bytes
-            to the files. Readers and followers see a message after that, about 200 ms later with `flush="async"`; a
-            crash of the machine then loses what is in the pool. May change at each start; False by default.
+            to the files. Readers and followers see a message after that, about 200 ms later with `flush="async"`. A
+            crash of the machine then loses the bytes in the pool. May change at each start; False by default.
         file_reserved_hours: hours after its newest message for which a full file is kept; 72 by default. May change at
             each start. More hours cost disk space.
         address: the Ray to run in, as `ray.init` takes it. Default: the Ray to which this process is connected, else
@@ -421,7 +421,7 @@ def stop(
 ) -> StopReport:
     """Stop the cluster of a data directory, or of a name known on this machine. No data is deleted.
 
-    The actors flush, write a checkpoint and end, in order; Ray ends after them if `start` started it. A cluster that
+    The actors flush, write a checkpoint and end, in order. Ray ends after them if `start` started it. A cluster that
     does not run is already stopped.
 
     Raises: Rejected when `target` is not a cluster of this machine; Unavailable when a process cannot be ended.

@@ -1,7 +1,7 @@
 """Every error that RayMQ raises, by what the caller can do about it.
 
-Each error pickles, carries `retriable`, and has its facts as attributes: `field`, `limit` and `row` of a `Rejected`,
-`min` and `max` of an `OffsetOutOfRange`, and so on.
+Each error pickles, carries `retriable`, and has its facts as attributes. A `Rejected` has `field`, `limit` and `row`,
+an `OffsetOutOfRange` has `min` and `max`, and so on.
 
 Example:
     ```python

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from raymq.store.promise import Ends, Promise
 from raymq.store.status import PutStatus
 
-#: puts that begin to wait within so long of each other share the deadline of the last one. This bounds the number of
+#: puts that begin to wait within this time of each other share the deadline of the last one. This bounds the number of
 #: deadlines, and is short compared with a timeout of seconds
 DEADLINE_STEP_MS = 10
 

@@ -1,7 +1,7 @@
 """The leader's side of mirror mode (replication factor 2, static): one follower, no failover.
 
 A pure machine: `step(event, now_ms)` returns effects; it reads only the immutable chain that it is given. It is Raft's
-log replication without the election. Every session finds out again what the follower has, so neither side needs to
+log replication without elections. Every session finds out again what the follower has, so neither side needs to
 remember anything about the other.
 
     IDLE -connect-> GREETING -HelloOk-> SEARCHING -match-> STREAMING
@@ -39,7 +39,7 @@ class MirrorLimits:
     #: frames sent and not acknowledged: small units are sent together while the follower lags
     window_frames: int = 16
     heartbeat_ms: int = 200
-    #: a follower that answers nothing for so long is disconnected
+    #: a follower that answers nothing for this long is disconnected
     silence_ms: int = 5_000
     #: between two attempts to connect
     retry_ms: int = 200
@@ -119,7 +119,7 @@ class Replicated(NamedTuple):
 
 
 class Halt(NamedTuple):
-    """Replication cannot go on without an operator; it tries again later all the same."""
+    """Replication cannot continue without an operator. It tries again later all the same."""
 
     reason: str
 

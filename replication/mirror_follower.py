@@ -253,7 +253,7 @@ class MirrorFollower:
             return [HaltReplica(self.halted), self._refuse(wire.Reason.HALTED, self.halted)]
         differs = next(unit for unit in units if same < unit.end)
         # This follower may not know yet the confirmed end that its own acks made possible. Its bytes below that end
-        # must stay on its disk, also where a unit that differs begins before it.
+        # must stay on its disk, even where a unit that differs begins before it.
         confirmed = max(log.confirmed(), min(message.confirmed, same))
         return [Truncate(max(differs.start, confirmed)), AdoptUnits(units)]
 

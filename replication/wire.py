@@ -3,7 +3,7 @@
 Big-endian. Header (80 bytes): magic 4, version u8, kind u8, zero u16, cluster 16 (first bytes of the SHA-256 of its
 id), shard u32, sender id u32, sender incarnation u64, addressee id u32, zero u32, addressee incarnation u64, epoch u64,
 session u64, CRC-32C of everything but itself u32, length of the message u32. The log bytes of an AppendEntries travel
-beside the frame as a body of their own, so that they are not copied; its units carry their CRC.
+beside the frame as a separate body, so that they are not copied. Its units carry their CRC.
 
 A session is the requests and answers of one connection. The leader numbers sessions, every answer repeats the number,
 and frames of another session are dropped.

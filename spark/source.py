@@ -70,7 +70,7 @@ def read(
         startingOffsets: the first offset of each queue: "earliest" (default), "latest", {queue_id: offset}, or that
             mapping as JSON. Queues that a mapping leaves out begin at their earliest offset.
         endingOffsets: the offset before which each queue ends, given like `startingOffsets`; "latest" by default.
-        minPartitions: split large queues into at least so many tasks altogether; None (default) means one task per
+        minPartitions: split large queues into at least this many tasks altogether; None (default) means one task per
             queue. Each task costs a connection to its shard.
 
     Guarantees:

@@ -113,7 +113,7 @@ def _stretches(
 ) -> Iterator[Iterable[Any]]:
     """The stretches as buffers: those of one length and one distance as rows of an array, which cost half a slice."""
     lengths, steps = ends - starts, starts[1:] - starts[:-1]
-    # A run begins where a stretch does not go on as the one before did; the last one ends at the end.
+    # A run begins where a stretch differs in length or distance from the one before. The last run ends at the end.
     edge = np.ones(len(starts) + 1, dtype=np.bool_)
     edge[1:-1] = lengths[1:] != lengths[:-1]
     edge[2:-1] |= steps[1:] != steps[:-1]

@@ -84,7 +84,7 @@ class StoreConfig:
     prewrite_window_bytes: int = 64 * MIB
     #: log bytes between two snapshots of the state; recovery reads about twice as much
     snapshot_interval_bytes: int = 32 * MIB
-    #: the scrub reads stored bytes and compares them with the chain's CRCs, at most so many per second; 0: never
+    #: the scrub reads stored bytes and compares them with the chain's CRCs, at most this many per second; 0: never
     scrub_bytes_per_s: int = 64 * MIB
     #: how often the scrub reads all of them; at least twice within `file_reserved_hours`
     scrub_interval_ms: int = 24 * 3600 * 1000
@@ -92,7 +92,7 @@ class StoreConfig:
     compaction_file_size_bytes: int = 100 * MIB
     #: bytes of the file of its units (compactionCqMappedFileSize)
     compaction_queue_file_size_bytes: int = 10 * MIB
-    #: compacted queues are compacted so often (compactionScheduleInternal)
+    #: how often compacted queues are compacted (compactionScheduleInternal)
     compaction_interval_ms: int = 15 * 60 * 1000
     #: the delays of levels 1, 2, ... in s, m, h or d (messageDelayLevel)
     message_delay_level: str = DEFAULT_LEVELS
@@ -112,7 +112,7 @@ class StoreConfig:
     clean_resource_interval_ms: int = 10_000
     #: hours of the day, local time, in which expired files are deleted: "04" or "04;16" (deleteWhen)
     delete_when: str = "04"
-    #: a commit log file expires so long after its last message was stored (fileReservedTime)
+    #: time after its last message until a commit log file expires (fileReservedTime)
     file_reserved_hours: float = 72
     #: above it expired files are deleted at any hour, percent (diskMaxUsedSpaceRatio)
     disk_max_used_space_ratio: int = 75
@@ -129,8 +129,8 @@ class StoreConfig:
     warm_mapped_file: bool = False
     #: deleted files are zeroed and used again after the last reader let go of them (not by a mirror's leader)
     recycle_commit_log_files: bool = False
-    #: directories on other disks, in which new commit log files are made in turn (storePathCommitLog as a list);
-    #: with an empty tuple they are made in `commitlog/`, whose files are read in any case
+    #: directories on other disks, in which new commit log files are made in turn (storePathCommitLog as a list). With
+    #: an empty tuple they are made in `commitlog/`, whose files are read in any case
     commit_log_paths: tuple[str, ...] = ()
     #: directories whose commit log files are read and deleted; new files are made elsewhere
     #: (readOnlyCommitLogStorePaths)
@@ -140,7 +140,7 @@ class StoreConfig:
     #: (producer, topic, queue) entries, and producers, of which sequences and epochs are remembered: about 120 bytes of
     #: memory each. A new one above it is refused. Small commit log files allow fewer (`producer_entries_limit`)
     producer_entries_max: int = 1_000_000
-    #: at that limit entries make room that were not written for so long
+    #: at that limit, entries that were not written for this long make room
     producer_expiry_hours: float = 168
     #: written into every record as storeHost (IPv4 dotted, port)
     store_host: tuple[str, int] = ("127.0.0.1", 10911)
@@ -239,7 +239,7 @@ class StoreConfig:
 
     @property
     def producer_entries_limit(self) -> int:
-        """`producer_entries_max`, or fewer where the snapshot of so many might not fit a file."""
+        """`producer_entries_max`, or fewer where the snapshot of that many might not fit a file."""
         return min(self.producer_entries_max, self.snapshot_bytes_max // PRODUCER_SNAPSHOT_BYTES)
 
     @property

@@ -37,18 +37,18 @@ NAMES = (TOPICS, CONSUMER_OFFSETS, GROUPS, LEVELS)
 IMPORT_SERVICE = "config"
 #: in raymq/meta: file name -> CRCs of the contents that RayMQ wrote into it last
 WRITTEN = "config"
-#: may be read and written; the topic of our own records only has to be there, or its queue is swept away
+#: may be read and written; RayMQ's own topic only has to be listed, or RocketMQ deletes its queue
 _PERM_READ_WRITE, _PERM_NONE = 6, 0
 #: a topic with this bit is a pattern for new ones (TBW102, the cluster's, the broker's)
 _PERM_INHERIT = 1
-#: topics with this attribute have queues of inner batches, which we have not
+#: topics with this attribute have queues of inner batches, which RayMQ does not have
 _QUEUE_TYPE, _BATCH_QUEUE = "queue.type", "BatchCQ"
 
 Table = dict[Any, Any]
 
 
 class Tables(NamedTuple):
-    """The content of all files, as of one moment."""
+    """The content of all files at one moment."""
 
     topics: Mapping[str, TopicInfo]
     #: (group, topic) -> queue -> next offset
@@ -114,7 +114,7 @@ def write_back(
     known = {} if known is None else known
     written = []
     for name in NAMES:
-        # A write that fails leaves nothing known.
+        # After a failed write the files' content is unknown.
         found = known.pop(name, None) or _read(store, name)
         table, crc = (None, None) if found is None else found
         table = table or {}
@@ -162,7 +162,7 @@ def _write(store: MessageStore, name: str, table: Table, old_crc: int | None) ->
     files, directory = store.files, store.log.root / "config"
     data = encode(table, store.clock.now_ms())
     crc = crc32c(data)
-    # Both are ours from here on: whichever a crash leaves says nothing new.
+    # RayMQ wrote both from here on: either one that a crash leaves says nothing new.
     _remember(store, name, [crc] if old_crc is None else [old_crc, crc])
     files.make_dirs(directory)
     path = directory / name
@@ -228,7 +228,7 @@ def _export_topics(tables: Tables, table: Table) -> None:
 
 
 def add_topics(table: Table, queues: Mapping[str, int], known: Mapping[str, TopicInfo]) -> None:
-    """Give each topic of topics.json at least so many queues, and the attributes of the `known` ones."""
+    """Give each topic of topics.json the number of queues in `queues` at least, and the attributes in `known`."""
     topics = table.setdefault("topicConfigTable", {})
     for name, count in queues.items():
         config = topics.setdefault(name, _new_topic(name))
@@ -277,7 +277,7 @@ def _export_offsets(tables: Tables, table: Table) -> None:
 
 def add_offsets(table: Table, known: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
     """Write the known offsets of each (group, topic) into the table of consumerOffset.json."""
-    # RocketMQ derives it again and never reads it.
+    # RocketMQ computes it again and never reads it.
     table.pop("groupTopicMap", None)
     offsets = table.setdefault("offsetTable", {})
     for (group, topic), ours in known.items():

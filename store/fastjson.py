@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any, NoReturn
 
-#: a file nested deeper is none of RocketMQ's
+#: RocketMQ writes no file nested deeper
 DEPTH_MAX = 64
 
 _GAP = re.compile(r"[\s,]*")

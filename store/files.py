@@ -1,7 +1,7 @@
-"""The one seam through which every durable operation passes.
+"""Every durable operation passes through this module.
 
-`Files` is the real thing. Tests replace it by a simulated disk that forgets what was not synced, or
-by one whose k-th call fails. It must import neither pyarrow nor numpy: flush satellites use it.
+`Files` is the real file system. Tests replace it by a simulated disk that forgets unsynced bytes, or by one whose k-th
+call fails. It must import neither pyarrow nor numpy: flush satellites use it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PathLike = str | os.PathLike[str]
 #: anything with the buffer protocol
 Data = Any
 
-#: zeros are written, and looked for, so many at a time: they stay in a core's cache
+#: how many zeros are written or looked for at a time: they stay in a core's cache
 ZERO_CHUNK_BYTES = 128 << 10
 _ZEROS = bytes(ZERO_CHUNK_BYTES)
 #: target of reads that only bring bytes into memory
@@ -42,7 +42,7 @@ _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.EBADMSG, errno.ERE
 #: the rule of a Corrupt for such bytes
 READABLE = "stored bytes can be read"
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
-#: of an fsync by name: no descriptor could be had, and nothing was tried
+#: errors of an fsync by name for which no descriptor was free: nothing was tried
 NOT_TRIED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 #: at least the size of CPython's Py_buffer, in words
 _PY_BUFFER_WORDS = 16
@@ -101,8 +101,8 @@ class Files:
         """Length of a file, bytes."""
         return os.fstat(fd).st_size
 
-    #: read so many bytes of a descriptor at a position; fewer at the end of the file. As it is: queries make thousands
-    #: of small reads, and a Python call costs a tenth of one
+    #: reads bytes of a descriptor at a position; fewer at the end of the file. Not wrapped: queries make thousands of
+    #: small reads, and a Python call costs a tenth of one
     pread = staticmethod(os.pread)
 
     def pread_into(self, fd: int, target: memoryview, offset: int) -> int:
@@ -195,7 +195,7 @@ class Files:
             done += count
 
     def data_ranges(self, fd: int, start: int, stop: int) -> list[tuple[int, int]]:
-        """The ranges within [start, stop) that may hold bytes other than zero; the rest are holes.
+        """The ranges within [start, stop) that may hold bytes other than zero. The rest are holes.
 
         Blocks that are reserved and were never written count as holes until they are read. So find all ranges before
         reading any.
@@ -217,7 +217,7 @@ class Files:
         return found
 
     def drop_cached(self, fd: int, offset: int, length: int) -> None:
-        """Ask the kernel to forget clean pages, so that the next read comes from the disk. A hint."""
+        """Ask the kernel to drop clean pages, so that the next read comes from the disk. This is a hint."""
         os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
 
     def read_ahead(self, fd: int, offset: int, length: int) -> None:
@@ -304,7 +304,7 @@ class Files:
         return view
 
     def map_checked(self, fd: int, size: int, path: PathLike) -> memoryview:
-        """As `map_read`, after every byte that is not in a hole was read. Raises: Corrupt for bad sectors.
+        """Like `map_read`, after every byte that is not in a hole was read. Raises: Corrupt for bad sectors.
 
         For tools that look at all of a file anyway.
         """
@@ -332,7 +332,7 @@ class Files:
         return view
 
     def unmap(self, view: memoryview) -> None:
-        """Give a view back. A reader that still holds a slice keeps the map alive."""
+        """Release a view. A reader that still holds a slice keeps the map alive."""
         mapped = self._maps.pop(id(view), None)
         with contextlib.suppress(BufferError):
             view.release()
@@ -354,7 +354,7 @@ class Files:
             _lock_call("munlock", self._maps[id(view)], len(view))
 
     def forget(self, view: memoryview) -> Callable[[], bool]:
-        """Let go of a view. A reader that still uses it, or a slice of it, keeps it.
+        """Release a view. A reader that still uses it, or a slice of it, keeps it alive.
 
         Returns: a function that says whether the last reader is gone, and the map with it.
         """
@@ -431,8 +431,8 @@ class Files:
     def settle_dirs(self, path: PathLike) -> None:
         """Create a directory and its parents. Durable: their names, whichever process made them.
 
-        A process that was killed may have left names that are in the page cache only. Every parent is synced, up to
-        the root of the file system; what lies above a parent that may not be read was not made by `make_dirs`.
+        A process that was killed may have left names that are in the page cache only. Every parent is synced, up to the
+        root of the file system. Directories above an unreadable parent were not made by `make_dirs`.
         """
         self.make_dirs(path)
         place = Path(os.path.realpath(path))

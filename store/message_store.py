@@ -51,9 +51,9 @@ from .topics import check_new_topic
 
 logger = logging.getLogger(__name__)
 
-#: an orderly stop waits this long for an index that lags; after that the file `abort` stays
+#: how long an orderly stop waits for an index that lags; after that the file `abort` stays
 INDEX_WAIT_MS = 5_000
-#: and this long for compacted queues, because RocketMQ would never serve messages that are not copied
+#: how long it waits for compacted queues: RocketMQ would never serve messages that are not copied
 COPY_WAIT_MS = 60_000
 #: most earlier results of `deletable_end` that wait for a sync
 HELD_MAX = 8
@@ -193,7 +193,7 @@ class MessageStore:
         self.queue_dispatch.index = IndexBuilder(log, self.index)
 
     def _end_rebuilding(self) -> None:
-        """Let a lost queue without any message left in the log go on at its old offset."""
+        """Let a lost queue that has no message left in the log continue at its old offset."""
         if self._rebuilding is None or self.dispatched < self._rebuilding[0]:
             return
         for (topic, queue_id), offset in self._rebuilding[1].items():
@@ -202,7 +202,7 @@ class MessageStore:
 
     @property
     def state_is_whole(self) -> bool:
-        """Whether the log holds all of the state; RocketMQ may have deleted the snapshots that held it."""
+        """Whether the log holds all of the state. RocketMQ may have deleted the snapshots that held it."""
         return self.log.start == 0 or self._met_snapshot
 
     # --- put ------------------------------------------------------------------------------------------------
@@ -462,7 +462,7 @@ class MessageStore:
                 if self.clock.monotonic_ms() > until_ms:
                     return False
         except (OSError, RayMQError) as error:
-            # The next start goes on. Until then the log keeps these records.
+            # The next start continues. Until then the log keeps these records.
             logger.warning("compacted queues are not complete: %s", error)
             return False
         return True

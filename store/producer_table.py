@@ -1,9 +1,9 @@
 """Sequences and offsets of up to a million producers and queues: rows of bytes, with objects for the newest few.
 
-An entry is a row of 76 bytes; an index finds it by producer and queue. An entry that is written becomes an object
-(`ProducerQueue`), which knows more runs than its row has room for; the object written least recently goes back into
-its row. No entry is lost that way. Entries go only where the table is full, and only those that were not written for
-`expiry_ms`; where none is that old, new ones are refused.
+An entry is a row of 76 bytes. An index finds it by producer and queue. An entry that is written becomes an object
+(`ProducerQueue`), which knows more runs than a row has room for. The object written least recently goes back into its
+row. No entry is lost that way. Entries are dropped only when the table is full, and only those that were not written
+for `expiry_ms`. If none is that old, new entries are refused.
 
 Threads: one writes (the put lock), and makes all calls that may drop entries or remember an epoch; any may call `get`.
 """
@@ -30,7 +30,7 @@ Key = tuple[int, str, int]
 
 #: objects beside the rows
 RECENT_MAX = 20_000
-#: runs of consecutive offsets kept a producer and queue; rows between them are searched (duplicates.py)
+#: runs of consecutive offsets kept per producer and queue; rows between them are searched (duplicates.py)
 RUNS_MAX = 16
 #: of these, the newest that are always kept
 RUNS_RECENT = 6

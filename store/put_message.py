@@ -29,7 +29,7 @@ from .topics import is_system_topic
 logger = logging.getLogger("raymq.store")
 
 RETRY_PREFIX = "%RETRY%"
-#: a record may have so much more than its body (MessageExtEncoder)
+#: bytes that a record may have besides its body (MessageExtEncoder)
 RECORD_EXTRA_BYTES_MAX = 64 * 1024
 #: sysFlag of a record that holds a whole batch; only topics with a BatchCQ may have one, and here none has
 INNER_BATCH_FLAG = 0x80
@@ -63,11 +63,11 @@ class AppendResult(NamedTuple):
 
 
 class PutResult(NamedTuple):
-    """How a put ended. `append` is there for everything that is stored, also when the promise is not kept."""
+    """The result of a put. `append` is set for every stored message, even when the promise is not kept."""
 
     status: PutStatus
     append: AppendResult | None = None
-    #: why it is not PUT_OK, for people
+    #: why it is not PUT_OK, as text
     error: Exception | None = None
 
 
@@ -113,7 +113,7 @@ class MessagePut:
         return PutResult(status_of(error), None, error)
 
     def _check_key(self, message: InnerMessage) -> None:
-        """Refuse a message without KEYS for a compacted topic, also if it gets there after a delay."""
+        """Refuse a message without KEYS for a compacted topic, even if it gets there after a delay."""
         topics = self._store.state.topics
         text, topic = message.properties_text, message.topic
         properties = message.properties if text is None else decode(text)
@@ -181,7 +181,7 @@ def check_message(message: InnerMessage) -> None:
     try:
         fmt.check_topic_name(message.topic)
     except Rejected as error:
-        # In RocketMQ client and broker check it. Here the name becomes a directory's.
+        # In RocketMQ client and broker check it. Here the topic's name becomes the name of a directory.
         raise _illegal(error.message, "topic", error.limit) from error
     if INNER_NUM in message.properties or message.sys_flag & INNER_BATCH_FLAG:
         raise _illegal(

@@ -80,7 +80,7 @@ class RunningFlags:
         return not self.bits & BLOCKS_PUTS
 
     def names(self) -> list[str]:
-        """The bits that are set, for people."""
+        """The bits that are set, as text."""
         return [name for bit, name in NAMES.items() if self.bits & bit]
 
     def check_readable(self) -> None:

@@ -1,6 +1,6 @@
 """Rows of numbers as columns in a SNAPSHOT record: each column as narrow as its numbers are, from its least one on.
 
-A header says (name, bytes a number, least number) of each column; the bytes follow in that order, little-endian.
+A header says (name, bytes per number, least number) of each column. The bytes follow in that order, little-endian.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WIDTHS = (0, 1, 2, 4, 8)
 def cut(
     rows: npt.NDArray[Any], part_bytes_max: int, named: npt.NDArray[np.int64] | None = None
 ) -> Iterator[npt.NDArray[Any]]:
-    """Rows in parts that have at most about so many bytes. Args: named: bytes that name each queue in a header."""
+    """Rows in parts of at most about `part_bytes_max` bytes each. Args: named: bytes that name each queue."""
     room = part_bytes_max - _HEADER_BYTES
     most = max(1, room // rows.dtype.itemsize)
     while len(rows):

@@ -1,7 +1,7 @@
 """The state of a shard: topics, counters, sequences and offsets, as a pure function of the log.
 
-Topics, queue counters, producer sequences, consumer offsets: every record of the log is applied in order, each
-segment begins with SNAPSHOT records of the whole state, so state = latest complete snapshot + tail.
+It has topics, queue counters, producer sequences and consumer offsets. Every record of the log is applied in order, and
+each segment begins with SNAPSHOT records of the whole state. So state = latest complete snapshot + tail.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class ShardState:
         """Account for one internal record. Unknown kinds are a newer version's and are ignored.
 
         Returns: whether it completed a snapshot, which is all that is known now.
-        Raises: what `reading_internal` makes Corrupt of, for a body that no store of ours wrote.
+        Raises: what `reading_internal` makes Corrupt of, for a body that no RayMQ store wrote.
         """
         if kind == SNAPSHOT:
             parts = self._parts.add(body)
@@ -232,7 +232,7 @@ class ShardState:
         return bodies
 
     def _rows(self) -> Iterator[str]:
-        """The rows as JSON. Of queues there are many, and puts wait: these are put together as text."""
+        """The rows as JSON. Rows of queues are joined as text: there are many queues, and puts wait meanwhile."""
         yield from map(_json, self._few())
         names = {name: _json(name) for name, _ in self.next_offsets}
         for (name, queue_id), offset in self.next_offsets.items():
@@ -322,7 +322,7 @@ class ShardState:
         )
 
 
-#: kept: json.dumps makes one for each call
+#: kept, because json.dumps makes an encoder for each call
 _json = json.JSONEncoder(separators=(",", ":")).encode
 
 

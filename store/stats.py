@@ -1,6 +1,6 @@
 """Counters of one store: puts, reads, times of appends, and rates per second.
 
-Source: StoreStatsService, RocketMQ 5.3.3. Its put time ends with the flush; ours ends with the append, because flush
+Source: StoreStatsService, RocketMQ 5.3.3. Its put time ends with the flush; RayMQ's ends with the append, because flush
 and replica are waited for elsewhere (the put latency of `actors/leader/put_acks.py`).
 """
 
@@ -30,7 +30,7 @@ BUCKET_NAMES = (
     ">10s",
 )
 SAMPLE_MS = 1_000
-#: rates are means over so many seconds
+#: rates are means over this many seconds
 RATES_S = (10, 60, 600)
 
 
@@ -118,7 +118,7 @@ class StoreStats:
         return Sample(over, *per_second)
 
     def as_status(self) -> dict[str, Any]:
-        """For people: JSON-able."""
+        """For status displays: JSON-able."""
         rates = {seconds: self.rates(seconds) for seconds in RATES_S}
         return {
             "puts": self.puts,

@@ -1,7 +1,7 @@
-"""Recovery of a store before the first put: state, consume queues and log are brought to agree.
+"""Recovery of a store before the first put: makes state, consume queues and log agree.
 
 Queues    A queue stays closed where the marks say where it ends. All others are opened and checked.
-Log       Is walked from the newest snapshot that nothing can take away; each record is applied to the state.
+Log       Is walked from the newest snapshot that nothing can take away. Each record is applied to the state.
 Repair    Queues are cut to the log. Those with lost units are dispatched again from the log's start.
 
 Source: DefaultMessageStore#recover, #recoverTopicQueueTable, RocketMQ 5.3.3.
@@ -22,7 +22,7 @@ from .state import INTERNAL_TOPIC, PROGRESS, reading_internal
 if TYPE_CHECKING:
     from .message_store import MessageStore
 
-#: where a process that was killed may have begun the next record: size and magic
+#: bytes of the next record that a killed process may have written: size and magic
 _PREFIX_BYTES = 8
 
 
@@ -31,7 +31,7 @@ class RecoveredStore(NamedTuple):
 
     #: everything below this is in the consume queues
     dispatched: int
-    #: the log alone says where each consume queue ends; in stores of others it may not
+    #: the log alone says where each consume queue ends; False in some stores of RocketMQ
     queues_exact: bool
     #: a snapshot was read, so that the log holds all of the state
     met_snapshot: bool
@@ -84,7 +84,10 @@ class StoreRecovery:
     # --- consume queues before the walk ---------------------------------------------------------------------
 
     def _judge_queues(self) -> int:
-        """Open the consume queues unless they may rest. Returns: the end of the last record that one of them knows."""
+        """Open the consume queues unless the marks say where they end.
+
+        Returns: the end of the last record that one of them knows.
+        """
         log = self._log
         # Consume queues are synced rarely; after a reboot they are trusted only as far as the marks vouch for them.
         # After a failed sync too: their pages count as clean, and only a second write brings those to disk.
@@ -124,7 +127,7 @@ class StoreRecovery:
     # --- the walk -------------------------------------------------------------------------------------------
 
     def _recover_log(self, known_end: int) -> int:
-        """Walk the log, cut it where it ends, and settle the queues. Returns: where the walk began."""
+        """Walk the log, cut it where it ends, and cut the queues to it. Returns: where the walk began."""
         low = self._uncuttable(self._complete)
         scan_start = next(snapshot_starts(self._log, low), self._log.start)
         self._log.recover(scan_start, self._visit, self._settle_queues, queues_end=known_end)
@@ -253,7 +256,7 @@ class StoreRecovery:
         return all(ends.get(key, 0) == queue.max_offset for key, queue in self._queues.items())
 
     def _count_on_from_queues(self) -> None:
-        """Where RocketMQ deleted all messages of a queue, only the consume queue knows how far they were numbered."""
+        """Where RocketMQ deleted all messages of a queue, only the consume queue knows the next offset."""
         offsets = self._state.next_offsets
         for key, queue in self._queues.items():
             offsets[key] = max(offsets.get(key, 0), queue.max_offset)

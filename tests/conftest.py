@@ -1,4 +1,4 @@
-"""What every test gets: a guard against bare imports, and a mark by folder for Ray, Spark and RocketMQ."""
+"""Shared by all tests: a guard against bare imports, and a mark by folder for Ray, Spark and RocketMQ."""
 
 from __future__ import annotations
 

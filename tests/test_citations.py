@@ -69,7 +69,7 @@ def texts_of(source: str) -> Iterator[str]:
 
 @cache
 def prose_of(path: Path) -> str:
-    """What a file says to its readers."""
+    """The prose of a file."""
     text = path.read_text(encoding="utf-8")
     return text if path.suffix == ".md" else "\n".join(texts_of(text))
 

@@ -1,4 +1,4 @@
-"""What README and docs/ show is tried: a reader's first steps must work as printed."""
+"""The programs and commands of README and docs/ are run: a reader's first steps must work as printed."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.history import QueueSequence, Read, body, faults
+from tests.support.history import Read, SequenceKey, body, faults
 
 
 class Case(NamedTuple):
@@ -16,8 +16,8 @@ class Case(NamedTuple):
     #: what the checker must say, in this order; empty: nothing
     verdicts: list[str]
     reads: list[Read]
-    acked: dict[QueueSequence, dict[int, int]]
-    sent: dict[QueueSequence, int]
+    acked: dict[SequenceKey, dict[int, int]]
+    sent: dict[SequenceKey, int]
     seen: tuple[list[Read], ...] = ()
 
 
@@ -28,9 +28,9 @@ def log(*numbers: int, producer: int = 0, queue: int = 0, start: int = 0) -> lis
     ]
 
 
-A: QueueSequence = (0, 0)
-B: QueueSequence = (1, 0)
-C: QueueSequence = (0, 1)
+A: SequenceKey = (0, 0)
+B: SequenceKey = (1, 0)
+C: SequenceKey = (0, 1)
 RECEIPTS = {A: {0: 0, 1: 1, 2: 2}}
 SENT = {A: 3}
 
@@ -193,5 +193,5 @@ def test_a_bad_history_is_rejected_for_its_reason(case: Case) -> None:
 def test_there_are_bad_histories_of_every_kind() -> None:
     histories = {repr(case._replace(name="", verdicts=[])) for case in BAD}
     assert len(histories) == len(BAD) >= 20
-    told = {verdict for case in BAD for verdict in case.verdicts}
-    assert told == {"lost", "phantom", "duplicate", "reordered", "non-monotonic", "misplaced"}
+    reported = {verdict for case in BAD for verdict in case.verdicts}
+    assert reported == {"lost", "phantom", "duplicate", "reordered", "non-monotonic", "misplaced"}

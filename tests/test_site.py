@@ -101,7 +101,7 @@ def test_the_generated_pages_are_those_of_the_code(made: str) -> None:
 
 
 def entries(page: str) -> list[str]:
-    """What a page of options defines."""
+    """The options that a page defines."""
     return re.findall(r"^`(\w+)`\n:   \S", page, re.MULTILINE)
 
 

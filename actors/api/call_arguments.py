@@ -11,13 +11,13 @@ from raymq.store.topics import QUEUES_MAX
 
 #: numbers of RocketMQ are signed 64-bit ones
 NUMBER_MAX = 2**63 - 1
-#: what a fetch may ask for; larger values than the limits are cut
+#: limits of a fetch; larger values are cut to them
 _ANY = 2**128
 #: bytes that one fetch may return
 FETCH_BYTES_MAX = 64 << 20
 #: shards of a cluster at most
 SHARDS_MAX = 256
-#: so much of a wrong value is repeated in the error
+#: characters of a wrong value that the error repeats
 SHOWN_CHARS = 60
 
 

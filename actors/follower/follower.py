@@ -30,7 +30,7 @@ class FollowerLog(mirror_follower.LogView, Protocol):
         """Append units that continue the log; `data` is their bytes. Raises: Corrupt when a CRC differs."""
 
     def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
-        """Replace the chain from `units[0].start` on; bytes after the log's end are written.
+        """Replace the chain from `units[0].start` on. Bytes after the log's end are written.
 
         Below its end the log has the units' bytes already. Raises: Corrupt when a CRC differs.
         """
@@ -119,7 +119,7 @@ class FollowerSession:
                 else:
                     self._change(effect, data)
         except (RayMQError, OSError) as error:
-            # What could not be stored is not acknowledged; the leader connects again and asks.
+            # Units that could not be stored are not acknowledged. The leader connects again and asks.
             damaged = isinstance(error, Corrupt) and error.fields.get("rule") == "chain crc"
             reason = wire.Reason.DAMAGED if damaged else wire.Reason.UNAVAILABLE
             return [wire.Refusal(reason, self._machine.promised, str(error))], False
@@ -148,7 +148,7 @@ class FollowerSession:
             try:
                 self._send_ack(stream)
             except Exception:
-                # Any error of the transport means that the stream is broken; its reader gets an error too.
+                # Any error of the transport means that the stream is broken. Its reader gets an error too.
                 return
 
     def _send_ack(self, stream: _Stream) -> None:

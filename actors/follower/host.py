@@ -147,7 +147,7 @@ class FollowerHost(ReplicaHost):
         """A follower has no readers."""
 
     def delete_derived(self, start: int) -> None:
-        """Delete the chain below `start`; there are no consume queues."""
+        """Delete the chain below `start`. There are no consume queues."""
         with self._writer:
             self.log.chain.delete_before(start)
 

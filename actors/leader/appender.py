@@ -1,8 +1,8 @@
 """Puts of many threads, appended one group at a time.
 
 A thread that finds another one appending leaves its put to that thread and goes on receiving (flat combining). So no
-thread waits for a lock, and puts that come together are published and woken for once. Large batches are appended by a
-thread of the shard, while the threads that brought them receive and check the next ones.
+thread waits for a lock, and puts that arrive together are published once and wake the satellites once. Large batches
+are appended by a thread of the shard, while the threads that brought them receive and check the next ones.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Appender:
     ) -> None:
         """Args: `append` is called by one thread at a time; it raises RayMQError for a put that it refuses.
 
-        `hand_over` gets the appended puts in order and returns the tickets that are finished; it must not raise.
+        `hand_over` gets the appended puts in order and returns the tickets that are finished. It must not raise.
         """
         self._append = append
         self._hand_over = hand_over

@@ -15,10 +15,10 @@ from raymq.store.requests import FetchRequest, FetchSlice
 #: while no reader waits for a unit, units are dispatched together: each dispatch alone takes the interpreter from the
 #: puts
 DISPATCH_LINGER_S = 0.01
-#: how often to check meanwhile whether a unit has come that a reader waits for
+#: how often to check meanwhile whether a reader waits for one of the gathered units
 LINGER_CHECKS = 5
-#: how long a read that finds nothing waits for messages that were confirmed before it: the first message of a queue
-#: waits for a file to be made
+#: how long a read that finds nothing waits for messages that were confirmed before it. Dispatch of a queue's first
+#: message waits for a new file
 FIRST_DISPATCH_WAIT_MS = 5_000
 #: how long `await_confirmed` waits: below the time that clients give a call
 CONFIRMED_WAIT_MS = 10_000

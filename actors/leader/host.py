@@ -278,7 +278,7 @@ class LeaderHost(ReplicaHost):
         found, log = super()._active_failures(), self.log
         if self._ahead.failed is not None:
             found["allocate"] = str(self._ahead.failed)
-        # Without a replica both ends move together; the file is Replication's alone.
+        # Without a replica both ends move together, and only Replication writes the file.
         if log.confirmed < own_durable(self.config.flush, log.ends):
             cause = self._replication_failure.read()
             if cause is not None:

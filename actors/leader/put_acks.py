@@ -152,7 +152,7 @@ class PutAcks:
             self._fail(Unavailable(f"after an append: {error!r}", field="store"))
             # Also where the shard is stopping already: no ticket may be finished twice.
             self.end()
-        # Stored, but in no queue. Every stream is notified, also of puts that were finished before.
+        # Stored, but in no queue. Every stream is notified, even of puts that were finished before.
         with self._submit_lock:
             for put in puts:
                 if not put.ticket.done:
@@ -171,7 +171,7 @@ class PutAcks:
 
     def _submit(self, puts: list[AppendedPut]) -> list[PutTicket]:
         if self._readable_at_once:
-            # What is acknowledged at once is readable at once.
+            # Puts that are acknowledged at once are readable at once.
             with self._progress_lock:
                 self._log.note_confirmed(self._readable(self._log.ends))
             self._on_confirmed()
@@ -222,8 +222,8 @@ class PutAcks:
         with self._submit_lock:
             self._appends.publish(self._log.end)
         self._appends.wake_now()
-        # Read and noted under one lock. An older end noted after this one would take space back that the next append
-        # overwrites, and a restart would take those bytes for uncommitted ones.
+        # Read and noted under one lock. An older end noted after this one would count space as used that the next
+        # append overwrites. A restart would then take those bytes for uncommitted ones.
         with self._progress_lock:
             self._log.note_committed(self._supervisor.committed())
 

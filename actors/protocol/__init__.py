@@ -14,7 +14,7 @@ Every Flight call carries the header `authorization: Bearer <token>`. Streams an
 that they expect ("cluster_id", "shard"), and another one refuses them. An error travels as {"kind", "message",
 "fields"}, see store/errors.py `to_wire`.
 
-Operations take JSON arguments and return a JSON object. Over Flight the action's type is the operation; its body is
+Operations take JSON arguments and return a JSON object. Over Flight the action's type is the operation. Its body is
 {"cluster_id", "shard", "args"}, its result {"result"} or {"error"}. A follower answers only describe and status.
 
     operation                                                       result

@@ -13,7 +13,7 @@ app_metadata and its rows as an Arrow batch:
                   {"id","queue","error"}, per queue; then {"id","end":true}; or only {"id","error"}
     replicate  frames of raymq.replication.wire in both directions, with the log bytes as FRAME_SCHEMA
 
-A server that stops sends GOAWAY on each stream; the client must then end the stream.
+A server that stops sends GOAWAY on each stream. The client must then end the stream.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ logger = logging.getLogger("raymq")
 #: between two attempts to lock and recover a replica
 RETRY_S = 0.25
 RETRY_MAX_S = 5.0
-#: a process that cannot go on ends so long after it has logged why
+#: pause between the log line of a process that cannot continue and its exit
 END_PAUSE_S = 1.0
 EXIT_GAVE_UP = 71
 #: a satellite whose service loop died
@@ -182,7 +182,7 @@ class CommitLogActor:
         if leader and spec["replication"] == "mirror":
             roles.append("replication")
         if not leader:
-            # As in RocketMQ a slave has no pool: the bytes that it acknowledges are in its files.
+            # As in RocketMQ, a follower has no pool: the bytes that it acknowledges are in its files.
             config = replace(config, transient_pool=False)
         if config.transient_pool:
             roles.append("commit_real_time")
@@ -396,7 +396,7 @@ def _config(spec: dict[str, Any]) -> StoreConfig:
 
 
 def _exit_soon(root: Path, reason: str) -> None:
-    """End a CommitLog's process that cannot go on; Ray starts the next one, which recovers.
+    """End a CommitLog's process that cannot continue. Ray starts the next one, which recovers.
 
     After a pause, so that answers under way go out, and so that a lasting cause does not restart it in a tight loop.
     """

@@ -1,4 +1,4 @@
-"""The concurrency groups of a CommitLog actor: neither long polls nor operations hold up puts."""
+"""The concurrency groups of a CommitLog actor: neither long polls nor operations delay puts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Serves a shard to clients that reach only Ray: put streams, reads and operations as calls of its actor.
 
-The calls are described in protocol/ray_calls.py. Ray starts the calls of a concurrency group in any order (several
-threads; large arguments arrive later than small ones), so each call of a put stream waits for its turn.
+The calls are described in protocol/ray_calls.py. Ray starts the calls of a concurrency group in any order: it uses
+several threads, and large arguments arrive later than small ones. So each call of a put stream waits for its turn.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .concurrency_groups import GROUPS
 EARLY_MAX = GROUPS["append"] // 2
 #: how long a call waits for its predecessor
 TURN_WAIT_S = 5.0
-#: streams remembered; a client whose stream is older than so many others must open a new one
+#: streams that are remembered; a client whose stream is older than this many others must open a new one
 STREAMS_MAX = 4096
 
-#: one call of a reader waits so long at most: a reader that has left holds its thread no longer
+#: longest wait of one read call: a reader that has left holds its thread no longer
 READ_WAIT_MS_MAX = 2_000
-#: beyond so many readers each waits shortly, so that all get their turn: a call costs about a millisecond of CPU
+#: with more readers each waits only a short time, so that all get their turn: a call costs about a millisecond of CPU
 CROWD = GROUPS["read"] * 3 // 4
 CROWDED_WAIT_MS = 250
 

@@ -2,7 +2,7 @@
 
 A satellite like the flushers: it works under CommitLog's grant, follows the chain and reads the log. `MirrorLeader`
 says how far the follower is. `PutCombiner` combines that with the leader's own ends into the outcomes of the puts that
-wait for replicas. Its acknowledged end is the position that Replication publishes: CommitLog acknowledges these puts by
+wait for replicas. Its acknowledged end is the position that Replication publishes. CommitLog acknowledges these puts by
 it and shows records to readers up to it, because both are one row of store/promise.py. Late puts are reported as
 entries. Nothing here must survive: a new process finds the match again, and CommitLog answers the puts that a dead one
 left.

@@ -57,7 +57,7 @@ class GrantStatus(Enum):
 class BlockingCall:
     """Around a call that may block for long (a sync on a slow disk): a thread publishes heartbeats meanwhile.
 
-    A slow disk is not a hung satellite; a stopped process has no heartbeat either way. This is not a generator,
+    A slow disk is not a hung satellite. A stopped process has no heartbeat either way. This is not a generator,
     because it is on the path between a put and its sync.
     """
 
@@ -156,7 +156,7 @@ class Satellite:
         self._wakeup.wake(COMMIT_LOG)
 
     def grant_status(self) -> GrantStatus:
-        """The status now; the first GRANTED also sets `fencing_token` and `base`."""
+        """The present status; the first GRANTED also sets `fencing_token` and `base`."""
         if self._stopping.is_set():
             return GrantStatus.LEAVING
         token, incarnation = self._record.grant
@@ -167,7 +167,7 @@ class Satellite:
             self.commit_log_incarnation = self._control.incarnation
             self.base = self._record.base
             self._count = self._record.count
-            # Read again: if the grant has changed in between, these fields are of another grant.
+            # Read again: if the grant has changed in between, these fields belong to another grant.
             if self._record.grant != (token, incarnation):
                 return GrantStatus.FENCED
             self.fencing_token = token
@@ -226,7 +226,7 @@ class Satellite:
         if not self.fencing_token:
             raise broken("a satellite works without a grant", role=self.role)
         self._record.publish_position(self.fencing_token, end_offset)
-        # CommitLog stops to poll before its last check; a wakeup that is lost all the same only delays.
+        # CommitLog stops to poll before its last check. A wakeup that is lost all the same only delays.
         self.wake_others(commit_log=not self._control.commit_log_polls)
 
     def publish_failure(self, errno: int) -> None:

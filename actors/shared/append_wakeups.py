@@ -1,9 +1,9 @@
 """Wakeups between an append and its acknowledgement, and the rules by which most of them are left out.
 
-Waking a process costs about as much as syncing a small put: each process would sleep, be woken, work a little and wake
-the next one. So a process that will be needed in a moment polls for that moment instead of sleeping, and says so in the
-control block. Every rule below is a hint: when one misfires, a sync starts later, at the latest after the timeout of
-the satellite's wait. No promise depends on any of them.
+Waking a process costs about as much as syncing a small put. Without these rules each process would sleep, be woken,
+work a little and wake the next one. So a process that will be needed in a moment polls for that moment instead of
+sleeping, and says so in the control block. Every rule below is a hint: when one misfires, a sync starts later, at the
+latest after the timeout of the satellite's wait. No promise depends on any of them.
 
     rule                    who acts     when, and for how long
     announce                CommitLog    wakes the first worker before it encodes a small put that no other put precedes
@@ -16,9 +16,9 @@ the satellite's wait. No promise depends on any of them.
     await the sync          CommitLog    the thread that brought a put that waits alone polls the synced end for
                                          WATCH_US, and answers the put itself
 
-The last two are tried ever less often while they do not help (RetryThrottle). A polling loop yields its core at each
-step. The first worker is GroupCommit. With a transient pool it is CommitRealTime, which wakes GroupCommit after each
-commit. FlushRealTime works by its period and is never woken for an append, as in RocketMQ.
+The last two are tried less and less often while they do not help (RetryThrottle). A polling loop yields its core at
+each step. The first worker is GroupCommit. With a transient pool it is CommitRealTime, which wakes GroupCommit after
+each commit. FlushRealTime works by its period and is never woken for an append, as in RocketMQ.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .control_block import COMMIT_REAL_TIME, ControlBlock
 from .retry_throttle import RetryThrottle
 
 ANNOUNCED_US = 500
-#: a client's way there and back
+#: a client's round trip
 POLL_US = 1_500
 #: a few syncs of a good disk
 WATCH_US = 800
@@ -71,7 +71,7 @@ class AppendNotifier:
         clock: Clock,
         commit_least_bytes: int,
     ) -> None:
-        """Args: commit_least_bytes: CommitRealTime is woken for so many uncommitted bytes."""
+        """Args: commit_least_bytes: CommitRealTime is woken for this many uncommitted bytes."""
         self._control = control
         self._flusher = flusher
         self._clock = clock
@@ -165,7 +165,7 @@ class AppendNotifier:
         self._control.commit_log_polls = 1
         try:
             while flusher.position < end_offset and wanted():
-                # The flusher may have been put on this core.
+                # The kernel may have put the flusher on this core.
                 os.sched_yield()
                 if self._clock.monotonic() > deadline:
                     return False

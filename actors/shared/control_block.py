@@ -13,7 +13,7 @@ process, and is read and written only as an item of an aligned `memoryview.cast(
     5      CommitLog  log generation: grows at every `begin`, so also after a truncation
     6, 7   CommitLog  pid, start time
     8      CommitLog  heartbeat, monotonic ms
-    9      CommitLog  1: the heartbeat runs, also during recovery and on a slow disk; satellites kill a CommitLog whose
+    9      CommitLog  1: the heartbeat runs, even during recovery and on a slow disk; satellites kill a CommitLog whose
                       running heartbeat stops, see heartbeat.py
     16     CommitLog  appended end, packed with the log generation
     17-18, 20-21      hints that save wakeups, see append_wakeups.py:
@@ -38,7 +38,7 @@ process, and is read and written only as an item of an aligned `memoryview.cast(
     384 + 32 * r      satellite  how long the syncs of role r took: counts and sum, see latency.py; written like +7
 
 A packed field is (tag & 0x7FFF) << 48 | value, so tag and value change in one move. The tag is a fencing token or the
-log generation; a reader that expects another tag reads 0. Tag 0 is never given, so a zeroed page says nothing.
+log generation. A reader that expects another tag reads 0. Tag 0 is never given, so a zeroed page says nothing.
 
 Fields +4 to +6 survive their writer. If both processes die, these fields hold what the kernel will not report again.
 CommitLog clears them when it begins, while no grant is out. CommitRealTime's position counts under any token: what was

@@ -54,7 +54,7 @@ class ActiveFailures:
         return "; ".join(f"{part}: {cause}" for part, cause in self._causes.items())
 
 
-#: a cause that lasts is written again after so long, and is out of date after three times as long
+#: a cause that lasts is written again after this time, and is out of date after three times as long
 NOTE_PERIOD_MS = 10_000
 
 

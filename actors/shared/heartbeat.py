@@ -22,9 +22,10 @@ logger = logging.getLogger("raymq.heartbeat")
 
 #: how often CommitLog publishes a heartbeat, and satellites check it
 PERIOD_MS = 500
-#: a CommitLog that is silent for so long is killed. Longer than a satellite may be silent: its restart costs a recovery
+#: a CommitLog that is silent for this long is killed. The time is longer than that of a satellite, because a restart of
+#: CommitLog costs a recovery
 HEARTBEAT_TIMEOUT_MS = 5_000
-#: a check that comes later than this after the one before proves that the checking process did not run either
+#: two checks that are further apart than this prove that the checking process did not run either
 LATE_CHECK_MS = 3 * PERIOD_MS
 #: the ack loop iterates every 200 ms; calls that may take longer are inside `blocking_call`
 ITERATION_MAX_MS = 10_000
@@ -96,7 +97,7 @@ class Heartbeat:
 
 
 class HeartbeatMonitor:
-    """A satellite's side. Callers: one thread, every PERIOD_MS, also during a sync of that satellite."""
+    """A satellite's side. Callers: one thread, every PERIOD_MS, even during a sync of that satellite."""
 
     def __init__(self, control: ControlBlock, *, files: Files) -> None:
         self._control = control

@@ -15,7 +15,7 @@ from raymq.store.clock import Clock
 logger = logging.getLogger("raymq.commit_log")
 
 STEP_S = 1.0
-#: the first pass comes so long after the start
+#: pause between the start and the first pass
 FIRST_PASS_MS = 60_000
 
 
@@ -65,7 +65,7 @@ class Maintenance:
         try:
             self._cleaner.run_once()
         except Exception as error:
-            # Old files that stay do no harm yet; the next pass tries again.
+            # Old files that stay do no harm yet. The next pass tries again.
             logger.warning("old files could not be deleted: %s", error)
             self.failed = str(error)
         else:

@@ -70,7 +70,7 @@ class ProcessHandle:
 
     @classmethod
     def open(cls, identity: ProcessIdentity, *, files: Files) -> ProcessHandle | None:
-        """A handle on exactly this process; None if it has ended (also if another process has its pid now)."""
+        """A handle on exactly this process; None if it has ended (even if another process has its pid now)."""
         if identity.pid <= 0:
             return None
         try:
@@ -99,7 +99,7 @@ class ProcessHandle:
         return bool(self._poll.poll(timeout_ms))
 
     def close(self) -> None:
-        """Release the handle; the process goes on."""
+        """Release the handle; the process continues."""
         if self._pidfd >= 0:
             self._poll.unregister(self._pidfd)
             os.close(self._pidfd)

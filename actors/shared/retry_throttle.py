@@ -1,8 +1,8 @@
-"""Decides whether to try an optimisation that only helps now and then: ever less often while it does not help."""
+"""Decides whether to try an optimisation that helps only at times: less and less often while it does not help."""
 
 from __future__ import annotations
 
-#: after failures the next 1, 2, 4 ... occasions are skipped, at most so many
+#: after failures the next 1, 2, 4 ... occasions are skipped, up to this number
 PAUSE_MAX = 32
 
 

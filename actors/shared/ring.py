@@ -107,7 +107,7 @@ class ReplicationRings:
 
 
 def map_shared(path: str, size_bytes: int, *, files: Files) -> memoryview:
-    """A writable map of a small shared file, made zeroed if it is not there; several processes may race here."""
+    """A writable map of a small shared file, made zeroed if it is not there. Several processes may race here."""
     fd = files.open_file(path, create=True)
     try:
         if files.size(fd) < size_bytes:

@@ -53,7 +53,7 @@ class Lease:
         return end if self.fencing_token and token == self.fencing_token else 0
 
     def find_candidate(self) -> Candidate | None:
-        """The live process that asks for the lease, if it is vacant; the caller grants it or closes its handle."""
+        """The live process that asks for the lease, if it is vacant. The caller grants it or closes its handle."""
         registration = self.record.registration()
         if not self.vacant or self.suspended or registration is None:
             return None

@@ -6,8 +6,8 @@ is then killed by pidfd, and the next one is granted only after it has ended.
 
 A flusher is granted only after a *witness sync*: CommitLog syncs the log through descriptors that it opened when each
 segment was made. A flusher may have received a write error and died before it could report it. The kernel reports an
-error once to each open descriptor, so the witness receives it too, while a new flusher's new descriptor would sync
-"successfully" what the disk has dropped.
+error once to each open descriptor, so the witness receives it too. A new flusher's new descriptor would sync
+"successfully" bytes that the disk has dropped.
 
 Callers: one thread at a time appends (`appends`, `submit`), one reads (`progress`), one waits (`wait`), one supervises
 (`fence_old`, `begin`, `tick`, `revoke`, `close`). They may be different threads.
@@ -43,7 +43,7 @@ from raymq.store.status import PutStatus
 
 from .lease import FLUSH_ROLES, Candidate, Lease
 
-#: a satellite without heartbeat for so long is killed (Ray starts a new one)
+#: a satellite without a heartbeat for this long is killed (Ray starts a new one)
 STALE_MS = 2_000
 #: how long the death of a killed process may take; inside a disk call it takes as long as the call
 KILL_TIMEOUT_MS = 10_000
@@ -89,7 +89,7 @@ class Supervisor:
 
         Args: roles: the satellites of this replica's mode, see control_block.ROLES; witness_sync: syncs the log
         through the witness descriptors, returns the synced end, raises OSError; commit_least_bytes: CommitRealTime is
-        woken for so many uncommitted bytes.
+        woken for this many uncommitted bytes.
         """
         for role in roles:
             if role not in ROLES:
@@ -210,7 +210,8 @@ class Supervisor:
             now_ms = self._clock.monotonic_ms()
             self.control.heartbeat_ms = now_ms
             if now_ms - self._last_tick_ms > STALE_MS // 2:
-                # This process did not run for a while (machine paused or overloaded), perhaps the others neither.
+                # This process did not run for a while (machine paused or overloaded), and perhaps the others did not
+                # either.
                 self._watch_from_ms = now_ms
             self._last_tick_ms = now_ms
             self._check_failures()
@@ -222,7 +223,7 @@ class Supervisor:
             self._grant_candidate(lease)
 
     def revoke(self, role: str, timeout_ms: int = KILL_TIMEOUT_MS) -> None:
-        """Revoke the role's lease, kill its process, wait for its end; the role is not granted until `begin`.
+        """Revoke the role's lease, kill its process, wait for its end. The role is not granted until `begin`.
 
         For a truncation: revoke every role, cut, zero, sync, begin.
         Raises: Unavailable if the process does not end in time; the grant is gone all the same.
@@ -290,8 +291,8 @@ class Supervisor:
         """How far the satellites are; none of the ends ever falls between two `begin`s."""
         late: list[LatePuts] = []
         with self._ends_lock:
-            # Each end is read after those that rely on it: late puts were reported after what was acknowledged, what is
-            # acknowledged was synced, what is synced was committed.
+            # Each end is read after those that rely on it. Late puts were reported after the acknowledged end moved.
+            # Acknowledged bytes were synced before, and synced bytes committed.
             if self._rings is not None:
                 late = [
                     LatePuts(number, end, PutStatus.of_code(code))
@@ -378,7 +379,7 @@ class Supervisor:
             # The predecessor may have published a failure just before its end, after the check of this tick.
             self._check_failures()
             if incarnation != self.incarnation or lease.suspended or self.poisoned is not None:
-                # Another log, or soon another: what was synced says nothing about it.
+                # The log was replaced, or soon will be: the witness sync says nothing about the new one.
                 candidate.handle.close()
                 return
             self._grant(lease, candidate, witnessed)
@@ -393,6 +394,7 @@ class Supervisor:
                 # The predecessor has ended, so it publishes nothing more.
                 base = self._read_committed()
             else:
+                require(lease.role == "replication", "no base for a grant", role=lease.role)
                 base = self._replicated
         lease.grant(candidate, base, self._clock.monotonic_ms())
         self.appends.wake(lease.role)

@@ -243,7 +243,7 @@ class QueueChecks:
     def finish(
         self, ledgers: list[Ledger], indexes: list[int], short: Collection[int] = ()
     ) -> Verdict:
-        """Compare with all ledgers, for queues that were read from begin to end; those in `short` end early."""
+        """Compare with all ledgers, for queues that were read from begin to end. Those in `short` end early."""
         whole = Verdict(damaged=self.damaged)
         if self.damaged:
             whole.note(f"{self.damaged} rows are not the bytes that were sent")

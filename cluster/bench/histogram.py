@@ -31,7 +31,7 @@ PERCENTILES = (50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99, 100.0)
 class Histogram:
     """Counts of values from 0 to VALUE_MAX (larger ones count as that, negative ones as 0).
 
-    Values are whole numbers of any one unit; the benchmark's are microseconds. A percentile is the
+    Values are whole numbers of any one unit. The benchmark's are microseconds. A percentile is the
     largest value of its slot, so it is never too small and at most 0.1 % too large. Not thread-safe.
     """
 

@@ -65,7 +65,7 @@ class UniformSize:
 
 @dataclass(frozen=True)
 class LognormalSize:
-    """Half of the bodies are smaller than `median`; the logarithm's standard deviation is `sigma`."""
+    """Half of the bodies are smaller than `median`. The logarithm's standard deviation is `sigma`."""
 
     median: int
     sigma: float

@@ -1,7 +1,7 @@
 """How a benchmark's worker reads: one consumer and one thread per topic, over its queues.
 
-Live (mode e2e) it waits for what is being sent, and a latency is from when a message was due until
-it was read; on a backlog (mode consume) a latency is that of one poll. Does not import Ray.
+Live (mode e2e) it waits for new messages, and a latency counts from a message's due time to its read. On a backlog
+(mode consume) a latency is that of one poll. Does not import Ray.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Reading:
     def run(self, control: Control) -> Iterator[str | Snapshot | Received]:
         """Yields: READY, from the common start to the ends one snapshot per tick, the result."""
         with contextlib.ExitStack() as stack:
-            # A live reader waits at the end of its queues before the first message is sent; a backlog
+            # A live reader waits at the end of its queues before the first message is sent. A backlog
             # is not read ahead before the start.
             consumers = self._consumers(stack) if self._job.live else {}
             yield READY

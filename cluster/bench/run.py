@@ -363,7 +363,7 @@ class Bench:
     # --- the highest rate -----------------------------------------------------------------------
 
     def _search(self, limit_ms: float, tried: list[dict[str, Any]]) -> Round:
-        """Halve the interval of rates until it is small; each round is a whole open loop.
+        """Halve the interval of rates until it is small. Each round is a whole open loop.
 
         Raises: Rejected when not even the lowest rate tried stays below the limit.
         """

@@ -1,8 +1,8 @@
 """How a benchmark's worker sends: a closed loop, or an open one that keeps its times.
 
-Coordinated omission: in an open loop every message has a time at which it is due, whatever happened
-to those before it, and its latency counts from then, also when a stalled server kept the worker
-from sending it, and also when it was not sent at all before the end. Does not import Ray.
+Coordinated omission: in an open loop every message has a time at which it is due, whatever happened to earlier
+messages. Its latency counts from then, even when a stalled server kept the worker from sending it, and even when it was
+never sent. Does not import Ray.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Schedule:
         return self.skip(count)
 
     def skip(self, count: int) -> npt.NDArray[np.float64]:
-        """Take so many. Returns: when they were due."""
+        """Take `count` messages. Returns: when they were due."""
         first, self.taken = self.taken, self.taken + count
         return self._start + np.arange(first, first + count) / self._rate
 

@@ -13,7 +13,7 @@ class Series:
     """One channel of a round.
 
     Throughput is what was done within the measured ticks. Latencies are those of everything done
-    from the end of the warm-up on, also after the end: without the last ones the slow ones would be missing.
+    from the end of the warm-up on, including those after the end: without them the slowest ones would be missing.
     """
 
     def __init__(self, plan: BenchPlan) -> None:

@@ -154,7 +154,7 @@ def ray_task(job: Job, cluster: Cluster, gate: Any) -> Iterator[Any]:
 class RayWorkers:
     """One Ray task per worker, spread over the nodes; its items are streamed back.
 
-    Tasks ask Ray for no CPU: all must run at once, also on a small cluster.
+    Tasks ask Ray for no CPU: all must run at once, even on a small cluster.
     """
 
     def __init__(self, ray: Any, cluster: Cluster, jobs: Sequence[Job]) -> None:

@@ -85,7 +85,7 @@ def _fail(name: str, found: str, advice: str) -> Check:
 
 
 def _amount(size: int) -> str:
-    """Bytes for people."""
+    """Bytes as text."""
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size >> 20} MiB"
 
 

@@ -177,7 +177,7 @@ def _print_message(message: Any, output: str, console: Console) -> None:
 
 
 def _text_or_base64(name: str, value: bytes | None) -> dict[str, str | None]:
-    """Text under its name, other bytes as base64 under NAME_base64: a reader can tell one from the other."""
+    """Text under its name, other bytes as base64 under NAME_base64: a reader can distinguish them."""
     if value is None:
         return {name: None}
     try:

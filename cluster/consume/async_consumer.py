@@ -29,7 +29,7 @@ RECHECK_S = 1.0
 class AsyncConsumer(OpenClient):
     """Reads a topic in one event loop, with the methods and options of `raymq.Consumer`, awaited.
 
-    It opens with `async with`, or with its first call. One thread per shard reads ahead; a call only takes what is
+    It opens with `async with`, or with its first call. One thread per shard reads ahead. A call only takes what is
     there, so a cancelled `poll` loses no message and moves no position. One task at a time may use it. It does not
     pickle or survive a fork.
 
@@ -97,7 +97,7 @@ class AsyncConsumer(OpenClient):
         self._closing: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Find the first offset of each queue and start to read ahead; later calls do nothing.
+        """Find the first offset of each queue and start to read ahead. Later calls do nothing.
 
         Raises: Rejected for an unknown topic or queue, or when `start` is missing.
         """
@@ -145,12 +145,12 @@ class AsyncConsumer(OpenClient):
         return await self._wait(lambda: consumer.poll(max_records, 0), timeout)
 
     async def poll_batch(self, max_records: int = 10_000, timeout: float = 1.0) -> pa.RecordBatch:
-        """As `poll`, but Arrow columns of one queue, as `Consumer.poll_batch` returns them."""
+        """Like `poll`, but Arrow columns of one queue, as `Consumer.poll_batch` returns them."""
         consumer = await self._open()
         return await self._wait(lambda: consumer.poll_batch(max_records, 0), timeout)
 
     async def _wait(self, look: Callable[[], _Found], timeout: float) -> _Found:
-        """What `look` finds, once that is not empty or the time is up."""
+        """The result of `look`, once it is not empty or the time is up."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
         while True:
@@ -227,7 +227,7 @@ class AsyncConsumer(OpenClient):
     # --- end ------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Stop reading. No offset is committed. A second call does nothing; a cancelled call closes it all the same."""
+        """Stop reading. No offset is committed. A second call does nothing. A cancelled call closes it all the same."""
         self._closed = True
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())

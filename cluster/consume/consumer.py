@@ -174,9 +174,10 @@ class Consumer(OpenClient):
         return found
 
     def poll_batch(self, max_records: int = 10_000, timeout: float = 1.0) -> pa.RecordBatch:
-        """As `poll`, but Arrow columns of one queue: topic, shard, queue_id, offset, times, key, tag, body, properties.
+        """Like `poll`, but returns Arrow columns of one queue.
 
-        The batch has no rows after the timeout. `properties` are encoded; `raymq.store.decode_properties` reads them.
+        The columns are topic, shard, queue_id, offset, times, key, tag, body and properties. The batch is empty after
+        the timeout. `properties` are encoded; `raymq.store.decode_properties` reads them.
         """
         piece = self._next(max_records, timeout)
         if piece is None:
@@ -325,7 +326,7 @@ class Consumer(OpenClient):
         """Send a message that could not be processed back: it comes again in topic %RETRY%<group>, after a delay.
 
         The delay grows with each time: 10 s, 30 s, 1 to 10 min, 20 min, 30 min, 1 h, 2 h. After 16 times, or with a
-        negative `delay_level`, the message goes to %DLQ%<group> instead; a level of 1 to 18 is one of RocketMQ's delay
+        negative `delay_level`, the message goes to %DLQ%<group> instead. A level of 1 to 18 is one of RocketMQ's delay
         levels. Both are ordinary topics. The call commits no offset. After an error with an unknown outcome the message
         may be in the topic.
 

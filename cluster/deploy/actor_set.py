@@ -212,8 +212,8 @@ def node_of(record: ClusterRecord, shard: int, replica: int) -> str | None:
 def _placement(ray: Any) -> dict[str, str]:
     """The label selector of this machine's node, where the data directory is.
 
-    The host label survives a restart of the node's raylet, its node id does not: a Ray that was
-    started without the label gets the id, and after a raylet's restart `start` must be run again.
+    The host label survives a restart of the node's raylet, its node id does not. In a Ray that was started without the
+    label the id is used, and after a raylet's restart `start` must be run again.
     """
     node_id = ray.get_runtime_context().get_node_id()
     for node in ray.nodes():
@@ -363,8 +363,8 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
     """Close every actor in order, end it, and wait until Ray has forgotten it.
 
     Leaders come first: they answer waiting calls and sync what is left, for which the satellites must still run. Then
-    followers, then satellites. Coordinators of durable queues come last and lose nothing: a waiting getter asks for a
-    new one at once, which is refused only when the shards are gone.
+    followers, then satellites. Coordinators of durable queues come last and lose nothing. A waiting getter asks for a
+    new one at once, and is refused only when the shards are gone.
     Returns: actor name -> "closed" or why it was ended without an orderly close.
     """
     members = find(ray, record.name, all_roles(record))
@@ -414,7 +414,7 @@ def _outcome(ray: Any, member: Member, call: Any, timeout_s: float) -> str:
         return f"did not close within {timeout_s:g} s; ended"
     except ray.exceptions.RayActorError as error:
         if member.role != "commit_log":
-            # A CommitLog that closes ends its satellites itself; they have no data of their own.
+            # A CommitLog that closes ends its satellites itself. They have no data of their own.
             return "closed"
         return f"was down: {str(error).strip().splitlines()[0]}"
     except (RayMQError, ray.exceptions.RayTaskError) as error:

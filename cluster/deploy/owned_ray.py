@@ -1,9 +1,9 @@
 """The Ray that `start` owns: started detached from the shell, ended with all its processes.
 
-It is `ray start --head --block` in a session of its own: it outlives the shell, uses free ports and a private
-session directory, and never touches another Ray of the machine (no `ray stop`, which ends all of them, and not the
-machine-wide "current cluster" file). It runs with RAY_AUTH_MODE from the environment, else "token": a Ray that starts
-without a token while a driver finds one in ~/.ray/auth_token works only in part: streaming calls hang.
+It is `ray start --head --block` in a session of its own. It outlives the shell, and uses free ports and a private
+session directory. It never touches another Ray of the machine: `ray stop`, which ends all of them, is not used, nor is
+the machine-wide "current cluster" file. It runs with RAY_AUTH_MODE from the environment, else "token". In a Ray without
+a token, streaming calls of a driver that finds one in ~/.ray/auth_token hang.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which node has which replica: decided at the first start, and never changed. Labels name the nodes.
 
-A node is named by the value of its Ray label `raymq-node` (`ray start --labels raymq-node=a`), never
-by its node id, which is new at each start of a raylet. An operator who gives a machine the label of
-another one promises that it has the other's disk; `prepare_replica` checks that.
+The name of a node is the value of its Ray label `raymq-node` (`ray start --labels raymq-node=a`). It is never the node
+id, which is new at each start of a raylet. A machine that gets the label of another one must have its disk;
+`prepare_replica` checks that.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def prepare_replica(spec: dict[str, Any], *, restarted: bool) -> Address:
     """Run by a replica's CommitLog before it opens its store: the directory and the address.
 
     With nodes, the data directory is made here (0700), where the actor runs. It is refused when it belongs to another
-    replica, or is empty although this replica's store was made before: a leader with a new, empty disk would assign
+    replica, or is empty although this replica's store was made before. A leader with a new, empty disk would assign
     offsets a second time. Args: `restarted`: Ray has restarted the actor.
 
     Raises: Rejected (directory or address cannot be used), Unavailable (the store is not here).

@@ -1,8 +1,8 @@
 """Finds and ends all processes of one detached program.
 
 A pid alone does not identify a process, because pids are reused. A process is (pid, start time, boot id). A family is
-every process that inherited its leader's mark in the environment, also children in a session of their own such as a
-Java gateway, plus the Ray workers in the leader's session.
+every process that inherited its leader's mark in the environment (even children in a session of their own, such as a
+Java gateway), plus the Ray workers in the leader's session.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def start_time(pid: int, files: Files) -> int | None:
 
 
 def leader_alive(family: Family, files: Files) -> bool:
-    """True when the leader itself still runs; a reused pid does not count."""
+    """True when the leader itself still runs. A reused pid does not count."""
     return (
         family.boot_id == boot_id_hash(files=files)
         and start_time(family.pid, files) == family.start_time
@@ -97,7 +97,7 @@ def end_family(family: Family, *, files: Files, clock: Clock, grace_ms: int) -> 
     if leader_alive(family, files):
         _signal(family.pid, family.start_time, signal.SIGTERM, files)
     else:
-        # Without the leader no process ends them in order; a few of Ray's end by themselves.
+        # Without the leader no process ends them in order. A few of Ray's end by themselves.
         grace_ms = min(grace_ms, _ORPHAN_GRACE_MS)
     deadline = clock.monotonic_ms() + grace_ms
     while members(family, files) and clock.monotonic_ms() < deadline:

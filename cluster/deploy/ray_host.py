@@ -288,7 +288,7 @@ def wait_for_answer(
 
 
 def importable(environment: dict[str, str]) -> dict[str, str]:
-    """The environment with which another Python finds the same `raymq`, also of a source tree."""
+    """The environment with which another Python finds the same `raymq`, even one in a source tree."""
     import raymq
 
     root = os.path.dirname(os.path.dirname(os.path.abspath(raymq.__file__)))
@@ -309,7 +309,7 @@ def _no_answer(address: str, why: str) -> Unavailable:
 def leave(owned: OwnedRay) -> None:
     """Disconnect this process from a Ray that is about to end, if it is connected to it.
 
-    Otherwise it would wait a minute for that Ray at its own end, and longer in a call.
+    Otherwise this process would wait a minute for that Ray at its own end, and longer in a call.
     """
     current = connected_address()
     if current is not None and _same_address(owned.address, current):

@@ -86,7 +86,7 @@ class MsgpackCodec:
             ) from error
 
     def encode(self, value: Any) -> bytes:
-        """As msgpack.packb: strings become UTF-8, tuples become lists."""
+        """Like msgpack.packb: strings become UTF-8, tuples become lists."""
         own = self._own
         try:
             # One packer per thread: making one costs more than using it.
@@ -100,7 +100,7 @@ class MsgpackCodec:
         return body
 
     def decode(self, body: bytes) -> Any:
-        """As msgpack.unpackb; map keys may have any type that can be packed."""
+        """Like msgpack.unpackb; map keys may have any type that can be packed."""
         return self._msgpack.unpackb(body, strict_map_key=False)
 
 

@@ -48,7 +48,7 @@ class DeferredSend(TaskSteps):
 
     def __await__(self) -> Generator[Any, None, Receipt]:
         try:
-            # A cancelled task stops waiting; the message goes on.
+            # A cancelled task stops waiting. The message is still sent.
             future = yield from asyncio.shield(self.accepted).__await__()
         except RayMQError:
             self.observed = True
@@ -66,7 +66,7 @@ class AsyncProducer(OpenClient):
     """Sends messages in batches from one event loop, which it never blocks: `Producer` for asyncio.
 
     `send` returns an awaitable of the receipt. The message is sent whether it is awaited or not. One thread builds and
-    writes batches and one thread per shard reads acks; a call starts none. With a full buffer a message waits for its
+    writes batches and one thread per shard reads acks. A call starts none. With a full buffer a message waits for its
     turn. As an asynchronous context manager the producer flushes at the end and raises the first failure that no
     caller has seen. After an exception in the block it waits at most 2 s for receipts. It neither pickles nor survives
     a fork.
@@ -175,7 +175,7 @@ class AsyncProducer(OpenClient):
 
         The message is sent whether it is awaited or not, and a cancelled wait cancels nothing. Awaiting it ends the
         linger time once the sends of the current event-loop iteration have joined the batch. With a full buffer the
-        message is deferred for up to `max_block_ms`; then its await raises Unavailable.
+        message is deferred for up to `max_block_ms`. Then its await raises Unavailable.
 
         Returns: an awaitable of the receipt, which `asyncio.create_task` takes as well.
         Raises: Rejected at once for a message that cannot be stored, or when the producer is closed.
@@ -284,7 +284,7 @@ class AsyncProducer(OpenClient):
     # --- end ------------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, int | float]:
-        """As `Producer.statistics`, and `deferred_messages`: those that wait for room now."""
+        """Like `Producer.statistics`, with `deferred_messages`: those that wait for room now."""
         return {**self._batcher.statistics(), "deferred_messages": len(self._deferred)}
 
     async def flush(self, timeout: float | None = None) -> None:

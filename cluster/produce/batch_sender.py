@@ -149,7 +149,7 @@ class BatchSender:
         acks: Acks | None = None,
         future: BatchFuture,
     ) -> ShardSender:
-        """As `send`, but never blocks: nothing is written before the returned sender's `pump`.
+        """Like `send`, but never blocks: nothing is written before the returned sender's `pump`.
 
         For callers that keep order with a lock of their own, which they must not hold while writing.
 
@@ -174,7 +174,7 @@ class BatchSender:
             raise
 
     def enqueue_again(self, lost: UnknownBatch, future: BatchFuture) -> ShardSender:
-        """As `enqueue`, of a batch that a sender gave up: the shard recognises it if it is stored."""
+        """Like `enqueue`, of a batch that a sender gave up: the shard recognises it if it is stored."""
         self.check_process()
         key = (lost.topic, lost.queue_id, lost.shard, lost.producer_id, lost.epoch)
         with self._lock:
@@ -277,7 +277,7 @@ class BatchSender:
             )
 
     def raise_failure(self) -> None:
-        """Raise the first failure that no caller has seen; the others of that time then count as seen."""
+        """Raise the first failure that no caller has seen. The others of that time then count as seen."""
         unseen = [failure for failure in list(self._failures) if not failure.observed]
         self._failures.clear()
         for failure in unseen:

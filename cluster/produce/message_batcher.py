@@ -428,8 +428,8 @@ class MessageBatcher:
         """Whether a batch whose linger time is over should stay open and collect more messages.
 
         A batch that cannot be written yet would only wait in the shard's queue. Kept open, it goes out as one larger
-        batch. It is closed all the same once a caller waits for its receipt, or after `delivery_timeout_ms`: that
-        timeout starts when a batch is closed, so an open one would never expire.
+        batch. It is closed all the same once a caller waits for its receipt, or after `delivery_timeout_ms`. That
+        timeout starts when a batch is closed, so an open batch would never expire.
         """
         expired = now - batch.begun >= self.config.delivery_timeout_ms / 1000
         if batch.closed or not batch.due or expired:
@@ -472,13 +472,13 @@ class MessageBatcher:
             return {**self.sender.statistics(), "open_batches": len(self._open)}
 
     def flush(self, timeout: float | None = None) -> None:
-        """As `Producer.flush`, but failures are not raised. Raises: TimeoutError."""
+        """Like `Producer.flush`, but failures are not raised. Raises: TimeoutError."""
         self.sender.check_process()
         self.flush_open()
         self.sender.flush(timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """As `Producer.close`, but failures are not raised."""
+        """Like `Producer.close`, but failures are not raised."""
         with self._changed:
             if self.closed:
                 return
@@ -516,7 +516,7 @@ class MessageBatcher:
 
 @dataclass
 class _LingerState:
-    """What the linger thread works for. The thread does not keep an idle batcher alive."""
+    """The batcher of the linger thread. The thread does not keep an idle batcher alive."""
 
     #: None while nothing is open
     batcher: MessageBatcher | None = None

@@ -24,7 +24,7 @@ _CONFIG = StoreConfig()
 
 
 class EncodedMessage(NamedTuple):
-    """A message that can be stored, as far as its sender can tell."""
+    """A message that passed all checks of its sender."""
 
     topic: str
     queue_id: int | None

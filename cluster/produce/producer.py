@@ -28,10 +28,10 @@ FAILED_EXIT_S = 2.0
 class Producer(OpenClient):
     """Sends messages in batches, and gives each message a future of its receipt.
 
-    `send` returns at once. The producer collects messages per queue and sends a batch when it is full, when `linger_ms`
-    is over, or when a caller waits for a receipt in it. Threads may share a producer. As a context manager it flushes
-    at the end and raises the first failure that no caller has seen. After an exception in the block it waits at most
-    2 s for receipts. A producer neither pickles nor survives a fork: pickle the Cluster instead.
+    `send` returns at once. The producer collects messages per queue. It sends a batch when the batch is full, when
+    `linger_ms` is over, or when a caller waits for one of its receipts. Threads may share a producer. As a context
+    manager it flushes at the end and raises the first failure that no caller has seen. After an exception in the block
+    it waits at most 2 s for receipts. A producer neither pickles nor survives a fork: pickle the Cluster instead.
 
     Example:
         ```python
@@ -69,7 +69,7 @@ class Producer(OpenClient):
         clock: replaces the system's clock in tests.
 
     Guarantees:
-        Messages of one queue keep the order of the `send` calls, also across resends.
+        Messages of one queue keep the order of the `send` calls, even across resends.
 
         A batch without a receipt is sent again with the same sequence numbers until `delivery_timeout_ms` is over, so
         that it is stored once.
@@ -107,7 +107,7 @@ class Producer(OpenClient):
         queue_id: int | None = None,
         acks: Acks | None = None,
     ) -> SendFuture:
-        """Send one message and return at once; only the first send to a topic looks the topic up.
+        """Send one message and return at once. Only the first send to a topic looks the topic up.
 
         Args:
             topic: the topic's name, or a Message, which brings all but `queue_id` and `acks`.
@@ -153,7 +153,7 @@ class Producer(OpenClient):
         A shard that has stored the message answers with its receipt (`duplicate`), else it stores the message now,
         after what was sent meanwhile. The messages of one batch go together, and a second call for one of them sends
         nothing. Messages of one queue must be sent again in the order of their sends, because the shard refuses gaps.
-        Any producer of the same cluster may do it, also when the first one is closed.
+        Any producer of the same cluster may do it, even when the first one is closed.
 
         Returns: a future of the receipt. It may raise DeliveryUnknown once more.
         Raises: Rejected for a message that is under way, stored, or certainly not stored: `send` the latter.
@@ -161,7 +161,7 @@ class Producer(OpenClient):
         return SendFuture(self._batcher.resend(sent._batch), sent._row)
 
     def resend_batch(self, sent: Future[BatchReceipt]) -> Future[BatchReceipt]:
-        """As `resend`, for a future of `send_batch`."""
+        """Like `resend`, for a future of `send_batch`."""
         if not isinstance(sent, BatchFuture):
             raise Rejected(
                 "this is not a future of send_batch", field="sent", limit="a future of send_batch"

@@ -31,7 +31,7 @@ class BatchReceipt(NamedTuple):
     def offset(self, row: int) -> int:
         """The queue offset of a row; -1 when it is not known.
 
-        Of duplicates with gaps between them only the offsets of the first and the last row are known.
+        Where duplicates have gaps between them, only the offsets of the first and the last row are known.
         """
         contiguous = self.last_offset - self.first_offset == self.count - 1
         if self.first_offset >= 0 and (row == 0 or contiguous):
@@ -84,7 +84,7 @@ class QueueSequence:
         return sum(rows for start, rows in self.unstored if start < sequence)
 
     def close_up(self) -> None:
-        """Close the gaps of what was not stored; the batches that wait have been moved down already."""
+        """Close the gaps of what was not stored. The batches that wait have been moved down already."""
         self.reordered = False
         if self.resends:
             self.unknown = None

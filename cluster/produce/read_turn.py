@@ -7,23 +7,23 @@ from collections.abc import Callable
 
 from raymq.store.errors import RayMQError
 
-#: the parked receiver thread looks this often whether it is needed, ever less often while callers read: each look costs
-#: their puts a thread switch
+#: how often the parked receiver thread checks whether it is needed. The interval grows while callers read, because each
+#: check costs their puts a thread switch
 PARK_TICK_S = 0.002
 PARK_TICK_MAX_S = 0.016
-#: it reads again after so long without a caller
+#: time without a reading caller after which the receiver thread reads again
 PARK_S = 0.05
 #: a caller's read is broken off after this time, so that the caller can be interrupted
 CALLER_READ_MS_MAX = 1_000
-#: after that no caller reads for so long
+#: how long no caller may read after that
 CALLER_PAUSE_MS = 60_000
 
 
 class ReadTurn:
-    """Whose turn it is to read. Everything needs the sender's lock.
+    """Which thread may read the acks. Every method needs the sender's lock.
 
-    A caller that sends one batch and blocks on its receipt reads the ack itself: waking the receiver thread costs half
-    as much again as the round trip. The receiver thread is *parked* meanwhile.
+    A caller that sends one batch and blocks on its receipt reads the ack itself: waking the receiver thread costs
+    half as much again as the round trip. The receiver thread is *parked* meanwhile.
     """
 
     def __init__(self, lock: threading.RLock) -> None:
@@ -37,13 +37,13 @@ class ReadTurn:
         self.caller_reads = 0
         #: id of the thread that reads as a caller
         self.caller = 0
-        #: what ended the read of a caller, for the receiver thread
+        #: the error that ended a caller's read, for the receiver thread
         self._error: RayMQError | None = None
         self._began_ms = 0
         self._not_before_ms = 0
 
     def begin(self, now_ms: int) -> bool:
-        """A caller wants to read. Returns: whether it is its turn."""
+        """A caller asks to read. Returns: whether it may."""
         if not self.receiver_parked or self.caller_reading or now_ms < self._not_before_ms:
             return False
         self.caller_reading = True
@@ -65,13 +65,13 @@ class ReadTurn:
 
         Args: `oldest` is the number of the oldest unacknowledged batch. A caller may be about to block on its receipt;
         when none has come by the next look, the receiver thread reads the ack.
-        Raises: what ended the read of a caller.
+        Raises: the error of a caller's read.
         """
         self.wanted = False
         self.receiver_parked = True
         reads, tick_s, idle_s, seen = self.caller_reads, PARK_TICK_S, 0.0, 0
         try:
-            # The stream has one reader at a time, also while it is closed.
+            # The stream has one reader at a time, even while it is being closed.
             while self.caller_reading or not (must_return() or idle_s >= PARK_S):
                 self._unparked.wait(tick_s)
                 self._raise_error()
@@ -94,7 +94,7 @@ class ReadTurn:
             raise error
 
     def is_too_long(self, now_ms: int, progress_ms: int) -> bool:
-        """Whether a caller has read for too long without an answer; then no caller reads for a while."""
+        """Whether a caller has read for too long without an answer. Then no caller reads for a while."""
         since_ms = max(self._began_ms, progress_ms)
         if not self.caller_reading or now_ms - since_ms < CALLER_READ_MS_MAX:
             return False
@@ -102,5 +102,5 @@ class ReadTurn:
         return True
 
     def reset(self) -> None:
-        """The stream is gone, and with it what ended a caller's read."""
+        """The stream is gone, and with it the error of a caller's read."""
         self._error = None

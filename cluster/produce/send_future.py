@@ -90,7 +90,7 @@ class SendFuture:
     """The receipt of one message: await it, or call `result`.
 
     After DeliveryUnknown the producer has given up: `Producer.resend` takes the future.
-    A hundred thousand may be open at once, so it has two fields; its batch holds the rest.
+    A hundred thousand may be open at once, so it has two fields. Its batch holds the rest.
     """
 
     __slots__ = ("_batch", "_row")
@@ -160,11 +160,11 @@ class TaskSteps:
         return self._generator().send(value)
 
     def throw(self, *error: Any) -> Any:
-        """As of a coroutine: cancels the wait, not the message."""
+        """Like a coroutine's: cancels the wait, not the message."""
         return self._generator().throw(*error)
 
     def close(self) -> None:
-        """As of a coroutine; the message goes on."""
+        """Like a coroutine's; the message is still sent."""
         self._generator().close()
 
     def _generator(self) -> Generator[Any, None, Receipt]:
@@ -176,7 +176,7 @@ class TaskSteps:
 
 
 class AsyncSendFuture(TaskSteps, SendFuture):
-    """What `AsyncProducer.send` returns."""
+    """The result of `AsyncProducer.send`."""
 
     __slots__ = ("_steps",)
 

@@ -47,7 +47,7 @@ IN_FLIGHT_BATCHES_MAX = 1024
 #: between two tries that brought no success: doubled with each one
 BACKOFF_MS = 20
 BACKOFF_MS_MAX = 1000
-#: a shard may free disk space for so long; then a batch that it refuses as StorageFull fails
+#: how long a shard may take to free disk space before a batch that it refuses as StorageFull fails
 STORAGE_FULL_MS = 2_000
 #: between two warnings that a batch is sent again
 WARN_PAUSE_MS = 60_000

@@ -157,7 +157,7 @@ class ShardSender:
         return True
 
     def _wait_unless_closed(self, pause_ms: int) -> None:
-        """Needs the lock, and gives it away meanwhile."""
+        """Needs the lock, and releases it while it waits."""
         if pause_ms:
             self._changed.wait_for(lambda: self._window.closed, pause_ms / 1000)
 
@@ -203,7 +203,7 @@ class ShardSender:
             self._carry_out(effects)
 
     def _resume(self) -> bool:
-        """All acks of a drain are in: go on. Returns: whether on the same stream."""
+        """All acks of a drain are in: resume. Returns: whether on the same stream."""
         effects: Effects = []
         with self._lock:
             self._wait_unless_closed(self._window.begin_resume())
@@ -238,7 +238,7 @@ class ShardSender:
     def _park(self, stream: PutStream) -> None:
         """Leave the stream to callers that block on their receipts, while one batch at a time is sent.
 
-        Raises: what ended the read of a caller.
+        Raises: the error of a caller's read.
         """
         window, turn = self._window, self._turn
         with self._lock:
@@ -358,5 +358,5 @@ class ShardSender:
                 self._receiving.abort()
         self._carry_out(effects)
         if threading.get_ident() not in (self._turn.caller, self._thread.ident):
-            # A callback may close, on the thread that reads; then the receiver thread waits for that one.
+            # A callback may close, on the thread that reads. Then the receiver thread waits for that one.
             self._thread.join()

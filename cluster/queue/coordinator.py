@@ -34,11 +34,11 @@ logger = logging.getLogger("raymq")
 WATCH_MS = 5_000
 RETRY_S = 0.1
 RETRY_MAX_S = 2.0
-#: a call fails when the shard has not answered for so long
+#: a call fails when the shard has not answered for this long
 ANSWER_S = 30.0
 #: requests whose items are returned again when the request is repeated
 ASSIGNMENTS_KEPT = 50_000
-#: room reserved by a put is released after so long: longer than a put may take
+#: reserved room is released after this time, which is longer than a put may take
 RESERVED_S = 150.0
 #: interval at which the shard is asked which items exist
 REFRESH_S = 60.0
@@ -70,7 +70,7 @@ class WaitingPut:
 class QueueCoordinator:
     """Assigns items to gets in the order of their calls, and room to puts. One event loop.
 
-    Every method may be called again with the same request number, also at a successor. Items that were assigned to a
+    Every method may be called again with the same request number, even at a successor. Items that were assigned to a
     number are returned to that number again, and to no other.
     """
 
@@ -162,7 +162,7 @@ class QueueCoordinator:
         if not putter.done.done():
             self._putters.pop(request, None)
             putter.done.set_result(False)
-            # It may have stood before a put that needs less room.
+            # It may have been queued before a put that needs less room.
             self._admit()
         return putter.done.result()
 
@@ -372,7 +372,7 @@ class CoordinatorActor(QueueCoordinator):
     """The coordinator as a Ray actor in its own process."""
 
     def __init__(self, cluster: Cluster, name: str, shard: int) -> None:
-        """As `QueueCoordinator.__init__`."""
+        """Like `QueueCoordinator.__init__`."""
         super().__init__(cluster, name, shard)
         # With the default of 5 ms the event loop waits that long for a thread that has an answer for it.
         sys.setswitchinterval(0.0005)

@@ -78,7 +78,7 @@ class Queue:
     Args:
         name: the queue's topic, created with one queue where it is missing.
         cluster: the cluster that stores the items; None (default) means `raymq.connect()`.
-        maxsize: the queue is full with so many items; 0 (default) means no limit. A limit belongs to this handle and
+        maxsize: the queue is full with this many items; 0 (default) means no limit. A limit belongs to this handle and
             its copies, and costs one more call of the coordinator per put. Puts then ignore `linger_ms`.
         codec: how items become bytes: "msgpack" (default), "json", "bytes", "arrow-ipc", or an object with `name`,
             `encode` and `decode`. msgpack takes None, bool, int, float, str, bytes, and lists and dicts of them; tuples
@@ -96,9 +96,10 @@ class Queue:
         the coordinator or the cluster dies meanwhile, the call continues under the same request number and gets the
         same item. When a get raises or is cancelled, the next get of as many items by this handle returns its items.
 
-        An item is gone from the queue only if the process that got it dies, as in the original; a waiting `get` that
-        dies can take one item with it up to 5 s later. The item is still in the topic, and a Consumer of `name` reads
-        it until its file is deleted. That happens 72 hours after the put, or as `start(file_reserved_hours=...)` says.
+        An item is gone from the queue only if the process that got it dies, as in the original. A waiting `get` whose
+        process dies can take one item with it up to 5 s later. The item is still in the topic, and a Consumer of `name`
+        reads it until its file is deleted. That happens 72 hours after the put, or as `start(file_reserved_hours=...)`
+        says.
 
         A batch is stored in parts of about 1 MiB (4 MiB with `linger_ms`), so a batch that fails may be stored in part.
 
@@ -336,7 +337,7 @@ class Queue:
         self._put([body], self._reserve(1, _waits(block, timeout)))
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """As `put`. Cancelling the wait for the receipt does not remove the item."""
+        """Like `put`. Cancelling the wait for the receipt does not remove the item."""
         body, properties = self._codec.encode(item), self._properties
         request = await self._reserve_async(1, _waits(block, timeout, WAIT_S))
         client = await self._client_async()
@@ -361,7 +362,7 @@ class Queue:
         return await asyncio.to_thread(self._client)
 
     def put_nowait(self, item: Any) -> None:
-        """As put(item, block=False)."""
+        """Like put(item, block=False)."""
         self.put(item, block=False)
 
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
@@ -457,7 +458,7 @@ class Queue:
         return self._take(1, _waits(block, timeout))[0]
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
-        """As `get`. Items assigned to a cancelled call go to the next get of this handle."""
+        """Like `get`. Items assigned to a cancelled call go to the next get of this handle."""
         request = self._next_request(1)
         try:
             for wait_s in _waits(block, timeout, WAIT_S):
@@ -471,7 +472,7 @@ class Queue:
         raise Empty
 
     def get_nowait(self) -> Any:
-        """As get(block=False)."""
+        """Like get(block=False)."""
         return self.get(block=False)
 
     def get_nowait_batch(self, num_items: int) -> list[Any]:
@@ -573,7 +574,7 @@ class Queue:
     def shutdown(self, force: bool = False, grace_period_s: float = 5) -> None:
         """Send lingering items, then end the coordinator. Items stay in the log. A second call does nothing.
 
-        `force` drops lingering items and ends the coordinator at once; it has no state to lose. `grace_period_s` is the
+        `force` drops lingering items and ends the coordinator at once. It has no state to lose. `grace_period_s` is the
         longest wait for its orderly end, in seconds.
         Raises: the first failure of a put that no caller has seen.
         """

@@ -1,6 +1,6 @@
 """How a durable queue is kept in the log: a topic of items, and a topic that says which request received which items.
 
-Topic NAME has one queue with the items; any consumer may read it. Topic %TAKEN%NAME, on the same shard, has a record
+Topic NAME has one queue with the items. Any consumer may read it. Topic %TAKEN%NAME, on the same shard, has a record
 for each assignment: {"by": writer, "next": first unassigned item, "given": [[request, first, count]...]}. The end of
 that topic is the whole state of the queue: nothing else must survive.
 """
@@ -26,7 +26,7 @@ from raymq.store.record import Row
 TAKEN_PREFIX = "%TAKEN%"
 #: records of %TAKEN%NAME that a new coordinator reads: it cannot repeat the answers to earlier requests
 TAIL_RECORDS = 10_000
-#: an assignment record without a receipt for so long is looked for in the log
+#: an assignment record without a receipt for this long is looked for in the log
 DELIVERY_TIMEOUT_MS = 10_000
 #: interval at which the shard is asked whether a stored record is readable
 VISIBLE_POLL_MS = 10

@@ -30,7 +30,7 @@ RECEIVED_BATCH_BYTES_MAX = 64 << 20
 ACKS_MAX = 256
 #: unread bytes of acks up to which a write cannot block: HTTP/2 lets 64 KiB pass
 UNREAD_BYTES_MAX = 16 << 10
-#: with so many bytes on their way in, the write of an ack may wait for the read of a batch
+#: with this many bytes on their way in, the write of an ack may wait for the read of a batch
 BUSY_BYTES = 128 << 10
 
 #: exceptions of a stream whose other side is gone
@@ -262,7 +262,7 @@ class PutStreamServer:
         try:
             self._writer.write_metadata(metadata)
         except GONE:
-            # Stored batches stay stored; the producer sends them again with the same sequences.
+            # Stored batches stay stored. The producer sends them again with the same sequences.
             self._gone = True
             self._memory.wake()
 

@@ -1,8 +1,8 @@
 """A client's connection to a shard through its Ray actor: what `flight_client.ShardConnection` does over Flight.
 
-For clients that reach only Ray's port (`ray://`). It has no generators and no sockets of its own, so put streams are
-pipelined actor calls and long polls are calls that wait a short time each. Only this module of the clients' side
-imports Ray; it is loaded where transport="ray" is used.
+For clients that reach only Ray's port (`ray://`). It has no generators or sockets. Put streams are pipelined actor
+calls, and long polls are calls that wait a short time each. Only this module of the clients' side imports Ray; it is
+loaded where transport="ray" is used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .flight_client import CALL_TIMEOUT_S
 CALLS_MAX = 4
 #: batches that are ready share one call up to this size
 CALL_BYTES = 4 << 20
-#: the calling thread waits directly for so long, and `abort` cannot wake it; after that it waits by a future, whose
+#: the calling thread waits directly for this long, and `abort` cannot wake it. After that it waits by a future, whose
 #: callback runs in another thread and costs 0.15 ms
 DIRECT_S = 0.05
 
@@ -96,7 +96,7 @@ class RayShardConnection:
         return RayPutStream(self._actor, self.endpoint, self._cluster_id)
 
     def fetch_stream(self) -> RayFetchStream:
-        """A stream for reads; nothing is sent yet."""
+        """A stream for reads. Nothing is sent yet."""
         return RayFetchStream(self._actor, self.endpoint, self._cluster_id)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ LIMIT_BYTES = 64 << 20
 SHARE_BYTES_MIN = 1 << 20
 #: peak above which a trim of the allocator pays for its later page faults
 TRIM_BYTES = 48 << 20
-#: a server without a batch for so long is expected to stay idle
+#: a server without a batch for this long is expected to stay idle
 IDLE_S = 5.0
 
 

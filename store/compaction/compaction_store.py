@@ -1,8 +1,7 @@
 """The compacted queues of one store: filled from its consume queues, compacted, and read.
 
 Source: CompactionStore, CompactionService, CompactionLog, RocketMQ 5.3.3. RocketMQ copies each message while it
-dispatches; here a queue is brought up to date from its consume queue, a slice at a time, before it is read and at
-intervals.
+dispatches. RayMQ copies from the consume queue, a slice at a time, before a read and at intervals.
 """
 
 from __future__ import annotations
@@ -179,7 +178,7 @@ class CompactionStore:
         if not len(units):
             return
         positions, sizes = units["position"].astype(np.int64), units["size"].astype(np.int64)
-        # Damaged records are noted and left out: they must not hold up all that come after them.
+        # Damaged records are noted and left out: they must not block all later ones.
         found, rows = self._log.sound_records(positions, sizes)
         batch = record.decode(*found)
         keyed = key_column(batch.column("properties")).is_valid().to_numpy(zero_copy_only=False)
@@ -359,7 +358,7 @@ class CompactionService:
         self.failed: str | None = None
 
     def step(self, now_ms: int) -> bool:
-        """Some work, of at most a slice a queue, or one compaction of all queues that is due.
+        """Do some work: at most one slice per queue, or one compaction of all queues if that is due.
 
         Returns: whether there is more to do at once. Raises: OSError, StorageFull, Corrupt; the next call tries again.
         """
@@ -373,7 +372,7 @@ class CompactionService:
                 try:
                     self._store.compact(topic, queue_id)
                 except Corrupt as error:
-                    # It stays as it is; the others are compacted all the same.
+                    # It stays as it is. The others are compacted all the same.
                     damage = error
             if damage is not None:
                 raise damage

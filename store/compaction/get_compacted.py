@@ -43,7 +43,7 @@ def get_compacted(
     count = max_nums if wanted is None else max(max_nums, RECORDS_AT_ONCE)
     found = store.read(topic, queue_id, offset, max_bytes=max_bytes, max_records=count)
     if found is None:
-        # All records copied after it were superseded by the last messages of their keys; later ones may not be copied
+        # All records copied after it were superseded by the last messages of their keys. Later ones may not be copied
         # yet.
         following = max(offset, min(store.next_offset(topic, queue_id), high))
         return nothing(GetMessageStatus.NO_MATCHED_MESSAGE, following, low, high)

@@ -149,7 +149,7 @@ class SparseLog:
 
     @property
     def next_offset(self) -> int:
-        """Behind the last queue offset that is here; 0 when there is none."""
+        """The queue offset after the last message here; 0 without one."""
         for pair in reversed(self.pairs):
             if pair.count:
                 return pair.offset_at(-1) + 1

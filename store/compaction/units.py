@@ -34,7 +34,7 @@ LOG, QUEUES, POSITIONS = "compactionLog", "compactionCq", "position-checkpoint"
 #: new files are here until they take the place of the old ones (CompactionLog.COMPACTING_SUB_FOLDER)
 COMPACTING = "compacting"
 
-#: a log file is at least as large as so many files of units
+#: a log file is at least as large as this many files of units
 _LEAST_RATIO = 5
 
 

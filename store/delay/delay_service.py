@@ -140,7 +140,7 @@ class DelayService:
 
     @property
     def active(self) -> bool:
-        """Whether anything ever waited here."""
+        """Whether any message has ever been delayed here."""
         queues = self._store.consume_queues
         levels = range(len(self._store.config.delay_levels_ms))
         return self.timers.active or any(queues.find(SCHEDULE_TOPIC, q) for q in levels)

@@ -1,4 +1,4 @@
-"""Waiting messages: read from the log, and made into the messages that are delivered.
+"""Delayed messages: read from the log, and turned into the messages that are delivered.
 
 Source: ScheduleMessageService#messageTimeUp, TimerMessageStore#convertMessage, RocketMQ 5.3.3.
 """
@@ -25,12 +25,12 @@ from raymq.store.state import INTERNAL_TOPIC
 REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
 #: bytes that a group needs beside its messages: the record of the progress
 GROUP_RESERVE_BYTES = 1024
-#: most messages of a group, during whose append no other put gets into the log
+#: most messages of a group: no other put can append while a group is appended
 GROUP_MESSAGES_MAX = 512
 #: most bytes that a record grows by on its delivery: its topic, longer addresses, the timer's properties
 ROW_RESERVE_BYTES = 512
 
-# Greedy: of several properties of one name the last counts.
+# Greedy, because the last of several properties of one name counts.
 _REAL_TOPIC = re.compile(rb"(?:.*\x02)?REAL_TOPIC\x01([^\x02]+)", re.DOTALL)
 _REAL_QUEUE = re.compile(rb"(?:.*\x02)?REAL_QID\x01(\d{1,9})(?:\x02|\Z)", re.DOTALL)
 
@@ -108,14 +108,14 @@ def sound_batch(
 ) -> tuple[pa.RecordBatch, Int64s]:
     """Records at ascending physical positions, decoded, and which rows they are: damaged ones are left out and noted.
 
-    A rotten record must not hold up all others. Args: none below `log.start`.
+    A damaged record must not block all others. Args: none below `log.start`.
     """
     found, rows = log.sound_records(positions, sizes, check_crc=check_crc)
     return record.decode(*found), rows
 
 
 def waiting_rows(log: CommitLog, positions: Int64s, sizes: Int64s) -> tuple[list[Waiting], Int64s]:
-    """The records as objects: each is about to be delivered. As `sound_batch`."""
+    """The records as objects: each is about to be delivered. Like `sound_batch`."""
     batch, rows = sound_batch(log, positions, sizes)
     columns = [batch.column(name).to_pylist() for name in _COLUMNS]
     columns[_PROPERTIES] = [without_stamp(text) for text in columns[_PROPERTIES]]
@@ -127,7 +127,7 @@ _PROPERTIES = _COLUMNS.index("properties")
 
 
 def by_queue(messages: list[InnerMessage]) -> list[InnerMessage]:
-    """A group's messages with each queue's together, in their order: neighbours are accounted for together."""
+    """A group's messages with each queue's together, in their order: consecutive rows are accounted for together."""
     return sorted(messages, key=lambda message: (message.topic, message.queue_id))
 
 

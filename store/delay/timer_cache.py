@@ -1,4 +1,4 @@
-"""The timer wheel and the timer log together: a cache of the timer topic, rebuilt where in doubt.
+"""The timer wheel and the timer log together: a cache of the timer topic, rebuilt when it may be wrong.
 
 On disk they are complete up to the offset in `config/timercheck`; units after it are cut at the start and made again.
 That file has 4096 bytes, of which seven big-endian longs are used: second read next in ms, end of the synced timer
@@ -97,7 +97,7 @@ class TimerCache:
     def load(self, check: TimerCheck | None, time_ms: int) -> bool:
         """Take over the complete part of the files, for the seconds from `time_ms` on.
 
-        Returns: whether it could be believed; else the cache is empty, and has to be filled from the timer topic.
+        Returns: whether the files are valid; otherwise the cache is empty and must be filled from the timer topic.
         """
         self.wheel.clear()
         if check is not None and self._load(check, time_ms):

@@ -1,7 +1,7 @@
 """Takes over from RocketMQ's timers: how far they came, and which rolls are still to be made.
 
-A record further away than the roll window waits in RocketMQ's wheel for a second that depends on when it was read, so
-the record does not say whether it was rolled. Its successor in the timer topic does.
+A record further away than the roll window waits in RocketMQ's wheel for a second that depends on the time of its read.
+So the record does not say whether it was rolled. Its successor in the timer topic does.
 Source: TimerMessageStore#doEnqueue, #convert, RocketMQ 5.3.3.
 """
 
@@ -27,7 +27,7 @@ SLICE_ROWS = 4096
 def taken_over(check: TimerCheck, before: TimerProgress, topic_end: int) -> TimerProgress:
     """The progress after RocketMQ's, which began at `before` (nothing at first) or a little earlier.
 
-    Earlier deliveries of this store count, also where RocketMQ's time is earlier. Where RocketMQ read less of the
+    Earlier deliveries of this store count, even where RocketMQ's time is earlier. Where RocketMQ read less of the
     topic than this store had, nothing later than this store's time counts as delivered.
     """
     end = min(check.queue_offset, topic_end)
@@ -67,7 +67,7 @@ def pending_rolls(
             key = (properties.get("REAL_TOPIC", ""), properties.get("UNIQ_KEY", ""))
             made.add((*key, turn))
             known = found.queue_offset < before.queue
-            # RocketMQ has delivered what is due before its time, also where it read it too late for a roll.
+            # RocketMQ has delivered the records due before its time, even those that it read too late for a roll.
             over = _number(properties, OUT_MS) < now.time
             if not roll or over or found.queue_offset >= now.queue:
                 continue

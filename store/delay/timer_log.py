@@ -1,4 +1,4 @@
-"""RocketMQ's timer log: 52 bytes a waiting timer, each with the place of the one before it in its second; a cache.
+"""RocketMQ's timer log: 52 bytes per waiting timer, each with the place of the timer before it in its second; a cache.
 
 A unit (all numbers big-endian)::
 

@@ -1,7 +1,7 @@
 """In which second a record of the timer topic is due: a function of the record alone.
 
 So the wheel can be rebuilt from the timer topic, and a few numbers say what was delivered.
-RocketMQ counts a roll from the time it reads the record, we from the record's store time; the bytes allow both.
+RocketMQ counts a roll from the time it reads the record, RayMQ from the record's store time; the bytes allow both.
 Source: TimerMessageStore#doEnqueue, RocketMQ 5.3.3.
 """
 
@@ -33,13 +33,13 @@ _DELETE = r"(?:^|\x02)TIMER_DEL_UNIQKEY\x01"
 
 
 class Due(NamedTuple):
-    """One value a record."""
+    """One value per record."""
 
     #: start of the second, ms; the record is due at its end
     slot_ms: Int64s
     #: MAGIC_* bits
     magic: Int32s
-    #: the second it was stored in, ms: what RocketMQ calls the time it was enqueued
+    #: the second in which it was stored, ms; RocketMQ's enqueue time
     enqueue_ms: Int64s
     #: Java's hash of the real topic, 0 without one
     topic_hash: Int32s
@@ -48,8 +48,8 @@ class Due(NamedTuple):
 def due(batch: pa.RecordBatch) -> Due:
     """When and how each record of the timer topic is due.
 
-    One without a readable TIMER_OUT_MS is due at once. A second before the store time is none of the past where the
-    clock was set back, however far: store times never go back.
+    One without a readable TIMER_OUT_MS is due at once. Where the clock was set back, a second before the store time
+    does not count as past: store times never go back.
     """
     properties = batch.column("properties")
     enqueue = _floor(batch.column("store_time_ms").to_numpy())
@@ -76,7 +76,7 @@ def _floor(times_ms: Int64s) -> Int64s:
 
 
 class Past(NamedTuple):
-    """From before the clock went back: records below `queue` were delivered below (`time`, `at`)."""
+    """Progress from before the clock was set back: records below `queue` were delivered below (`time`, `at`)."""
 
     queue: int
     time: int
@@ -85,10 +85,10 @@ class Past(NamedTuple):
 
 @dataclass(frozen=True)
 class TimerProgress:
-    """How far timers came, as the log says it with every group of deliveries.
+    """How far timers have been delivered, as the log says with every group of deliveries.
 
-    A record of the timer topic is delivered when it is below `queue` and its second below `time`, or its second is
-    `time` and the record below `at`; or when one of `past` says so.
+    A record of the timer topic below `queue` is delivered if its second is before `time`, or if its second is `time`
+    and the record is below `at`. It is also delivered if one of `past` says so.
     """
 
     #: next offset of the timer topic to look at
@@ -125,7 +125,7 @@ class TimerProgress:
         return left
 
     def turned_back(self, time_ms: int) -> TimerProgress:
-        """After the clock went back to the second `time_ms`."""
+        """The progress after the clock was set back to the second `time_ms`."""
         past = (*self.past, Past(self.queue, self.time, self.at))
         return replace(self, time=time_ms, at=0, past=past)
 

@@ -1,4 +1,4 @@
-"""Timers: messages that wait for a time of their own, each delivered exactly once, across crashes too.
+"""Timers: messages with an individual delivery time, each delivered exactly once, even across crashes.
 
 They wait in the timer topic. Each group of deliveries is appended together with how far they came (`TimerProgress`),
 so the log alone says which messages were delivered. Wheel and timer log only find due messages, in order of (second
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 ENQUEUE_MS, DEQUEUE_MS = "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"
 
-#: records of the timer topic looked at in one go
+#: records of the timer topic read at a time
 SLICE_ROWS = 4096
 #: how often the files are completed on disk, while anything moves (timerFlushIntervalMs)
 SYNC_INTERVAL_MS = 1000
-#: while the log is not as far as it was, or as the timers need it
+#: how often to check while the log has not reached its former end, or the end that the timers need
 WAIT_MS = 100
 
 _ADDED = re.compile(rb"(?:(?<=\x02)|\A)TIMER_(?:ENQUEUE_MS|DEQUEUE_MS|ROLL_TIMES)\x01[^\x02]*\x02?")
@@ -110,7 +110,7 @@ class TimerMessageStore:
         first = self._cache.wheel.first()
         # Looked at again: a wheel that another thread began to load meanwhile does not know all of them.
         if known and self._ready:
-            # All records are taken in: the wheel knows the waiting ones, however long ago the last delivery was.
+            # Every record was added: the wheel knows those that wait, however long ago the last delivery was.
             return end if first is None else self._topic.first_that_may_wait(first)
         progress = TimerProgress.of(self._store.state.progress.get(TIMERS_SERVICE, {}))
         return self._topic.first_that_may_wait(progress.time) if progress.time else 0
@@ -159,7 +159,10 @@ class TimerMessageStore:
     # --- the start ------------------------------------------------------------------------------------------
 
     def _prepare(self) -> bool:
-        """Begin where the log says that the deliveries are. Returns: False while dispatch is not as far again."""
+        """Begin where the log says that the deliveries stopped.
+
+        Returns: False until dispatch has reached that place again.
+        """
         if not self._take_over_foreign():
             return False
         self._second = None
@@ -173,14 +176,17 @@ class TimerMessageStore:
         if check is not None and check.queue_offset > self._topic.end:
             if check.queue_offset == self._read_by(check):
                 return False
-            # The files are of records that the log lost.
+            # The files belong to records that the log lost.
             check = None
         self._load(check, progress)
         self._ready = True
         return True
 
     def _take_over_foreign(self) -> bool:
-        """Import what RocketMQ's files say where it wrote them last. Returns: False while dispatch is not that far."""
+        """Import the progress in RocketMQ's files if RocketMQ wrote them last.
+
+        Returns: False until dispatch has reached it.
+        """
         values = self._store.state.progress.get(TIMERS_SERVICE)
         check = self._cache.check()
         is_known = values is not None and (
@@ -195,7 +201,7 @@ class TimerMessageStore:
         return True
 
     def _replace_foreign_files(self) -> bool:
-        """Begin new files after an import. Returns: False while the import is not on disk."""
+        """Begin new files after an import. Returns: False until the import is on disk."""
         if self._log.synced < self._needed_end:
             return False
         self._cache.reset()
@@ -203,7 +209,7 @@ class TimerMessageStore:
         return True
 
     def _load(self, check: TimerCheck | None, progress: TimerProgress) -> None:
-        """Load the wheel from the files that `check` is of, and take in the records that they lack."""
+        """Load the wheel from the files that `check` describes, and add the records that they lack."""
         if self._cache.load(check, progress.time) and check is not None:
             offset = check.queue_offset
         elif progress.imported:
@@ -222,14 +228,14 @@ class TimerMessageStore:
         self._progress = replace(progress, queue=max(offset, progress.queue))
 
     def _read_by(self, check: TimerCheck | None) -> int:
-        """How much of the topic RocketMQ had read: an import must wait until dispatch is as far."""
+        """How much of the topic RocketMQ had read: an import must wait until dispatch has reached that."""
         following = self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0)
         return 0 if check is None else min(check.queue_offset, following)
 
     def _import(self, check: TimerCheck | None, before: TimerProgress) -> None:
-        """Go on where RocketMQ's files say that it stopped, if there are any, the first time and each time later.
+        """Continue where RocketMQ's files, if there are any, say that it stopped.
 
-        It began with our files, and delivered from them the records below `before.queue`.
+        RocketMQ began with RayMQ's files, and delivered from them the records below `before.queue`.
         """
         progress = before
         messages: list[InnerMessage] = []
@@ -410,7 +416,7 @@ class TimerMessageStore:
         return True
 
     def close(self, now_ms: int) -> None:
-        """Complete the files on disk, so that the next start, or RocketMQ, goes on from them, and close them."""
+        """Complete the files on disk and close them. The next start, or RocketMQ, continues from them."""
         try:
             if self._ready:
                 self._sync(now_ms)
@@ -418,7 +424,7 @@ class TimerMessageStore:
             self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the files as a crash would."""
+        """Release the files as a crash would."""
         self._ready = False
         self._cache.close()
 

@@ -1,4 +1,4 @@
-"""RocketMQ's timer wheel: a slot a second, over fourteen days, with the last unit of each second; a cache.
+"""RocketMQ's timer wheel: one slot per second, over fourteen days, with the last unit of each second; a cache.
 
 A slot: long time in seconds, long position of its first unit, long of its last, int how many wait, int magic (0).
 A slot counts for a second only when its time is that second.

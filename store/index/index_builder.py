@@ -1,4 +1,4 @@
-"""Indexing below the confirmed end, beside the consume queues: recent records from memory, the rest from the log.
+"""Indexes records below the confirmed end: recent ones from memory, the rest from the log.
 
 Source: CommitLogDispatcherBuildIndex, RocketMQ 5.3.3. There a failure stops all writes. Here the index is a cache that
 may lag: it never holds up puts or consume queues, and catches up.
@@ -23,9 +23,9 @@ from .index_service import IndexService
 
 logger = logging.getLogger(__name__)
 
-#: records of the log that are looked through in one go: about 2 ms
+#: records of the log that are searched at a time: about 2 ms
 SLICE_RECORDS = 2048
-#: keyed records that are indexed in one go
+#: keyed records that are indexed at a time
 BATCH_RECORDS = 8192
 #: bytes of their properties that wait for it
 BATCH_BYTES = 4 << 20
@@ -94,7 +94,7 @@ class IndexBuilder:
 
     @property
     def full(self) -> bool:
-        """Whether enough records wait to be indexed in one go."""
+        """Whether enough records wait to be indexed together."""
         return self._records >= BATCH_RECORDS or self._bytes >= BATCH_BYTES
 
     def due(self, dispatched: int) -> bool:
@@ -124,7 +124,7 @@ class IndexBuilder:
         self._put(np.repeat(topics, counts), keyed, positions, np.repeat(times, counts), self._seen)
 
     def _put_few(self, units: list[KeyedUnit]) -> None:
-        """Index a few records one by one, which costs a tenth."""
+        """Index a few records one by one, which costs a tenth of the arrays."""
         hashes, positions, times = [], [], []
         for unit in units:
             for row, position in enumerate(unit.positions.tolist()):

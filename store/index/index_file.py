@@ -36,9 +36,9 @@ _INT_MAX = (1 << 31) - 1
 require(HEADER.size == 40, "an index header has 40 bytes", found=HEADER.size)
 require(ENTRY_BYTES == 20, "an index entry has 20 bytes", found=ENTRY_BYTES)
 
-#: entries of a chain that are followed one by one; from there on all entries are looked through at once
+#: entries of a chain that are followed one by one; a longer chain is searched by a scan of all entries
 CHAIN_STEPS = 2048
-#: of these, so many at a time while the file cannot be closed
+#: how many of these are read at a time; the file cannot be closed meanwhile
 LOCKED_STEPS = 64
 #: entries that are read together when a chain is followed, and the blocks of them that a file keeps in memory, 2 MB:
 #: the chains of keys that are asked for together lie in the same blocks
@@ -46,11 +46,11 @@ BLOCK_ENTRIES = 200
 BLOCKS_KEPT = 512
 #: entries that are written one by one
 FEW_ENTRIES = 4
-#: entries looked through in one go
+#: entries searched at a time
 SCAN_ENTRIES = 1 << 16
-#: slots and entries that are so near are read together
+#: slots and entries that are this close together are read in one call
 ITEM_GAP_BYTES = 4096
-#: as many such gaps at most are read in one stretch
+#: most such gaps in one read
 STRETCH_ITEMS = 16
 _SLOT = np.dtype(">i4")
 
@@ -80,10 +80,10 @@ class _Linked(NamedTuple):
 class IndexFile:
     """One thread appends, cuts and syncs; any may look up.
 
-    Entries are written with pwrite. Slots lie anywhere in 20 MB: stores into a shared map are 50 times faster than as
-    many small writes, and harmless in a cache, which is cut back to a synced state after a crash. Their blocks are
-    reserved first, for a store into a hole of a full disk kills the process; those of the entries are not: most
-    files never fill.
+    Entries are written with pwrite. Slots lie anywhere in 20 MB, and stores into a shared map are 50 times faster than
+    as many small writes. They are harmless in a cache, which is cut back to a synced state after a crash. The slots'
+    blocks are reserved first, because a store into a hole on a full disk kills the process. The entries' blocks are not
+    reserved: most files never fill.
     Invariant: an entry is written before a slot or the header refers to it.
     """
 
@@ -115,7 +115,7 @@ class IndexFile:
     ) -> IndexFile:
         """Create a sparse file that continues the one whose header was `before`.
 
-        Durable: the file and its name. Raises: StorageFull, with no file left behind.
+        Durable: the file and its name. Raises: StorageFull, and then leaves no file.
         """
         fd = files.open_file(path, create=True)
         try:
@@ -196,14 +196,15 @@ class IndexFile:
         self._torn = False
 
     def _link(self, hashes: Int32s, physical_offsets: Int64s, times_ms: Int64s) -> _Linked:
-        """Put new entries in front of the chains of their slots."""
+        """Put new entries at the head of the chains of their slots."""
         slots = self._slots()
         first = self.header.count
         numbers = np.arange(first, first + len(hashes), dtype=np.int32)
         places = hashes % np.int32(self._slot_count)
         before = slots[places].astype(np.int32)
         starts_chain = before == 0
-        # An entry whose slot another new entry takes too follows that one: neighbours in a stable order by place.
+        # An entry whose slot another new entry also uses follows that entry: the two are neighbours in a stable sort by
+        # slot.
         order = np.argsort(places, kind="stable")
         same = np.flatnonzero(places[order[1:]] == places[order[:-1]])
         later = order[same + 1]
@@ -421,7 +422,7 @@ class IndexFile:
         """Physical offsets of a hash's records that may be stored in [begin_ms, end_ms], the newest `some` first.
 
         Source: IndexFile#selectPhyOffset. An entry knows only the second; RocketMQ leaves out records of the first one,
-        here the caller compares exactly. It also takes the first entry's time for the file's begin time.
+        here the caller compares exactly. RocketMQ also takes the first entry's time for the file's begin time.
         """
         header = self.header
         place = HEADER.size + key_hash % self._slot_count * SLOT_BYTES

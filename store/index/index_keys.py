@@ -39,7 +39,7 @@ _INVERSE = _powers(pow(31, -1, 1 << 32))
 
 
 class Hashes(NamedTuple):
-    """One item a key, in the order in which they are indexed."""
+    """One item per key, in the order in which they are indexed."""
 
     #: which record has the key; ascending
     rows: Int64s
@@ -63,7 +63,7 @@ def key_hashes(topic: str, keys: Sequence[str]) -> Int64s:
 
 
 def topic_hash(topic: str) -> int:
-    """The hash of `topic#`, from which the hashes of the topic's keys go on, modulo 2 ** 32."""
+    """The hash of `topic#`, from which the hashes of the topic's keys continue, modulo 2 ** 32."""
     return fmt.java_hash(topic + TOPIC_SEPARATOR) & 0xFFFFFFFF
 
 
@@ -169,7 +169,7 @@ def _split_at_blanks(data: Bytes, values: _Spans) -> _Spans:
 
 
 def _interleaved(first: _Spans, second: _Spans) -> _Spans:
-    """Both together by row; where both have a row, `first` comes first."""
+    """Merge both by row; where both have a row, `first` comes first."""
     both = _Spans(*(np.concatenate(pair) for pair in zip(first, second, strict=True)))
     return both.where(np.argsort(both.rows, kind="stable"))
 

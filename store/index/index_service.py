@@ -27,7 +27,7 @@ from .index_file import CHAIN_STEPS, IndexFile
 from .index_keys import key_hash
 
 _NAME_FORMAT = "%Y%m%d%H%M%S"
-#: log without keys that is indexed once more after a crash, at most
+#: most bytes of log without keys that are indexed again after a crash
 MARK_STEP_BYTES = 64 << 20
 
 
@@ -44,7 +44,7 @@ class IndexService:
         self._slots, self._entries = config.max_hash_slot_num, config.max_index_num
         self._fs = files
         self._clock = clock
-        #: oldest first; replaced, never changed in place: readers look through the one they took
+        #: oldest first; replaced, never changed in place: readers keep the list that they took
         self._files: tuple[IndexFile, ...] = ()
         self._mark: Meta | None = None
         self._synced: tuple[str, int, int] | None = None
@@ -61,8 +61,8 @@ class IndexService:
         """Open the files and bring them to a state that agrees with the log.
 
         Args: `uncut`: the log was never cut below it since the index was synced. `time_ms`: the checkpoint's time of
-        the index; it counts for a store without a mark: RocketMQ wrote it, and its index is complete unless it
-        crashed.
+        the index; it counts for a store without a mark. RocketMQ wrote that store, and its index is complete unless
+        RocketMQ crashed.
         """
         self._mark = self._open_mark()
         name, count, upto = (self._mark.get(key) for key in ("file", "count", "indexed"))
@@ -81,7 +81,8 @@ class IndexService:
                 self.indexed = log_end if self._files else log_start
             self._cut_to(self.indexed)
         except (Corrupt, StorageFull):
-            # The index is damaged, of other options, or cannot be mended for lack of room: it is only a cache.
+            # The index is damaged, was made with other options, or cannot be repaired for lack of space: it is only a
+            # cache.
             self._mark.update({"file": None, "count": 1, "indexed": log_start})
             self._drop_all(log_start)
 
@@ -125,7 +126,7 @@ class IndexService:
             self._drop([last].__contains__)
 
     def _drop_all(self, log_start: int) -> None:
-        """Begin again: the index is only a cache."""
+        """Delete every file: the index is only a cache."""
         for file in self._files:
             file.close()
         self._files = ()
@@ -150,7 +151,7 @@ class IndexService:
     def append(
         self, hashes: Int32s, physical_offsets: Int64s, times_ms: Int64s, *, upto: int
     ) -> None:
-        """Index records: one item a key, in the order of the log. Afterwards everything below `upto` is indexed.
+        """Index records: one item per key, in the order of the log. Afterwards everything below `upto` is indexed.
 
         Raises: StorageFull, OSError; the same must be appended again then.
         """
@@ -186,7 +187,7 @@ class IndexService:
         return file
 
     def _next_name(self) -> str:
-        """Local time, as RocketMQ names them; later than the newest one's where the clock went back."""
+        """The local time as RocketMQ names index files, but later than the newest file's name."""
         name = _name_of(datetime.fromtimestamp(self._clock.now_ms() / 1000))
         last = self._files[-1].path.name if self._files else ""
         if name > last:

@@ -78,7 +78,10 @@ class Query:
         Source: DefaultMessageStore#queryMessage. Times are compared exactly; RocketMQ knows the second only.
         """
         if max_num < 1 or not topic or not key:
-            wrong = "max_num" if max_num < 1 else "key" if topic else "topic"
+            if max_num < 1:
+                wrong = "max_num"
+            else:
+                wrong = "key" if topic else "topic"
             raise Rejected(
                 f"a query has a topic, a key and a max_num of 1 or more, not {topic!r}, {key!r}, {max_num}",
                 field=wrong,

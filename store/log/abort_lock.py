@@ -76,8 +76,8 @@ class StoreLock:
 def refuse_foreign_directory(root: Path, *, files: Files) -> None:
     """Refuse a directory that is not a store that can be opened here. Raises: Rejected.
 
-    A directory that holds other things and no store is a mistake. One with queues of inner batches (BatchCQ) would get
-    queues of the plain form for the same topics, and RocketMQ refuses a store that has both.
+    A directory that holds other things and no store is a mistake. In a directory with queues of inner batches (BatchCQ)
+    RayMQ would make plain queues for the same topics. RocketMQ refuses a store that has both.
     """
     if files.list(root / "batchconsumequeue"):
         raise Rejected(

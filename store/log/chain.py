@@ -116,7 +116,7 @@ class Chain:
             self._cut_file(segment)
 
     def _load_file(self, segment: int, count: int, verify_from: int) -> int:
-        """How many of a file's units count; the last of them is `last`."""
+        """How many of a file's units count. The last of them is `last`."""
         begin = self._first_above(segment, count, verify_from) if segment < verify_from else 0
         if begin:
             first, final = self._unit(segment, 0), self._unit(segment, begin - 1)

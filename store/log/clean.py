@@ -1,10 +1,10 @@
 """Deletion of old commit log files, and of files derived from them, by age, disk use or demand.
 
-`run_once` is one pass; the host of the store calls it every `clean_resource_interval_ms`. A pass never deletes the file
+`run_once` is one pass. The host of the store calls it every `clean_resource_interval_ms`. A pass never deletes the file
 that is written, nor anything above the confirmed or the synced end. It deletes only below a file that begins with a
 complete snapshot of the state, because state = snapshot + tail.
-Order: consume queues forget the messages (readers get OffsetOutOfRange), the files go one by one, oldest first, each
-durably, then their chain, consume queue files and derived stores. A crash between any two leaves a store that opens,
+Order: consume queues forget the messages (readers get OffsetOutOfRange). The files go one by one, oldest first, each
+durably. Then their chain, consume queue files and derived stores go. A crash between any two leaves a store that opens,
 and the next pass goes on with it.
 Source: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService, RocketMQ 5.3.3. A file's age is taken from
 the store time of the first message after it, not from the file's time stamp, which a copy or a restore changes.
@@ -29,7 +29,7 @@ logger = logging.getLogger("raymq.store")
 
 #: passes after `delete_now` that work at any hour (manualDeleteFileSeveralTimes)
 MANUAL_PASSES = 20
-#: while so many commit log files would still fit, a disk is not full
+#: while this many commit log files would still fit, a disk is not full
 FREE_FILES = 8
 #: the wall clock against the monotonic one between two passes: more is a jump, and believed after a day
 JUMP_MS = 3_600_000
@@ -90,7 +90,7 @@ class CleanService:
     def run_once(self) -> int:
         """One pass. Returns: how many commit log files it deleted, at most `delete_file_batch_max`.
 
-        Raises: OSError; the next pass goes on where this one stopped.
+        Raises: OSError; the next pass continues where this one stopped.
         """
         at_once = self._watch_disk() and self._config.clean_file_forcibly
         full = max(self.log_ratio, self.queue_ratio) > self._config.disk_max_used_space_ratio
@@ -225,7 +225,7 @@ class CleanService:
         return self._log.start
 
     def as_status(self) -> dict[str, Any]:
-        """For people: JSON-able."""
+        """For status displays: JSON-able."""
         return {
             "deleted_files": self.deleted,
             "disk_used_ratio": round(self.log_ratio, 1),

@@ -1,6 +1,6 @@
 """The commit log: the bytes of one replica, their chain and their marks. It knows records only by their walk.
 
-A leader appends what `message_store` encodes, a follower appends units as they arrive; recovery, truncation and
+A leader appends records that `message_store` encodes, a follower appends units as they arrive. Recovery, truncation and
 the order "data, chain, mark" are the same for both.
 """
 
@@ -76,8 +76,8 @@ class CommitLog:
         self.own = True
         #: why nothing more is appended; None: all is well
         self.poisoned: str | None = None
-        #: a sync failed, so that no later start may trust what is not proved to be on disk; after other errors the
-        #: next start mends the log
+        #: a sync failed: no later start may trust bytes that are not proved to be on disk. After other errors the next
+        #: start repairs the log
         self.sync_failed = False
         #: offset -> damage below the confirmed end that reads, dispatch or deliveries met and passed over
         self.damage_met: dict[int, Corrupt] = {}
@@ -105,8 +105,8 @@ class CommitLog:
         fresh = not self.files.exists(self.root / "commitlog")
         for name in ("raymq", "raymq/chain", "commitlog", "consumequeue"):
             self.files.make_dirs(self.root / name)
-        # A process that was killed before it synced a directory left names that only the page cache has: bytes
-        # that are adopted and then acknowledged must survive a power loss.
+        # A process that was killed before it synced a directory left names that only the page cache has. Bytes that are
+        # adopted and then acknowledged must survive a power loss, and so must these names.
         for directory in (self.root, side, side / "chain"):
             self.files.sync_dir(directory)
         self.abort = AbortFile(self.root, files=self.files)
@@ -183,7 +183,7 @@ class CommitLog:
 
     @property
     def committed(self) -> int:
-        """Everything below is in the files; bytes above are in the transient pool only."""
+        """Everything below is in the files. Bytes above are in the transient pool only."""
         pool = self.pool.active
         return self.end if pool is None else pool.committed
 
@@ -266,7 +266,7 @@ class CommitLog:
         return log_reads.damaged(self.queue, offset, fault)
 
     def note_damage(self, error: Corrupt) -> None:
-        """Remember damage that is passed over, for status; each place is logged once. Callers: any thread."""
+        """Remember damage that is passed over, for status. Each place is logged once. Callers: any thread."""
         offset = int(error.fields.get("offset", -1))
         if offset not in self.damage_met and len(self.damage_met) < DAMAGE_MAX:
             self.damage_met[offset] = error
@@ -731,6 +731,6 @@ class CommitLog:
             self._opened.close()
 
     def abandon(self) -> None:
-        """Let go of every file as a crash would: nothing is synced or noted, `abort` stays."""
+        """Release every file as a crash would: nothing is synced or noted, and `abort` stays."""
         self._closed = True
         self._opened.close()

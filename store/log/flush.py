@@ -1,9 +1,9 @@
 """The logic of GroupCommit and FlushRealTime: when to sync which bytes. It starts no thread.
 
 Source: CommitLog.GroupCommitService and CommitLog.FlushRealTimeService, RocketMQ 5.3.3. Where
-RocketMQ advances its flushed position over a failed sync, or retries it, we latch: the page cache
-marks failed pages clean, so a second sync would "succeed" over lost bytes, as
-PostgreSQL learned. Imports neither pyarrow nor numpy.
+RocketMQ advances its flushed position over a failed sync, or retries it, RayMQ latches the failure: the page cache
+marks failed pages clean, so a second sync would "succeed" over lost bytes (PostgreSQL's fsync bug of 2018). Imports
+neither pyarrow nor numpy.
 """
 
 from __future__ import annotations

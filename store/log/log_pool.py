@@ -113,15 +113,15 @@ class LogPool:
     def commit(self, end: int) -> None:
         """Write the bytes that are only in the pool into the files. Raises: StorageFull, OSError.
 
-        Callers: while no CommitRealTime is granted, or when nothing is appended any more: one that is in the
-        middle of its work would find other bytes in the room that this sets free.
+        Callers: while no CommitRealTime is granted, or after the last append. A CommitRealTime in the middle of its
+        work would find other bytes in the space that this call frees.
         """
         if self.active is not None:
             self._copy(self.active, end)
             self.active.committed = end
 
     def await_committed(self, pool: TransientPool, offset: int, end: int) -> None:
-        """Wait until everything below `offset` is committed, as long as CommitRealTime gets on.
+        """Wait until everything below `offset` is committed, while CommitRealTime makes progress.
 
         Raises: Unavailable when it has not moved for the sync flush timeout; nothing was stored.
         """

@@ -102,7 +102,7 @@ def read_some(
     *,
     overlapping: bool = False,
 ) -> Records:
-    """`read_records` without a check of the records; each must lie inside its file all the same."""
+    """`read_records` without a check of the records. Each must lie inside its file all the same."""
     if not len(positions):
         return Records(memoryview(b""), positions, sizes)
     size = queue.file_size
@@ -156,7 +156,7 @@ def stored_at(queue: MappedFileQueue, places: Int64s, end: int) -> Stored:
     data, starts = heads.data, heads.starts[right[whole]]
     whole &= right
     if (sizes[whole] > HEAD_BYTES).any():
-        # One of these may be no record, and its size reach over the next one.
+        # One of these may not be a record, and its size may reach into the next one.
         data, starts, _ = read_some(queue, places[whole], sizes[whole], end, overlapping=True)
     found = records_at(data, starts, places[whole])
     there = whole.copy()
@@ -213,7 +213,7 @@ def walk_with(
 ) -> WalkedPiece:
     """`walk_piece` over any source; `read(start, stop)` returns log bytes.
 
-    A piece ends after so many bytes, as STOPPED, and has at least one record where one is whole. Bytes that the disk
+    A piece ends after `nbytes` bytes, as STOPPED, and has at least one record where one is whole. Bytes that the disk
     does not give back end the walk as UNREADABLE.
     """
     # Sectors of the file are sectors of the piece.
@@ -276,5 +276,5 @@ def _readable(read: Callable[[int, int], bytes], start: int, stop: int) -> tuple
         if error.fields.get("rule") != READABLE:
             raise
         bad = int(error.fields["offset"])
-    # The caller begins after `start`; the bad sector may be in between.
+    # The caller begins after `start`. The bad sector may be in between.
     return (read(start, bad) if bad > start else b""), bad

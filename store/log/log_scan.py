@@ -99,7 +99,7 @@ def scan(
         end = walked.end
         if walked.reason is not record.WalkStop.BLANK:
             break
-        # A blank record fills the rest of its file: the log goes on in the next one.
+        # A blank record fills the rest of its file: the log continues in the next one.
         end = file.start + size
     fault = "bytes differ from their chain unit" if walked.end == differs else walked.fault
     if walked.reason is record.WalkStop.UNREADABLE:
@@ -186,7 +186,7 @@ def _compare_chain(
         try:
             same = crc32c(read_of(queue, unit.start, unit.end, unit.end)) == unit.crc
         except Corrupt:
-            # The walk comes to the unreadable bytes, and reports them.
+            # The walk meets the unreadable bytes, and reports them.
             break
         if not same:
             # A leader's unit may span the end that was synced here before it: its synced records stay.

@@ -1,7 +1,7 @@
 """One fixed-size file of a mapped file queue: written by pwrite, read through a map.
 
-Source: DefaultMappedFile, RocketMQ 5.3.3; its write path (stores into the map) is replaced because
-pwrite is two to three times faster and reports a full disk as an error instead of SIGBUS.
+Source: DefaultMappedFile, RocketMQ 5.3.3. Its write path (stores into the map) is replaced: pwrite is two to three
+times faster, and a full disk is an error instead of SIGBUS.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class MappedFile:
         self._counting = threading.Lock()
         #: reads under way
         self._reading = 0
-        #: a descriptor that was let go of under them: the last one closes it
+        #: a descriptor that was released during them: the last read closes it
         self._left_fd = -1
 
     @classmethod
     def create(cls, path: Path, start: int, size: int, *, files: Files) -> MappedFile:
         """Create the file at full size with all its blocks reserved.
 
-        Durable: the file and its name. Raises: StorageFull, with no file left behind.
+        Durable: the file and its name. Raises: StorageFull, and then leaves no file.
         """
         fd = files.open_file(path, create=True)
         try:
@@ -154,7 +154,7 @@ class MappedFile:
         self._close_left()
 
     def _close_left(self) -> None:
-        """Close the map that was let go of during reads, after the last of them."""
+        """Close a descriptor that was released during reads, after the last of them."""
         with self._counting:
             left = -1
             if not self._reading:
@@ -245,7 +245,7 @@ class MappedFile:
             self._files.close(fd)
 
     def close(self) -> None:
-        """Close the descriptor and give the map back; a reader's slice of it stays valid."""
+        """Close the descriptor and give the map back. A reader's slice of it stays valid."""
         with self._living:
             if self._fd < 0:
                 return

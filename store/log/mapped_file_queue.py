@@ -205,12 +205,12 @@ def _ignore(_reason: str) -> None:
 class AllocateAhead:
     """Prepares the next file and pre-writes zeros ahead of the tail, in paced chunks.
 
-    Pre-written blocks sync up to eight times faster than merely reserved ones. While the tail moves
-    it waits until half of the window is used up, and gives up when overtaken, for it takes the disk,
-    a core and the file's lock from the appends. A window that was used up so far doubles, so that
-    the next burst finds more; every zero is written once with any window. A full disk only stops
-    the work: the append that needs the room meets it itself. A failed sync ends the worker and is reported:
-    it may have taken appended records with it, and no later sync of another descriptor would say so.
+    Pre-written blocks sync up to eight times faster than merely reserved ones. While the tail moves, the worker waits
+    until half of the window is used up. It stops when the writer overtakes it, because it takes the disk, a core and
+    the file's lock from the appends. A window that was used up so far doubles, so that the next burst finds more. Every
+    zero is written once with any window. A full disk only stops this work: the append that needs the space gets the
+    error itself. A failed sync ends the worker and is reported: it may have taken appended records with it, and no
+    later sync of another descriptor would say so.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class AllocateAhead:
         #: the whole window was ready since it grew last
         self.caught_up = False
         self._last_tail = queue.files[0].start if queue.files else 0
-        #: the writer is faster: no use in zeros right under its hands
+        #: the writer is faster: zeros just ahead of it would not help
         self._overtaken = False
         self._wake = threading.Event()
         #: the last failure, for status; None again after the next success
@@ -249,11 +249,11 @@ class AllocateAhead:
         self._running = False
 
     def next_file(self, timeout_ms: int) -> None:
-        """Have one more file made by this worker, so that no disk holds up its caller for long.
+        """Have one more file made by this worker, so that no disk blocks its caller for long.
 
         Where the worker does not run, the caller makes it. Callers: one at a time.
         Raises: StorageFull; Unavailable with CREATE_MAPPED_FILE_FAILED after `timeout_ms`, or at once when the last
-        attempt failed; the worker goes on trying. Source: AllocateMappedFileService#putRequestAndReturnMappedFile.
+        attempt failed; the worker keeps trying. Source: AllocateMappedFileService#putRequestAndReturnMappedFile.
         """
         queue = self._queue
         if self._broken is not None:
@@ -364,7 +364,7 @@ class AllocateAhead:
         return self._queue.spares is not None and self._queue.spares.step()
 
     def _lock_files(self, tail: int) -> None:
-        """Lock the pages in front of the tail in memory, and let go of those before it. Failures are only logged.
+        """Lock the pages in front of the tail in memory, and unlock those before it. Failures are only logged.
 
         Source: DefaultMappedFile#warmMappedFile, #mlock, #munlock.
         """

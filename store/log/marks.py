@@ -1,7 +1,7 @@
 """How far the log is appended, synced, confirmed and dispatched: one shared-mapped page.
 
 It survives kill -9 exactly (the page cache does) and a reboot as a lower bound. A mark is written before any
-answer that relies on it, by one aligned 8-byte store: `struct.pack_into` was seen to tear.
+answer that relies on it, by one aligned 8-byte store: `struct.pack_into` was measured to tear.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Marks:
     def snapshots(self) -> tuple[int, int]:
         """Where the newest snapshot of the state and the one before it begin, as far as is known.
 
-        A hint: there may be none, for the page reaches the disk when it likes.
+        A hint: there may be none, because the kernel decides when the page reaches the disk.
         """
         return self._words[_SNAPSHOT], self._words[_SNAPSHOT_BEFORE]
 
@@ -92,7 +92,7 @@ class Marks:
     def lower(self, offset: int) -> None:
         """Before a cut: no mark stays above it. Durable at return."""
         if self._words[_QUEUED] > offset:
-            # Consume queues reach beyond it: the next start has to look at them.
+            # Consume queues reach beyond it: the next start must check them.
             self._words[_QUEUED] = 0
         for index in range(_WORDS):
             if self._words[index] > offset:

@@ -1,7 +1,7 @@
-"""Pages of the log's file brought into memory ahead of the tail, so that no append waits for their allocation.
+"""Reads pages of the log's file into memory ahead of the tail, so that no append waits for their allocation.
 
-A write to a page that is not in memory allocates it: in the guest of a virtual machine, which gets it from its host,
-for up to 3 ms a MiB, under the put lock. Read ahead by another thread it costs half of that, and the append 0.2 ms.
+A write to a page that is not in memory allocates it. In a virtual machine, which gets the page from its host, that
+takes up to 3 ms per MiB, under the put lock. Read ahead by another thread it costs half of that, and the append 0.2 ms.
 Nothing is written. `AllocateAhead`, which writes zeros ahead, is for disks that gain from it.
 """
 
@@ -17,7 +17,7 @@ from raymq.store.files import Files
 from .mapped_file import MappedFile
 from .mapped_file_queue import MappedFileQueue
 
-#: pages are in memory so far in front of the tail
+#: pages are kept in memory this far ahead of the tail
 WINDOW_BYTES = 32 << 20
 CHUNK_BYTES = 1 << 20
 #: how often to look at the tail: while it rests, while it moves

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 Int64s = npt.NDArray[np.int64]
 
-#: neighbours that are so near are read together
+#: neighbours that are this close together are read in one call
 GAP_BYTES = 16 << 10
 
 

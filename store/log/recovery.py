@@ -1,8 +1,8 @@
 """The decision about the place where a recovery scan stopped, as a total table.
 
-The scan walks records from a trusted position to the first place where no valid record starts. Whether that
-place is simply the end of the log, a torn tail, or damage is decided here from observed facts alone, so that a
-test can enumerate every combination and prove that exactly one row answers it.
+The scan walks records from a trusted position to the first place where no valid record starts. This table decides
+whether that place is the end of the log, a torn tail, or damage. It uses observed facts alone, so a test can enumerate
+every combination and prove that exactly one row answers it.
 
 RocketMQ's CommitLog#recoverNormally/recoverAbnormally truncate at every bad record, acknowledged or not. This table
 differs on purpose.
@@ -26,14 +26,14 @@ class Decision(Enum):
     KEEP = "keep"
     #: the log ends here: zero the rest of the file, drop later files, sync
     TRUNCATE = "truncate"
-    #: bytes that must be there are not: report, change nothing
+    #: bytes that must exist are missing: report, change nothing
     CORRUPT = "corrupt"
 
 
 class Facts(NamedTuple):
     """The observations of the scan at the stop position."""
 
-    #: the directory has our `raymq/meta`; False: written by RocketMQ, no marks exist
+    #: the directory has RayMQ's `raymq/meta`; False: written by RocketMQ, no marks exist
     own: bool
     #: the machine has not rebooted since the last writer, so its page cache is intact
     same_boot: bool
@@ -118,9 +118,9 @@ def written_until(view: memoryview, base: int, walk: Walk, believed: int) -> int
 
     `believed`: chain units vouch for all bytes below. Of the others only the body has a CRC; header and lengths
     cannot be lost without the walk noticing, a topic or properties can. Bytes that were never written show as zeros,
-    since files are made of zeros and every cut restores them: a piece of a topic or of properties that is zero up to
-    the record's end, or over all that a sector holds of the record, was lost. No topic has a zero byte, and no
-    properties that we write end with one.
+    because files are made of zeros and every cut restores them. So a piece of a topic or of properties was lost if it
+    is zero up to the record's end, or over all bytes that a sector holds of the record. No topic has a zero byte, and
+    no properties that we write end with one.
     """
     first = int(np.searchsorted(walk.positions, believed))
     starts, sizes = walk.positions[first:] - base, walk.sizes[first:]

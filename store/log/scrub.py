@@ -1,8 +1,8 @@
 """Reads all stored bytes again and again, a little at a time, and compares them with the chain's CRCs.
 
-Bit rot shows at a read. Bytes that are never read rot unseen, and so may the copy that could have mended them. RocketMQ
-has nothing like this: it compares body CRCs after a crash only. Bytes in the page cache are not read from the disk;
-what is old enough to matter is seldom there, and `from_disk` sends away what is.
+Bit rot shows only at a read. Bytes that are never read rot unnoticed, and so does the copy that could repair them.
+RocketMQ has nothing like this: it compares body CRCs after a crash only. Bytes in the page cache are not read from the
+disk. Old bytes are seldom cached, and `from_disk` drops those that are.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from .chain import ChainReader, ChainUnit
 from .commit_log import CommitLog
 from .segment_paths import find_segment
 
-#: a pass over a small log reads no quicker than needed, but at least so many bytes per second
+#: a pass over a small log reads no faster than needed, but at least this many bytes per second
 LEAST_BYTES_PER_S = 8 << 20
 #: a log in which nothing is synced yet is looked at again after this
 EMPTY_WAIT_S = 10.0
-#: a pass begins and ends so often within the retention
+#: how often a pass begins and ends within the retention
 PASSES_IN_RETENTION = 2
 #: not more often, however short the retention is
 INTERVAL_LEAST_MS = 10 * 60 * 1000
 #: faults that are remembered; the others are counted
 FAULTS_MAX = 100
-#: the position is remembered every so many bytes: each time costs the disk a sync
+#: the position is noted after this many bytes: each note costs the disk a sync
 _SAVED_BYTES = 1 << 30
 #: waits are cut into pieces of this length, so that a stop is quick
 _WAIT_S = 5.0
@@ -55,13 +55,13 @@ class ScrubCounters:
 
 #: shorter waits are put together
 _NAP_S = 0.05
-#: units that are read from the chain at a time have about so many bytes
+#: about how many bytes of units are read from the chain at a time
 STEP_BYTES = 1 << 20
 
 
 @dataclass(eq=False)
 class Scrub:
-    """The walk over one log. One thread calls `step` or `run`; any may read the counters.
+    """The walk over one log. One thread calls `step` or `run`. Any may read the counters.
 
     Only bytes below `limit()` are read: those that are synced and never change again. A fault stops nothing: reads of
     these records compare the records' own body CRCs.
@@ -147,7 +147,7 @@ class Scrub:
     def step(self) -> float:
         """Read and compare one append unit. Returns: seconds to wait until the next step, below 0 when it took longer.
 
-        Bytes that the disk does not give back are a fault, and the pass goes on after them.
+        Bytes that the disk does not give back are a fault, and the pass continues after them.
         Raises: OSError where it is not the disk that fails; the position stays.
         """
         now = self.clock.now_ms()
@@ -208,7 +208,7 @@ class Scrub:
                 wait_s, owed_s = owed_s, 0.0
             except (OSError, RayMQError) as error:
                 wait_s = _WAIT_S * 12
-                # A lack of descriptors or memory says nothing of the disk.
+                # A lack of descriptors or memory says nothing about the disk.
                 if not (isinstance(error, OSError) and error.errno in NOT_TRIED):
                     # A fault that cannot be reported now is found again at the next try.
                     with contextlib.suppress(OSError, RayMQError):

@@ -1,8 +1,8 @@
-"""Deleted commit log files that become future ones: their blocks are there and were written before.
+"""Deleted commit log files that are used again: their blocks are allocated and were written before.
 
-A file is one of these only after its name is gone from the log for good. It is zeroed after its last reader is gone,
+A file becomes a spare only after its name is durably gone from the log. It is zeroed after its last reader is gone,
 and used again after the zeros are synced. A start deletes all spares: they have no content.
-RocketMQ gives a file's memory back, never the file.
+RocketMQ reuses a file's memory, never the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ZERO_STEP_BYTES = 2 << 20
 
 @dataclass
 class Spare:
-    """One file on its way from a log's past to its future."""
+    """One deleted file that will be used again."""
 
     path: Path
     #: whether the last reader of its old content is gone
@@ -101,7 +101,7 @@ class SpareFiles:
         try:
             self._files.rename(spare.path, path)
         except OSError:
-            # On another disk, as a rule.
+            # Usually it is on another disk.
             self._files.unlink(spare.path)
             return False
         self._files.sync_dir(path.parent)

@@ -192,7 +192,7 @@ class TransientPool(PoolReader):
         return _next_multiple(self.hole, int(self._words[_SEGMENT]))
 
     def dig_hole(self, offset: int) -> None:
-        """There is nothing from here to the end of the commit log file.
+        """Note that no record lies between here and the end of the commit log file.
 
         Callers: before the hole's end is published as appended, and only when the hole before is committed.
         """
@@ -261,7 +261,7 @@ def _name_of(replica_dir: str | Path, files: Files) -> str | None:
 
 
 def _prefix(replica_dir: str | Path, store_id: str) -> str:
-    """Of the names of this replica's pools: also a copied directory, or the same path elsewhere, has another."""
+    """The prefix of this replica's pool names. A copied directory, or the same path elsewhere, has another prefix."""
     place = f"{store_id} {os.path.realpath(replica_dir)}"
     return f"raymq-{hashlib.sha256(place.encode()).hexdigest()[:12]}-"
 

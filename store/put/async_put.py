@@ -22,11 +22,11 @@ from raymq.store.requests import Append, PutRequest
 if TYPE_CHECKING:
     from raymq.store.embedded import EmbeddedStore
 
-#: of one batch, about
+#: bytes of one batch, about
 BATCH_BYTES = 1 << 20
-#: of what waits; more blocks its caller
+#: bytes that may wait; a put beyond them blocks
 WAITING_BYTES_MAX = 16 << 20
-#: a message costs about this much beside its body
+#: bytes that a message costs besides its body, about
 _OVERHEAD_BYTES = 100
 
 
@@ -95,7 +95,7 @@ class AsyncAppend:
 
 
 class AsyncPut:
-    """Gathers single messages for one store. Callers: any thread; order holds for each thread and queue."""
+    """Gathers single messages of one store into batches. Callers: any thread; order holds for each thread and queue."""
 
     def __init__(self, store: EmbeddedStore) -> None:
         self._store = store
@@ -173,7 +173,7 @@ class AsyncPut:
             if isinstance(error, Rejected):
                 self._append_each(gathered)
         except Exception as error:
-            # A value that is none of its column's. Whoever waits would wait for ever.
+            # A value that its column cannot hold. Without an error its caller would wait for ever.
             gathered.error = Rejected(
                 f"a message cannot be stored as it is: {error}",
                 field="batch",

@@ -1,8 +1,8 @@
-"""Finds the stored row that a producer sends again, where the state has forgotten its place.
+"""Finds the stored row that a producer sends again, when the state no longer has its offset.
 
-Sequences and queue offsets of one producer grow together. So a row between two runs that the state still has is
-found by bisection over the consume queue, reading the stamps of records; a row that is not dispatched yet is found by
-a walk over the end of the log. No lock is held, and no more is read at once than the ack path can wait for.
+Sequences and queue offsets of one producer grow together. So a row between two runs that the state still has is found
+by bisection over the consume queue, reading the stamps of records. A row that is not dispatched yet is found by a walk
+over the end of the log. No lock is held, and each read is small, because the ack path waits for the interpreter.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from raymq.store.records.record_walk import Layout, gather, layout
 
 #: records looked at in one go: first at a new place, at least, at most
 SLICE_ROWS, SLICE_ROWS_MIN, SLICE_ROWS_MAX = 32, 4, 2048
-#: and bytes, if there is more than one
+#: the same in bytes, if there is more than one record
 SLICE_BYTES_MAX = 2 << 20
-#: the next slice is larger or smaller when one takes less or more; cold pages make it 100 times longer
+#: a slice that takes less makes the next one larger, one that takes more makes it smaller; cold pages cost 100 times as
+#: much
 SLICE_MS_LOW, SLICE_MS_HIGH = 0.25, 1.0
 
 _STAMP = np.dtype(f"V{STAMP_BYTES}")
@@ -87,8 +88,8 @@ class Search:
         return found.first_offset
 
     def _in_units(self, queue: ConsumeQueue, low: int, high: int, sequence: int) -> FoundRun | None:
-        """Bisect units [low, high). Rows of others between ours cost time, at most once each."""
-        # The first look is at the low end: rows are sent again in order.
+        """Bisect units [low, high). Rows of other producers in between cost time, at most once each."""
+        # The search begins at the low end: rows are sent again in order.
         at = low
         while low < high:
             own = self._next_own(queue, at, high)
@@ -111,7 +112,7 @@ class Search:
         return None
 
     def _next_own(self, queue: ConsumeQueue, at: int, high: int) -> OwnRows | None:
-        """Our rows in the first slice from unit `at` on that has any."""
+        """The producer's rows in the first slice from unit `at` on that has any."""
         self._rows = min(self._rows, SLICE_ROWS)
         while at < high:
             self._begun = self._log.clock.monotonic()

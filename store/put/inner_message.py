@@ -1,7 +1,7 @@
 """Messages that the store itself puts: any topic and queue, any field. A group is stored whole or not at all.
 
-Delay levels, timers, transactions and retries move a message on and note in the same append that they did, so that
-a crash never delivers it twice or not at all (RocketMQ does both).
+Delay levels, timers, transactions and retries move a message and note the move in the same append. So a crash never
+delivers it twice or not at all (in RocketMQ it can do both).
 Source: MessageExtBrokerInner, RocketMQ 5.3.3.
 """
 

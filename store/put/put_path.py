@@ -47,7 +47,7 @@ logger = logging.getLogger("raymq.store")
 
 Prepared = record.Prepared | record.PreparedRow
 
-#: of the log's bytes at most one in so many is a snapshot's
+#: at most one in this many bytes of the log belongs to a snapshot
 SNAPSHOT_SHARE = 64
 
 

@@ -22,7 +22,7 @@ Units = Structs
 BLANK_SIZE = 0x7FFFFFFF
 #: files that a clean start looks at, from the end
 CLEAN_FILES = 3
-#: units looked at in one go while searching for the end; the first time, which is all that most queues need
+#: units read at a time while searching for the end; the first time, which is all that most queues need
 SCAN_UNITS, SCAN_UNITS_FIRST = 8192, 200
 
 
@@ -86,9 +86,9 @@ class ConsumeQueue:
     def recover(self, *, after_crash: bool = True, sound_below: int = 0) -> None:
         """Find the first unit and the end of the units.
 
-        After a crash every file is checked that may hold units of records at or above `sound_below` (physical), and
-        the bytes after the first invalid unit are erased: pages reach the disk in any order, and those units would
-        become readable once the hole before them is filled. Otherwise only the last three files are checked.
+        After a crash every file that may hold units of records at or above `sound_below` (physical) is checked, and the
+        bytes after the first invalid unit are erased. Pages reach the disk in any order, and those units would become
+        readable once the hole before them is filled. Otherwise only the last three files are checked.
         Source: ConsumeQueue#recover, which always looks at three and erases nothing.
         """
         files = self._queue.files
@@ -109,7 +109,7 @@ class ConsumeQueue:
             self._cut_to(self.max_offset)
 
     def resume(self, end: int, below: int) -> None:
-        """Go on from where this queue is known to end: after the unit of its last record below a physical offset.
+        """Continue from the known end of this queue: after the unit of its last record below a physical offset.
 
         Units that a killed process wrote after it are dispatched again, to the same places.
         Raises: Corrupt when that unit is not there.
@@ -243,7 +243,7 @@ class ConsumeQueue:
         self.max_offset += len(units)
 
     def begin_at(self, queue_offset: int) -> bool:
-        """Make an empty queue without files go on at an offset. Returns: False for a queue with files, which stays."""
+        """Make an empty queue without files continue at an offset. Returns: False, with no change, if it has files."""
         if self._queue.files:
             return False
         first = self._queue.create_next(queue_offset * fmt.UNIT_BYTES).start // fmt.UNIT_BYTES

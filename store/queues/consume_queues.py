@@ -57,7 +57,7 @@ class ConsumeQueues:
                         queue.note_unsynced()
 
     def rest(self, ends: dict[Key, int], dispatched: int, *, unsynced: bool) -> None:
-        """Instead of `load`: the end of each queue is known, and a queue is opened when it is asked for.
+        """Instead of `load`: take the known end of each queue, and open a queue when it is first used.
 
         Args: dispatched: all messages below this physical offset have units; unsynced: not all of them on disk.
         """
@@ -85,7 +85,7 @@ class ConsumeQueues:
         return False
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, made if there is none; its files come with its first unit.
+        """The queue, made if there is none. Its files come with its first unit.
 
         Raises: Corrupt for one that is not on disk as it was dispatched.
         """
@@ -117,7 +117,7 @@ class ConsumeQueues:
         return queue
 
     def begin_at(self, topic: str, queue_id: int, offset: int) -> None:
-        """Let a queue go on at an offset of which the log has no message: `ConsumeQueue.begin_at`."""
+        """Let a queue continue at an offset for which the log has no message: `ConsumeQueue.begin_at`."""
         if self.get(topic, queue_id).begin_at(offset):
             self.on_differing()
 
@@ -176,7 +176,7 @@ class ConsumeQueues:
 
     def delete_expired(self) -> None:
         """Delete the files that are only about messages out of range."""
-        # The others have one file, which stays.
+        # Other queues have one file, which stays.
         self._wake(self._file_size // fmt.UNIT_BYTES)
         for queue in self.all():
             queue.delete_expired()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: appended units that are kept in memory for dispatch; when there are more, it reads them back from the log
 PENDING_MAX = 512
-#: longest time that dispatch holds the interpreter in one go
+#: longest time that dispatch holds the interpreter without a break
 SLICE_MS = 2.0
 _DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
 
@@ -160,7 +160,7 @@ class Dispatch:
 
     @property
     def index_behind(self) -> bool:
-        """Whether the index has something to do at once; not while a flag keeps `run` from doing anything."""
+        """Whether the index has records to index now; False while a flag stops `run`."""
         if self.index is None or self._blocked:
             return False
         return self.index.behind(self.dispatched)
@@ -210,7 +210,7 @@ class Dispatch:
         return upto < end and at + int.from_bytes(self._log.read(at, at + 4), "big") <= end
 
     def _pass_over(self, at: int, upto: int, fault: str) -> None:
-        """Go on after damage below the confirmed end, so that the whole records after it can be read."""
+        """Continue after damage below the confirmed end, so that the whole records after it can be read."""
         self._log.note_damage(self._log.damage(at, fault))
         self.dispatched = self._log.behind_damage(at, upto)
         self._holes.append((at, self.dispatched))
@@ -218,7 +218,7 @@ class Dispatch:
     def _point_into_damage(self, queue: ConsumeQueue, upto: int, position: int) -> None:
         """Units for the messages of a queue, below offset `upto`, that were damaged: they point into the damage.
 
-        So reads of these offsets raise Corrupt; a gap would be passed over silently. `position`: of the next message.
+        So reads of these offsets raise Corrupt. A gap would be passed over silently. `position`: of the next message.
         """
         for start, stop in self._holes:
             missing = upto - queue.max_offset

@@ -35,7 +35,7 @@ RECORDS_AT_ONCE = 128
 def expression_filter(kind: str, expression: str) -> MessageFilter:
     """The filter of a subscription: `kind` is TAG or SQL92.
 
-    Raises: Rejected for another kind, and for an expression that is none.
+    Raises: Rejected for another kind, and for a malformed expression.
     Source: ExpressionType, FilterFactory.
     """
     if kind == "TAG":
@@ -76,7 +76,7 @@ class GetMessageResult(NamedTuple):
     records: pa.ChunkedArray
     #: queue offset of each record
     queue_offsets: Int64s
-    #: the reader lags by more than this host's memory holds
+    #: the reader lags by more bytes than this host's memory holds
     suggest_pulling_from_slave: bool
 
 
@@ -115,7 +115,7 @@ class GetMessage:
     ) -> GetMessageResult:
         """Messages of a queue from `offset` on, at most `max_nums`, below the confirmed end.
 
-        Never raises for an offset: the status says what it is, and `next_begin_offset` where to go on.
+        Never raises for an offset: the status says why, and `next_begin_offset` where to continue.
         Raises: Corrupt for a record that is damaged, or that the disk does not give back.
         """
         queue = self._queues.find(topic, queue_id)
@@ -157,7 +157,7 @@ class GetMessage:
             return nothing(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0, low, high)
         if offset < low:
             return nothing(GetMessageStatus.OFFSET_TOO_SMALL, low, low, high)
-        # After a start dispatch may have to come once more to where it was: the reader waits there.
+        # After a start, dispatch may not have reached its former end yet: the reader waits there.
         coming = offset <= self._state.next_offsets.get((topic, queue_id), 0)
         if offset == high or (offset > high and coming):
             return nothing(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
@@ -168,7 +168,7 @@ class GetMessage:
     def _pick(
         self, units: Units, max_nums: int, max_bytes: int, wanted: MessageFilter | None
     ) -> _Picked:
-        """Apply filter and limits, as if one unit was looked at after the other."""
+        """Apply filter and limits as if the units were examined one after the other."""
         config, end = self._config, self._log.end
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
@@ -216,7 +216,7 @@ class GetMessage:
     def _look_at_records(
         self, units: Units, rows: Int64s, wanted: MessageFilter, most: int
     ) -> Bools:
-        """Which units are wanted by what their records say; no more than are needed for `most` are looked at."""
+        """Which units are wanted by their records. Only as many records as `most` needs are read."""
         good = np.zeros(len(units), dtype=np.bool_)
         found = 0
         for at in range(0, len(rows), RECORDS_AT_ONCE):

@@ -1,8 +1,8 @@
 """The files of one consume queue: sparse, opened at first use, few of them open at a time.
 
 Source: MappedFileQueue and DefaultMappedFile, RocketMQ 5.3.3, which map each file from the start of the store on and
-keep its descriptor. Here they are read by pread, so that a bad sector is an error and never a signal, and written by
-pwrite, so that a full disk is one too.
+keep its descriptor. Here pread reads them, so that a bad sector is an error and never a signal. pwrite writes them, so
+that a full disk is an error too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OpenFiles:
     def used(self, file: QueueFile) -> None:
         """Keep this file open. Over the limit the file that was not used for longest is closed."""
         try:
-            # One step of the interpreter: needs no lock.
+            # One bytecode of the interpreter: needs no lock.
             self._open.move_to_end(file)
             return
         except KeyError:
@@ -57,7 +57,7 @@ class OpenFiles:
         oldest.let_go()
 
     def let_all_go(self) -> None:
-        """Give every descriptor back; the next uses open others."""
+        """Close every descriptor; the next uses open new ones."""
         with self._lock:
             files, self._open = list(self._open), OrderedDict()
         for file in files:
@@ -226,7 +226,7 @@ class QueueFiles:
     def load(self) -> None:
         """Find the files.
 
-        A file that is shorter and holds only zeros was never finished: it is deleted, and so are those after it, of
+        A file that is shorter and holds only zeros was never finished. It is deleted, and so are the files after it, of
         which a power loss left more. Raises: Corrupt for a name that is not an offset, a wrong length, a gap.
         """
         self.close()
@@ -349,7 +349,7 @@ class QueueFiles:
         ]
 
     def note_unsynced(self) -> None:
-        """Nobody knows whether the names of these files, of the queue and of its topic are durable."""
+        """The names of these files, of the queue and of its topic may not be durable."""
         for directory in self._named_in():
             self._opened.note_unsynced(directory)
 

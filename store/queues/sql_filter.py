@@ -1,11 +1,12 @@
 """The SQL92 property filter: an expression over a message's properties, evaluated for whole columns.
 
-Values are texts. Beside a number they are read as one, beside TRUE or FALSE as a truth value; a property that is
-missing, or not a number where one is needed, makes its comparison unknown, and a message of which the whole is unknown
-is not wanted.
-Source: SelectorParser, ComparisonExpression, LogicExpression, RocketMQ 5.3.3. There a text that is not a number fails
-the whole expression even beside OR; `NOT a = 1` is read as `(NOT a) = 1`; integers end at 32 bits beside small ones; of
-a property that is missing CONTAINS, STARTSWITH and ENDSWITH are false, so that `NOT (a CONTAINS 'x')` is true.
+Values are texts. Compared with a number they are read as numbers, compared with TRUE or FALSE as truth values. A
+property that is missing, or not a number where one is needed, makes its comparison unknown. A message for which the
+whole expression is unknown does not match.
+Source: SelectorParser, ComparisonExpression, LogicExpression, RocketMQ 5.3.3. RocketMQ differs in four points. A text
+that is not a number fails the whole expression, even next to OR. `NOT a = 1` is read as `(NOT a) = 1`. Integers are cut
+to 32 bits next to small ones. For a missing property CONTAINS, STARTSWITH and ENDSWITH are false, so that `NOT (a
+CONTAINS 'x')` is true.
 """
 
 from __future__ import annotations

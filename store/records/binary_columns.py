@@ -45,13 +45,13 @@ def value_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
 def one_value(array: pa.Array) -> bytes | None:
     """The value that all rows of a binary or string array have; None where they differ, or one is null.
 
-    A client that gives all messages of a batch the same properties is the rule: one look does for all.
+    Most clients give all messages of a batch the same properties: then one comparison is enough.
     """
     if array.null_count or not len(array):
         return None
     offsets = value_offsets(array)
     low, width = int(offsets[0]), int(offsets[1]) - int(offsets[0])
-    # The sum alone excludes most.
+    # The sum alone excludes most columns.
     if not width or int(offsets[-1]) - low != width * len(array):
         return None
     if not ((offsets[1:] - offsets[:-1]) == width).all():
@@ -64,7 +64,7 @@ def one_value(array: pa.Array) -> bytes | None:
 def binary_array(values: list[bytes]) -> pa.BinaryArray:
     """A binary column of these values, none of them null: bytes, or buffers of single bytes.
 
-    As `pa.array`, which finds out how much room they need by doubling it: in fresh memory that takes twice as long.
+    Like `pa.array`, which doubles its buffer until the values fit: in fresh memory that takes twice as long.
     Raises: pa.ArrowInvalid when they have 2 GiB or more; TypeError for anything else.
     """
     offsets = np.zeros(len(values) + 1, dtype=np.int64)

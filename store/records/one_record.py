@@ -1,4 +1,4 @@
-"""One record, looked at without arrays: for few of them those would cost more than the work."""
+"""One record, read without arrays: for a few records arrays cost more than the work."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def record_at(view: bytes | memoryview, at: int, base: int | None) -> Parts | No
         topic_end = topic_at + topic_length
         (properties_length,) = _SHORT.unpack_from(view, topic_end)
     except (IndexError, struct.error):
-        # A length that is none leads out of the file.
+        # A wrong length leads out of the file.
         return None
     end: int = topic_end + 2 + properties_length
     if (

@@ -51,7 +51,7 @@ def encode(properties: Mapping[str, str]) -> bytes:
 def decode(data: bytes) -> dict[str, str]:
     """Names and values of a properties string.
 
-    The last separator may be missing; an incomplete pair is dropped; the last duplicate wins.
+    The last separator may be missing. An incomplete pair is dropped; the last duplicate wins.
     """
     found: dict[str, str] = {}
     for pair in bytes(data).split(PROPERTY_SEPARATOR):

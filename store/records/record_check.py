@@ -118,7 +118,7 @@ def _waits_not(properties: bytes) -> bool:
 
 
 def check_columns(batch: pa.RecordBatch) -> None:
-    """Refuse a batch that has not PUT_SCHEMA or is not valid Arrow data. Raises: Rejected."""
+    """Refuse a batch that does not have PUT_SCHEMA or is not valid Arrow data. Raises: Rejected."""
     if not batch.schema.equals(PUT_SCHEMA):
         _check_schema(batch)
     try:

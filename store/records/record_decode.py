@@ -65,8 +65,8 @@ def decode(
     require(bool(good.all()), "decode is given whole records", row=int(good.argmin()))
 
     made: dict[str, Any] = _fields(view, where, schema.names)
-    # Six stretches a record (body, gap, topic, gap, properties, gap) over the bytes as they are;
-    # taking every sixth one is the only copy.
+    # Six stretches per record (body, gap, topic, gap, properties, gap) over the bytes as they are; taking every sixth
+    # one is the only copy.
     pieces = _pieces(view, np.stack(parts, axis=1).ravel())
     rows = np.arange(0, len(parts) * len(where), len(parts), dtype=np.int64)
     for piece, name in ((0, "body"), (2, "topic"), (4, "properties")):

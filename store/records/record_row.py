@@ -146,7 +146,7 @@ class PreparedRow:
     def encode(
         self, start: int, stop: int, *, queue_offset: int, physical_offset: int, store_time_ms: int
     ) -> bytes:
-        """The record, as `Prepared.encode` makes it; the only rows are [0, 1)."""
+        """The record, as `Prepared.encode` makes it. The only rows are [0, 1)."""
         if start or stop != 1:
             raise broken("the row of a batch of one", start=start, stop=stop)
         body = self._body

@@ -1,7 +1,6 @@
-"""The walk over record boundaries: the only loop over records, left to numpy where possible.
+"""The walk over record boundaries: the only loop over records, done by numpy where possible.
 
-Source: CommitLog#checkMessageAndReturnSize. We also check the physical offset, which RocketMQ
-trusts.
+Source: CommitLog#checkMessageAndReturnSize. RayMQ also checks the physical offset, which RocketMQ trusts.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ MAGICS = (fmt.MAGIC_V1.to_bytes(4, "big"), fmt.MAGIC_V2.to_bytes(4, "big"))
 BLOCK_RECORDS = 8192
 #: records of one size in a row from which on numpy looks for more of that size
 STRIDE_RECORDS = 4
-#: so few records are checked one by one, which costs less than arrays
+#: up to this many records are checked one by one, which costs less than arrays
 FEW_RECORDS = 16
 #: the first look ahead; it grows while the size stays the same
 STRIDE_LOOK_AHEAD = 256
@@ -41,7 +40,7 @@ class WalkStop(Enum):
     STOPPED = "stopped"
     #: size and magic are zeros
     END_OF_DATA = "end of data"
-    #: a blank record: the log goes on in the next file
+    #: a blank record: the log continues in the next file
     BLANK = "blank record"
     #: the magic is of neither a message nor a blank record
     BAD_MAGIC = "bad magic"
@@ -51,7 +50,7 @@ class WalkStop(Enum):
     BAD_CRC = "bad body CRC"
     #: the physical offset in the record is another one
     WRONG_POSITION = "wrong physical offset"
-    #: the record goes on after `stop`
+    #: the record continues after `stop`
     SHORT = "cut off"
     #: the disk does not give back the bytes
     UNREADABLE = "it cannot be read"
@@ -112,7 +111,7 @@ def _scan(view: memoryview, position: int, limit: int) -> tuple[Int64s, Int64s, 
 
     Only size and magic are looked at; `_check` does the rest for all of them at once.
     """
-    #: one item a run of records of the same size
+    #: one item per run of records of the same size
     sizes: list[int] = []
     counts: list[int] = []
     unpack = fmt.PREFIX.unpack_from
@@ -152,7 +151,7 @@ def _scan(view: memoryview, position: int, limit: int) -> tuple[Int64s, Int64s, 
 
 
 def _stride(view: memoryview, position: int, size: int, limit: int) -> int:
-    """How many records from `position` on begin as this one does, at least 1 (the caller saw it)."""
+    """How many records from `position` on begin like this one, at least 1: the record that the caller saw."""
     most = min(limit, (len(view) - position) // size)
     prefix = int.from_bytes(view[position : position + fmt.BLANK_BYTES], "big")
     run, look = 1, STRIDE_LOOK_AHEAD
@@ -177,7 +176,7 @@ def gather(view: Any, starts: Int64s, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if not len(starts):
         return np.empty(0, dtype=dtype)
     room = max(0, len(view) - dtype.itemsize + 1)
-    # As unsigned numbers negative ones are large.
+    # Negative numbers are large when read as unsigned ones.
     inside = bool((starts.view(np.uint64) < room).all())
     require(inside, "items lie inside their buffer", room=room)
     # A window at every byte: numpy then copies whole items, which is far quicker than field by
@@ -233,7 +232,7 @@ def _layout(
     good = body_start + topic_width + 3 <= ends
 
     def inside(position: Int64s) -> Int64s:
-        # A damaged record's parts may lie anywhere; its start is always readable.
+        # A damaged record's parts may lie anywhere. Its start is always readable.
         return np.where(good, position, starts)
 
     body_length = headers["body_length"].astype(np.int64)

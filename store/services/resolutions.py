@@ -1,4 +1,4 @@
-"""Which half messages are resolved, and how: two bits an offset, in blocks, kept in the shard's progress.
+"""Which half messages are resolved, and how: two bits per offset, in blocks, kept in the shard's progress.
 
 A pure view of a progress table (`ShardState.progress`): `resolve` returns the changes to store, and the table changes
 once these are in the log.

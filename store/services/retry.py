@@ -30,12 +30,12 @@ FIRST_LEVEL = 3
 
 
 def retry_topic(group: str) -> str:
-    """Where a group's messages come again."""
+    """The topic of a group's messages that are delivered again."""
     return RETRY_PREFIX + group
 
 
 def dlq_topic(group: str) -> str:
-    """Where a group's messages end that it could not handle."""
+    """The topic of messages that a group could not handle."""
     return DLQ_PREFIX + group
 
 

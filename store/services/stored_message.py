@@ -65,7 +65,7 @@ def read(
 
 
 def read_one(store: MessageStore, topic: str, queue_id: int, offset: int) -> StoredMessage | None:
-    """The message at an offset of a queue; None where there is none, or none any more, or none yet."""
+    """The message at an offset of a queue; None where it is deleted or does not exist yet."""
     try:
         found, _ = read(store, topic, queue_id, offset, max_records=1)
     except OffsetOutOfRange:

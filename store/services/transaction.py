@@ -2,7 +2,7 @@
 
 Source: TransactionalMessageBridge, TransactionalMessageServiceImpl, EndTransactionProcessor, RocketMQ 5.3.3.
 It differs where RocketMQ's may deliver twice. A commit's message, its op record and its progress are one append, so a
-repeated commit, also after a crash, delivers nothing more. A check counts in the shard's progress instead of writing
+repeated commit, even after a crash, delivers nothing more. A check counts in the shard's progress instead of writing
 the half message again.
 """
 
@@ -133,7 +133,8 @@ class TransactionService:
         """Deliver a half message, once. Returns: where; of a repeated commit the offset is unknown.
 
         Args: `group`, if given, must be the PGROUP that the message was prepared with.
-        Raises: Rejected when it was rolled back or discarded, or is none; Unavailable when it is not confirmed yet.
+        Raises: Rejected when it was rolled back or discarded, or is not a half message; Unavailable when it is not
+        confirmed yet.
         """
         with self._lock:
             half = self._open_half(offset, group, Resolution.COMMIT)
@@ -218,9 +219,9 @@ class TransactionService:
     # --- checks ---------------------------------------------------------------------------------------------
 
     def check(self, ask: Ask) -> CheckRound:
-        """Ask about every open half message that is old enough; one that was asked for too often is discarded.
+        """Ask about every open half message that is old enough. One that was asked for too often is discarded.
 
-        `ask` is called without the service's lock; its answer counts unless the half message was resolved in between.
+        `ask` is called without the service's lock. Its answer counts unless the half message was resolved in between.
         RocketMQ runs a round every 30 s (transactionCheckInterval).
         """
         self.take_over()
@@ -233,7 +234,7 @@ class TransactionService:
             try:
                 half = read_one(self._store, HALF_TOPIC, 0, offset)
             except Corrupt:
-                # Noted for status. It must not hold up the others.
+                # Noted for status. It must not block the others.
                 continue
             if half is None:
                 continue
@@ -315,7 +316,7 @@ class TransactionService:
         self._note_offsets()
 
     def _note_offsets(self) -> None:
-        """Let RocketMQ, should it open this store, begin where we are."""
+        """Note how far RayMQ is, so that RocketMQ continues there if it opens this store."""
         ends = {
             HALF_TOPIC: self._resolutions().min_open,
             OP_TOPIC: self._store.queue_range(OP_TOPIC, 0)[1],

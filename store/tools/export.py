@@ -149,7 +149,7 @@ def _check_topic(store: ReadOnlyStore, choice: Choice) -> None:
     queues = {number for topic, number, _ in store.queue_directories() if topic == choice.topic}
     if choice.queue_id in queues or (choice.queue_id is None and queues):
         return
-    # The consume queues may be lost; the records are the truth.
+    # The consume queues may be lost. The records are the truth.
     wanted = replace(choice, start=None, stop=None)
     if not any(wanted.rows(part.decode()).any() for part in store.slices(behind=True)):
         known = sorted({topic for topic, _, _ in store.queue_directories()})
@@ -284,7 +284,7 @@ class _Part:
 
     def abandon(self) -> None:
         """Close the file after a failure."""
-        # pyarrow writes the footer when it closes the writer; that must not fail again.
+        # pyarrow writes the footer when it closes the writer. That must not fail again.
         self._sink.discarding = True
         self._writer.close()
         self._sink.close()

@@ -59,7 +59,7 @@ def check_derived(store: ReadOnlyStore) -> int:
 
 
 def verify(root: Path, files: Files | None = None) -> list[Fault]:
-    """Every fault of a store: file, offset, rule. Empty when there is none; a torn tail that a start cuts is none.
+    """Every fault of a store: file, offset, rule. A torn tail that a start cuts is not a fault.
 
     Raises: Rejected when `root` is not a store. Changes nothing.
     """

@@ -1,6 +1,7 @@
 """A store's directory opened for reading only: recovery in memory, over the whole log.
 
-Sizes are taken from the files, nothing is locked or changed: a store of RocketMQ or of ours, running or not.
+Sizes are taken from the files, and nothing is locked or changed. The store may be RocketMQ's or RayMQ's, running or
+not.
 """
 
 from __future__ import annotations
@@ -300,7 +301,7 @@ class ReadOnlyStore:
 
     @property
     def queues_end(self) -> int:
-        """Consume queues are believed up to here; a start cuts their units of later records."""
+        """Consume queues are believed up to here. A start cuts their units of later records."""
         if not self.own or self.same_boot or not self.crashed:
             return self.end
         return min(self.end, self.marks.dispatched_end)

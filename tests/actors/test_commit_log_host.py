@@ -122,7 +122,7 @@ def serving(shard: Shard) -> Shard:
 
 
 def test_puts_of_many_threads_are_answered_each_with_its_own_offsets(serving: Shard) -> None:
-    rounds, told = 40, threading.Event()
+    rounds, reported = 40, threading.Event()
     tickets: dict[int, list[PutTicket]] = {thread: [] for thread in range(8)}
 
     def work(thread: int) -> None:
@@ -130,7 +130,7 @@ def test_puts_of_many_threads_are_answered_each_with_its_own_offsets(serving: Sh
             put = request(
                 [b"%d/%d" % (thread, turn)], queue=thread % 4, producer=thread, sequence=turn
             )
-            tickets[thread].append(serving.host.put(put, told.set))
+            tickets[thread].append(serving.host.put(put, reported.set))
 
     threads = [threading.Thread(target=work, args=(thread,)) for thread in tickets]
     for worker in threads:
@@ -143,7 +143,7 @@ def test_puts_of_many_threads_are_answered_each_with_its_own_offsets(serving: Sh
         assert got == sorted(got)
         offsets[thread % 4] += got
     assert all(sorted(found) == list(range(2 * rounds)) for found in offsets.values())
-    assert told.is_set()
+    assert reported.is_set()
     records = serving.records(1, 2 * rounds)
     for thread in (1, 5):
         for turn, ticket in enumerate(tickets[thread]):
@@ -406,8 +406,8 @@ def test_a_compaction_topic_is_served_compacted_and_scrub_reads_the_log(serving:
     (part,) = host.fetch(FetchRequest("c", {0: 0}, 1 << 20, 100, 1000))
     assert part.records is not None
     assert (len(part.records), part.next_offset) == (1, 4)
-    told = host.call("status", {})
-    assert told["compaction"] == {"error": None}
+    reported = host.call("status", {})
+    assert reported["compaction"] == {"error": None}
     until(
         lambda: host.scrub.counters.passes + host.scrub.counters.units > 0,
         lambda: threading.Event().wait(0.01),

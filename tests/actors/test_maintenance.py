@@ -96,7 +96,7 @@ def test_an_unexpected_error_ends_a_pass_and_not_the_loop(
     disk, clock = SimulatedDisk(record=False), ManualClock()
     store = MessageStore.open(Path("/s"), config=CONFIG, files=disk, clock=clock)
     maintenance = Maintenance(store.cleaner, clock=clock, interval_ms=10_000)
-    told: list[str | None] = []
+    reported: list[str | None] = []
 
     def broken() -> int:
         raise ValueError("of no known kind")
@@ -104,16 +104,16 @@ def test_an_unexpected_error_ends_a_pass_and_not_the_loop(
     def stopping() -> bool:
         """Between two iterations: the first one fails."""
         if maintenance._next_pass_ms > clock.monotonic_ms():
-            told.append(maintenance.failed)
+            reported.append(maintenance.failed)
             clock.advance(10_000)
             monkeypatch.undo()
         maintenance.wake()
-        return len(told) == 2
+        return len(reported) == 2
 
     monkeypatch.setattr(store.cleaner, "run_once", broken)
     maintenance.delete_now()
     maintenance.run(stopping)
-    assert told == ["of no known kind", None]
+    assert reported == ["of no known kind", None]
     assert "old files could not be deleted: of no known kind" in caplog.text
     store.abandon()
 

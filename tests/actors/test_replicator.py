@@ -140,7 +140,9 @@ def test_damaged_bytes_of_the_leader_are_not_sent_and_the_error_names_file_and_o
     file = pair.leader.queue.files[-1]
     file.pwrite(b"\xff", first + 50)
     pair.start_follower()
-    wait_until(lambda: f"{file.path} at {first}: the bytes are not" in trouble(pair), "it is told")
+    wait_until(
+        lambda: f"{file.path} at {first}: the bytes are not" in trouble(pair), "it is reported"
+    )
     assert pair.follower.log.end == first
     assert not pair.exit_codes
     file.pwrite(b"\x01", first + 50)
@@ -170,7 +172,7 @@ def test_a_bad_sector_of_the_leader_does_not_end_replication(pair):
 
     files.pread, files.pread_into = lost, lost_into
     pair.start_follower()
-    wait_until(lambda: f"{file.path} cannot be read at 8192" in trouble(pair), "it is told")
+    wait_until(lambda: f"{file.path} cannot be read at 8192" in trouble(pair), "it is reported")
     assert pair.follower.log.end == first
     assert not pair.exit_codes
     files.pread, files.pread_into = pread, pread_into

@@ -1,4 +1,4 @@
-"""A shard in memory behind real Flight, and idempotent senders to it."""
+"""A shard in memory, served by real Flight, and idempotent senders to it."""
 
 from __future__ import annotations
 

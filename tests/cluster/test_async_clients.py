@@ -373,7 +373,7 @@ def test_async_for_hands_out_one_by_one_and_positions_follow(
                     break
             await reader.commit()
             assert await reader.committed() == {0: 4}
-            # What the loop had taken and not handed out is still there, at once.
+            # Messages that the loop had taken and not handed out are still there, at once.
             assert [m.offset for m in await reader.poll(2, 10)] == [4, 5]
             assert (await reader.poll_batch(100, 10)).column("offset").to_pylist() == [6, 7, 8, 9]
             await reader.seek(0, 1)

@@ -135,12 +135,12 @@ def test_what_is_missing_at_the_end_of_a_queue_that_is_too_short_is_not_called_l
     verdict = verdict_on(cluster, [ledger(ROWS)])
     assert (verdict.lost, verdict.hidden, verdict.faults) == (1, 10, 11)
     assert any("sequence 90 was acknowledged and is not visible" in e for e in verdict.examples)
-    # As long as was promised: behind it nothing comes.
+    # As long as was promised: nothing comes after it.
     store(cluster, [b"a stranger's"] * 11)
     verdict = verdict_on(cluster, [ledger(ROWS)])
     assert (verdict.lost, verdict.hidden) == (11, 0)
 
 
-def test_a_worker_that_nobody_knows_is_a_phantom(cluster: FakeCluster) -> None:
+def test_the_rows_of_an_unknown_worker_are_phantoms(cluster: FakeCluster) -> None:
     store(cluster, bodies_of(9))
     assert verdict_on(cluster, []).phantom == ROWS

@@ -106,7 +106,7 @@ def test_rows_are_storable_and_tell_what_they_are(size: str, keys: str) -> None:
     assert set(next_sequence) == set(range(8))
 
 
-def test_a_wrong_byte_anywhere_behind_the_header_is_damage() -> None:
+def test_a_wrong_byte_anywhere_after_the_header_is_damage() -> None:
     _, _, rows = RowMaker(BenchPlan(size=parse_size("uniform:60-90"), run=7), 0).make(due(50))[0]
     bodies = rows.column("body").to_pylist()
     bodies[10] = bodies[10][:-1] + bytes([bodies[10][-1] ^ 1])
@@ -169,7 +169,7 @@ def test_a_latency_that_cannot_be_kept_is_refused(limit_ms: float) -> None:
         check_limit_ms(limit_ms)
 
 
-def test_rows_go_only_to_the_lanes_that_are_used() -> None:
+def test_rows_go_only_to_the_queues_that_are_used() -> None:
     maker = RowMaker(BenchPlan(queues=4, topics=2, used_indexes=(1, 6), run=7), worker=0)
     assert [maker.make(due(5))[0][0] for _ in range(4)] == [1, 6, 1, 6]
 

@@ -187,11 +187,11 @@ def test_the_highest_rate_is_searched_for(
 ) -> None:
     kept_up = iter((False, True))
 
-    def told(found: Round, limit_ms: float) -> dict[str, Any]:
-        # What a busy machine keeps up is no matter here.
+    def reported(found: Round, limit_ms: float) -> dict[str, Any]:
+        # The rate of a busy machine does not matter here.
         return {**judge(found, limit_ms), "kept_up": next(kept_up)}
 
-    monkeypatch.setattr("raymq.cluster.bench.run.judge", told)
+    monkeypatch.setattr("raymq.cluster.bench.run.judge", reported)
     monkeypatch.setattr("raymq.cluster.bench.run.SEARCH_ROUNDS", 2)
     plan = BenchPlan(duration_s=0.3, warmup_s=0.9, batch=20, in_flight=1, workers=1, queues=1)
     outcome = Bench(cluster, plan).run(find_max_ms=10_000.0)
@@ -234,7 +234,7 @@ def test_what_cannot_be_run_is_said_at_once(
     assert (code, field in err) == (2, True), err
 
 
-def test_a_cluster_that_went_away_is_no_success(served: FakeCluster, cluster: Cluster) -> None:
+def test_a_cluster_that_went_away_is_not_a_success(served: FakeCluster, cluster: Cluster) -> None:
     served.down(0)
     assert command(cluster, "produce", *SHORT)[0] == 3
 

@@ -32,7 +32,7 @@ class ManualBenchClock(ManualClock, BenchClock):
 
 
 class Server:
-    """Answers each batch after the time that `delay_ms` tells for its number; the sender waits."""
+    """Answers each batch after the time that `delay_ms` gives for its number; the sender waits."""
 
     def __init__(
         self, clock: ManualBenchClock, delay_ms: Callable[[int], float], error: Any = None
@@ -92,7 +92,7 @@ def test_a_stall_counts_from_the_intended_times_of_all_that_were_due_in_it() -> 
     assert latency.percentile(75) == pytest.approx(500_000, rel=0.05)
     slow = 100 * (1 - 100 / 200)
     assert latency.percentile(slow - 1) <= 20_000
-    # What piled up goes in full batches.
+    # The messages that piled up go in full batches.
     assert [count for _, count in server.sends if count > 1] == [10] * 10
     assert sent.unsent == 0
 

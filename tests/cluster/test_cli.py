@@ -74,7 +74,7 @@ def received(queue_id: int, offset: int, body: bytes, key: bytes | None = None) 
 
 
 class FakeCluster:
-    """Two queues of three messages each, unless told otherwise."""
+    """Two queues of three messages each, unless a test changes them."""
 
     name = "orders"
     cluster_id = "ab" * 16
@@ -462,7 +462,7 @@ def test_status_leads_with_health_and_what_an_operator_asks_first(terminal: Term
     ]
 
 
-def test_bytes_and_pids_of_the_status_are_behind_verbose(terminal: Terminal) -> None:
+def test_bytes_and_pids_of_the_status_need_verbose(terminal: Terminal) -> None:
     terminal.cluster.shard_facts = LEADER
     terminal.run("status")
     assert b"4711" not in terminal.out
@@ -535,7 +535,7 @@ def test_topics_are_listed_and_described(terminal: Terminal) -> None:
     assert terminal.run("topic", "describe", "nope") == 2
 
 
-def test_creating_a_topic_twice_is_no_fault_and_says_so(terminal: Terminal) -> None:
+def test_creating_a_topic_twice_is_not_a_fault_and_says_so(terminal: Terminal) -> None:
     assert terminal.run("topic", "create", "new", "--queues", "8") == 0
     assert terminal.out == b"new: created\n"
     assert terminal.run("topic", "create", "t", "--json") == 0
@@ -604,7 +604,7 @@ def test_what_consume_prints_as_json_is_sent_again_as_it_was(
     assert terminal.err == "2 messages stored in t\n"
 
 
-def test_a_queue_that_the_topic_does_not_have_is_chosen_anew(terminal: Terminal) -> None:
+def test_a_queue_that_the_topic_does_not_have_is_replaced(terminal: Terminal) -> None:
     line = b'{"body": "x", "topic": "old", "queue_id": 2}'
     assert terminal.run("produce", "t", "--input", "-", stdin=line) == 0
     assert terminal.cluster.fake_producer.sent == [("t", {"body": b"x"})]
@@ -657,7 +657,7 @@ def test_an_input_file_that_cannot_be_read_is_named(terminal: Terminal, tmp_path
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b"{}", b'{"body": "x", "colour": "red"}', b"7"])
-def test_a_json_line_that_is_no_message_is_refused(line: bytes, terminal: Terminal) -> None:
+def test_a_json_line_that_is_not_a_message_is_refused(line: bytes, terminal: Terminal) -> None:
     assert terminal.run("produce", "t", "--input", "-", stdin=line) == 2
     assert "line 1 is not a message" in terminal.err
 

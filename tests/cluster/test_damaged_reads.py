@@ -1,4 +1,4 @@
-"""What was damaged, on the shard's disk or on the way, reaches no reader: a real shard behind real Flight."""
+"""Bytes damaged on the shard's disk or on the way reach no reader: a real shard with real Flight."""
 
 from __future__ import annotations
 

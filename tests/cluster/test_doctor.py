@@ -233,7 +233,7 @@ def tls_check(environment: Mapping[str, str]) -> Check:
     return doctor.check_tls(environment, Files(), time.time())
 
 
-def test_a_certificate_that_clients_take_is_told_with_its_names_and_days(
+def test_a_certificate_that_clients_accept_is_shown_with_its_names_and_days(
     certificates: Certificates,
 ) -> None:
     check = tls_check(certificates.environment())

@@ -105,7 +105,7 @@ def test_closing_a_connection_beside_the_calls_of_other_threads_does_not_crash()
 
 
 class Watched:
-    """A native client that tells whether it is closed."""
+    """A native client that shows whether it is closed."""
 
     def __init__(self, client: Any) -> None:
         self._client = client

@@ -63,12 +63,12 @@ def run(*words: str) -> tuple[int, bytes, str]:
 # --- the file -------------------------------------------------------------------------------------
 
 
-def test_the_dashboard_asks_for_every_series_that_is_told_and_for_no_other(
+def test_the_dashboard_asks_for_every_exported_series_and_for_no_other(
     dashboard: dict[str, Any],
 ) -> None:
-    told = {f"ray_{name}" for metric in METRICS for name, _ in metric.series()}
+    reported = {f"ray_{name}" for metric in METRICS for name, _ in metric.series()}
     asked = set(re.findall(r"\bray_raymq_\w+", json.dumps(dashboard)))
-    assert asked == told
+    assert asked == reported
 
 
 def test_counters_are_asked_for_their_rate_and_gauges_for_their_value(
@@ -140,7 +140,7 @@ def session_with(tmp_path: Path, folder: Path) -> Path:
     return tmp_path / "session"
 
 
-def test_the_folder_is_the_one_that_grafana_was_told(tmp_path: Path) -> None:
+def test_the_folder_is_the_one_in_the_configuration_of_grafana(tmp_path: Path) -> None:
     folder = tmp_path / "a folder"
     folder.mkdir()
     session = session_with(tmp_path, folder)

@@ -17,7 +17,7 @@ from tests.support.hostile_arrow import arrays
 
 
 def lines_of(kind: str) -> list[str]:
-    """What the program printed, which may have been ended by a signal."""
+    """The output of the program, which a signal may have ended."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.hostile_arrow", kind],
         cwd=Path(__file__).parents[2],

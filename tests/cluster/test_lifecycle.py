@@ -177,7 +177,7 @@ def test_a_shard_that_does_not_come_up_is_named_with_its_error(
     assert "1 of 2" in str(caught.value)
     assert "shard 1 replica 0: STARTING (no room)" in str(caught.value)
     assert list(caught.value.shards) == ["raymq:default:shard-1:replica-0:commit_log"]
-    # What was started goes on trying, and `stop` knows where.
+    # The started processes keep trying, and `stop` knows where they are.
     target = ray_host.load_target(ClusterPaths(tmp_path / "data"), Files())
     assert target == RayTarget(address="10.0.0.1:6379")
 
@@ -192,10 +192,10 @@ def test_a_shard_that_only_reads_is_up_and_says_why(
     ray.on_create = reading
     lines: list[str] = []
     cluster = begin(tmp_path, shards=2, timeout_s=0, progress=lines.append)
-    told = "shard 1 replica 0: READ_ONLY (EIO)"
-    assert told in lines
+    reported = "shard 1 replica 0: READ_ONLY (EIO)"
+    assert reported in lines
     begin(tmp_path, shards=2)
-    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == [told]
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == [reported]
     assert cluster.endpoints == {0: "127.0.0.1:7000", 1: "127.0.0.1:7001"}
 
 
@@ -325,7 +325,7 @@ def test_the_shells_environment_names_the_ray(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.9.9.9:6379")
     cluster = lifecycle.start(tmp_path / "data", ephemeral=True)
-    # What Ray says it is, not what it was called: "auto" means something else in another shell.
+    # The address that Ray reports, not the given one: "auto" means something else in another shell.
     assert cluster.ray_address == "10.0.0.1:6379"
 
 
@@ -389,7 +389,7 @@ def test_stop_leaves_another_cluster_of_its_name_in_a_new_ray_alone(
     ray: FakeRay, tmp_path: Path
 ) -> None:
     begin(tmp_path, shards=2)
-    # Ray was started anew at its address, and somebody else started in it.
+    # Ray was started again at its address, and another cluster started in it.
     ray.actors.clear()
     other = lifecycle.start(tmp_path / "other", shards=2, address="auto", ephemeral=True)
     actors = dict(ray.actors)
@@ -403,7 +403,9 @@ def test_stop_leaves_another_cluster_of_its_name_in_a_new_ray_alone(
     assert ray.actors == {}
 
 
-def test_stop_removes_the_directory_of_a_replicas_doorbells(ray: FakeRay, tmp_path: Path) -> None:
+def test_stop_removes_the_directory_of_a_replicas_wakeup_sockets(
+    ray: FakeRay, tmp_path: Path
+) -> None:
     begin(tmp_path)
     replica = str(ClusterPaths(tmp_path / "data").replica(0, 0))
     Wakeup(replica, "commit_log", files=Files()).close()

@@ -35,11 +35,11 @@ class Coordinator:
         raise Unavailable("away", shard=3)
 
     async def forget(self, request: int) -> None:
-        """Remembers who left."""
+        """Remembers the connections that closed."""
         self.forgotten.append(request)
 
     def methods(self) -> dict[str, Any]:
-        """What may be asked."""
+        """The calls that are allowed."""
         return {"take": self.take, "size": self.size, "forget": self.forget}
 
 

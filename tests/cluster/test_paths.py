@@ -116,7 +116,7 @@ def test_a_first_start_that_was_interrupted_can_be_repeated(
     paths.prepare_data_dir(str(made.root), ephemeral=False, files=on_disk)
 
 
-def test_a_file_is_no_data_directory(tmp_path: Path, on_disk: DiskFiles) -> None:
+def test_a_file_is_not_a_data_directory(tmp_path: Path, on_disk: DiskFiles) -> None:
     (tmp_path / "data").touch()
     with pytest.raises(Rejected, match="not a directory"):
         paths.prepare_data_dir(str(tmp_path / "data"), ephemeral=False, files=on_disk)
@@ -194,7 +194,7 @@ with paths.directory_lock(paths.ClusterPaths(sys.argv[1]), Files()):
 # --- the lock ---------------------------------------------------------------------------------
 
 
-def test_a_second_start_on_the_directory_waits_for_nobody_and_says_why(tmp_path: Path) -> None:
+def test_a_second_start_on_the_directory_fails_at_once_and_says_why(tmp_path: Path) -> None:
     place, files = paths.ClusterPaths(tmp_path), Files()
     # fcntl locks are a process's own: the other holder must be another process.
     other = subprocess.Popen(

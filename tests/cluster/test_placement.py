@@ -32,7 +32,7 @@ def fresh(**options: Any) -> Any:
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 5])
 @pytest.mark.parametrize("shards", [1, 2, 3, 7, 24])
-def test_a_follower_is_never_on_its_leaders_node_and_nobody_has_much_more(
+def test_a_follower_is_never_on_its_leaders_node_and_no_node_has_much_more(
     nodes: int, shards: int
 ) -> None:
     names = [f"n{i}" for i in range(nodes)]
@@ -173,7 +173,7 @@ def test_the_store_of_another_is_refused(name: str, other: Any, tmp_path: Path) 
     assert caught.value.field == name
 
 
-def test_a_leader_does_not_begin_anew_on_an_empty_disk(tmp_path: Path) -> None:
+def test_a_leader_does_not_begin_again_on_an_empty_disk(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="node a has no store"):
         placement.prepare_replica(spec(tmp_path, formed=True), restarted=False)
     with pytest.raises(Unavailable, match="mount its disk"):

@@ -1,4 +1,4 @@
-"""Ending a detached program with all its descendants, and nobody else."""
+"""Ending a detached program with all its descendants, and no other process."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_children_are_found_in_the_session_and_by_the_mark(started: Started) -> 
     assert set(found) == {started.process.pid, *started.children}
 
 
-def test_nobody_of_the_family_is_left(started: Started) -> None:
+def test_no_process_of_the_family_is_left(started: Started) -> None:
     killed = started.end(grace_ms=200)
     # The leader obeyed; its children did not hear of it and had to be killed.
     assert set(killed) == set(started.children)
@@ -93,7 +93,7 @@ def test_a_leader_that_ignores_the_request_is_killed_after_the_grace(stubborn: S
     assert stubborn.process.wait() == -signal.SIGKILL
 
 
-def test_what_the_leader_left_behind_is_found_after_its_death(started: Started) -> None:
+def test_the_children_of_a_dead_leader_are_found(started: Started) -> None:
     started.process.kill()
     started.process.wait()
     assert not process_tree.leader_alive(started.family, started.files)

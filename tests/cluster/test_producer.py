@@ -204,7 +204,7 @@ def test_a_full_buffer_blocks_up_to_max_block_ms(make: Make, backend: FakeBacken
     producer.send("t", b"x" * 500)
     with pytest.raises(Unavailable, match="buffer_bytes"):
         producer.send("t", b"y" * 500)
-    # What lingered was sent to make room.
+    # Lingering messages were sent to make room.
     backend.wait_for(lambda: len(backend.puts) == 1)
     backend.release()
     assert producer.send("t", b"y" * 500).result(10).offset == 0

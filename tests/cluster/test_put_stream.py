@@ -93,7 +93,7 @@ class Stream:
         return [ack["id"] for metadata in messages for ack in json.loads(metadata)["acks"]]
 
     def windows(self) -> list[int]:
-        """What the client was told to keep in flight."""
+        """The limit of bytes in flight that the client was sent."""
         messages = [json.loads(metadata) for _, metadata in self.sent if metadata != BYE]
         return [message["window"] for message in messages if "window" in message]
 

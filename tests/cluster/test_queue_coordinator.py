@@ -1,4 +1,4 @@
-"""Who is given which item of a durable queue, against a shard in memory behind real Flight; no Ray."""
+"""The assignment of a durable queue's items, against a shard in memory with real Flight; no Ray."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ def test_room_is_given_in_order_and_comes_back(make: Make, backend: FakeBackend)
     run(main())
 
 
-class DoorQueue(Queue):
+class SocketQueue(Queue):
     """A handle in a process that Ray does not know."""
 
     @property
@@ -369,7 +369,7 @@ def test_a_call_that_need_not_wait_uses_the_local_socket_of_a_near_coordinator(
     monkeypatch.setattr("raymq.cluster.queue.local_socket.run_dir", lambda _: tmp_path)
 
     def use() -> None:
-        few = DoorQueue(NAME, cluster=cluster, maxsize=3)  # type: ignore[arg-type]
+        few = SocketQueue(NAME, cluster=cluster, maxsize=3)  # type: ignore[arg-type]
         for number in range(3):
             few.put_nowait(number)
         assert few.full()

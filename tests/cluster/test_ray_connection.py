@@ -69,7 +69,7 @@ class Handle:
         return Method(self, method)
 
     def run(self, method: str, args: tuple[Any, ...]) -> Any:
-        """What a thread of the group does."""
+        """The work of a thread of the group."""
         self.before(method, args)
         return getattr(self.methods, method)(*args)
 
@@ -193,10 +193,10 @@ def receive(stream: RayPutStream, count: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("count", [1, 2])
 def test_acks_are_read_as_they_were_written(number: Any, count: int) -> None:
     stored, refused = PutOutcome(5, 3, 1, 1 << 40, 1 << 50, 7), Rejected("no", field="tag")
-    told = {"id": number, **stored._asdict()}
-    assert unpack_acks(pack_acks([(number, stored)] * count)) == [told] * count
-    told = {"id": number, "error": to_wire(refused)}
-    assert unpack_acks(pack_acks([(number, refused)] * count)) == [told] * count
+    reported = {"id": number, **stored._asdict()}
+    assert unpack_acks(pack_acks([(number, stored)] * count)) == [reported] * count
+    reported = {"id": number, "error": to_wire(refused)}
+    assert unpack_acks(pack_acks([(number, refused)] * count)) == [reported] * count
 
 
 def test_batches_are_stored_and_answered_in_the_order_of_the_sends(
@@ -328,7 +328,7 @@ def test_when_a_call_never_arrives_later_calls_are_refused_and_store_nothing(
     stream = methods.open_stream(CLUSTER_ID)
     with pytest.raises(Unavailable):
         append(methods, stream, 2, meta(2, sequence=0), packed(b"2"), alone=False)
-    # Also the missing one, when it comes at last: its sender has been told that the stream broke.
+    # Also the missing one, when it comes at last: its sender knows that the stream broke.
     with pytest.raises(Unavailable):
         append(methods, stream, 1, meta(1), packed(b"1"), alone=False)
     assert backend.bodies(TOPIC) == []
@@ -550,7 +550,7 @@ def test_many_long_polls_wait_shortly_so_that_all_get_a_thread(backend: FakeBack
 
     backend.fetch = note  # type: ignore[method-assign]
     methods.read(CLUSTER_ID, TOPIC, {0: 0}, 1, 1, 60_000)
-    # So many idle readers are no crowd: they must not cost a call every 100 ms each.
+    # This number of idle readers is allowed: each must not cost a call every 100 ms.
     methods._reading = 40
     methods.read(CLUSTER_ID, TOPIC, {0: 0}, 1, 1, 60_000)
     methods._reading = ray_methods.CROWD
@@ -585,7 +585,7 @@ def test_operations_answer_or_raise_what_the_shard_raised(backend: FakeBackend) 
     assert caught.value.field == "cluster_id"
 
 
-def test_a_process_without_ray_is_told_to_connect() -> None:
+def test_a_process_without_ray_gets_the_advice_to_connect() -> None:
     with pytest.raises(Rejected) as caught:
         open_connection("ray", "name", token=TOKEN, cluster_id=CLUSTER_ID, shard=0)
     assert caught.value.field == "transport"
@@ -598,7 +598,7 @@ def test_an_unknown_transport_is_refused() -> None:
 
 
 class DyingProxy:
-    """Ray's module, whose proxy starts processes that die, and tells so late."""
+    """Ray's module, whose proxy starts processes that die and reports it late."""
 
     exceptions = ray.exceptions
 

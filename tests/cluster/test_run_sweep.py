@@ -1,4 +1,4 @@
-"""What dead processes left in /tmp/raymq-<uid> goes, and only that."""
+"""Leftovers of dead processes in /tmp/raymq-<uid> are removed, and nothing else."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def age(place: Path) -> None:
         os.utime(path, (0, 0))
 
 
-def test_the_doorbells_of_dead_processes_go_and_those_of_living_ones_stay(
+def test_the_wakeup_sockets_of_dead_processes_go_and_those_of_living_ones_stay(
     place: Path, wakeups: list[Wakeup]
 ) -> None:
     wakeups[0].close()
@@ -63,7 +63,7 @@ def test_what_is_young_stays_unless_it_was_just_closed(place: Path, wakeups: lis
     assert run_sweep.sweep(Files(), Clock(), [Path("1"), Path("2")]) == ["000000000001"]
 
 
-def test_a_queues_door_that_nobody_keeps_goes(place: Path) -> None:
+def test_the_socket_of_a_queue_without_a_coordinator_goes(place: Path) -> None:
     with socket.socket(socket.AF_UNIX) as kept, socket.socket(socket.AF_UNIX) as left:
         kept.bind(str(place / "queue-aa"))
         kept.listen()

@@ -285,7 +285,7 @@ def test_after_a_break_batches_are_written_again_with_their_sequences() -> None:
     assert numbers(write_all(window)) == [(1, 0), (2, 1)]
 
 
-def test_a_batch_that_may_be_stored_leaves_its_producer_id_behind() -> None:
+def test_a_batch_that_may_be_stored_ends_the_use_of_its_producer_id() -> None:
     window, queue = make_window(), make_queue()
     producer_id = queue.producer_id
     add(window, queue)

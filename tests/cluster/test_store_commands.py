@@ -256,7 +256,7 @@ def test_a_short_walk_shows_no_progress_and_a_long_one_does(
     assert "commit log" in stream.getvalue()
 
 
-def test_an_index_that_a_crash_tore_is_no_fault_but_what_its_mark_vouches_for_is_compared(
+def test_an_index_that_a_crash_tore_is_not_a_fault_but_the_part_below_its_mark_is_compared(
     tmp_path: Path,
 ) -> None:
     root = tmp_path / "s"
@@ -274,7 +274,7 @@ def test_an_index_that_a_crash_tore_is_no_fault_but_what_its_mark_vouches_for_is
             store.sync_queues()
     store.abandon()
     first, second, third = sorted((root / "index").iterdir())
-    # What was written behind the mark came to the disk in part.
+    # Bytes after the mark reached the disk in part.
     data = bytearray(second.read_bytes())
     data[24:40] = bytes(16)
     slots = 40 + 4 * 7

@@ -1,4 +1,4 @@
-"""TLS between clients and shards, leader and follower: who is let in, and what the others are told."""
+"""TLS between clients and shards, leader and follower: which clients are accepted, and the errors of the others."""
 
 from __future__ import annotations
 
@@ -282,11 +282,11 @@ def test_a_cluster_keeps_its_tls_and_its_authority_for_other_shells(
 def test_an_accepted_unencrypted_host_is_warned_about_at_each_start(
     ray: FakeRay, tmp_path: Path
 ) -> None:
-    data_dir, told = tmp_path / "data", list[str]()
-    options: dict[str, Any] = {"address": "auto", "ephemeral": True, "progress": told.append}
+    data_dir, reported = tmp_path / "data", list[str]()
+    options: dict[str, Any] = {"address": "auto", "ephemeral": True, "progress": reported.append}
     start(data_dir, host="192.0.2.5", insecure=True, **options)
     start(data_dir, **options)
-    warnings = [line for line in told if line.startswith("WARNING")]
+    warnings = [line for line in reported if line.startswith("WARNING")]
     assert len(warnings) == 2
     assert "192.0.2.5" in warnings[0]
 

@@ -84,7 +84,7 @@ USES: dict[str, Callable[[Any, bool], None]] = {
 
 
 def warned(use: Callable[[Any, bool], None], cluster: FakeCluster, *, close: bool) -> list[str]:
-    """What is warned of until the threads of the client are gone."""
+    """The warning, once the threads of the client are gone."""
     before = set(threading.enumerate())
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")

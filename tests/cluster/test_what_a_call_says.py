@@ -1,4 +1,4 @@
-"""What calls say when all is not well, through a real client, a real Flight server and a real shard."""
+"""The errors of calls in trouble, through a real client, a real Flight server and a real shard."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def test_no_call_of_a_closed_client_is_worth_a_retry(shard: ServedShard) -> None
 def test_a_topic_is_durable_when_it_is_created_also_the_second_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What it waits for does not come.
+    # The answer that it waits for does not come.
     monkeypatch.setattr("raymq.cluster.cluster.CREATE_TIMEOUT_S", 1.0)
     with ServedShard(tmp_path / "store", HASTY) as shard:
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Two faults, one behind the other: a crash while a crash is recovered from, a power loss behind a failed sync."""
+"""Two faults in a row: a crash during the recovery from a crash, a power loss after a failed sync."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_kill_during_recovery_from_a_power_loss_leaves_no_hole_in_a_consume_qu
     confirm(store)
     tree = disk.tree()
     store.abandon()
-    # Of the consume queues, which nobody synced, only the units of queue 0 reached the disk.
+    # Of the unsynced consume queues only the units of queue 0 reached the disk.
     lost = {path: bytes(len(data)) for path, data in tree.items() if "/t/1/" in path}
     assert len(lost) == 1
     recovering = disk_of({**tree, **lost}, boot=1).recording()

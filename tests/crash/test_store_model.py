@@ -25,7 +25,7 @@ Key = tuple[str, int]
 
 
 class StoreModel(RuleBasedStateMachine):
-    """What must be readable, whatever happened before."""
+    """The messages that must be readable, whatever happened before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class StoreModel(RuleBasedStateMachine):
     @precondition(lambda self: any(self.sent.values()))
     @rule(data=st.data())
     def repeat(self, data: st.DataObject) -> None:
-        """A producer that heard nothing sends again, perhaps with new rows behind."""
+        """A producer without an answer sends again, perhaps with new rows at the end."""
         key = data.draw(st.sampled_from(sorted(key for key, sent in self.sent.items() if sent)))
         first, offset, bodies = data.draw(st.sampled_from(self.sent[key]))
         made = self.send(key, first, bodies)

@@ -66,7 +66,7 @@ def raw_records(store: MessageStore, topic: str = "t") -> list[bytes]:
 
 
 class Tail(NamedTuple):
-    """A store's files with a last append that nobody confirmed."""
+    """A store's files with a last append that was never confirmed."""
 
     tree: dict[str, bytes]
     topic: str
@@ -142,7 +142,7 @@ def damaged(tail: Tail, log: bytes, chain: str, marks: str) -> dict[str, bytes]:
 
 
 def recovered(tail: Tail, disk: SimulatedDisk) -> tuple[str, MessageStore | None]:
-    """What recovery makes of a tail: kept, cut at its start or behind a record, or corrupt."""
+    """The decision of recovery about a tail: kept, cut at its start or after a record, or corrupt."""
     untouched = disk.tree()[LOG]
     try:
         store = open_store(ROOT, disk)
@@ -181,8 +181,8 @@ def test_an_append_torn_at_any_byte_is_cut_or_reported_and_never_served(
     for cut in range(TAIL.start, end):
         torn = log[:cut].ljust(len(log), b"\0")
         disk = disk_of(damaged(TAIL, torn, chain, marks), boot=BOOTS[boot])
-        told, store = recovered(TAIL, disk)
-        assert told == expected_of_a_tear(boot, marks), f"torn at byte {cut - TAIL.start}"
+        reported, store = recovered(TAIL, disk)
+        assert reported == expected_of_a_tear(boot, marks), f"torn at byte {cut - TAIL.start}"
         if store is not None and (end - cut) % 8 == 1:
             assert_serves(TAIL, store)
 
@@ -195,8 +195,8 @@ def test_an_append_that_is_whole_is_kept_whatever_is_left_of_chain_and_marks(
 ) -> None:
     """It may be acknowledged: no ack syncs the chain or the marks, so a power loss may take both."""
     disk = disk_of(damaged(TAIL, TAIL.tree[LOG], chain, marks), boot=BOOTS[boot])
-    told, store = recovered(TAIL, disk)
-    assert told == "kept"
+    reported, store = recovered(TAIL, disk)
+    assert reported == "kept"
     assert store is not None
     assert_serves(TAIL, store)
 
@@ -216,10 +216,10 @@ def test_verify_foretells_what_a_start_does_with_a_torn_append(
         faults, verdict = report.faults, report.verdict
         assert verdict is not None
         assert disk.tree() == before
-        told, store = recovered(TAIL, disk)
-        if told.startswith("corrupt"):
+        reported, store = recovered(TAIL, disk)
+        if reported.startswith("corrupt"):
             (fault,) = faults
-            assert fault.rule == told.replace("corrupt, ", "recovery ")
+            assert fault.rule == reported.replace("corrupt, ", "recovery ")
             assert (fault.file, fault.offset) == (f"commitlog/{SEGMENT}", TAIL.start)
             assert verdict.decision == "corrupt"
         else:
@@ -257,8 +257,10 @@ def test_an_append_that_lost_any_of_its_sectors_leaves_only_whole_records(
             want = "cut"
             if whole and chain != "the chain is complete":
                 want = f"cut behind record {len(whole) - 1}"
-            told, store = recovered(WIDE, disk_of(damaged(WIDE, bytes(left), chain, marks), boot=1))
-            assert told == want, f"lost sectors {lost}"
+            reported, store = recovered(
+                WIDE, disk_of(damaged(WIDE, bytes(left), chain, marks), boot=1)
+            )
+            assert reported == want, f"lost sectors {lost}"
             if store is not None and count == 1:
                 assert_serves(WIDE, store)
 
@@ -304,8 +306,8 @@ def test_a_unit_over_the_synced_mark_costs_only_the_records_above_it() -> None:
     for cut in range(synced.start, end):
         torn = log[:cut].ljust(len(log), b"\0")
         tree = {**synced.tree, LOG: torn, CHAIN: chain, MARKS: page}
-        told, store = recovered(synced, disk_of(tree, boot=1))
-        assert told == "cut", f"torn at byte {cut - synced.start}"
+        reported, store = recovered(synced, disk_of(tree, boot=1))
+        assert reported == "cut", f"torn at byte {cut - synced.start}"
         assert store is not None
         assert store.log.end == synced.start
 
@@ -344,7 +346,7 @@ def rolled_store() -> tuple[dict[str, bytes], int]:
 
 
 @pytest.mark.parametrize("headless", [False, True], ids=["whole", "without its first sector"])
-def test_nothing_stays_in_a_later_file_behind_a_log_that_lost_its_tail(headless: bool) -> None:
+def test_nothing_stays_in_a_later_file_after_a_log_that_lost_its_tail(headless: bool) -> None:
     """Else appends that reach that file later would end where its old records begin."""
     tree, synced = rolled_store()
     logs = sorted(path for path in tree if path.startswith("/s/commitlog/"))
@@ -371,7 +373,7 @@ def test_nothing_stays_in_a_later_file_behind_a_log_that_lost_its_tail(headless:
 
 @pytest.mark.parametrize("failed", [1, 2], ids=["its bytes", "its chain unit"])
 @pytest.mark.parametrize("rows", [1, 2, 3])
-def test_a_refused_batch_does_not_come_back_behind_a_shorter_one(rows: int, failed: int) -> None:
+def test_a_refused_batch_does_not_come_back_after_a_shorter_one(rows: int, failed: int) -> None:
     disk = SimulatedDisk(block_bytes=SECTOR)
     store = open_store(ROOT, disk)
     store.create_topic("t", 1, [0])

@@ -56,7 +56,7 @@ def config() -> StoreConfig:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A store that RocketMQ has not read is not proved: say so where everybody looks."""
+    """A store that RocketMQ has not read is not proved: say so at the end of the output."""
     if _why_missing:
         terminalreporter.section("RocketMQ did not read our stores", sep="!", red=True, bold=True)
         terminalreporter.line(_why_missing[0])

@@ -48,7 +48,7 @@ def deliver(count: int, settle_ms: int = 0) -> Kind:
 
 
 def delivered(lines: list[Line]) -> list[Line]:
-    """What came to the topic, without what the clock decides, by key."""
+    """The messages of the topic by key, without the fields that the clock decides."""
     found = []
     for line in lines:
         if line["kind"] == "record" and line["topic"] == kinds.TOPIC:
@@ -131,7 +131,7 @@ def test_rocketmq_delivers_what_we_left_waiting_once(
     assert [line["properties"]["KEYS"] for line in lines] == wanted
 
 
-def test_what_rocketmq_added_and_delivered_between_two_lives_of_ours_comes_once(
+def test_messages_that_rocketmq_added_and_delivered_between_two_of_our_runs_come_once(
     rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
 ) -> None:
     root = tmp_path / "store"

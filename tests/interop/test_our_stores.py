@@ -153,7 +153,7 @@ def test_what_a_torn_tail_took_away_stays_away_for_rocketmq_too(
     store = MessageStore.open(root, config=config, files=AfterReboot())
     assert store.log.recovered is not None
     assert store.log.recovered.end == torn
-    # The state's snapshot comes first; behind it what is put ends exactly where the third would begin.
+    # The state's snapshot comes first. The puts after it end exactly where the third one would begin.
     put_all(store, [kinds.kind(b"fourth")])
     put_all(store, [kinds.kind(b"5" * (third - store.log.end - overhead))])
     assert store.log.end == third

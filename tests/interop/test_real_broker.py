@@ -129,7 +129,7 @@ def fed(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Fed:
 
 
 def bodies_of(lines: list[Line], kind: str, topic: str) -> dict[Place, bytes]:
-    """What a client got, by its place. RocketMQ's client makes null of an empty body, from its own stores too."""
+    """The messages of a client, by place. RocketMQ's client makes null of an empty body, from its own stores too."""
     found: dict[Place, bytes] = {}
     for line in lines:
         if (line["kind"], line["topic"]) == (kind, topic):

@@ -24,7 +24,7 @@ def every_kind() -> list[kinds.Kind]:
 
 
 def put_ours(root: Path, config: StoreConfig, messages: list[kinds.Kind], *, crash: bool) -> None:
-    """We append to the store, whoever wrote it."""
+    """RayMQ appends to the store, whichever engine wrote it."""
     store = MessageStore.open(root, config=config)
     put_all(store, messages)
     confirm_with_index(store)
@@ -112,7 +112,7 @@ def test_both_write_in_turn(rocketmq: RocketMQ, config: StoreConfig, tmp_path: P
 def test_rocketmq_brings_back_what_it_cut_away_and_we_read_what_it_reads(
     rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
 ) -> None:
-    """Why every cut of ours zeroes what is behind it (test_our_stores.py has the same story with our engine)."""
+    """Why every cut of RayMQ zeroes the bytes after it (test_our_stores.py has the same story with our engine)."""
     root = tmp_path / "store"
     answers = rocketmq.write_and_halt(
         root, [kinds.kind(b) for b in (b"first ", b"second", b"third ")]
@@ -125,7 +125,7 @@ def test_rocketmq_brings_back_what_it_cut_away_and_we_read_what_it_reads(
     (fourth,) = rocketmq.write_and_leave(root, [kinds.kind(b"fourth")])
     assert fourth["phy"] == second
     lines = rocketmq.read(root)
-    # What came back is older than what stands before it.
+    # The record that came back is older than the record before it.
     assert_same(read_copy(root, config), lines, times=False)
     assert [line["position"] for line in lines if line["kind"] == "unit"] == [
         answers[0]["phy"],

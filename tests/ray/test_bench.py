@@ -43,7 +43,7 @@ def test_an_end_to_end_run_of_two_workers_as_ray_tasks_is_sound(tmp_path: Path) 
             *("start", paths.data_dir, "--ephemeral", "--shards", "2"),
             *("--segment-size-bytes", size),
         )
-        told = raymq(
+        reported = raymq(
             *("bench", "e2e", "--workers", "2", "--rate", "2000", "--keys", "zipf:100"),
             *("--size", "lognormal:300", "--duration-s", "2", "--warmup-s", "1"),
             *("--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html")),
@@ -57,7 +57,7 @@ def test_an_end_to_end_run_of_two_workers_as_ray_tasks_is_sound(tmp_path: Path) 
             assert verdict["read"] == verdict["acknowledged"] == 6000
         for channel in ("send", "receive"):
             assert report["channels"][channel]["latency"]["count"] >= 4000
-        assert "6,000 acknowledged, 0 lost, 0 repeated, 0 out of order" in told
+        assert "6,000 acknowledged, 0 lost, 0 repeated, 0 out of order" in reported
         assert (tmp_path / "r.html").read_text().count("<polyline") == 20
         raymq("stop")
     finally:

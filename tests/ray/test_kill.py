@@ -97,7 +97,7 @@ class Mirror:
             connection.close()
 
     def lease(self, replica: int, role: str) -> dict[str, Any]:
-        """{"pid", "granted"} of the process that has a role now; {} while nobody tells."""
+        """{"pid", "granted"} of the process that has a role now; {} while CommitLog does not answer."""
         try:
             facts = self.status(replica)
         except RayMQError:
@@ -203,7 +203,7 @@ def wait_for_lease(mirror: Mirror, load: Load, replica: int, role: str, *, but: 
 def check(mirror: Mirror, history: History) -> int:
     """Every acknowledged message is there once and in order. Returns: how many are there."""
     acked = history.acked()
-    # What the leader alone acknowledged is seen when the follower has it.
+    # Messages that only the leader acknowledged become visible when the follower has them.
     end = mirror.status(LEADER)["appended"]
     wait = threading.Event()
     until(lambda: mirror.status(LEADER)["confirmed"] >= end, lambda: wait.wait(Load.PACE_S))
@@ -270,9 +270,9 @@ def test_without_the_follower_only_the_leaders_promise_is_kept(mirror: Mirror, l
         target.send(signal.SIGSTOP)
         leader.send(ASIDE, texts[0]).result(10)
         unknown = quorum.send(ASIDE, texts[1])
-        with pytest.raises(DeliveryUnknown) as told:
+        with pytest.raises(DeliveryUnknown) as reported:
             unknown.result(60)
-        assert told.value.status == "FLUSH_SLAVE_TIMEOUT"
+        assert reported.value.status == "FLUSH_SLAVE_TIMEOUT"
         assert cluster.describe_topic(ASIDE)["messages"] == 0
         target.send(signal.SIGCONT)
         watcher.send(signal.SIGCONT)

@@ -156,7 +156,7 @@ def await_series(port: int, status: dict[str, Any]) -> None:
                 check_series(series(answer.read().decode()), status)
             return
         except (OSError, KeyError, AssertionError):
-            # The agent may not listen yet, and is told only every 10 s.
+            # The agent may not listen yet, and Ray reports to it only every 10 s.
             if time.monotonic() > deadline:
                 raise
         threading.Event().wait(0.3)
@@ -174,7 +174,7 @@ def check_series(
     found: dict[str, dict[frozenset[tuple[str, str]], float]], status: dict[str, Any]
 ) -> None:
     shard = {("cluster", "watched"), ("shard", "0")}
-    # Nothing of so young a log is scrubbed yet, and a counter without a count is not told.
+    # Nothing of so young a log is scrubbed yet, and a counter without a count is not exported.
     known = {f"ray_{name}" for metric in METRICS for name, _ in metric.series()}
     assert set(found) | {"ray_raymq_scrub_bytes_total"} == known
 

@@ -56,7 +56,7 @@ class Mode(NamedTuple):
 
     @property
     def roles(self) -> list[str]:
-        """What runs beside CommitLog, and nothing else does."""
+        """The processes beside CommitLog, and no others."""
         return [
             "group_commit" if self.flush == "sync" else "flush_real_time",
             *(["commit_real_time"] if self.pool else []),

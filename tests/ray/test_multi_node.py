@@ -34,16 +34,16 @@ class World:
         self.nodes = nodes
         self.paths = ClusterPaths(data_dir)
         self.sent: list[bytes] = []
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def start(self, **options: object) -> raymq.Cluster:
-        """`raymq.start`, with what it told."""
-        self.told = []
+        """`raymq.start`, with its progress lines."""
+        self.reported = []
         return raymq.start(
             self.paths.data_dir,
             address=self.nodes.address,
             ephemeral=True,
-            progress=self.told.append,
+            progress=self.reported.append,
             **options,  # type: ignore[arg-type]
         )
 
@@ -114,7 +114,9 @@ def test_leaders_are_spread_and_followers_are_elsewhere_with_all_their_roles(wor
         segment_size_bytes=1 << 20,
         insecure=True,
     )
-    assert [line for line in world.told if line.startswith("WARNING: any machine on the network")]
+    assert [
+        line for line in world.reported if line.startswith("WARNING: any machine on the network")
+    ]
     placement = json.loads(world.paths.cluster.read_text())["placement"]
     assert placement == [["a", "b"], ["b", "c"]]
     cluster.create_topic(TOPIC, queues=SHARDS)
@@ -144,7 +146,7 @@ def test_writes_come_back_after_kill_9_of_a_followers_commit_log(world: World) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
-def test_a_node_that_is_away_is_told_and_comes_back_with_its_disk(world: World) -> None:
+def test_a_node_that_is_away_is_reported_and_comes_back_with_its_disk(world: World) -> None:
     cluster = raymq.connect(world.paths.data_dir)
     world.nodes.remove("b")
     wait = threading.Event()
@@ -164,12 +166,12 @@ def test_a_node_that_is_away_is_told_and_comes_back_with_its_disk(world: World) 
     assert runs["state"] == "RUNNING"
     with pytest.raises(Unavailable, match="shard 1 replica 0: PENDING .node b is away"):
         world.start(timeout_s=2)
-    assert any(line.startswith("shard 0 replica 1: PENDING (node b is") for line in world.told)
+    assert any(line.startswith("shard 0 replica 1: PENDING (node b is") for line in world.reported)
     # A follower whose disk is new gets everything from its leader again.
     shutil.rmtree(world.paths.replica(0, 1))
     world.nodes.add("b")
     again = world.start()
-    assert "shard 1 replica 0: RUNNING" in world.told
+    assert "shard 1 replica 0: RUNNING" in world.reported
     world.send(again)
     assert sorted(world.read(again)) == sorted(world.sent)
     assert again.status()["state"] == "RUNNING"

@@ -1,7 +1,7 @@
 """A mirror with TLS over two nodes that really have a network between them, and the network breaks.
 
-Two network namespaces joined by a pair of virtual cards stand for the machines. Whoever may make none (it needs root)
-does not collect this test; `nox -s network` runs it alone, and fails then.
+Two network namespaces joined by a pair of virtual cards stand for the machines. A user without root cannot make them
+and does not collect this test; `nox -s network` runs it alone, and fails then.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ import json, subprocess, sys
 import raymq
 
 data_dir, address, card = sys.argv[1:]
-told = []
+reported = []
 cluster = raymq.start(
     data_dir, address=address, nodes=["a", "b"], shards=2, replication="mirror", ephemeral=True,
-    segment_size_bytes=1 << 20, progress=told.append,
+    segment_size_bytes=1 << 20, progress=reported.append,
 )
 cluster.create_topic("t", queues=2)
 with cluster.producer(acks="quorum", delivery_timeout_ms=30_000) as producer:
@@ -60,7 +60,7 @@ with cluster.consumer("t", start="earliest") as consumer:
         bodies += [message.body.decode() for message in consumer.poll(timeout=5.0)]
 print(json.dumps({
     "endpoints": [cluster.endpoints[0], cluster.endpoints[1]], "late": late,
-    "bodies": sorted(bodies), "warnings": [line for line in told if "WARNING" in line],
+    "bodies": sorted(bodies), "warnings": [line for line in reported if "WARNING" in line],
 }))
 """
 

@@ -64,7 +64,7 @@ def put_some(items: raymq.Queue, worker: int, count: int) -> None:
 
 @ray.remote(num_cpus=0)
 class Taker:
-    """Takes until told to stop; remembers everything."""
+    """Takes items until `stop`; remembers all of them."""
 
     def __init__(self, items: raymq.Queue) -> None:
         self._items = items
@@ -148,7 +148,7 @@ def test_the_awaited_methods_and_a_cancelled_get(cluster: raymq.Cluster) -> None
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
             await items.put_async(number)
-            # Whatever was given to the cancelled one comes now.
+            # The items that were given to the cancelled call come now.
             assert await items.get_async(timeout=30) == number
 
     asyncio.run(main())
@@ -213,7 +213,7 @@ def test_tasks_and_actors_share_a_queue_while_its_processes_are_killed(
     kill(cluster.status()["shards"][0]["pid"])
     ray.get(puts, timeout=60)
     found = [each for some in ray.get(taken, timeout=90) for each in some]
-    # Each item once, whoever was killed in between.
+    # Each item once, whichever process was killed in between.
     expected = [[worker, number] for worker in range(2) for number in range(ITEMS // 2)]
     assert sorted(found) == expected
     assert coordinator_pid(items) != first

@@ -123,7 +123,7 @@ class World:
         self.cluster = raymq.connect(NAME, transport="ray")
 
     def client_port(self) -> int:
-        """The port of Ray Client, as Ray's head was told."""
+        """The port of Ray Client, as Ray's head was started with."""
         owned = ray_host.load_owned(self.paths, Files())
         assert owned is not None
         words = Path(f"/proc/{owned.pid}/cmdline").read_bytes().split(b"\0")
@@ -205,7 +205,7 @@ def test_what_a_group_sends_back_comes_again_or_ends_in_its_dead_letter_queue(
         assert found == [body, body]
 
 
-def test_a_message_for_later_is_read_behind_its_time_and_not_before(world: World) -> None:
+def test_a_message_for_later_is_read_after_its_time_and_not_before(world: World) -> None:
     world.cluster.create_topic("later", queues=2)
     at = Clock().now_ms() + 1_500
     with world.cluster.producer() as producer:
@@ -353,7 +353,7 @@ def test_long_polls_do_not_delay_a_send(world: World) -> None:
             began = time.monotonic()
             producer.send("busy", b"now").result(20)
             times.append(time.monotonic() - began)
-    # A send behind a long poll would wait for its ten seconds.
+    # A send queued after a long poll would wait for its ten seconds.
     assert max(times) < 5.0
 
 

@@ -1,6 +1,4 @@
-"""A real Ray that `start` owns: it outlives its starter, is found by others, and leaves nothing
-behind.
-"""
+"""A real Ray that `start` owns: it outlives its starter, is found by others, and leaves no files or processes."""
 
 from __future__ import annotations
 
@@ -89,7 +87,7 @@ def ray_processes() -> set[int]:
 
 
 @pytest.mark.timeout(120)
-def test_an_owned_ray_outlives_its_starter_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_owned_ray_outlives_its_starter_and_leaves_nothing(tmp_path: Path) -> None:
     files, clock = Files(), Clock()
     place = tmp_path / ("d" * 90)
     paths: ClusterPaths = prepare_data_dir(str(place), ephemeral=True, files=files)
@@ -118,7 +116,7 @@ def test_an_owned_ray_outlives_its_starter_and_leaves_nothing_behind(tmp_path: P
     assert not Path(owned.temp_dir).exists()
     assert ray_host.load_target(paths, files) is None
     assert ray_host.find_ray(paths, None, files) is None
-    # Whoever else runs a Ray here still does, and "auto" still means theirs.
+    # Any other Ray of this machine still runs, and "auto" still means that one.
     assert strangers <= ray_processes()
     assert (shared.read_bytes() if shared.exists() else None) == shared_before
     # Stopping again is nothing.

@@ -92,12 +92,12 @@ def test_a_follower_that_ends_before_the_start_needs_a_copy_and_the_error_says_s
 
 
 @pytest.mark.parametrize("ends", [2 * SIZE, 2 * SIZE + 1024, 4 * SIZE])
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("reported", [True, False])
 def test_a_follower_that_ends_at_or_after_the_start_goes_on_from_there(
-    ends: int, told: bool
+    ends: int, reported: bool
 ) -> None:
     value = next(unit.value for unit in UNITS if unit.end == ends)
-    effects = greet(ends, value if told else -1, known_start=0, start=2 * SIZE)
+    effects = greet(ends, value if reported else -1, known_start=0, start=2 * SIZE)
     appends = [
         e.message for e in effects if isinstance(e, Send) and isinstance(e.message, AppendEntries)
     ]

@@ -30,7 +30,7 @@ def flights() -> Any:
 
 
 def _make_cluster(data_dir: Path, name: str) -> None:
-    """What a cluster of this name that does not run has in its directory."""
+    """The directory of a stopped cluster of this name."""
     data_dir.mkdir(mode=0o700, exist_ok=True)
     paths, files = ClusterPaths(data_dir), Files()
     load_or_make_token(paths, files)

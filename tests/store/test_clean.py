@@ -1,4 +1,4 @@
-"""Deletion of old files: what goes, when, in which order, and who sees what meanwhile."""
+"""Deletion of old files: which ones, when, in which order, and the view of readers meanwhile."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Derived:
     """A store made from the log."""
 
     def __init__(self) -> None:
-        self.told: list[int] = []
+        self.reported: list[int] = []
 
     def delete_expired(self, min_physical_offset: int) -> None:
-        self.told.append(min_physical_offset)
+        self.reported.append(min_physical_offset)
 
 
 class Shop:
@@ -190,7 +190,7 @@ def test_a_waiting_message_is_deleted_only_after_its_delivery_is_synced(
     shop.settle()
     assert shop.clean() == 3
     assert shop.store.queue_range("t", 1) == (0, 1)
-    # What was put since holds up nothing that an earlier look found deletable.
+    # Later puts do not keep files that an earlier look found deletable.
     shop.fill(2)
     shop.settle()
     shop.clock.advance(4 * DAY_MS)
@@ -253,7 +253,7 @@ def test_files_from_the_newest_snapshot_on_are_not_deleted(shop: Shop) -> None:
     shop.clock.advance(2 * DAY_MS)
     shop.store.cleaner._config = replace(CONFIG, delete_file_batch_max=3)
     shop.clock.advance(2 * DAY_MS)
-    # The log begins with such a file meanwhile: the snapshot behind it makes the state.
+    # The log begins with such a file meanwhile: the snapshot after it makes the state.
     assert shop.clean() == 3
     topics, offsets = shop.store.state.topics, dict(shop.store.state.next_offsets)
     shop.store.abandon()
@@ -398,7 +398,7 @@ def test_chain_queue_files_and_derived_stores_follow_the_log(shop: Shop) -> None
     shop.clock.advance(4 * DAY_MS)
     assert shop.clean() == 6
     start = shop.store.log.start
-    assert shop.derived.told == [start]
+    assert shop.derived.reported == [start]
     assert [int(name) for name in shop.disk.list(ROOT / "raymq" / "chain")] == [start]
     low, _ = shop.store.queue_range("t", 0)
     first = shop.disk.list(ROOT / "consumequeue" / "t" / "0")[0]
@@ -514,7 +514,7 @@ def test_a_kill_between_two_steps_leaves_a_store_that_the_next_pass_finishes(
     shop.check()
     shop.clean()
     assert shop.starts[0] == shop.store.log.start // SIZE == 4
-    assert shop.derived.told[-1] == shop.store.log.start
+    assert shop.derived.reported[-1] == shop.store.log.start
     assert [int(name) for name in shop.disk.list(ROOT / "raymq" / "chain")][0] == 4 * SIZE
     shop.check()
 
@@ -563,12 +563,12 @@ def test_a_failed_deletion_is_taken_up_by_the_next_pass(shop: Shop) -> None:
     shop.disk.heal()
     shop.clean()
     assert shop.starts[0] == 4
-    assert shop.derived.told == [4 * SIZE]
+    assert shop.derived.reported == [4 * SIZE]
     shop.check()
 
 
 class Watching(Files):
-    """Keeps what tells whether the readers of a deleted file are gone."""
+    """Keeps the functions that say whether the readers of a deleted file are gone."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What waits for a time, and what is kept for one, where the wall clock is set back, or was far ahead for a while."""
+"""Delayed messages and retention when the wall clock is set back, or was far ahead for a while."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_retention_goes_on_after_one_put_while_the_clock_was_far_ahead(shop: Sho
         shop.clock.advance(DAY_MS)
         shop.fill(1)
         last = shop.clean()
-    # What was there at the jump is gone, and the newest files stay.
+    # The files from before the jump are gone, and the newest files stay.
     newest = shop.store.log.end // SIZE
     assert last >= 6
     assert 3 <= newest - last <= 5

@@ -30,7 +30,7 @@ CONFIG = StoreConfig(
 
 
 class Disk(Files):
-    """Files that count writes, and refuse them when told."""
+    """Files that count writes, and refuse them when `refused` is set."""
 
     refused = False
     writes = 0
@@ -43,13 +43,13 @@ class Disk(Files):
 
 
 class Bench:
-    """A pool that is filled, files that it is committed into, and the one who does it."""
+    """A pool, the files that it is committed into, and the CommitRealTime that does it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.disk = Disk()
         self.clock = ManualClock()
-        self.told: list[int] = []
+        self.reported: list[int] = []
         self.appended = 0
         (root / "commitlog").mkdir()
         for start in (0, SEGMENT, 2 * SEGMENT):
@@ -92,7 +92,7 @@ def test_committed_bytes_are_in_the_files_and_reported_once(bench: Bench):
     bench.append(500, b"b")
     assert bench.commit.commit(bench.appended) == 1500
     assert bench.commit.commit(bench.appended) == 1500
-    assert bench.told == [1000, 1500]
+    assert bench.reported == [1000, 1500]
     assert bench.commit.commits == bench.disk.writes == 2
     assert bench.log()[:1501] == b"a" * 1000 + b"b" * 500 + b"\x00"
 
@@ -174,7 +174,7 @@ def test_a_failed_write_is_not_reported_and_the_next_process_writes_it_again(ben
     bench.disk.refused = True
     with pytest.raises(OSError, match="does not answer"):
         bench.commit.commit(bench.appended)
-    assert (bench.told, bench.commit.committed) == ([], 0)
+    assert (bench.reported, bench.commit.committed) == ([], 0)
     bench.disk.refused = False
     assert bench.next_life(0).commit(bench.appended) == 1000
     assert bench.log()[:1000] == b"a" * 1000
@@ -187,8 +187,8 @@ def test_the_successor_of_a_dead_process_commits_the_same_bytes(bench: Bench, po
     bench.append(2000, b"b")
     with failpoint(point, "raise"), pytest.raises(FailPointReached):
         bench.commit.commit(bench.appended)
-    assert bench.told == [1000]
+    assert bench.reported == [1000]
     again = bench.next_life(1000)
     assert again.commit(bench.appended) == 3000
-    assert bench.told == [1000, 3000]
+    assert bench.reported == [1000, 3000]
     assert bench.log()[:3001] == b"a" * 1000 + b"b" * 2000 + b"\x00"

@@ -592,21 +592,21 @@ def test_an_unexpected_error_ends_a_step_of_the_service_and_not_its_thread(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = CompactionService(store.compaction, interval_ms=1000, now_ms=0)
-    told: list[str | None] = []
+    reported: list[str | None] = []
 
     def broken() -> bool:
         raise ValueError("of no known kind")
 
     def stopping() -> bool:
-        told.append(service.failed)
-        if len(told) == 2:
+        reported.append(service.failed)
+        if len(reported) == 2:
             monkeypatch.undo()
         service.wake()
-        return len(told) == 3
+        return len(reported) == 3
 
     monkeypatch.setattr(store.compaction, "advance_all", broken)
     service.run(stopping, store.clock)
-    assert told == [None, "of no known kind", None]
+    assert reported == [None, "of no known kind", None]
 
 
 def test_verify_names_what_is_wrong_with_a_compacted_queue(tmp_path: Path) -> None:

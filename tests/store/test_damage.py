@@ -1,4 +1,4 @@
-"""What was damaged on disk reaches nobody: flipped bits, bad sectors, files cut short under the reader."""
+"""Damaged bytes reach no reader: flipped bits, bad sectors, files cut short during a read."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def _lose(root: Path, *names: str) -> None:
 
 @pytest.fixture
 def long_root(tmp_path: Path) -> Path:
-    """A store with a snapshot behind the messages, so that no start walks over them."""
+    """A store with a snapshot after the messages, so that no start walks over them."""
     root = filled(tmp_path / "s")
     store = opened(root)
     store.put(request([b"u1"], topic="u"))
@@ -396,7 +396,7 @@ READER = """
     store.store.query.by_key("t", "k1")
     log = root / "commitlog" / ("0" * 20)
     os.truncate(log, 4096)
-    told = []
+    reported = []
     for ask in (
         lambda: store.fetch("t", 0, 39),
         lambda: store.store.query.by_key("t", "k39"),
@@ -405,8 +405,8 @@ READER = """
         try:
             ask()
         except Corrupt as error:
-            told.append(error.fields["rule"])
-    print(json.dumps(told))
+            reported.append(error.fields["rule"])
+    print(json.dumps(reported))
     sys.stdout.flush()
     os._exit(0)
 """

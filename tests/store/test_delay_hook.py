@@ -1,4 +1,4 @@
-"""What a put makes of a message that names a level or a time."""
+"""The stored form of a message that names a level or a time."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_a_wall_clock_that_jumps_to_and_fro_delivers_each_timer_once_and_at_the_
     chance = random.Random(100 + seed)
     world = DelayWorld(tmp_path)
     seen: set[bytes] = set()
-    # Beyond what the wheel of fourteen days holds, and what four bytes tell.
+    # Beyond the wheel's fourteen days, and beyond the range of four bytes.
     far = [days * 86_400_000 for days in ((-12, 13) if seed % 2 else (-30, -9, 20, 35))]
 
     def run() -> None:

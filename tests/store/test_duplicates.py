@@ -1,4 +1,4 @@
-"""What is sent again is answered with its original offset, however long ago it was stored."""
+"""Rows that are sent again are answered with their original offsets, however long ago it was stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an embedded store does when one of its threads ends, or its constructor fails."""
+"""The behaviour of an embedded store when one of its threads ends, or its constructor fails."""
 
 from __future__ import annotations
 
@@ -82,18 +82,18 @@ def test_a_put_that_waits_when_the_flush_thread_ends_is_unknown_at_once(tmp_path
 
     monkeypatch.setattr(GroupCommit, "commit", fail)
     appended = store.append(request([b"x"]))
-    told = []
+    reported = []
 
     def wait() -> None:
         with pytest.raises(DeliveryUnknown, match="a mistake"):
             store.wait(appended)
-        told.append(True)
+        reported.append(True)
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     failing.set()
     waiting.join(10)
-    assert told == [True]
+    assert reported == [True]
     store.abandon()
 
 
@@ -112,7 +112,7 @@ def test_an_exception_of_the_thread_that_works_ahead_is_raised_by_the_next_call(
 
 
 class Broken(Exception):
-    """What a step of the constructor raises."""
+    """The error of a step of the constructor."""
 
 
 def raising(*_, **__):

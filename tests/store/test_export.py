@@ -89,7 +89,7 @@ def test_a_choice_is_a_topic_a_queue_and_a_range(own: Path, tmp_path: Path) -> N
     rows = rows_of(tmp_path / "out")
     assert [row["queue_offset"] for row in rows] == [30, 31, 32, 33, 34]
     assert {(row["topic"], row["queue_id"], row["tag"]) for row in rows} == {("t", 1, "TagA")}
-    # Without a topic: everybody's, not RayMQ's own.
+    # Without a topic: all topics but RayMQ's own.
     assert export(own, tmp_path / "all").messages == 360
     assert {row["topic"] for row in rows_of(tmp_path / "all")} == {"t", "u"}
     assert export(own, tmp_path / "none", Choice(topic="t", start=1000)).messages == 0
@@ -101,7 +101,7 @@ def test_a_topic_or_queue_of_which_there_is_nothing_is_refused(own: Path, tmp_pa
         with pytest.raises(Rejected, match="it has rmq_sys_raymq, t, u"):
             export(own, tmp_path / "out", choice)
     assert not (tmp_path / "out").exists()
-    # Without its consume queues the log still tells.
+    # Without its consume queues the log still has the messages.
     root = copy(own, tmp_path / "s")
     shutil.rmtree(root / "consumequeue")
     assert export(root, tmp_path / "out", Choice(topic="u")).messages == 120

@@ -207,12 +207,24 @@ def test_after_every_power_loss_what_was_flushed_is_there(clock):
 # --- flush real time ----------------------------------------------------------------------------
 
 
+def make_flusher(syncer, clock, flushed=0):
+    config = StoreConfig()
+    return FlushRealTime(
+        syncer,
+        clock,
+        interval_ms=config.flush_interval_ms,
+        least_pages=config.flush_least_pages,
+        thorough_interval_ms=config.flush_thorough_interval_ms,
+        flushed=flushed,
+    )
+
+
 @pytest.fixture
 def flusher(syncer, clock):
-    return FlushRealTime(syncer, clock)
+    return make_flusher(syncer, clock)
 
 
-def test_the_defaults_are_rocketmqs(flusher, clock):
+def test_the_defaults_are_rocketmqs(flusher):
     config = StoreConfig()
     assert (config.flush_interval_ms, config.flush_least_pages) == (500, 4)
     assert config.flush_thorough_interval_ms == 10_000
@@ -243,14 +255,14 @@ def test_nothing_is_flushed_before_the_interval_is_over(disk, flusher, clock):
     ],
 )
 def test_four_dirty_pages_are_flushed_and_fewer_are_not(syncer, clock, flushed, appended, due):
-    flusher = FlushRealTime(syncer, clock, flushed=flushed)
+    flusher = make_flusher(syncer, clock, flushed=flushed)
     clock.advance(500)
     assert flusher.flush_if_due(appended) == (appended if due else flushed)
 
 
 @pytest.mark.parametrize("appended", [SEGMENT, SEGMENT + 10])
 def test_a_full_file_is_flushed_whatever_the_page_rule_says(syncer, clock, appended):
-    flusher = FlushRealTime(syncer, clock, flushed=SEGMENT - 10)
+    flusher = make_flusher(syncer, clock, flushed=SEGMENT - 10)
     clock.advance(500)
     assert flusher.flush_if_due(appended) == appended
 

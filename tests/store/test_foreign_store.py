@@ -54,7 +54,7 @@ def moved(data: bytes, position: int) -> bytes:
     return data[:28] + position.to_bytes(8, "big") + data[36:]
 
 
-#: old bytes behind the end `at` of the file that begins at `base`
+#: old bytes after the end `at` of the file that begins at `base`
 LEFTOVERS: dict[str, Callable[[bytes, int, int], tuple[int, bytes]]] = {
     "a record of another place": lambda old, base, at: (at, old),
     "the middle of a record": lambda old, base, at: (at, old[100:]),

@@ -153,7 +153,7 @@ def test_messages_whose_log_file_is_gone_were_removing(store):
     store.log.queue.files = files[1:]
     result = store.get_message("t", 0, 0, 5)
     assert result.status is GetMessageStatus.MESSAGE_WAS_REMOVING
-    # One consume queue file is looked at, and reading goes on behind what is gone.
+    # One consume queue file is read, and reading continues after the deleted ones.
     assert summary(result)[1:] == (20, [])
     again = store.get_message("t", 0, 20, 5)
     assert again.status is GetMessageStatus.FOUND
@@ -314,7 +314,7 @@ class _Wanted:
 
 
 class _Log:
-    """What `_pick` asks of a log."""
+    """The part of a log that `_pick` uses."""
 
     def __init__(self, start: int, end: int, memory: int) -> None:
         self.start, self.end = start, end

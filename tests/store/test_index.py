@@ -371,7 +371,7 @@ def test_lookups_while_it_is_built_find_all_that_was_there(tmp_path, point, coun
 
 
 class Slow(Files):
-    """Somebody else comes while a file is synced, and takes the time that he can get."""
+    """Another thread works while a file is synced, and takes the time that it can get."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -397,7 +397,7 @@ def test_what_is_indexed_while_a_file_is_synced_is_synced_by_the_next_sync(tmp_p
     other.join()
     before = files.synced
     index.sync()
-    # The file, and the mark that tells of it.
+    # The file, and the mark that names it.
     assert files.synced == before + 2
     assert found(index) == [3, 2, 1, 0]
     index.close()
@@ -690,7 +690,7 @@ def test_a_start_on_a_full_disk_does_without_the_index():
     store.put(keyed_request(KEYS[20:30]))
     confirm_with_index(store)
     store.abandon()
-    # What the start allocates first are the slots of the index.
+    # The start first allocates the slots of the index.
     disk.fail("allocate", error=errno.ENOSPC)
     store = opened(Path("/s"), files=disk)
     assert store.index.indexed == store.log.start

@@ -38,7 +38,7 @@ SMALL = StoreConfig(
 
 
 class Watched(Files):
-    """The real files, which tell what is done below `consumequeue/`."""
+    """The real files, which record the operations below `consumequeue/`."""
 
     def __init__(self, boot: int = 1) -> None:
         super().__init__()
@@ -399,7 +399,7 @@ def test_a_full_disk_is_an_error_and_the_next_try_goes_on(tmp_path: Path) -> Non
     queue.close()
 
 
-def test_a_file_that_cannot_get_its_length_leaves_nothing_behind(disk: SimulatedDisk) -> None:
+def test_a_file_that_cannot_get_its_length_leaves_nothing(disk: SimulatedDisk) -> None:
     disk.make_dirs("/s/consumequeue")
     opened = OpenFiles(disk)
     queue = QueueFiles(Path("/s/consumequeue/t/0"), SIZE, opened=opened)

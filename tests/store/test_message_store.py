@@ -171,7 +171,7 @@ def test_a_put_under_way_is_answered_by_the_close_that_syncs_it(tmp_path, monkey
     # Its flush thread gets to nothing any more.
     store._end_threads()
     appended = store.append(request([b"x"]))
-    told, waits = [], threading.Event()
+    reported, waits = [], threading.Event()
     wait_for = store._changed.wait_for
 
     def seen(*arguments):
@@ -179,12 +179,12 @@ def test_a_put_under_way_is_answered_by_the_close_that_syncs_it(tmp_path, monkey
         return wait_for(*arguments)
 
     monkeypatch.setattr(store._changed, "wait_for", seen)
-    waiting = threading.Thread(target=lambda: told.append(store.wait(appended)))
+    waiting = threading.Thread(target=lambda: reported.append(store.wait(appended)))
     waiting.start()
     waits.wait(10)
     store.close()
     waiting.join(10)
-    assert told == [appended]
+    assert reported == [appended]
 
 
 def test_an_abandoned_store_ends_its_threads_and_recovers_like_one_that_died(tmp_path):

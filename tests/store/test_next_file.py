@@ -1,4 +1,4 @@
-"""The next file of the log: who makes it, how long a put waits for it, in which directory it is."""
+"""The next file of the log: which thread makes it, how long a put waits for it, and its directory."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_after_a_failure_puts_are_refused_at_once_until_the_worker_succeeds(
     files.error = error
     with worker(store) as ahead:
         for _ in range(3):
-            # Nobody waits the 20 seconds.
+            # No call waits the 20 seconds.
             with pytest.raises(kind) as refused:
                 store.put(request([b"x" * 9000]))
             assert status_of(refused.value) is PutStatus.CREATE_MAPPED_FILE_FAILED
@@ -166,7 +166,7 @@ def test_a_worker_that_ends_leaves_no_append_waiting(tmp_path: Path) -> None:
     with worker(store), pytest.raises(Unavailable):
         store.put(request([b"x" * 9000]))
     files.error = None
-    # From now on who needs a file makes it.
+    # From now on the thread that needs a file makes it.
     assert store.put(request([b"x" * 9000])).physical_offset > SIZE
     store.close()
 
@@ -214,7 +214,7 @@ def test_new_files_go_to_the_directories_in_turn_and_all_are_found_again() -> No
     end = store.log.end
     store.abandon()
     assert verify(ROOT, disk) == []
-    # Also by a start that is told nothing, which makes its own in the usual place.
+    # Even by a start without options, which makes new files in the usual place.
     store = spread(disk, CONFIG)
     assert store.log.end == end
     put_files(store, 1)

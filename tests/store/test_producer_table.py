@@ -1,4 +1,4 @@
-"""What producers stored is remembered for a million of them in bounded memory, and a limit that is met says so."""
+"""The producer table remembers a million entries in bounded memory, and refuses more with the limit in the error."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class Meanwhile:
             self._thread.join()
 
     def end(self) -> Any:
-        """What the action returned."""
+        """The result of the action."""
         self._thread.join()
         return self.result
 

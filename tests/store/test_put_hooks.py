@@ -37,7 +37,7 @@ class Columns(PutHook):
     def __init__(self, *, refuses: bool = False, cuts: bool = False) -> None:
         self.refuses = refuses
         self.cuts = cuts
-        self.told: list[tuple[int, Append | None]] = []
+        self.reported: list[tuple[int, Append | None]] = []
 
     def before_batch(self, request: PutRequest) -> PutRequest:
         if self.refuses:
@@ -50,7 +50,7 @@ class Columns(PutHook):
         return request._replace(batch=made.slice(1) if self.cuts else made)
 
     def after_batch(self, request: PutRequest, append: Append | None) -> None:
-        self.told.append((request.batch.num_rows, append))
+        self.reported.append((request.batch.num_rows, append))
         raise RuntimeError("advisory")
 
 
@@ -61,7 +61,7 @@ def test_hooks_see_columns_and_rows_that_go_alone(store: MessageStore) -> None:
     first = store.put(many)
     alone = store.put(many._replace(batch=record.Row(b"c", None, b"", 5), first_sequence=2))
     again = store.put(many)
-    assert hook.told == [(2, first), (1, alone), (2, again)]
+    assert hook.reported == [(2, first), (1, alone), (2, again)]
     assert (again.duplicates, again.first_offset) == (2, first.first_offset)
     store.log.sync()
     store.log.note_confirmed(store.log.end)
@@ -80,5 +80,5 @@ def test_a_hook_refuses_columns_as_a_whole_and_may_not_change_their_number(
     end = store.log.end
     with pytest.raises(Rejected):
         store.put(request([b"a", b"b"]))
-    assert hook.told == behind.told == [(2, None)]
+    assert hook.reported == behind.reported == [(2, None)]
     assert store.log.end == end

@@ -1,4 +1,4 @@
-"""The door in RocketMQ's shape: every answer, what leads to it, and that nothing is stored where it says so."""
+"""Puts in RocketMQ's shape: every answer, what leads to it, and that nothing is stored where it says so."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CONFIG = StoreConfig(
 HELLO = InnerMessage("t", 0, b"hello", {"TAGS": "a"}, born_time_ms=5)
 
 
-class LocalClient:
+class Bench:
     """A store on a simulated disk whose promises are kept at once, unless `promise` raises."""
 
     def __init__(self) -> None:
@@ -67,8 +67,8 @@ class LocalClient:
 
 
 @pytest.fixture
-def door() -> LocalClient:
-    return LocalClient()
+def bench() -> Bench:
+    return Bench()
 
 
 class Refusing(PutHook):
@@ -84,9 +84,9 @@ class Refusing(PutHook):
 # --- every status --------------------------------------------------------------------------------
 
 
-def test_put_ok_says_where_the_message_is(door: LocalClient) -> None:
-    door.clock.advance(1000)
-    first, second = door.put(), door.put()
+def test_put_ok_says_where_the_message_is(bench: Bench) -> None:
+    bench.clock.advance(1000)
+    first, second = bench.put(), bench.put()
     assert first.status is second.status is PutStatus.PUT_OK
     one, two = first.append, second.append
     assert one is not None
@@ -94,7 +94,7 @@ def test_put_ok_says_where_the_message_is(door: LocalClient) -> None:
     assert (one.logics_offset, two.logics_offset) == (0, 1)
     assert two.wrote_offset == one.wrote_offset + one.wrote_bytes
     assert one.message_ids == (f"7F00000100002A9F{one.wrote_offset:016X}",)
-    assert one.store_time_ms == door.clock.now_ms()
+    assert one.store_time_ms == bench.clock.now_ms()
 
 
 def test_flush_disk_timeout_when_the_flush_does_not_finish(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_flush_disk_timeout_when_the_flush_does_not_finish(tmp_path: Path) -> No
 
 
 def test_flush_slave_timeout_when_the_replica_is_late_and_its_status_wins(
-    door: LocalClient,
+    bench: Bench,
 ) -> None:
     combiner = PutCombiner(
         PROMISES["sync", True, "quorum"], flush_timeout_ms=5, replica_timeout_ms=3
@@ -121,8 +121,8 @@ def test_flush_slave_timeout_when_the_replica_is_late_and_its_status_wins(
         (late,) = combiner.combine(Ends(100, 100, 0, 0), 6)
         raise error_of(late.status, "late", append={})
 
-    door.promise = promise
-    assert door.put().status is PutStatus.FLUSH_SLAVE_TIMEOUT
+    bench.promise = promise
+    assert bench.put().status is PutStatus.FLUSH_SLAVE_TIMEOUT
 
 
 @pytest.mark.parametrize(
@@ -136,46 +136,44 @@ def test_flush_slave_timeout_when_the_replica_is_late_and_its_status_wins(
         running_flags.LOGIC_DISK_FULL,
     ],
 )
-def test_service_not_available_while_a_running_flag_forbids_puts(
-    door: LocalClient, flag: int
-) -> None:
-    door.store.create_topic("t", 1, [0])
-    assert door.store.flags.set(flag)
-    assert door.put().status is PutStatus.SERVICE_NOT_AVAILABLE
+def test_service_not_available_while_a_running_flag_forbids_puts(bench: Bench, flag: int) -> None:
+    bench.store.create_topic("t", 1, [0])
+    assert bench.store.flags.set(flag)
+    assert bench.put().status is PutStatus.SERVICE_NOT_AVAILABLE
     # The columnar way and the store's own services are refused alike.
     for put in (
-        lambda: door.store.put(request([b"x"])),
-        lambda: door.store.put_inner([HELLO]),
+        lambda: bench.store.put(request([b"x"])),
+        lambda: bench.store.put_inner([HELLO]),
     ):
         with pytest.raises((Unavailable, StorageFull)) as refused:
             put()
         assert status_of(refused.value) is PutStatus.SERVICE_NOT_AVAILABLE
         full = flag in (running_flags.DISK_FULL, running_flags.LOGIC_DISK_FULL)
         assert isinstance(refused.value, StorageFull) == full
-    assert door.store.flags.clear(flag)
-    assert door.put().status is PutStatus.PUT_OK
-    assert door.store.put(request([b"x"])).first_offset == 1
+    assert bench.store.flags.clear(flag)
+    assert bench.put().status is PutStatus.PUT_OK
+    assert bench.store.put(request([b"x"])).first_offset == 1
 
 
-def test_service_not_available_when_the_store_is_closed(door: LocalClient) -> None:
-    door.store.close()
-    before = door.store.log.end
-    assert door.puts.put((HELLO,), is_batch=False).status is PutStatus.SERVICE_NOT_AVAILABLE
-    assert door.store.log.end == before
+def test_service_not_available_when_the_store_is_closed(bench: Bench) -> None:
+    bench.store.close()
+    before = bench.store.log.end
+    assert bench.puts.put((HELLO,), is_batch=False).status is PutStatus.SERVICE_NOT_AVAILABLE
+    assert bench.store.log.end == before
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
 def test_create_mapped_file_failed_when_the_next_file_cannot_be_made(
-    door: LocalClient, error: int
+    bench: Bench, error: int
 ) -> None:
-    while door.store.log.room() > 9000:
-        assert door.put(replace(HELLO, body=b"x" * 7000)).status is PutStatus.PUT_OK
-    door.disk.fail("allocate", error=error, forever=True)
-    results = [door.put(replace(HELLO, body=b"x" * 7000)) for _ in range(3)]
+    while bench.store.log.room() > 9000:
+        assert bench.put(replace(HELLO, body=b"x" * 7000)).status is PutStatus.PUT_OK
+    bench.disk.fail("allocate", error=error, forever=True)
+    results = [bench.put(replace(HELLO, body=b"x" * 7000)) for _ in range(3)]
     assert results[-1].status is PutStatus.CREATE_MAPPED_FILE_FAILED
     assert results[-1].append is None
-    door.disk.heal()
-    assert door.put(replace(HELLO, body=b"x" * 7000)).status is PutStatus.PUT_OK
+    bench.disk.heal()
+    assert bench.put(replace(HELLO, body=b"x" * 7000)).status is PutStatus.PUT_OK
 
 
 @pytest.mark.parametrize(
@@ -193,45 +191,43 @@ def test_create_mapped_file_failed_when_the_next_file_cannot_be_made(
     ],
     ids=["topic", "bytes", "empty", "retry", "body", "large", "inner", "flag", "separator"],
 )
-def test_message_illegal_for_what_no_store_may_hold(
-    door: LocalClient, message: InnerMessage
-) -> None:
-    result = door.put(message)
+def test_message_illegal_for_what_no_store_may_hold(bench: Bench, message: InnerMessage) -> None:
+    result = bench.put(message)
     assert result.status is PutStatus.MESSAGE_ILLEGAL
     assert isinstance(result.error, Rejected)
 
 
-def test_a_retry_topic_may_be_longer_than_others(door: LocalClient) -> None:
-    assert door.put(replace(HELLO, topic="%RETRY%" + "x" * 248)).status is PutStatus.PUT_OK
+def test_a_retry_topic_may_be_longer_than_others(bench: Bench) -> None:
+    assert bench.put(replace(HELLO, topic="%RETRY%" + "x" * 248)).status is PutStatus.PUT_OK
 
 
-def test_properties_size_exceeded_above_32767_bytes(door: LocalClient) -> None:
+def test_properties_size_exceeded_above_32767_bytes(bench: Bench) -> None:
     fits = {"k": "v" * (32_767 - 3)}
-    assert door.put(replace(HELLO, properties=fits)).status is PutStatus.PUT_OK
+    assert bench.put(replace(HELLO, properties=fits)).status is PutStatus.PUT_OK
     longer = {"k": fits["k"] + "v"}
-    assert door.put(replace(HELLO, properties=longer)).status is PutStatus.PROPERTIES_SIZE_EXCEEDED
+    assert bench.put(replace(HELLO, properties=longer)).status is PutStatus.PROPERTIES_SIZE_EXCEEDED
 
 
-def test_os_page_cache_busy_while_an_append_takes_longer_than_the_limit(door: LocalClient) -> None:
+def test_os_page_cache_busy_while_an_append_takes_longer_than_the_limit(bench: Bench) -> None:
     limit = CONFIG.os_page_cache_busy_timeout_ms
-    door.store.create_topic("t", 1, [0])
-    lock = door.store.put_path._lock
+    bench.store.create_topic("t", 1, [0])
+    lock = bench.store.put_path._lock
     with lock:
         for held, busy in ((0, False), (limit, False), (limit + 1, True), (BUSY_MAX_MS, False)):
-            lock.begin_ms = door.clock.monotonic_ms() - held
+            lock.begin_ms = bench.clock.monotonic_ms() - held
             assert lock.busy(limit) == busy, held
-        lock.begin_ms = door.clock.monotonic_ms() - limit - 1
-        assert door.put().status is PutStatus.OS_PAGE_CACHE_BUSY
+        lock.begin_ms = bench.clock.monotonic_ms() - limit - 1
+        assert bench.put().status is PutStatus.OS_PAGE_CACHE_BUSY
         with pytest.raises(Unavailable) as refused:
-            door.store.put(request([b"x"]))
+            bench.store.put(request([b"x"]))
         assert status_of(refused.value) is PutStatus.OS_PAGE_CACHE_BUSY
-    assert door.put().status is PutStatus.PUT_OK
+    assert bench.put().status is PutStatus.PUT_OK
 
 
-def test_unknown_error_when_the_disk_fails_under_the_append(door: LocalClient) -> None:
-    door.disk.fail("pwrite")
-    assert door.put().status is PutStatus.UNKNOWN_ERROR
-    assert door.put().status is PutStatus.PUT_OK
+def test_unknown_error_when_the_disk_fails_under_the_append(bench: Bench) -> None:
+    bench.disk.fail("pwrite")
+    assert bench.put().status is PutStatus.UNKNOWN_ERROR
+    assert bench.put().status is PutStatus.PUT_OK
 
 
 @pytest.mark.parametrize(
@@ -243,10 +239,10 @@ def test_unknown_error_when_the_disk_fails_under_the_append(door: LocalClient) -
     ],
 )
 def test_wheel_timer_statuses_are_what_the_timer_hook_refuses_with(
-    door: LocalClient, status: PutStatus
+    bench: Bench, status: PutStatus
 ) -> None:
-    door.store.hooks.append(Refusing(status))
-    assert door.put().status is status
+    bench.store.hooks.append(Refusing(status))
+    assert bench.put().status is status
 
 
 @pytest.mark.parametrize(
@@ -272,14 +268,14 @@ def test_wheel_timer_statuses_are_what_the_timer_hook_refuses_with(
     ],
 )
 def test_what_a_record_or_a_directory_has_no_place_for_is_illegal(
-    door: LocalClient, field: str, value: Any
+    bench: Bench, field: str, value: Any
 ) -> None:
-    end = door.store.log.end
-    result = door.put(replace(HELLO, **{field: value}))
+    end = bench.store.log.end
+    result = bench.put(replace(HELLO, **{field: value}))
     assert result.status is PutStatus.MESSAGE_ILLEGAL
     assert isinstance(result.error, Rejected)
     assert result.error.fields["field"] == field
-    assert door.store.log.end == end
+    assert bench.store.log.end == end
 
 
 #: no call answers these. No put is sent on to another shard. There are no light queues (off in RocketMQ too). A mirror
@@ -351,36 +347,36 @@ class Seen(PutHook):
             raise RuntimeError(self.name)
 
 
-def test_hooks_run_in_order_each_on_what_the_one_before_made(door: LocalClient) -> None:
+def test_hooks_run_in_order_each_on_what_the_one_before_made(bench: Bench) -> None:
     first, second = Seen("1", fails=True), Seen("2")
-    door.store.hooks += [first, second]
-    assert door.put().status is PutStatus.PUT_OK
-    assert door.store.state.next_offsets["moved", 0] == 1
-    assert ("t", 0) not in door.store.state.next_offsets
+    bench.store.hooks += [first, second]
+    assert bench.put().status is PutStatus.PUT_OK
+    assert bench.store.state.next_offsets["moved", 0] == 1
+    assert ("t", 0) not in bench.store.state.next_offsets
     assert first.told == second.told == [(b"hello12", PutStatus.PUT_OK)]
 
 
-def test_a_hook_that_refuses_stops_the_later_ones_and_all_are_notified(door: LocalClient) -> None:
+def test_a_hook_that_refuses_stops_the_later_ones_and_all_are_notified(bench: Bench) -> None:
     behind = Seen("2")
-    door.store.hooks += [Refusing(PutStatus.MESSAGE_ILLEGAL), behind]
-    assert door.put().status is PutStatus.MESSAGE_ILLEGAL
+    bench.store.hooks += [Refusing(PutStatus.MESSAGE_ILLEGAL), behind]
+    assert bench.put().status is PutStatus.MESSAGE_ILLEGAL
     assert behind.told == [(b"hello", PutStatus.MESSAGE_ILLEGAL)]
 
 
-def test_what_a_hook_makes_too_large_is_refused(door: LocalClient) -> None:
-    door.store.hooks.append(Seen("x" * 8000))
-    assert door.put().status is PutStatus.MESSAGE_ILLEGAL
+def test_what_a_hook_makes_too_large_is_refused(bench: Bench) -> None:
+    bench.store.hooks.append(Seen("x" * 8000))
+    assert bench.put().status is PutStatus.MESSAGE_ILLEGAL
 
 
 # --- batches -------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_in_one_file_with_consecutive_offsets(door: LocalClient) -> None:
+def test_a_batch_is_in_one_file_with_consecutive_offsets(bench: Bench) -> None:
     size = CONFIG.segment_size_bytes
     messages = [replace(HELLO, body=b"%d" % i + b"x" * 600) for i in range(10)]
     seen = set()
     for turn in range(40):
-        stored = door.puts.put(tuple(messages), is_batch=True).append
+        stored = bench.puts.put(tuple(messages), is_batch=True).append
         assert stored is not None
         assert (stored.logics_offset, stored.message_count) == (turn * 10, 10)
         at = [int(message_id[16:], 16) for message_id in stored.message_ids]
@@ -408,16 +404,16 @@ def test_a_batch_is_in_one_file_with_consecutive_offsets(door: LocalClient) -> N
     ids=["none", "queue", "topic", "txn", "delay", "retry", "wait", "inner", "large", "name"],
 )
 def test_a_batch_with_what_may_not_be_in_one_is_refused_whole(
-    door: LocalClient, messages: list[InnerMessage]
+    bench: Bench, messages: list[InnerMessage]
 ) -> None:
-    before = door.store.log.end
-    assert door.puts.put(tuple(messages), is_batch=True).status is PutStatus.MESSAGE_ILLEGAL
-    assert door.store.log.end == before
+    before = bench.store.log.end
+    assert bench.puts.put(tuple(messages), is_batch=True).status is PutStatus.MESSAGE_ILLEGAL
+    assert bench.store.log.end == before
 
 
-def test_a_delay_level_that_is_none_does_no_harm_in_a_batch(door: LocalClient) -> None:
+def test_a_delay_level_that_is_none_does_no_harm_in_a_batch(bench: Bench) -> None:
     none = [replace(HELLO, properties={"DELAY": level}) for level in ("0", "-1", "x")]
-    assert door.puts.put(tuple(none), is_batch=True).status is PutStatus.PUT_OK
+    assert bench.puts.put(tuple(none), is_batch=True).status is PutStatus.PUT_OK
 
 
 # --- WAIT=false ----------------------------------------------------------------------------------
@@ -429,12 +425,12 @@ def never(_append: object) -> object:
 
 @pytest.mark.parametrize("wait", ["false", "FALSE", "no"])
 def test_a_message_that_says_wait_false_is_answered_without_its_promise(
-    door: LocalClient, wait: str
+    bench: Bench, wait: str
 ) -> None:
-    door.promise = never
+    bench.promise = never
     message = replace(HELLO, properties={"WAIT": wait})
-    assert door.put(message).status is PutStatus.PUT_OK
-    assert door.puts.put(tuple([message] * 3), is_batch=True).status is PutStatus.PUT_OK
+    assert bench.put(message).status is PutStatus.PUT_OK
+    assert bench.puts.put(tuple([message] * 3), is_batch=True).status is PutStatus.PUT_OK
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ def test_entries_that_point_at_no_record_are_passed_over(store):
     appended = put(store, b"a")
     put(store, b"x" * 200)
     hashed, offset = key_hash("t", "k"), appended.physical_offset
-    # What a cut of RocketMQ's leaves: inside a record, behind the log's end, at the end of a file.
+    # The entries that a cut by RocketMQ leaves: inside a record, after the log's end, at the end of a file.
     for at in (offset + 4, store.log.end, store.log.end + 999, SMALL.segment_size_bytes - 1):
         store.index.append(
             np.array([hashed], dtype=np.int32), np.array([at]), np.array([NOW]), upto=store.log.end

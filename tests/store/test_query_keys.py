@@ -190,7 +190,7 @@ def test_entries_of_deleted_files_and_of_nothing_that_is_confirmed_are_passed_ov
     everything = found_all_ways(made, ["k"], {"max_num": 64})
     last = everything[-1][1]
     (above,) = made.store.put_inner([InnerMessage("t", 0, b"not confirmed", {"KEYS": "k"})])
-    # What a cut of RocketMQ's leaves: inside a record, at the end of a file, behind the log's end.
+    # The entries that a cut by RocketMQ leaves: inside a record, at the end of a file, after the log's end.
     places = [-9, last + 4, 2 * 16 * 1024 - 1, above.physical_offset, log.end, log.end + 999]
     hashes = np.full(len(places), key_hash("t", "k"), np.int32)
     made.store.index.append(hashes, np.array(places), np.full(len(places), now), upto=log.confirmed)

@@ -1,4 +1,4 @@
-"""Whether a whole record stands at a place: told of one as of many, whatever its lengths are."""
+"""Whether a whole record is at a place: the search for one and the search for many agree, whatever the lengths are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIME_MS = 1_700_000_000_000
 
 
 class Lengths(NamedTuple):
-    """What a record says of its parts."""
+    """The sizes of its parts in a record."""
 
     body: int
     topic: int
@@ -52,7 +52,7 @@ def written(
 
 
 def seen(data: bytes | bytearray) -> tuple[int, int, int, int] | None:
-    """What stands at AT, told by both."""
+    """The record at AT, as both searches find it."""
     one = record_at(memoryview(data), AT, BASE)
     many = records_at(memoryview(data), np.array([AT]), np.array([BASE + AT]))
     assert many.there.tolist() == [one is not None]

@@ -71,7 +71,7 @@ def test_what_is_encoded_is_what_the_reference_reads(
 
 @st.composite
 def damaged_logs(draw: st.DrawFn) -> tuple[bytes, int]:
-    """Records one behind the other, with some bytes changed; and where their log begins."""
+    """Consecutive records with some bytes changed, and where their log begins."""
     base = draw(st.sampled_from([0, 4096, 1 << 40]))
     data = b""
     for _ in range(draw(st.integers(0, 9))):
@@ -124,7 +124,7 @@ def test_damaged_records_are_walked_and_decoded_as_the_reference_does(log):
 
 @given(st.binary(max_size=400), st.integers(0, 400), st.integers(0, 1 << 62))
 def test_no_bytes_make_a_walk_fail_or_look_past_its_stop(data, stop, base):
-    """Behind the stop stand records that would be valid."""
+    """The records after the stop would be valid."""
     cut = data[:stop]
     behind = record.encode_record(topic="t", body=b"x", physical_offset=base + len(cut))
     walk = record.walk(cut + behind * 3, base, stop=len(cut))

@@ -1,4 +1,4 @@
-"""Whatever stands in a store's directory, opening it ends: with a store that works, or with Corrupt."""
+"""A store's directory may hold any bytes. Opening it ends with a store that works, or with Corrupt."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ JSON = st.recursive(
 
 @st.composite
 def internal_records(draw: st.DrawFn) -> Tree:
-    """A store in which somebody put whole records of the internal topic that say anything."""
+    """A store with whole records of the internal topic that have arbitrary bodies."""
     tree = Tree(draw(st.sampled_from(trees())))
     data = bytearray(tree[LOG])
     walk = record.walk(data, 0)
@@ -172,12 +172,12 @@ def open_and_use(tree: Mapping[str, bytes], boot: int) -> None:
     try:
         store = open_store(disk_of(tree, boot=boot))
     except Corrupt as refusal:
-        told = refusal
+        reported = refusal
     else:
         use(store)
         return
-    assert told.rule
-    assert told.message
+    assert reported.rule
+    assert reported.message
 
 
 def use(store: MessageStore) -> None:

@@ -208,7 +208,7 @@ def test_a_cut_says_what_it_loses_keeps_it_and_leaves_a_sound_store(
     assert not damaged[start + len(kept) :].strip(b"\0")
     later = sorted(p.name for p in (tmp_path / "kept" / "commitlog").iterdir())
     assert len(later) == len(list((own / "commitlog").iterdir()))
-    # What was cut never comes back, whatever is appended.
+    # Cut records never come back, whatever is appended.
     store = EmbeddedStore(root, config=CONFIG)
     store.put(request([b"new"], topic="t", queue=1))
     store.fetch("t", 1, len(left["t", 1]))

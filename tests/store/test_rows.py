@@ -1,4 +1,4 @@
-"""What a consume queue unit says of its record's tag."""
+"""The tags code of a record in its consume queue unit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scrub reads everything that is synced, at its pace, goes on where it was, and tells of each rotten unit once."""
+"""Scrub reads everything that is synced, at its pace, goes on where it was, and reports each damaged unit once."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_each_rotten_unit_is_reported_once_with_file_offset_and_rule(
     rotten = [units_of(root)[3], units_of(root)[30]]
     for unit in rotten:
         flip(root / f"commitlog/{unit.start // SEGMENT * SEGMENT:020d}", unit.start % SEGMENT + 50)
-    told: list[Corrupt] = []
-    scrub = scrub_of(root, clock, on_fault=told.append)
+    reported: list[Corrupt] = []
+    scrub = scrub_of(root, clock, on_fault=reported.append)
     faults = scrub.one_pass()
     assert [(f.fields["offset"], f.fields["rule"]) for f in faults] == [
         (unit.start, RULE) for unit in rotten
@@ -76,9 +76,9 @@ def test_each_rotten_unit_is_reported_once_with_file_offset_and_rule(
     assert faults[0].fields["path"] == str(root / FIRST_LOG)
     clock.advance(PAUSE_MS)
     scrub.one_pass()
-    assert told == faults
+    assert reported == faults
     assert scrub.counters.faults == 4
-    # What reads well again is no fault any more.
+    # A place that reads well again is not a fault any more.
     scrub.close()
     flip(root / FIRST_LOG, rotten[0].start + 50)
     clock.advance(PAUSE_MS)
@@ -153,7 +153,7 @@ def test_a_unit_that_was_replaced_between_two_reads_is_not_rot(own: Path, tmp_pa
 
 
 class Waits:
-    """An event that nobody sets, whose waits only the clock sees."""
+    """An event that is never set; its waits only move the clock."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
@@ -278,8 +278,8 @@ def test_by_default_all_is_read_twice_within_the_retention(
 def test_a_log_that_is_too_large_for_a_pass_is_reported(tmp_path: Path) -> None:
     scrub = scrub_of_size(tmp_path, ManualClock(), 20_000 * GIB)
     assert scrub.pace() == 64 << 20
-    told = scrub.status()["too_slow"]
-    assert "takes 88 h at scrub_bytes_per_s (67108864); it should take 24 h" in told
+    reported = scrub.status()["too_slow"]
+    assert "takes 88 h at scrub_bytes_per_s (67108864); it should take 24 h" in reported
 
 
 def test_a_bad_sector_is_a_fault_and_the_pass_goes_on_after_it(own: Path, tmp_path: Path) -> None:
@@ -332,31 +332,31 @@ def test_a_lack_of_descriptors_or_memory_is_not_damage_and_the_pass_goes_on(
     own: Path, tmp_path: Path, code: int, at_unit: int
 ) -> None:
     root, clock, files = copy(own, tmp_path / "s"), ManualClock(), Lacking()
-    told: list[Corrupt] = []
+    reported: list[Corrupt] = []
     first = scrub_of(root, clock)
     for _ in range(at_unit):
         first.step()
     first.close()
-    scrub = scrub_of(root, clock, files=files, on_fault=told.append)
+    scrub = scrub_of(root, clock, files=files, on_fault=reported.append)
     # Of the chain's file three times, then of the log's.
     files.errors = [code] * 4
     run_one_pass(scrub, clock)
     assert files.errors == []
-    assert (told, scrub.faults, scrub.counters.faults) == ([], [], 0)
+    assert (reported, scrub.faults, scrub.counters.faults) == ([], [], 0)
     assert scrub.counters.bytes == units_of(root)[-1].end - units_of(root)[at_unit].start
 
 
 def test_a_report_that_fails_does_not_end_the_walk(own: Path, tmp_path: Path) -> None:
     root, clock, files = copy(own, tmp_path / "s"), ManualClock(), Lacking()
-    told: list[Corrupt] = []
+    reported: list[Corrupt] = []
 
     def tell(fault: Corrupt) -> None:
-        told.append(fault)
-        if len(told) == 1:
+        reported.append(fault)
+        if len(reported) == 1:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     scrub = scrub_of(root, clock, files=files, on_fault=tell)
     files.errors = [errno.EIO]
     run_one_pass(scrub, clock)
-    assert [(f.fields["offset"], f.fields["rule"]) for f in told] == [(0, READABLE)]
+    assert [(f.fields["offset"], f.fields["rule"]) for f in reported] == [(0, READABLE)]
     assert scrub.counters.bytes == units_of(root)[-1].end

@@ -43,7 +43,7 @@ def full_state() -> ShardState:
     return state
 
 
-def told(state: ShardState) -> dict[str, object]:
+def reported(state: ShardState) -> dict[str, object]:
     facts = {name: value for name, value in vars(state).items() if name != "_parts"}
     return {**facts, "producers": known(state.producers)}
 
@@ -56,7 +56,7 @@ def test_a_state_comes_back_from_the_parts_of_its_snapshot() -> None:
     again.apply_internal(TOPIC, b'{"name":"forgotten","queues":1,"shards":[0]}')
     for part in parts:
         again.apply_internal(SNAPSHOT, part)
-    assert told(again) == told(state)
+    assert reported(again) == reported(state)
 
 
 def test_a_snapshot_without_one_of_its_parts_changes_nothing() -> None:
@@ -70,7 +70,7 @@ def test_a_snapshot_without_one_of_its_parts_changes_nothing() -> None:
         assert list(state.topics) == ["kept"]
         for part in parts:
             state.apply_internal(SNAPSHOT, part)
-        assert told(state) == told(full_state())
+        assert reported(state) == reported(full_state())
 
 
 def test_the_internal_queue_stays_dense_when_its_own_record_meets_a_roll() -> None:
@@ -133,7 +133,7 @@ def test_a_snapshot_that_the_disk_refused_is_written_before_the_next_batch() -> 
 
 
 def test_a_snapshot_that_a_power_loss_damaged_is_cut_and_the_one_before_it_counts() -> None:
-    """Its records pass the walk, but their chain unit tells: above the synced mark that is a tear."""
+    """Its records pass the walk, but their chain unit differs: above the synced mark that is a tear."""
     disk = SimulatedDisk(record=False)
     store = open_store(disk)
     for number in range(38):

@@ -194,7 +194,7 @@ def test_every_power_loss_while_a_file_is_recycled_leaves_a_whole_log() -> None:
 
 
 class Locking(Files):
-    """Remembers what was locked, and refuses if told to."""
+    """Remembers the locked pages, and refuses when `refused` is set."""
 
     def __init__(self, error: OSError | None = None) -> None:
         super().__init__()

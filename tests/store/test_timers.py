@@ -166,7 +166,7 @@ def test_a_cancellation_counts_until_the_second_is_over(world):
     world.clock.advance(3_900)
     world.cancel(sent)
     world.clock.advance(60_000)
-    # Nobody looked in between; the cancellation is confirmed, so it counts.
+    # No delivery ran in between; the cancellation is confirmed, so it counts.
     world.confirm()
     world.run_out()
     assert not world.arrived()
@@ -227,7 +227,7 @@ def test_after_the_clock_went_back_new_timers_wait_for_the_time_it_shows(world):
 
 
 def test_a_timer_larger_than_a_group_of_deliveries_blocks_no_other(world):
-    # None of ours: the door refuses them. RocketMQ's may be as large as half a file.
+    # RayMQ's delay hook refuses such messages; RocketMQ's may be as large as half a file.
     size = CONFIG.group_bytes_max + 1000
     late, due = {"TIMER_OUT_MS": "1000"}, {"TIMER_OUT_MS": str(START_MS + 3_000)}
     for times in (late, due):

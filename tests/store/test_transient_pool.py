@@ -70,7 +70,7 @@ def open_store(root: Path, config: StoreConfig = POOLED, **options: object) -> M
 
 
 def confirm(store: MessageStore) -> None:
-    """What CommitLog does when CommitRealTime has committed all."""
+    """The step of CommitLog when CommitRealTime has committed all."""
     store.log.commit_pool()
     store.log.note_confirmed(store.log.committed)
     while store.dispatched < store.log.confirmed:
@@ -78,7 +78,7 @@ def confirm(store: MessageStore) -> None:
 
 
 def commit_elsewhere(store: MessageStore, stop: int) -> None:
-    """What CommitRealTime does, and CommitLog when it hears of it."""
+    """The step of CommitRealTime, and that of CommitLog afterwards."""
     log = store.log
     log.pool.publish(7)
     pool = PoolReader.open(log.root, 7, files=Files())
@@ -152,7 +152,7 @@ def test_without_room_a_pool_is_refused_with_the_numbers(tmp_path: Path):
         check_room([tmp_path / str(n) for n in range(3)], 1 << 20, files=Small())
 
 
-def test_room_that_went_between_look_and_allocation_leaves_nothing_behind(tmp_path: Path):
+def test_space_that_is_taken_between_check_and_allocation_leaves_nothing(tmp_path: Path):
     class Full(Files):
         def allocate(self, fd: int, size: int) -> None:
             raise StorageFull("full", field="disk")
@@ -412,7 +412,7 @@ def test_a_killed_store_comes_back_with_all_that_was_put(tmp_path: Path, slice_b
     end = store.log.end
     assert store.log.committed < end
     store.abandon()
-    # Once with the pool, once more without: nothing was committed by anybody in between.
+    # Once with the pool, once without: nothing was committed in between.
     for config_again in (config, PLAIN):
         again = MessageStore.open(tmp_path / "s", config=config_again)
         assert again.log.same_boot

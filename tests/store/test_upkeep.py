@@ -1,4 +1,4 @@
-"""What a running store leaves for the start after a crash: times in `checkpoint`, RocketMQ's configuration."""
+"""Files that a running store writes for the start after a crash: times in `checkpoint`, RocketMQ's configuration."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_the_configuration_is_written_while_the_store_runs(shop: Shop) -> None:
     store = shop.store
     store.commit_offsets("g", "t", {0: 3, 1: 4})
     store.put_inner([], progress=ServiceProgress("delay", {"2": 9}))
-    # A queue of a topic that nobody created.
+    # A queue of a topic that was never created.
     store.put_inner([InnerMessage("%RETRY%g", 0, b"x")])
     confirm(store)
     shop.upkeep()
@@ -148,7 +148,7 @@ def test_the_configuration_says_only_what_is_on_disk(shop: Shop) -> None:
     shop.store.commit_offsets("g", "t", {0: 4})
     assert "offsetTable" not in shop.config("consumerOffset.json")
     confirm(shop.store)
-    # What was known when the files were due, then what came later.
+    # First the state when the files were due, then the later one.
     shop.store.upkeep.run_once()
     assert shop.config("consumerOffset.json")["offsetTable"] == {"t@g": {0: 3}}
     shop.upkeep()

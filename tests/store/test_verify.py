@@ -38,7 +38,7 @@ from tests.support.damaged_store import (
 CHAIN = "raymq/chain/00000000000000000000"
 QUEUE = "consumequeue/t/1/00000000000000000000"
 INDEX = "index/20261121023720699"
-#: of the golden index: 100 slots behind the header, entry 0 is never used
+#: of the golden index: 100 slots after the header, entry 0 is never used
 ENTRIES = 40 + 4 * 100
 
 
@@ -313,7 +313,7 @@ def test_a_new_index_file_without_an_entry_is_not_a_fault(
     store.put(PutRequest("t", 0, keyed, None, 0, 0, "quorum"))
     store.close()
     (index,) = (tmp_path / "index").iterdir()
-    # What the file before ended with is all that a new one has.
+    # A new file has only the end time of the file before.
     _, end_ms, _, end, _, _ = HEADER.unpack(index.read_bytes()[: HEADER.size])
     new = index.with_name(str(int(index.name) + 1))
     blank = bytes(index.stat().st_size - HEADER.size)

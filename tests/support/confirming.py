@@ -1,4 +1,4 @@
-"""What the processes around a store do: sync, confirm, dispatch."""
+"""The steps of the processes around a store: sync, confirm, dispatch."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Checker:
         self.recovered += 1
         always = self.recovered % LOOK_STRIDE == 1
         foretold = None
-        # Of a store that was killed with a pool in use `verify` tells what would be there without the pool.
+        # Of a store that was killed with a pool in use `verify` shows the state without the pool.
         if (
             self.recovered % (LOOK_STRIDE * VERIFY_STRIDE) == 1
             and image.exists(ROOT / "commitlog")

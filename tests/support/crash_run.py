@@ -32,7 +32,7 @@ class Task(NamedTuple):
 
 
 class Explored(NamedTuple):
-    """What one task did."""
+    """The result of one task."""
 
     #: of every disk that was recovered
     keys: frozenset[int]

@@ -48,7 +48,7 @@ def file_key(blocks: Blocks, size: int, width: int) -> int:
 
 
 class FileState:
-    """What is on disk of one file, and what may be."""
+    """The certain and the possible contents of one file on disk."""
 
     def __init__(self, blocks: Blocks, size: int, width: int) -> None:
         self.blocks = blocks
@@ -141,7 +141,7 @@ class FileState:
 
 
 class DirState:
-    """What is on disk of one directory, and the changes that may be."""
+    """The certain entries of one directory on disk, and the possible changes."""
 
     def __init__(self, names: dict[str, int]) -> None:
         self.names = names
@@ -328,7 +328,7 @@ def kill_states(disk: SimulatedDisk) -> Iterator[SimulatedDisk]:
 def last_states(
     disk: SimulatedDisk, limit: int, seed: int
 ) -> tuple[SimulatedDisk, list[SimulatedDisk]]:
-    """What a kill, and what a power loss may leave at the end of the trace."""
+    """The disks that a kill or a power loss may leave at the end of the trace."""
     replay = Replay(disk)
     at = 0
     for at, op in _places(disk, replay):
@@ -348,7 +348,7 @@ def last_states(
 
 
 def lost_names(disk: SimulatedDisk) -> Iterator[SimulatedDisk]:
-    """What a power loss at the end of the trace may leave: each unsettled name lost alone, and all of them."""
+    """The disks after a power loss at the end of the trace: each unsettled name lost alone, and all of them."""
     replay = Replay(disk)
     at = 0
     for at, op in _places(disk, replay):
@@ -386,7 +386,7 @@ def _torn(
 
 
 def _places(disk: SimulatedDisk, replay: Replay) -> Iterator[tuple[int, Op | None]]:
-    """Before the first operation, then behind each: (operations done, the last of them).
+    """Before the first operation, then after each: (operations done, the last of them).
 
     What a killed process did is done, and what it noted is known.
     """

@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 
 
 class Owed(NamedTuple):
-    """What must be there: records of each queue, the newest batch of each producer, facts of the state."""
+    """Facts that must hold: records of each queue, the newest batch of each producer, facts of the state."""
 
     ends: tuple[tuple[int, int], ...] = ()
     batches: tuple[Batch, ...] = ()
@@ -69,7 +69,7 @@ class Owed(NamedTuple):
 
 
 class Promise(NamedTuple):
-    """What callers were told at one place of a trace."""
+    """The answers that callers had at one place of a trace."""
 
     #: by every call that returned: a kill loses none of it
     returned: Owed = Owed()
@@ -77,7 +77,7 @@ class Promise(NamedTuple):
     acked: Owed = Owed()
 
     def owed(self, *, power: bool) -> Owed:
-        """What a power loss or a kill must leave."""
+        """The facts that must survive a power loss or a kill."""
         return self.acked if power else self.returned
 
 
@@ -85,7 +85,7 @@ NOTHING = Promise()
 
 
 def owed_by(image: SimulatedDisk, *, power: bool) -> Owed:
-    """What was promised before the crash that left this disk."""
+    """The promises from before the crash that left this disk."""
     promise: Promise = image.notes[-1] if image.notes else NOTHING
     return promise.owed(power=power)
 
@@ -113,7 +113,7 @@ class Trace:
         self.batches: dict[int, Batch] = {}
         self.facts: dict[tuple[str | int, ...], int] = {}
         self.refused: list[bytes] = []
-        #: rows of both queues behind each group
+        #: rows of both queues after each group
         self.groups: list[int] = []
         self.acked = Owed()
         #: topics that the disk has from the beginning
@@ -196,7 +196,7 @@ class Trace:
         self.note()
 
     def prewrite(self) -> None:
-        """What the worker ahead of the tail does beside the puts, until it has nothing to do."""
+        """Steps of the worker ahead of the tail beside the puts, until it has nothing to do."""
         ahead = self.store.log.allocate_ahead()
         pieces = 0
         while ahead.step():

@@ -205,7 +205,7 @@ def large_snapshots(width: int) -> Trace:
 
 
 def broken_snapshots(width: int) -> Trace:
-    """The process ends behind a seal and behind each part of a snapshot; all of it was synced."""
+    """The process ends after a seal and after each part of a snapshot; all of it was synced."""
     trace = Trace(width, salt=11)
     trace.begin_with_topics()
     for parts in (1, 2, 0):

@@ -102,7 +102,7 @@ class DelayWorld:
         confirm(self.store)
 
     def put(self, message: InnerMessage) -> None:
-        """Through the door's hook."""
+        """Put a message through the delay hook."""
         self.store.put_inner([transform(message, self.clock.now_ms(), self.config)])
 
     def send(
@@ -167,7 +167,7 @@ class DelayWorld:
             due = self.run()
 
     def arrived(self, topic: str = "t") -> list[Arrived]:
-        """What stands in the real queues."""
+        """The messages in the real queues."""
         found: list[Arrived] = []
         for name, queue in self.store.queues():
             if name == topic:

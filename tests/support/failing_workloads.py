@@ -48,7 +48,7 @@ Expected = (RayMQError, OSError)
 
 
 class Host:
-    """Drives one store on a disk, and remembers what it was told."""
+    """Drives one store on a disk, and remembers the answers."""
 
     def __init__(self, disk: SimulatedDisk, config: StoreConfig = CONFIG) -> None:
         self.disk = disk
@@ -58,7 +58,7 @@ class Host:
         self.acked: list[bytes] = []
         #: appended and not yet synced
         self.open_bodies: list[bytes] = []
-        #: nobody knows
+        #: their outcome is unknown
         self.unknown: list[bytes] = []
         self.refused: list[bytes] = []
         #: name -> number, as `Owed.facts`
@@ -85,7 +85,7 @@ class Host:
         self.tell("topic t", 1, lambda store: store.create_topic("t", 1, [0]))
 
     def put(self, rows: int, size: int) -> None:
-        """Put rows that are told apart by their first bytes."""
+        """Put rows that differ in their first bytes."""
         bodies = []
         for _ in range(rows):
             self._number += 1
@@ -214,7 +214,7 @@ def close(host: Host) -> None:
 
 
 def unclean(host: Host) -> None:
-    """What a power loss left: synced records, and a torn tail."""
+    """A disk after a power loss: synced records, and a torn tail."""
     some_puts(host)
     host.put(2, 700)
     _, lost = last_states(host.disk, 12, SEED)
@@ -237,7 +237,7 @@ def a_tail(host: Host) -> None:
 
 def truncation(host: Host) -> None:
     assert host.store is not None
-    # What is cut was never confirmed; it may stay where the cut failed.
+    # Cut bytes were never confirmed; they may stay where the cut failed.
     host.cut = True
     host.do(lambda store: store.log.truncate(store.log.confirmed))
 
@@ -289,7 +289,7 @@ WORKLOADS: dict[str, Workload] = {
 
 
 class Failed(NamedTuple):
-    """What became of one workload, whichever call failed."""
+    """The outcome of one workload, whichever call failed."""
 
     #: kind -> calls of it
     calls: dict[str, int]

@@ -103,7 +103,7 @@ class FakeBackend:
     # --- ShardBackend ---------------------------------------------------------------------------
 
     def identity(self) -> dict[str, Any]:
-        """Who this is."""
+        """The identity of this shard."""
         return {"cluster_id": self.cluster_id, "shard": self.shard, "incarnation": 1}
 
     def put(

@@ -84,7 +84,7 @@ class FakeRay:
         self.actors: dict[str, FakeActor] = {}
         self.options: dict[str, dict[str, Any]] = {}
         self.events: list[tuple[str, str]] = []
-        #: what `ray.method` was told, and `ray.remote(...)` last
+        #: the arguments of `ray.method`, and of the last `ray.remote(...)`
         self.methods: dict[str, dict[str, Any]] = {}
         self.declared: dict[str, Any] = {}
         #: of this process's node, n1

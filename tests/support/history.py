@@ -1,4 +1,4 @@
-"""What producers sent and were promised, and whether a log read back keeps every promise."""
+"""The sends and receipts of producers, and the check whether a log keeps every promise."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from raymq.cluster.produce.send_future import SendFuture
 from raymq.store.errors import Unavailable
 from raymq.store.promise import Acks
 
-QueueSequence = tuple[int, int]
-"""(producer, queue): messages of one lane have numbers from 0 on, in the order of their sends."""
+SequenceKey = tuple[int, int]
+"""(producer, queue): the messages of each pair are numbered from 0 on, in the order of their sends."""
 
 PADDING = b"." * 360
 
@@ -36,36 +36,36 @@ class History:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sent: dict[QueueSequence, int] = {}
-        self._acked: dict[QueueSequence, dict[int, int]] = {}
+        self._sent: dict[SequenceKey, int] = {}
+        self._acked: dict[SequenceKey, dict[int, int]] = {}
 
     def send(self, producer: int, queue: int) -> int:
-        """The next number of the lane, noted as sent."""
+        """The next number of a producer in a queue, noted as sent."""
         with self._lock:
             number = self._sent.get((producer, queue), 0)
             self._sent[producer, queue] = number + 1
             return number
 
     def ack(self, producer: int, queue: int, number: int, offset: int) -> None:
-        """A receipt; `offset` is -1 where it does not tell."""
+        """A receipt; `offset` is -1 where the receipt has none."""
         with self._lock:
             self._acked.setdefault((producer, queue), {})[number] = offset
 
-    def sent(self) -> dict[QueueSequence, int]:
-        """QueueSequence -> how many were sent."""
+    def sent(self) -> dict[SequenceKey, int]:
+        """(producer, queue) -> how many were sent."""
         with self._lock:
             return dict(self._sent)
 
-    def acked(self) -> dict[QueueSequence, dict[int, int]]:
-        """QueueSequence -> number -> promised offset."""
+    def acked(self) -> dict[SequenceKey, dict[int, int]]:
+        """(producer, queue) -> number -> promised offset."""
         with self._lock:
-            return {lane: dict(numbers) for lane, numbers in self._acked.items()}
+            return {key: dict(numbers) for key, numbers in self._acked.items()}
 
-    def acked_beyond(self, sent: dict[QueueSequence, int]) -> bool:
-        """Whether every lane has a receipt for something sent after `sent` was taken."""
+    def acked_beyond(self, sent: dict[SequenceKey, int]) -> bool:
+        """Whether every producer and queue has a receipt for something sent after `sent` was taken."""
         with self._lock:
             return all(
-                max(self._acked.get(lane, {}), default=-1) >= count for lane, count in sent.items()
+                max(self._acked.get(key, {}), default=-1) >= count for key, count in sent.items()
             )
 
 
@@ -73,22 +73,25 @@ class Fault(NamedTuple):
     """A promise that was broken."""
 
     #: "lost": acknowledged and not there; "phantom": there and never sent so; "duplicate"; "reordered";
-    #: "non-monotonic": what was visible once is not so again; "misplaced": not where its receipt says
+    #: "non-monotonic": visible once and not later; "misplaced": not where its receipt says
     verdict: str
     what: str
 
 
 def faults(
-    acked: dict[QueueSequence, dict[int, int]],
+    acked: dict[SequenceKey, dict[int, int]],
     reads: Iterable[Read],
-    sent: dict[QueueSequence, int],
+    sent: dict[SequenceKey, int],
     seen: Iterable[Sequence[Read]] = (),
 ) -> list[Fault]:
-    """What is wrong with a log, empty when nothing.
+    """The faults of a log; empty without any.
 
-    Args: `acked` as it was before the reading began, `sent` as it was after; `reads` hold every
-    queue from its start, in the order in which it gives them; `seen`: what each reader got while
-    all this went on, in its order and from the start of each queue.
+    Args:
+        acked: the receipts before the reading began.
+        reads: every queue from its start, in the order of its offsets.
+        sent: the counts after the reading ended.
+        seen: the messages of each reader meanwhile, in its order, from the start of each queue.
+
     A message that was sent and not acknowledged may be there or not, but not twice and not out of
     order.
     """
@@ -102,13 +105,13 @@ def faults(
 
 
 def _check_log(
-    log: Sequence[Read], sent: dict[QueueSequence, int]
-) -> tuple[list[Fault], dict[QueueSequence, dict[int, int]]]:
-    """Faults of the log alone, and where each message of each lane is."""
+    log: Sequence[Read], sent: dict[SequenceKey, int]
+) -> tuple[list[Fault], dict[SequenceKey, dict[int, int]]]:
+    """Faults of the log alone, and where each message is."""
     found: list[Fault] = []
     next_offset: dict[int, int] = {}
-    last: dict[QueueSequence, int] = {}
-    places: dict[QueueSequence, dict[int, int]] = {}
+    last: dict[SequenceKey, int] = {}
+    places: dict[SequenceKey, dict[int, int]] = {}
     for read in log:
         expected = next_offset.get(read.queue, 0)
         if read.offset != expected:
@@ -121,41 +124,41 @@ def _check_log(
             what = f"queue {read.queue} offset {read.offset}: foreign {read.body[:30]!r}"
             found.append(Fault("phantom", what))
             continue
-        lane = (producer, queue)
-        name = _name(lane, number)
+        key = (producer, queue)
+        name = _name(key, number)
         if queue != read.queue or read.body != body(producer, queue, number):
             found.append(Fault("phantom", f"{name}: altered, or in queue {read.queue}"))
             continue
-        if not 0 <= number < sent.get(lane, 0):
+        if not 0 <= number < sent.get(key, 0):
             found.append(Fault("phantom", f"{name}: was never sent"))
             continue
-        if number in places.setdefault(lane, {}):
-            what = f"{name}: stored twice, at {places[lane][number]} and {read.offset}"
+        if number in places.setdefault(key, {}):
+            what = f"{name}: stored twice, at {places[key][number]} and {read.offset}"
             found.append(Fault("duplicate", what))
             continue
-        if number < last.get(lane, -1):
-            found.append(Fault("reordered", f"{name}: stored behind number {last[lane]}"))
-        places[lane][number] = read.offset
-        last[lane] = max(number, last.get(lane, -1))
+        if number < last.get(key, -1):
+            found.append(Fault("reordered", f"{name}: stored after number {last[key]}"))
+        places[key][number] = read.offset
+        last[key] = max(number, last.get(key, -1))
     return found, places
 
 
 def _check_receipts(
-    acked: dict[QueueSequence, dict[int, int]], places: dict[QueueSequence, dict[int, int]]
+    acked: dict[SequenceKey, dict[int, int]], places: dict[SequenceKey, dict[int, int]]
 ) -> list[Fault]:
     """Each message with a receipt is there, where the receipt says."""
     found: list[Fault] = []
     promised: dict[tuple[int, int], str] = {}
-    for lane, numbers in acked.items():
-        stored = places.get(lane, {})
+    for key, numbers in acked.items():
+        stored = places.get(key, {})
         for number, offset in sorted(numbers.items()):
-            name = _name(lane, number)
+            name = _name(key, number)
             if number not in stored:
                 found.append(Fault("lost", f"{name}: acknowledged at offset {offset} and lost"))
             elif offset not in (-1, stored[number]):
                 what = f"{name}: acknowledged at {offset}, stored at {stored[number]}"
                 found.append(Fault("misplaced", what))
-            other = promised.setdefault((lane[1], offset), name)
+            other = promised.setdefault((key[1], offset), name)
             if offset != -1 and other != name:
                 what = f"{name}: acknowledged at {offset}, which is promised to {other}"
                 found.append(Fault("duplicate", what))
@@ -180,12 +183,12 @@ def _check_reader(
     return found
 
 
-def _name(lane: QueueSequence, number: int) -> str:
-    return f"producer {lane[0]} queue {lane[1]} number {number}"
+def _name(key: SequenceKey, number: int) -> str:
+    return f"producer {key[0]} queue {key[1]} number {number}"
 
 
 class Reader:
-    """Reads a topic from its start while all goes on, in a thread of its own, and keeps what it got.
+    """Reads a topic from its start in a thread of its own, and keeps the messages.
 
     As a context manager from entry to exit, or to `stop`.
     """

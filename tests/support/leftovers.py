@@ -1,4 +1,4 @@
-"""What test runs that were stopped left behind: it goes when the next one begins.
+"""Removes the leftovers of stopped test runs when the next one begins.
 
 pytest removes the directories of tests that passed, and nothing of a run that was killed. So each run writes its
 process into its own directory, and the next run removes those whose process is gone. A directory whose marker cannot

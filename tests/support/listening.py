@@ -1,4 +1,4 @@
-"""Which TCP sockets processes listen on, as the kernel tells."""
+"""Which TCP sockets processes listen on, from the kernel's tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One message of every kind that a store can hold, told so that RocketMQ and we can both put it.
+"""One message of every kind that a store can hold, in a form that RocketMQ and RayMQ can both put.
 
 A kind is a dict in the words of the oracle (tests/interop/java/StoreWriter.java).
 """
@@ -71,7 +71,7 @@ def limit_properties(reserved_bytes: int = 0) -> dict[str, str]:
 
 
 def ordinary() -> list[Kind]:
-    """What every producer sends."""
+    """A message as every producer sends it."""
     return [
         kind(b"Hello RocketMQ"),
         kind(b""),
@@ -95,7 +95,7 @@ def ordinary() -> list[Kind]:
 
 
 def special() -> list[Kind]:
-    """What only brokers write, or only some clients."""
+    """Fields that only brokers write, or only some clients."""
     return [
         kind(b"six", bornHost=("2001:db8::1", 54321), storeHost=IPV6, properties={"KEYS": "k6"}),
         kind(b"born six", bornHost=("2001:db8::1", 54321)),
@@ -113,7 +113,7 @@ def special() -> list[Kind]:
 
 
 def doubled() -> list[Kind]:
-    """A batch with properties of its own, which RocketMQ writes behind those of each message: the last ones count."""
+    """A batch with properties of its own, which RocketMQ writes after those of each message: the last ones count."""
     twice = {"TAGS": "outer", "KEYS": "outer"}
     return [batch([b"1", b"2"], properties={"TAGS": "in", "KEYS": "in"}, batchProperties=twice)]
 

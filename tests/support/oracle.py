@@ -204,7 +204,7 @@ class RocketMQ:
         return answers
 
     def broker(self, store: Path, *, pull: list[Line], push: list[Line]) -> list[Line]:
-        """What clients of a real broker on a store consume; the broker starts, serves and stops in order.
+        """The messages that clients of a real broker on a store consume; the broker starts, serves and stops in order.
 
         It is a process of its own, with its own name server, on free ports of 127.0.0.1. Args: `pull`: {"topic",
         "count"}, from the first message on; `push`: also "group", from where the group is.

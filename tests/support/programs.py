@@ -26,7 +26,7 @@ TIMEOUT_S = 180
 class Program(NamedTuple):
     """A program of Python."""
 
-    #: what stands behind `python`
+    #: the arguments of `python`
     words: tuple[str, ...]
     #: how often it is run on its directory
     runs: int = 1
@@ -40,7 +40,7 @@ def example(name: str, *variables: tuple[str, str]) -> Program:
 
 
 def run(program: Program) -> list[str]:
-    """What it printed, each time. Raises: RuntimeError with all that it said, where it failed or took too long.
+    """Its output, each time. Raises: RuntimeError with all that it said, where it failed or took too long.
 
     Callers: the main thread of a worker, which a SIGTERM ends; nothing that was begun stays.
     """

@@ -12,7 +12,7 @@ from pathlib import Path
 def ray_environment(place: Path) -> Iterator[None]:
     """No variable of Ray or RayMQ but a home and a token below `place`; all is as before at the end.
 
-    Also what a connection to the cluster's Ray leaves behind (RAY_AUTH_MODE) goes at the end.
+    The variables that a connection to the cluster's Ray sets (RAY_AUTH_MODE) are removed at the end too.
     """
     before = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("RAY")]:

@@ -37,7 +37,7 @@ class RayNodes:
 
     @property
     def address(self) -> str:
-        """What `ray.init(address=...)` takes."""
+        """The argument of `ray.init(address=...)`."""
         return str(self._cluster.address)
 
     def add(self, label: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Reader:
-    """Takes big-endian fields from bytes, one behind the other."""
+    """Takes consecutive big-endian fields from bytes."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self.data, self.at = data, at

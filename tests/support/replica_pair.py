@@ -267,7 +267,7 @@ class Pair:
         self.start_replication(0)
 
     def start_follower(self) -> None:
-        """A new life over the same log: its bytes are no records, so it could not recover."""
+        """A new process over the same log: its bytes are not records, so it could not recover."""
         self.lives += 1
         self.transport.session = FollowerSession(
             self.follower,

@@ -58,7 +58,7 @@ class Node:
 
 
 class Base(NamedTuple):
-    """What is certainly on a disk when it is first used; never changed."""
+    """The certain content of a disk when it is first used; never changed."""
 
     #: number -> (blocks, length); blocks of zeros are left out
     files: dict[int, tuple[Blocks, int]]
@@ -67,7 +67,7 @@ class Base(NamedTuple):
 
 
 class Killed(NamedTuple):
-    """What a killed process left: all that it wrote is in the page cache, and some of it nowhere else."""
+    """The disk of a killed process: all its writes are in the page cache, and some of it nowhere else."""
 
     #: what was on the disk before its first operation
     durable: Base
@@ -85,7 +85,7 @@ class Killed(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """The `at`-th call of `kind` from when it was set fails, and those behind it if `forever`."""
+    """The `at`-th call of `kind` from when it was set fails, and all later ones if `forever`."""
 
     kind: str
     at: int
@@ -124,7 +124,7 @@ class SimulatedDisk(Files):
         # Another disk is another machine: it shares no lock with this process's other stores.
         self.held_locks: set[str] = set()  # type: ignore[misc]
         self._trace: list[Op] | None = None
-        #: where in the trace its own operations begin, behind those of the killed
+        #: where in the trace its own operations begin, after those of the killed
         self.begins_at = 0
         if record:
             self._trace = [] if killed is None else killed.operations()

@@ -1,4 +1,4 @@
-"""What a store holds, as we read it, in the lines of the oracle (tests/interop/java/StoreReader.java).
+"""The content of a store, as RayMQ reads it, in the lines of the oracle (tests/interop/java/StoreReader.java).
 
 Everything comes through the store's own reading: the walk and decode of records, consume queues, fetch.
 """
@@ -101,7 +101,7 @@ def records(store: MessageStore, segment: int) -> Iterable[Line]:
 
 
 def line_of(row: dict[str, Any], at: int, raw: bytes) -> Line:
-    """One record as the oracle tells it."""
+    """One record as the oracle prints it."""
     properties = decode_properties(row["properties"])
     host, _, port = row["store_host"].rpartition(":")
     return {
@@ -223,6 +223,6 @@ def expected_keys(lines: Iterable[Line]) -> dict[tuple[Any, ...], Line]:
 
 
 def key_hash(topic: str, key: str) -> int:
-    """What the index knows of a key."""
+    """The entries of a key in the index."""
     code = abs(fmt.java_hash(f"{topic}#{key}"))
     return 0 if code == 1 << 31 else code

@@ -23,12 +23,12 @@ HASH_SEED = "20"
 
 
 def end_with_parent() -> None:
-    """Callers: a new process. It would wait for ever for a parent that was killed, or work on for nobody."""
+    """Callers: a new process. It would wait for ever for a killed parent, or work without one."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _only_idle_time() -> None:
-    """What else the machine does is not held up: these workers run beside other tests."""
+    """Other work of the machine is not delayed: these workers run beside other tests."""
     end_with_parent()
     # The kernel may share the cores out among sessions first (sched_autogroup): idle work of one session then takes
     # as much as a Ray in another. So these have one of their own, of the least weight.
@@ -50,7 +50,7 @@ class Workers:
     """Processes, and the tasks that they were given: only names and results pass between them and the tests."""
 
     def __init__(self, count: int | None = None, *, only_idle: bool = False) -> None:
-        """Args: `count`, one a core if not given; `only_idle`, until a test waits take what nobody else needs."""
+        """Args: `count`, by default one per core; `only_idle`: use idle time only, until a test waits."""
         self._only_idle = only_idle
         self._pool = ProcessPoolExecutor(
             count or len(os.sched_getaffinity(0)),

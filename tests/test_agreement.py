@@ -1,0 +1,335 @@
+"""Facts that stand in several places say the same in all of them: a change in one place fails here."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pyarrow as pa
+import pytest
+
+import raymq
+import raymq.errors
+from raymq.actors.shared import control_block
+from raymq.actors.shared.control_block import ROLES
+from raymq.actors.shared.processes import ProcessHandle
+from raymq.actors.supervise.lease import Candidate
+from raymq.actors.supervise.supervisor import Supervisor
+from raymq.cluster.cli.console import EXIT_OK, EXIT_UNAVAILABLE, Console, exit_code
+from raymq.cluster.cli.message_commands import _print_message
+from raymq.cluster.cli.put_back import _FIELDS, of_line
+from raymq.cluster.cli.status_text import _SERVICES
+from raymq.cluster.cluster_record import ClusterRecord
+from raymq.cluster.deploy.actor_set import _CLOSING_RANK
+from raymq.cluster.messages.codecs import _CODECS, CONTENT_TYPE, codec
+from raymq.cluster.messages.message import Message, ReceivedMessage
+from raymq.cluster.produce.message_encoder import MessageEncoder
+from raymq.cluster.produce.producer_config import ProducerConfig
+from raymq.store import errors
+from raymq.store.clock import Clock
+from raymq.store.config import StoreConfig
+from raymq.store.files import Files
+from raymq.store.format import PROPERTIES_MAX_BYTES
+from raymq.store.log.commit import CommitRealTime
+from raymq.store.log.flush import PAGE_BYTES, FlushRealTime
+
+ROOT = Path(__file__).resolve().parent.parent
+MIB = 1 << 20
+
+
+def text_of(document: str) -> str:
+    """A document with each run of white space as one space."""
+    return " ".join((ROOT / document).read_text(encoding="utf-8").split())
+
+
+def table_keys(document: str, heading: str) -> list[str]:
+    """The first code name of each row of the first table after a heading."""
+    text = (ROOT / document).read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
+    rows = text.partition("\n|---")[2].partition("\n\n")[0]
+    return re.findall(r"^\| `(\w+)", rows, re.MULTILINE)
+
+
+def options_of(function: Any) -> set[str]:
+    return set(inspect.signature(function).parameters) - {"self"}
+
+
+# --- the fields of a message ----------------------------------------------------------------------
+
+#: what a send takes beside the fields of a message
+SEND_OPTIONS = {"queue_id", "acks"}
+#: a reader gets a delayed message after its delivery, without the time
+NOT_READ = {"deliver_at_ms"}
+#: facts of a stored message that `raymq consume` leaves out
+NOT_PRINTED = {"shard", "message_id"}
+
+
+def message_fields() -> set[str]:
+    return {each.name for each in fields(Message)}
+
+
+@pytest.mark.parametrize(
+    "send",
+    [raymq.Producer.send, raymq.AsyncProducer.send, MessageEncoder.encode],
+    ids=lambda function: function.__qualname__,
+)
+def test_a_send_takes_the_fields_of_a_message(send: Any) -> None:
+    assert options_of(send) == message_fields() | SEND_OPTIONS
+
+
+def received_message() -> ReceivedMessage:
+    values = {name: name for name in get_type_hints(ReceivedMessage)}
+    given: dict[str, Any] = {
+        **values,
+        "body": b"body",
+        "key": b"key",
+        "index_keys": ("one", "two"),
+        "properties": {"name": "value"},
+        "queue_id": 3,
+        "deliver_at_ms": None,
+    }
+    return ReceivedMessage(**given)
+
+
+def consumed_line(message: ReceivedMessage) -> bytes:
+    """The line of `raymq consume -o json`."""
+    stdout = io.BytesIO()
+    _print_message(message, "json", Console(stdout=stdout))
+    return stdout.getvalue()
+
+
+def test_consume_prints_the_fields_of_a_message_and_where_it_is() -> None:
+    stored = {each.name for each in fields(ReceivedMessage)}
+    assert set(json.loads(consumed_line(received_message()))) == stored - NOT_READ - NOT_PRINTED
+
+
+def test_produce_accepts_the_fields_of_a_message_and_all_that_consume_prints() -> None:
+    accepted = {*_FIELDS, "body", "body_base64"} - {"key_base64", "body_base64"}
+    assert accepted == set(json.loads(consumed_line(received_message()))) | message_fields()
+
+
+def test_produce_puts_back_every_field_that_consume_prints() -> None:
+    message = received_message()
+    back = of_line(consumed_line(message), 1)
+    assert back is not None
+    found = {"topic": back.topic, **back.fields}
+    assert found == {name: getattr(message, name) for name in message_fields() - NOT_READ}
+    assert back.queue_id == message.queue_id
+    later = of_line(b'{"topic": "t", "body": "b", "deliver_at_ms": 7}', 1)
+    assert later is not None
+    assert later.fields["deliver_at_ms"] == 7
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def test_the_public_errors_are_those_that_cross_the_wire() -> None:
+    assert set(raymq.errors.__all__) == set(errors._KINDS)
+    for name, kind in errors._KINDS.items():
+        assert getattr(raymq.errors, name) is kind
+
+
+def test_the_reference_has_every_error() -> None:
+    text = text_of("docs/reference/errors.md")
+    members = re.findall(r"members: \[([\w, ]+)\]", text)
+    assert [name.split(", ") for name in members] == [list(errors._KINDS)]
+
+
+def test_the_page_of_the_promise_has_a_row_for_each_error() -> None:
+    rows = table_keys("docs/concepts/promise.md", "The errors, by what to do")
+    assert sorted([*rows, "RayMQError"]) == sorted(errors._KINDS)
+
+
+@pytest.mark.parametrize("name", sorted(errors._KINDS))
+def test_a_command_exits_3_exactly_for_an_error_that_may_pass(name: str) -> None:
+    error = errors._KINDS[name]("text")
+    assert (exit_code(error) == EXIT_UNAVAILABLE) is error.retriable
+    assert EXIT_UNAVAILABLE == 3
+    assert exit_code(error) != EXIT_OK
+
+
+# --- codecs ---------------------------------------------------------------------------------------
+
+VALUES: dict[str, Any] = {
+    "bytes": b"\x00\xff",
+    "json": {"list": [1, "ü", None]},
+    "msgpack": {"list": [1, b"\xff"]},
+    "arrow-ipc": pa.table({"column": [1, 2]}),
+}
+
+
+@pytest.mark.parametrize("name", sorted(_CODECS))
+def test_a_message_of_each_codec_has_the_value_that_was_sent(name: str) -> None:
+    if name == "msgpack":
+        pytest.importorskip("msgpack")
+    encoder = MessageEncoder(ProducerConfig(codec=name), Clock())
+    sent = encoder.encode("t", VALUES[name])
+    properties = {} if name == "bytes" else {CONTENT_TYPE: name}
+    assert codec(name).name == name
+    assert Message(topic="t", body=sent.body, properties=properties).value == VALUES[name]
+    assert (name.encode() in (sent.properties or b"")) is (name != "bytes")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(inspect.getdoc(raymq.Producer) or "", id="Producer"),
+        pytest.param(inspect.getdoc(raymq.AsyncProducer) or "", id="AsyncProducer"),
+        pytest.param(inspect.getdoc(raymq.Queue) or "", id="Queue"),
+        pytest.param(text_of("docs/concepts/messages.md"), id="messages.md"),
+        pytest.param(text_of("docs/reference/configuration.md"), id="configuration.md"),
+    ],
+)
+def test_a_text_that_lists_the_codecs_has_all_of_them(text: str) -> None:
+    listed = re.findall(r"[\"`]([\w-]+)[\"`]", text)
+    assert set(_CODECS) <= set(listed)
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+STORE = StoreConfig()
+PRODUCER = ProducerConfig()
+FLUSH_S = f"{STORE.flush_interval_ms / 1000:g} s"
+THOROUGH_S = f"{STORE.flush_thorough_interval_ms / 1000:g} s"
+TRICKLE_KIB = f"{STORE.flush_least_pages * PAGE_BYTES // 1024} KiB"
+KEPT = f"{STORE.file_reserved_hours:g} hours"
+PROMISE = "docs/concepts/promise.md"
+
+
+@pytest.mark.parametrize(
+    ("document", "phrase"),
+    [
+        (
+            "README.md",
+            f"the last {FLUSH_S} may be lost, of a trickle under {TRICKLE_KIB} the last {THOROUGH_S}",
+        ),
+        (
+            PROMISE,
+            f"the last {FLUSH_S} may be lost; for a trickle under {TRICKLE_KIB} the last {THOROUGH_S}",
+        ),
+        ("README.md", f"Messages are kept for {KEPT}"),
+        ("docs/concepts/reading.md", f"Messages are kept for {KEPT}"),
+        ("docs/operating.md", f"{KEPT} at least"),
+        ("docs/operating/retention.md", f"| `delete_when` | `{STORE.delete_when}` |"),
+        (PROMISE, f"usually within {STORE.commit_interval_ms} ms"),
+        (PROMISE, f"Bodies over {STORE.max_message_bytes // MIB} MiB"),
+        (PROMISE, f"properties over {PROPERTIES_MAX_BYTES:,} bytes"),
+        (PROMISE, f"`delivery_timeout_ms` ({PRODUCER.delivery_timeout_ms // 1000} s)"),
+        (PROMISE, f"unused for {STORE.producer_expiry_hours / 24:g} days"),
+        ("docs/concepts/messages.md", f"up to {STORE.max_message_bytes // MIB} MiB of bytes"),
+        ("docs/reference/limits.md", f"{STORE.max_message_bytes // MIB} MiB (`max_message_bytes`)"),
+    ],
+)
+def test_a_number_in_a_document_is_the_default(document: str, phrase: str) -> None:
+    assert phrase in text_of(document)
+
+
+def test_a_number_in_a_document_that_is_a_word_is_the_default() -> None:
+    assert STORE.producer_entries_max == 1_000_000
+    assert "the latest million combinations" in text_of(PROMISE)
+    assert STORE.timer_max_delay_s == 3 * 86_400
+    assert "more than three days ahead" in text_of(PROMISE)
+
+
+def test_the_numbers_in_the_text_of_start_are_the_defaults() -> None:
+    text = " ".join((inspect.getdoc(raymq.start) or "").split())
+    assert f"the last {FLUSH_S}, or {THOROUGH_S} of a trickle" in text
+    assert f"{STORE.file_reserved_hours:g} by default" in text
+    pool = f"{STORE.transient_pool_slices} x {STORE.transient_pool_slice_bytes // MIB} MiB"
+    assert pool in text
+    assert ClusterRecord.file_reserved_hours == STORE.file_reserved_hours
+
+
+@pytest.mark.parametrize(
+    ("document", "options"),
+    [
+        (
+            "docs/operating/retention.md",
+            """file_reserved_hours disk_max_used_space_ratio disk_space_clean_forcibly_ratio
+            disk_space_warning_level_ratio delete_file_batch_max clean_file_forcibly""",
+        ),
+    ],
+)
+def test_a_table_of_options_has_the_defaults(document: str, options: str) -> None:
+    text = text_of(document)
+    for option in options.split():
+        assert f"| `{option}` | {getattr(STORE, option)} |" in text
+
+
+@pytest.mark.parametrize("flusher", [FlushRealTime, CommitRealTime])
+def test_a_flusher_has_no_interval_of_its_own(flusher: type) -> None:
+    parameters = inspect.signature(flusher).parameters
+    for name in ("interval_ms", "least_pages", "thorough_interval_ms"):
+        assert parameters[name].default is inspect.Parameter.empty
+
+
+# --- the roles of satellites ----------------------------------------------------------------------
+
+
+def test_the_records_of_all_roles_fit_into_the_control_block() -> None:
+    roles = len(ROLES)
+    words = control_block.FILE_BYTES // 8
+    records = control_block._FIRST_ROLE + roles * control_block._ROLE_FIELDS
+    latencies = control_block._FIRST_LATENCY + roles * control_block._ROLE_FIELDS
+    assert control_block._FIRST_ROLE > control_block._GROUP_COMMIT_POLLS
+    assert control_block._ROLE_FIELDS > control_block._R_BASE
+    assert control_block._ROLE_FIELDS >= control_block.LATENCY_FIELDS
+    assert records <= control_block._FIRST_LATENCY
+    assert latencies <= words, "a further role needs a larger page and a new VERSION"
+
+
+def test_every_role_is_closed_shown_and_explained() -> None:
+    assert set(_CLOSING_RANK) == {control_block.COMMIT_LOG, *ROLES}
+    assert set(_SERVICES) == set(ROLES)
+    assert set(table_keys("docs/operating.md", "What runs")) == {control_block.COMMIT_LOG, *ROLES}
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    for service in _SERVICES.values():
+        assert re.search(rf"^\| {service} ", design, re.MULTILINE), service
+
+
+def test_every_role_is_started_in_some_mode() -> None:
+    started: set[str] = set()
+    for flush in ("sync", "async"):
+        record = ClusterRecord(
+            name="n",
+            cluster_id="c" * 32,
+            shards=1,
+            replication="mirror",
+            flush=flush,
+            segment_size_bytes=MIB,
+            ephemeral=True,
+            transient_pool=True,
+        )
+        started |= {*record.roles(0), *record.roles(1)}
+    assert started == {control_block.COMMIT_LOG, *ROLES}
+
+
+class FakeHandle(ProcessHandle):
+    """The handle of a process that does not exist."""
+
+    def __init__(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_grant_of_every_role_has_a_base(role: str, tmp_path: Path) -> None:
+    supervisor = Supervisor(
+        tmp_path, [role], clock=Clock(), files=Files(), witness_sync=lambda: 300
+    )
+    try:
+        supervisor.fence_old()
+        supervisor.begin(700, 300, 200)
+        lease = supervisor._leases[role]
+        supervisor._grant(lease, Candidate(5, FakeHandle()), 300)
+        assert lease.record.grant[1] == 5
+        flushed = {"group_commit": 300, "flush_real_time": 300}
+        assert lease.record.base == {**flushed, "commit_real_time": 700, "replication": 200}[role]
+    finally:
+        supervisor.close()
