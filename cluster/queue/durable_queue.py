@@ -28,14 +28,7 @@ from .coordinator import CoordinatorActor
 from .local_socket import WAIT_S as SOCKET_WAIT_S
 from .local_socket import NotLocal, local_client
 from .log import make_topics
-from .queue_client import (
-    RETRY_TIMEOUT_S,
-    Items,
-    QueueClient,
-    attach,
-    end_quietly,
-    not_in_this_ray,
-)
+from .queue_client import RETRY_TIMEOUT_S, Items, QueueClient, attach, end_quietly, not_in_this_ray
 
 #: concurrent calls of the coordinator: each waiting get or put is one
 _CALLS_MAX = 10_000

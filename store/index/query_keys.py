@@ -89,13 +89,7 @@ class _KeyQuery:
     """One query for several keys. Rows are numbers into the keys that one round asks for."""
 
     def __init__(
-        self,
-        log: CommitLog,
-        index: IndexService,
-        topic: str,
-        span: tuple[int, int],
-        *,
-        exact: bool,
+        self, log: CommitLog, index: IndexService, topic: str, span: tuple[int, int], *, exact: bool
     ) -> None:
         self._log = log
         self._index = index

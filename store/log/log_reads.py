@@ -83,11 +83,7 @@ def read_records(
     """
     found = read_some(queue, positions, sizes, end)
     fault = first_fault(
-        found.data,
-        found.starts,
-        sizes,
-        positions if check_position else None,
-        check_crc=check_crc,
+        found.data, found.starts, sizes, positions if check_position else None, check_crc=check_crc
     )
     if fault is not None:
         raise damaged(queue, int(positions[fault.row]), fault.rule)
@@ -95,12 +91,7 @@ def read_records(
 
 
 def read_some(
-    queue: MappedFileQueue,
-    positions: Int64s,
-    sizes: Int64s,
-    end: int,
-    *,
-    overlapping: bool = False,
+    queue: MappedFileQueue, positions: Int64s, sizes: Int64s, end: int, *, overlapping: bool = False
 ) -> Records:
     """`read_records` without a check of the records. Each must lie inside its file all the same."""
     if not len(positions):
