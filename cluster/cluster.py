@@ -31,7 +31,7 @@ _CALL_TIMEOUT_S = 30.0
 CREATE_TIMEOUT_S = 15.0
 #: pause before a creation with an unknown outcome is repeated
 CREATE_PAUSE_MS = 100
-#: a shard without an answer for so long is shown as UNREACHABLE
+#: a shard without an answer for this long is shown as UNREACHABLE
 STATUS_TIMEOUT_S = 2.0
 #: prefix of RayMQ's internal topics, which `topics` leaves out
 _INTERNAL_PREFIX = "rmq_sys_"

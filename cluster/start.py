@@ -322,7 +322,7 @@ def _handle(
 
 
 def plan_start(paths: ClusterPaths, wanted: Wanted, *, ephemeral: bool, files: Files) -> Plan:
-    """What a start would do with a directory; changes nothing. `raymq doctor` asks it too.
+    """The plan of a start for a directory; changes nothing. `raymq doctor` uses it too.
 
     Raises: Rejected for an option, Corrupt for a damaged record, StorageFull for the transient pools.
     """

@@ -1,15 +1,15 @@
-"""The only place that reads clocks.
+"""The only module that reads clocks.
 
-Stamps are the times that records carry and delay levels count in. A wall clock is set back now and then. Stamps never
-go back; they go on from the last one as time passes, a sixteenth slower, until the wall clock has caught up. So a delay
-that begins at a stamp takes its time however the wall clock jumps, is never early, and at most a sixteenth late.
+Stamps are the times that records carry and delay levels count in. A wall clock may be set back. Store times never go
+back: they continue from the last one, a sixteenth slower, until the wall clock has caught up. So a delay that begins at
+a store time is never early and at most a sixteenth late, however the wall clock jumps.
 """
 
 from __future__ import annotations
 
 import time
 
-#: of the time that passes, while stamps are ahead of the wall clock
+#: the share of elapsed time by which store times grow while they are ahead of the wall clock
 _RATE = 15 / 16
 
 

@@ -71,7 +71,7 @@ def tables_of(store: MessageStore) -> Tables:
 
 
 def import_changed(store: MessageStore) -> list[str]:
-    """Take over each file that we do not know yet. Returns: their names. Durable: nothing; the next sync does it.
+    """Take over each file that is not known yet. Returns: their names. Durable: nothing; the next sync does it.
 
     From a known file only missing values are imported, and only where RocketMQ deleted the snapshots that had them.
     Callers: a store that was recovered and is not in use yet. A crash on the way imports once more, which is harmless.
@@ -182,7 +182,7 @@ def encode(table: Table, now_ms: int) -> bytes:
 
 
 def _is_known(store: MessageStore, name: str, crc: int) -> bool:
-    """Whether a file's content was taken over already, or is our own."""
+    """Whether a file's content was taken over already, or written by RayMQ."""
     written = (store.log.meta.get(WRITTEN) or {}).get(name, [])
     return crc == store.state.progress.get(IMPORT_SERVICE, {}).get(name) or crc in written
 

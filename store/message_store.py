@@ -468,7 +468,7 @@ class MessageStore:
         return True
 
     def abandon(self) -> None:
-        """Let go of every file as a crash would: nothing is synced, `abort` stays."""
+        """Release every file as a crash would: nothing is synced, and `abort` stays."""
         self.put_path.closed = True
         self.compaction.abandon()
         self.consume_queues.close()

@@ -148,7 +148,7 @@ class Appender:
                 try:
                     appended = self._append(entry.checked)
                 except Exception as error:
-                    # An answer must go out, and the puts queued after this one are still to be appended.
+                    # An answer must be sent, and the puts queued after this one must still be appended.
                     if not isinstance(error, RayMQError):
                         logger.exception("put")
                     refusal = error if isinstance(error, RayMQError) else Bug(f"put: {error!r}")

@@ -125,7 +125,7 @@ class Replicator(Service):
         )
 
     def _ends(self, machine: mirror.MirrorLeader) -> Ends:
-        """Each end is read after those that rely on it: what is replicated or synced was committed before."""
+        """An end is read after the ends that rely on it: replicated or synced bytes were committed before."""
         satellite, flusher = self._satellite, FLUSHERS[self._config.flush]
         self._synced = max(self._synced, satellite.end_of(flusher))
         committed = satellite.committed

@@ -60,7 +60,7 @@ class Service(ABC):
         try:
             code = self.serve()
         except Exception:
-            # The host of this thread would only log it, and go on without its service.
+            # The host of this thread would only log it, and continue without its service.
             traceback.print_exc()
             sys.stderr.flush()
         if code != EXIT_STOPPED:

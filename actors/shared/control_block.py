@@ -323,7 +323,7 @@ class ControlBlock:
         for record in self.roles.values():
             record.clear_counts()
             record.last_granted = 0
-            # Fencing tokens go on even so: a satellite that waits here must not see an old token again.
+            # Fencing tokens continue all the same: a satellite that waits here must not see an old token again.
             record.revoke_grant()
         for word in range(_STATE, _FIRST_ROLE):
             words[word] = 0

@@ -115,7 +115,7 @@ class Lease:
         }
 
     def close(self) -> None:
-        """Release the handle; the process goes on."""
+        """Release the handle; the process continues."""
         if self._handle is not None:
             self._handle.close()
             self._handle = None

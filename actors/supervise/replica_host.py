@@ -145,7 +145,7 @@ class ReplicaHost(ABC):
         """Let every service loop see that the replica is stopping."""
 
     def _commit_least_bytes(self, roles: tuple[str, ...]) -> int:
-        """CommitRealTime is woken for so many uncommitted bytes."""
+        """CommitRealTime is woken for this many uncommitted bytes."""
         return 0
 
     def _answer_waiting(self) -> None:

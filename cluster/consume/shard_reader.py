@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
 @dataclass
 class ReadState:
-    """What a consumer and its readers share. `changed` guards all of it."""
+    """The state that a consumer and its readers share. `changed` guards all of it."""
 
     topic: str
     fetch_bytes: int

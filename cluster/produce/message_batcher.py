@@ -37,7 +37,7 @@ from .producer_config import MIB, ProducerOptions, closed_error
 from .send_future import BatchFuture, SendFuture
 from .shard_sender import ShardSender
 
-#: a batch that could not be written yet is kept open for so long, again and again
+#: how long a batch that cannot be written yet is kept open before the next check
 STALLED_S = 0.005
 #: rows of `send_batch` are sent in batches of about this size
 COLUMNS_BYTES = 4 * MIB

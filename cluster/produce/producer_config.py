@@ -63,5 +63,5 @@ def check_acks(acks: str) -> None:
 
 
 def closed_error() -> Rejected:
-    """What every call of a closed producer raises."""
+    """The error of every call of a closed producer."""
     return Rejected("the producer is closed; make another one", field="producer", limit="open")

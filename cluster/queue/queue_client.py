@@ -27,7 +27,7 @@ from raymq.store.files import Files
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records.binary_columns import binary_array
 
-#: a call is repeated for so long while the coordinator or the shard cannot be reached
+#: a call is repeated for this long while the coordinator or the shard cannot be reached
 RETRY_TIMEOUT_S = 60.0
 #: longest flush of lingering items at the end of a program
 END_FLUSH_S = 30.0

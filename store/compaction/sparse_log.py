@@ -188,7 +188,7 @@ class SparseLog:
             pair.sealed = pair is not self.pairs[-1] or self._is_sealed(pair)
 
     def _is_unfinished(self, name: str, pairs: set[str]) -> bool:
-        """Whether a crash came while this pair was made: a file is missing, or has not its length and no content."""
+        """Whether a crash came while this pair was made: a file is missing, or is too short and empty."""
         return name not in pairs or any(
             not_yet_made(directory / name, size, files=self._files)
             for directory, size in zip(self.directories, self._sizes, strict=True)

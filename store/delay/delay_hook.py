@@ -3,8 +3,8 @@
 `MessagePut` calls `transform` for every message. Half messages of transactions pass unchanged. RocketMQ's brokers move
 each message. Our producers send columns for the timer topic, so that sequences and batches stay whole, and the shard
 only checks (`check_batch`): each message names its queue and a time that timers reach.
-Source: HookUtils#handleScheduleMessage, RocketMQ 5.3.3. There a congested second refuses by chance, the more likely the
-more messages wait. Here it refuses from the limit on.
+Source: HookUtils#handleScheduleMessage, RocketMQ 5.3.3. RocketMQ refuses messages for a congested second at random,
+more of them the more messages wait. RayMQ refuses them from the limit on.
 """
 
 from __future__ import annotations

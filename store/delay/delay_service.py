@@ -4,8 +4,8 @@ A message of a delay level is delivered once its level's time is over, exactly o
 
 The messages of a level wait in one queue of the schedule topic, in the order in which they are due. Each group of
 deliveries is appended together with how far its level came.
-Source: ScheduleMessageService, RocketMQ 5.3.3, which keeps that in a file written every ten seconds, and delivers
-again what came after it.
+Source: ScheduleMessageService, RocketMQ 5.3.3, which keeps the position in a file written every ten seconds. After a
+crash it delivers later messages again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .timer_store import TimerMessageStore
 if TYPE_CHECKING:
     from raymq.store.message_store import MessageStore
 
-#: units looked at in one go
+#: units read at a time
 SLICE_ROWS = 4096
 #: messages delivered by one call, about
 RUN_MESSAGES = 8192
@@ -59,7 +59,7 @@ class ScheduleMessageService:
     def deliver_due(self, now_ms: int, *, limit: int) -> DelayRun:
         """Deliver due messages, at most about `limit`, the shortest level first.
 
-        A delay begins at its message's stamp, and stamps may be ahead of the wall clock (StampClock).
+        A delay begins at the message's store time, which may be ahead of the wall clock (StampClock).
         Raises: StorageFull, Unavailable, OSError; the next call delivers the rest.
         """
         ahead_ms = self._store.put_path.stamps.ahead_ms(self._store.state.store_time_ms)
@@ -81,7 +81,7 @@ class ScheduleMessageService:
         return DelayRun(count, None if next_due is None else next_due - ahead_ms)
 
     def _corrected(self, level: int, offset: int, queue: ConsumeQueue) -> int:
-        """An offset inside the queue. After a start the queue may lag the log for a while: then nothing is to do."""
+        """An offset inside the queue. After a start the queue may lag behind the log: then there is nothing to do."""
         stored = self._store.state.next_offsets.get((SCHEDULE_TOPIC, level - 1), 0)
         known = max(queue.max_offset, stored)
         if offset > known:
@@ -102,7 +102,8 @@ class ScheduleMessageService:
             return 0, offset, None
         units = queue.read(offset, SLICE_ROWS)
         at = units["tags_code"].astype(np.int64)
-        # No stamp is in the future: its level's delay was longer when it was stored, or in the store that stored it.
+        # No store time is in the future. The level's delay was longer when the record was stored, or in the store that
+        # stored it.
         far = at > now_ms + self.levels_ms[level - 1]
         blank = units["size"] == BLANK_SIZE
         due = (at <= now_ms) | far | blank

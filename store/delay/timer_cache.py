@@ -1,6 +1,6 @@
 """The timer wheel and the timer log together: a cache of the timer topic, rebuilt when it may be wrong.
 
-On disk they are complete up to the offset in `config/timercheck`; units after it are cut at the start and made again.
+On disk they are complete up to the offset in `config/timercheck`; units after it are cut and rebuilt at the start.
 That file has 4096 bytes, of which seven big-endian longs are used: second read next in ms, end of the synced timer
 log, next offset of the timer topic, the same of the master; then a data version: state version, time in ms, counter.
 Source: TimerMessageStore#recover, #doEnqueue, TimerCheckpoint, RocketMQ 5.3.3.

@@ -369,7 +369,8 @@ class IndexFile:
         begin_ms: int,
         end_ms: int,
     ) -> tuple[list[int], int]:
-        """Follow a chain for so many steps. Returns: offsets of hits, and the next number; 0: the chain ends."""
+        """Follow a chain for at most `steps` entries. Returns: offsets of hits, and the next number; 0: the chain
+        ends."""
         begin, count, most = header.begin_time_ms, header.count, self._entry_count
         blocks, unpack_from = self._blocks, _ENTRY.unpack_from
         offsets: list[int] = []

@@ -26,7 +26,7 @@ class AbortFile:
         return self._files.exists(self._path)
 
     def create(self) -> None:
-        """Write our pid, as RocketMQ does. Durable: at return."""
+        """Write this process's pid, as RocketMQ does. Durable: at return."""
         with self._files.opened(self._path, create=True) as fd:
             self._files.truncate(fd, 0)
             self._files.pwrite(fd, str(os.getpid()).encode(), 0)

@@ -135,8 +135,8 @@ class CommitLog:
         self.pool = LogPool(self.root, self.config, self.queue, files=self.files, clock=self.clock)
         self._opened.callback(self.pool.close)
         if not self.pool.find_old(self.meta, store_id, same_boot=self.same_boot):
-            # Gone with the machine, or with a container's /dev/shm: then bytes that were only there are lost as in a
-            # power loss, although the page cache is not.
+            # The pool is gone with the machine, or with a container's /dev/shm. Bytes that only the pool had are lost
+            # as in a power loss, although the page cache is intact.
             self.same_boot = False
         self.abort.create()
         self.end = 0
@@ -462,7 +462,7 @@ class CommitLog:
     def same_until(self, units: list[ChainUnit], data: memoryview) -> int:
         """Where this log's bytes first differ from those of another replica's units, or the end of the shorter of both.
 
-        Raises: Corrupt when `data` has not the CRCs of its units: then it proves nothing.
+        Raises: Corrupt when `data` does not have the CRCs of its units: then it proves nothing.
         """
         check_units(units, data)
         position = base = units[0].start

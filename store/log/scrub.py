@@ -53,7 +53,7 @@ class ScrubCounters:
     faults: int = 0
 
 
-#: shorter waits are put together
+#: shorter waits are added up
 _NAP_S = 0.05
 #: about how many bytes of units are read from the chain at a time
 STEP_BYTES = 1 << 20
@@ -118,7 +118,7 @@ class Scrub:
         }
 
     def pace(self) -> int:
-        """Bytes a second at which this pass reads; 0: as fast as the disk."""
+        """Bytes per second at which this pass reads; 0: as fast as the disk."""
         if not self.pass_ms:
             return self.bytes_per_s
         needed = self._log_bytes() * 1000 // self.pass_ms
@@ -283,7 +283,7 @@ class Scrub:
         return self.files.read_range(self._fd, first, first + length, path=self._path, base=segment)
 
     def _without_unit(self, position: int) -> int:
-        """Where to go on when no unit starts at a position."""
+        """Where to continue when no unit starts at a position."""
         segment = position // self.segment_size_bytes * self.segment_size_bytes
         if position > segment:
             if position == self._gap:
@@ -319,7 +319,7 @@ class Scrub:
     def _end_pass(self) -> None:
         self.counters.passes += 1
         self.position = 0
-        # Damage of deleted files is over.
+        # Damage in deleted files no longer counts.
         self.faults = [f for f in self.faults if f.fields["offset"] >= self.start()]
         self._passed_ms = self.clock.now_ms()
         self._save()
@@ -342,7 +342,7 @@ class Scrub:
         faults = [{"message": str(fault), "fields": fault.fields} for fault in self.faults]
         saved = {"position": self.position, "passed_ms": self._passed_ms, "faults": faults}
         self._saved_at = self.position
-        # Nothing depends on it: a full disk costs a longer way at the next start.
+        # Nothing depends on it: after a full disk the next start reads more.
         with contextlib.suppress(OSError, RayMQError):
             self.files.write_file_atomic(self._memory_path, json.dumps(saved).encode())
 

@@ -43,7 +43,7 @@ class _Gathered:
     done: threading.Event = field(default_factory=threading.Event)
     append: Append | None = None
     error: Exception | None = None
-    #: each row by itself, when one was refused: it must not take the others with it
+    #: one message each, when one of the batch was refused: only that message fails
     alone: list[_Gathered] = field(default_factory=list)
 
     def split(self) -> list[_Gathered]:

@@ -99,7 +99,7 @@ class PreparedInner:
 
 
 class PreparedProgress:
-    """The record that a group begins with. It says where the group ends: half a group is none."""
+    """The record that a group begins with. It says where the group ends: an incomplete group does not count."""
 
     def __init__(
         self, progress: ServiceProgress, *, now_ms: int, store_host: tuple[str, int]

@@ -275,7 +275,7 @@ class TransactionService:
                 try:
                     self._commit(half)
                 except (Rejected, KeyError, ValueError) as error:
-                    # Another engine's, that says of no queue where it belongs: it must not hold up the others.
+                    # A half message of another engine that names no queue: it must not block the others.
                     offset = half.queue_offset
                     logger.warning("half message %d cannot be committed: %s", offset, error)
                     return False

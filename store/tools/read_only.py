@@ -235,7 +235,7 @@ class ReadOnlyStore:
         known_bad = [(unit.start, unit.end) for unit in bad]
         at, start = self.end, next_record(log, self.end + 1)
         while start is not None:
-            # A hole is damage; that records end at a blank and go on in the next file is not.
+            # A hole is damage; records that end at a blank and continue in the next file are not.
             if _hole(log, at, start):
                 self.damaged.append((at, start))
                 if at != self.end and not any(low <= at < high for low, high in known_bad):

@@ -115,7 +115,7 @@ def slots_of(view: memoryview) -> int | None:
 
     if not odd and (first == 0 or bool(leads_to_it(np.array([usual]))[0])):
         return usual
-    # 4 bytes a slot and 20 an entry, two entries at least.
+    # 4 bytes per slot and 20 per entry, two entries at least.
     counts = np.arange(room // 4 % 5 or 5, (room - 2 * ENTRY_BYTES) // 4 + 1, 5)
     found = counts[leads_to_it(counts)] if position and number > 0 and room % 4 == 0 else counts[:0]
     if len(found):
