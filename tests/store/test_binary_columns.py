@@ -66,7 +66,9 @@ def test_a_column_of_bytes_is_what_arrow_makes_of_them(values: list[bytes]) -> N
 
 
 @pytest.mark.parametrize(
-    "value", ["text", None, 5, [1], memoryview(array("i", [1, 2]))], ids=lambda value: repr(value)
+    "value",
+    ["text", None, 5, [1], memoryview(array("i", [1, 2]))],
+    ids=["text", "none", "number", "list", "integers"],
 )
 def test_a_column_of_bytes_takes_nothing_else(value: Any) -> None:
     with pytest.raises(TypeError):
