@@ -65,6 +65,8 @@ if _soft not in (resource.RLIM_INFINITY, DESCRIPTORS):
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(_soft, _wanted), _hard))
 
 
+# First: pytest-xdist reads the groups in the same hook.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark by folder, so that no test can forget it; what needs Ray or Spark runs last.
 

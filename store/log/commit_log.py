@@ -251,10 +251,9 @@ class CommitLog:
     ) -> WalkedPiece:
         """Walk records of the file that holds `at`, up to `stop`: `log_reads.walk_piece`."""
         return log_reads.walk_piece(
-            self.queue,
+            self.read,
             at,
             min(stop, self._file_end(at)),
-            self.end,
             limit=limit,
             nbytes=nbytes,
             check_crc=check_crc,

@@ -167,32 +167,6 @@ def stored_at(queue: MappedFileQueue, places: Int64s, end: int) -> Stored:
 
 
 def walk_piece(
-    queue: MappedFileQueue,
-    at: int,
-    stop: int,
-    end: int,
-    *,
-    limit: int | None = None,
-    nbytes: int = WALK_BYTES,
-    check_crc: bool = True,
-    check_position: bool = True,
-) -> WalkedPiece:
-    """Read and walk records from `at` on, which is in the same file as `stop`, where the walk ends.
-
-    See `walk_with`. Raises: OffsetOutOfRange below the log's start.
-    """
-    return walk_with(
-        lambda start, upto: read_of(queue, start, upto, end),
-        at,
-        stop,
-        limit=limit,
-        nbytes=nbytes,
-        check_crc=check_crc,
-        check_position=check_position,
-    )
-
-
-def walk_with(
     read: Callable[[int, int], bytes],
     at: int,
     stop: int,
@@ -202,10 +176,11 @@ def walk_with(
     check_crc: bool = True,
     check_position: bool = True,
 ) -> WalkedPiece:
-    """`walk_piece` over any source; `read(start, stop)` returns log bytes.
+    """Read and walk records from `at` on, which is in the same file as `stop`, where the walk ends.
 
-    A piece ends after `nbytes` bytes, as STOPPED, and has at least one record where one is whole. Bytes that the disk
-    does not give back end the walk as UNREADABLE.
+    Args: `read(start, stop)` returns log bytes, as `read_of` does. A piece ends after about `nbytes`, as STOPPED. It
+    has at least one record where one is whole. Bytes that the disk cannot read end the walk as UNREADABLE.
+    Raises: OffsetOutOfRange below the log's start.
     """
     # Sectors of the file are sectors of the piece.
     base = at - at % fmt.SECTOR_BYTES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from raymq.store import format as fmt
@@ -131,7 +132,7 @@ def _walk_file(
     reason = record.WalkStop.STOPPED
     fault = reason.value
     while at < stop:
-        piece = walk_piece(queue, at, stop, at, nbytes=SCAN_BYTES)
+        piece = walk_piece(partial(read_of, queue, end=at), at, stop, nbytes=SCAN_BYTES)
         walk = piece.walk
         reason, fault = walk.reason, walk.reason.value
         if known.own:
@@ -240,7 +241,8 @@ def _first_valid(queue: MappedFileQueue, file: MappedFile, offset: int, top: int
         piece = _what_is_readable(queue, low, high, end)
         found = [at - 4 for magic in record.MAGICS for at in _places(piece, magic) if at >= 4]
         for start in sorted(found):
-            if len(walk_piece(queue, low + start, stop, end, limit=1).walk.positions):
+            first = walk_piece(partial(read_of, queue, end=end), low + start, stop, limit=1)
+            if len(first.walk.positions):
                 return low + start
         low += SEARCH_BYTES
     return None

@@ -12,7 +12,7 @@ from raymq.store.records.record_walk import layout
 from raymq.store.state import INTERNAL_TOPIC, SNAPSHOT, SnapshotParts, reading_internal
 
 from .commit_log import CommitLog
-from .log_reads import Int64s, walk_with
+from .log_reads import Int64s, walk_piece
 from .mapped_file import MappedFile
 
 #: bytes read at a time; a larger record is read whole
@@ -33,7 +33,7 @@ def read_head(file: MappedFile, start: int | None = None) -> tuple[int | None, i
 
     parts = SnapshotParts()
     while True:
-        view, base, walk = walk_with(read, at, file.start + file.size, limit=1, nbytes=HEAD_BYTES)
+        view, base, walk = walk_piece(read, at, file.start + file.size, limit=1, nbytes=HEAD_BYTES)
         if not len(walk.positions):
             return None, at
         body = _snapshot_body(view, walk.positions - base, walk.sizes)

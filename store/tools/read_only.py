@@ -10,6 +10,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -242,7 +243,7 @@ class ReadOnlyStore:
                     self._fault_at(at, "records follow each other", f"none is whole up to {start}")
             at, stop = start, start - start % log.file_size + log.file_size
             while at < stop:
-                walk = walk_piece(log, at, stop, stop).walk
+                walk = walk_piece(partial(read_of, log, end=stop), at, stop).walk
                 if len(walk.positions):
                     self.behind.append(Stretch(log, walk.positions, walk.sizes))
                 at = walk.end
@@ -318,7 +319,8 @@ def _hole(log: MappedFileQueue, at: int, start: int) -> bool:
     if file is None or at >= start:
         return False
     end = file.start + file.size
-    return not (start == end and walk_piece(log, at, end, end, limit=1).walk.reason is _BLANK)
+    last = walk_piece(partial(read_of, log, end=end), at, end, limit=1)
+    return not (start == end and last.walk.reason is _BLANK)
 
 
 def joined(stretches: list[Stretch]) -> tuple[np.ndarray, np.ndarray]:
