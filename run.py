@@ -42,10 +42,7 @@ PYTHON_MIN = (3, 10)
 #: what each command needs beyond the package itself; `test` covers `demo`
 EXTRAS = {"demo": ("demo",), "test": ("demo", "dev"), "setup": ("demo", "dev")}
 #: the whole suite in as many processes as there are cores, at most four: one of them runs all tests that start Ray
-IN_PROCESSES = (
-    *("-n", "auto", "--maxprocesses", "4"),
-    *("--dist", "loadgroup", "--no-loadscope-reorder"),
-)
+IN_PROCESSES = ("-n", "auto", "--maxprocesses", "4", "--no-loadscope-reorder")
 #: measured with an empty cache on x86_64: the wheels, Spark's source package and Java
 DOWNLOAD_MIB = {"demo": 570, "test": 620, "setup": 620}
 #: the environment (1.2 GiB), what pip unpacks while it builds Spark's wheel, and its cache

@@ -65,8 +65,6 @@ if _soft not in (resource.RLIM_INFINITY, DESCRIPTORS):
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(_soft, _wanted), _hard))
 
 
-# First: pytest-xdist reads the groups in the same hook.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark by folder, so that no test can forget it; what needs Ray or Spark runs last.
 
@@ -81,11 +79,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.interop)
     items.sort(key=weight)
     if is_worker(config):
-        # The group takes longest, so it begins first; the other processes take the other files.
-        items.sort(key=lambda item: not in_one_process(item))
-        for item in items:
-            group = ONE_PROCESS if in_one_process(item) else str(item.path.relative_to(TESTS))
-            item.add_marker(pytest.mark.xdist_group(group))
+        # This group takes longest, so it begins first; the other processes take the other files.
+        items.sort(key=lambda item: not in_one_process(item.path))
     network = [item for item in items if item.get_closest_marker("network")]
     if network and not can_make_namespaces():
         config.hook.pytest_deselected(items=network)
@@ -101,9 +96,23 @@ def weight(item: pytest.Item) -> int:
     return 1 if item.get_closest_marker("ray") else 0
 
 
-def in_one_process(item: pytest.Item) -> bool:
-    """Whether a test starts Ray, or waits for background work: two such tests at a time would overload a machine."""
-    return weight(item) > 0 or background.waits(item)
+def in_one_process(path: Path) -> bool:
+    """Whether tests of a file start Ray, or wait for background work: two such at a time would overload a machine."""
+    folder = path.parent.name
+    return folder in ("ray", "spark") or path.name in (*background.EXPLORED, *background.WATCHED)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Each process takes file after file; all files that one process must run count as one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return ONE_PROCESS if in_one_process(Path(file)) else file
+
+    return Scheduling(config, log)
 
 
 def is_worker(config: pytest.Config) -> bool:
@@ -131,7 +140,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Of several processes, the one that has the group begins the background work."""
-    if is_worker(item.config) and in_one_process(item):
+    if is_worker(item.config) and in_one_process(item.path):
         background.begin(item.config, item.session.items)
 
 

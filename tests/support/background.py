@@ -18,6 +18,8 @@ from .workers import Workers
 
 #: tests that look at what the exploration found
 EXPLORED = ("test_every_call_fails.py", "test_crash_points.py")
+#: tests outside the folders of Ray and Spark that look at what a program printed
+WATCHED = ("test_border.py", "test_docs.py", "test_site.py")
 _programs = pytest.StashKey[Workers]()
 _explorers = pytest.StashKey[Workers]()
 
@@ -29,11 +31,6 @@ def work_beside(item: pytest.Item) -> tuple[Callable[[Any], Any], Any] | None:
         return run, program.args[0]
     beside = item.get_closest_marker("beside")
     return None if beside is None else (beside.args[0], beside.args[1])
-
-
-def waits(item: pytest.Item) -> bool:
-    """Whether a test looks at background work."""
-    return item.path.name in EXPLORED or work_beside(item) is not None
 
 
 def begin(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
