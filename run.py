@@ -41,8 +41,6 @@ GIB = 1024 * MIB
 PYTHON_MIN = (3, 10)
 #: what each command needs beyond the package itself; `test` covers `demo`
 EXTRAS = {"demo": ("demo",), "test": ("demo", "dev"), "setup": ("demo", "dev")}
-#: the whole suite in as many processes as there are cores, at most four: one of them runs all tests that start Ray
-IN_PROCESSES = ("-n", "auto", "--maxprocesses", "4", "--no-loadscope-reorder")
 #: measured with an empty cache on x86_64: the wheels, Spark's source package and Java
 DOWNLOAD_MIB = {"demo": 570, "test": 620, "setup": 620}
 #: the environment (1.2 GiB), what pip unpacks while it builds Spark's wheel, and its cache
@@ -483,7 +481,7 @@ def program(command: str, given: Sequence[str]) -> list[str]:
     python = str(environment_python())
     if command == "demo":
         return [python, str(ROOT / "examples" / "flights.py"), *given]
-    return [python, "-m", "pytest", *(given or IN_PROCESSES)]
+    return [python, "-m", "pytest", *given]
 
 
 def run_demo(words: Sequence[str], environment: Mapping[str, str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.support import background
 from tests.support.leftovers import claim, sweep
 from tests.support.network_namespaces import can_make_namespaces
-from tests.support.workers import end_with_parent
+from tests.support.programs import run
+from tests.support.workers import Workers
 
 PARTS = {"store", "actors", "replication", "cluster", "spark"}
 TESTS = Path(__file__).parent
-#: the group of tests that one process runs, in turn, where several run the tests
-ONE_PROCESS = "one process"
+#: their cases run in idle time
+EXPLORED = ("test_every_call_fails.py", "test_crash_points.py")
+_programs = pytest.StashKey[Workers]()
 
 # The same cases at every run, and no verdict from a busy machine's clock.
 settings.register_profile("raymq", derandomize=True, deadline=None, database=None)
@@ -78,9 +79,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         elif item.path.is_relative_to(TESTS / "interop"):
             item.add_marker(pytest.mark.interop)
     items.sort(key=weight)
-    if is_worker(config):
-        # This group takes longest, so it begins first; the other processes take the other files.
-        items.sort(key=lambda item: not in_one_process(item.path))
     network = [item for item in items if item.get_closest_marker("network")]
     if network and not can_make_namespaces():
         config.hook.pytest_deselected(items=network)
@@ -89,42 +87,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def weight(item: pytest.Item) -> int:
     """0 for a test without Ray, 1 with Ray, 2 with Spark: a plain fault shows first; 3 for what runs beside them."""
-    if item.path.name in background.EXPLORED:
+    if item.path.name in EXPLORED:
         return 3
     if item.get_closest_marker("spark"):
         return 2
     return 1 if item.get_closest_marker("ray") else 0
 
 
-def in_one_process(path: Path) -> bool:
-    """Whether tests of a file start Ray, or wait for background work: two such at a time would overload a machine."""
-    folder = path.parent.name
-    return folder in ("ray", "spark") or path.name in (*background.EXPLORED, *background.WATCHED)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Each process takes file after file; all files that one process must run count as one."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            file: str = super()._split_scope(nodeid)
-            return ONE_PROCESS if in_one_process(Path(file)) else file
-
-    return Scheduling(config, log)
-
-
-def is_worker(config: pytest.Config) -> bool:
-    """Whether this is one of several processes that run the tests."""
-    return hasattr(config, "workerinput")
-
-
 def pytest_sessionstart(session: pytest.Session) -> None:
     """A run that was stopped leaves up to 12 GB: the next one removes that."""
-    if is_worker(session.config):
-        end_with_parent()
-        return
     factory = session.config._tmp_path_factory  # type: ignore[attr-defined]
     if not session.config.option.collectonly:
         own = factory.getbasetemp()
@@ -133,30 +104,43 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin the background work of all the tests that this run has chosen."""
-    if not session.config.option.collectonly and not is_worker(session.config):
-        background.begin(session.config, session.items)
+    """Begin the programs that this run has chosen, one after the other: most of their time they wait."""
+    chosen = [work for work in map(work_beside, session.items) if work is not None]
+    if chosen and not session.config.option.collectonly:
+        session.config.stash[_programs] = made = Workers(1)
+        for work, key in chosen:
+            made.start(work, [key])
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Of several processes, the one that has the group begins the background work."""
-    if is_worker(item.config) and in_one_process(item.path):
-        background.begin(item.config, item.session.items)
+def work_beside(item: pytest.Item) -> tuple[Callable[[Any], Any], Any] | None:
+    """The function and the argument that a test's mark names; None without a mark."""
+    program = item.get_closest_marker("program")
+    if program is not None:
+        return run, program.args[0]
+    beside = item.get_closest_marker("beside")
+    return None if beside is None else (beside.args[0], beside.args[1])
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the background work, also when the run was broken off."""
-    background.end(config)
+    """End them, also when the run was broken off."""
+    if _programs in config.stash:
+        config.stash[_programs].close()
 
 
 @pytest.fixture
 def printed(request: pytest.FixtureRequest) -> list[str]:
-    """What the program of the test's mark printed, each time it was run. Raises: what `programs.run` raises."""
-    found: list[str] = background.result_beside(request.node)
+    """The output of the program of the test's mark, for each of its runs. Raises: what `programs.run` raises."""
+    found: list[str] = _result_beside(request)
     return found
 
 
 @pytest.fixture
 def beside(request: pytest.FixtureRequest) -> Any:
-    """What the function of the test's mark `beside` returned. Raises: what it raised."""
-    return background.result_beside(request.node)
+    """The result of the function of the test's mark `beside`. Raises: what it raised."""
+    return _result_beside(request)
+
+
+def _result_beside(request: pytest.FixtureRequest) -> Any:
+    work = work_beside(request.node)
+    assert work is not None, "the test has neither mark `program` nor `beside`"
+    return request.config.stash[_programs].result(*work)
