@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from raymq.actors.api.call_arguments import (
-    SHARDS_MAX,
-    check_attributes,
-    check_known,
-    check_name,
-    check_offsets,
-    check_shards,
-    check_whole,
-)
+from raymq.actors.api import call_arguments
 from raymq.actors.shared.maintenance import Maintenance
 from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.message_store import MessageStore
@@ -97,10 +89,12 @@ class AdminCalls:
         self._host.check_serving()
         facts = self._host.identity()
         appended = self._host.store.create_topic(
-            check_name("topic", name),
-            check_whole("queues", queues, 1, QUEUES_MAX),
-            check_shards(shards, int(facts.get("shards", SHARDS_MAX))),
-            check_attributes(attributes),
+            call_arguments.check_name("topic", name),
+            call_arguments.check_whole("queues", queues, 1, QUEUES_MAX),
+            call_arguments.check_shards(
+                shards, int(facts.get("shards", call_arguments.SHARDS_MAX))
+            ),
+            call_arguments.check_attributes(attributes),
         )
         # The record of a topic that exists may still wait for its flush, or for a follower that is away.
         end = self._host.store.topic_end(name)
@@ -121,18 +115,18 @@ class AdminCalls:
     def _op_check_record(self, topic: str, queue_id: int, offset: int) -> dict[str, Any]:
         """Whether the message at an offset is whole here. Raises: Corrupt naming file and place."""
         self._check_queue(self._topic(topic), queue_id)
-        check_whole("offset", offset, 0)
+        call_arguments.check_whole("offset", offset, 0)
         self._host.store.check_record(topic, queue_id, offset)
         return {}
 
     def _topic(self, name: Any) -> TopicInfo:
         """Raises: Rejected when there is none."""
         topics = self._host.store.state.topics
-        return topics[check_known(name, topics)]
+        return topics[call_arguments.check_known(name, topics)]
 
     def _check_queue(self, info: TopicInfo, queue_id: Any) -> None:
         """Raises: Rejected for a queue of another shard."""
-        check_whole("queue_id", queue_id, 0, info.queues - 1)
+        call_arguments.check_whole("queue_id", queue_id, 0, info.queues - 1)
         shard = int(self._host.identity()["shard"])
         if info.shard_of(queue_id) != shard:
             raise Rejected(
@@ -143,9 +137,9 @@ class AdminCalls:
 
     def _op_commit_offsets(self, group: str, topic: str, offsets: dict[str, int]) -> dict[str, Any]:
         self._host.check_serving()
-        check_name("group", group)
+        call_arguments.check_name("group", group)
         info = self._topic(topic)
-        wanted = check_offsets(offsets)
+        wanted = call_arguments.check_offsets(offsets)
         for queue_id, offset in wanted.items():
             self._check_queue(info, queue_id)
             self._check_offset(info, queue_id, offset)
@@ -178,9 +172,9 @@ class AdminCalls:
     ) -> dict[str, Any]:
         self._host.check_serving()
         self._check_queue(self._topic(topic), queue_id)
-        check_whole("offset", offset)
-        check_whole("delay_level", delay_level, -(2**31), 2**31 - 1)
-        check_name("group", group)
+        call_arguments.check_whole("offset", offset)
+        call_arguments.check_whole("delay_level", delay_level, -(2**31), 2**31 - 1)
+        call_arguments.check_name("group", group)
         store, shard = self._host.store, int(self._host.identity()["shard"])
         target, appended = send_back(
             store, group, topic, queue_id, offset, delay_level=delay_level, shard=shard
@@ -189,7 +183,7 @@ class AdminCalls:
         return {"topic": target}
 
     def _op_offsets(self, group: str, topic: str) -> dict[str, Any]:
-        check_name("group", group)
+        call_arguments.check_name("group", group)
         self._topic(topic)
         # A copy: offset commits change the table meanwhile.
         table = dict(self._host.store.state.offsets.get((group, topic), {}))
@@ -197,7 +191,7 @@ class AdminCalls:
 
     def _op_init_producer(self, producer_id: int) -> dict[str, Any]:
         self._host.check_serving()
-        check_whole("producer_id", producer_id, 0, PRODUCER_MAX)
+        call_arguments.check_whole("producer_id", producer_id, 0, PRODUCER_MAX)
         epoch, appended = self._host.store.put_path.init_producer(producer_id)
         self._host.await_promise(appended)
         return {"epoch": epoch}

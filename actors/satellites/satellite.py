@@ -13,15 +13,8 @@ from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
 
+from raymq.actors.shared import control_block
 from raymq.actors.shared.append_wakeups import AppendWaiter
-from raymq.actors.shared.control_block import (
-    COMMIT_LOG,
-    COMMIT_REAL_TIME,
-    ControlBlock,
-    Registration,
-    State,
-    shared_file,
-)
 from raymq.actors.shared.heartbeat import PERIOD_MS, HeartbeatMonitor
 from raymq.actors.shared.processes import boot_id_hash, new_incarnation, own_identity
 from raymq.actors.shared.ring import ReplicationRings
@@ -122,14 +115,14 @@ class Satellite:
             raise Unavailable(f"{self._replica_dir} is not a store (yet)", path=self._replica_dir)
         with ExitStack() as undo:
             lock_fd = self._files.open_file(
-                shared_file(self._replica_dir, f"{self.role}.lock"), create=True
+                control_block.shared_file(self._replica_dir, f"{self.role}.lock"), create=True
             )
             undo.callback(self._files.close, lock_fd)
             self._files.lock(lock_fd)
             self._wakeup = Wakeup(self._replica_dir, self.role, files=self._files)
             undo.callback(self._wakeup.close)
-            self._control = ControlBlock.open(
-                shared_file(self._replica_dir, "control"), files=self._files
+            self._control = control_block.ControlBlock.open(
+                control_block.shared_file(self._replica_dir, "control"), files=self._files
             )
             undo.callback(self._control.close)
             if self.role == "group_commit":
@@ -138,7 +131,8 @@ class Satellite:
             if self.role == "replication":
                 #: the puts that wait for replicas
                 self.rings = ReplicationRings.open(
-                    shared_file(self._replica_dir, "ring-replication"), files=self._files
+                    control_block.shared_file(self._replica_dir, "ring-replication"),
+                    files=self._files,
                 )
                 undo.callback(self.rings.close)
             self._undo = undo.pop_all()
@@ -146,14 +140,14 @@ class Satellite:
         self.appends = AppendWaiter(self._control, clock=self._clock)
         self._record = self._control.roles[self.role]
         self._monitor = HeartbeatMonitor(self._control, files=self._files)
-        registration = Registration(self.incarnation, own_identity(files=self._files))
+        registration = control_block.Registration(self.incarnation, own_identity(files=self._files))
         self._record.register(registration, self._clock.monotonic_ms())
         self._heartbeat = threading.Thread(
             target=self._run_heartbeat, name="heartbeat", daemon=True
         )
         self._heartbeat.start()
         self._attached = True
-        self._wakeup.wake(COMMIT_LOG)
+        self._wakeup.wake(control_block.COMMIT_LOG)
 
     def grant_status(self) -> GrantStatus:
         """The present status; the first GRANTED also sets `fencing_token` and `base`."""
@@ -177,7 +171,7 @@ class Satellite:
             or self._control.incarnation != self.commit_log_incarnation
         ):
             return GrantStatus.FENCED
-        stopped = self._control.state == State.STOPPED
+        stopped = self._control.state == control_block.State.STOPPED
         return GrantStatus.STOPPED if stopped else GrantStatus.GRANTED
 
     def wait(self, timeout_ms: int) -> bool:
@@ -240,10 +234,10 @@ class Satellite:
 
     def wake_others(self, *, commit_log: bool = True) -> None:
         """Wake the processes that wait for this one: after a commit GroupCommit, then CommitLog, then Replication."""
-        if self.role == COMMIT_REAL_TIME:
+        if self.role == control_block.COMMIT_REAL_TIME:
             self._wakeup.wake("group_commit")
         if commit_log:
-            self._wakeup.wake(COMMIT_LOG)
+            self._wakeup.wake(control_block.COMMIT_LOG)
         if self.role != "replication" and self._control.roles["replication"].granted:
             self._wakeup.wake("replication")
 

@@ -21,15 +21,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from raymq.actors.shared import control_block
 from raymq.actors.shared.append_wakeups import AppendNotifier, wake_none
-from raymq.actors.shared.control_block import (
-    COMMIT_LOG,
-    COMMIT_REAL_TIME,
-    ROLES,
-    ControlBlock,
-    State,
-    shared_file,
-)
 from raymq.actors.shared.latency import NO_LATENCIES, Latencies
 from raymq.actors.shared.processes import ProcessHandle, boot_id_hash, new_incarnation, own_identity
 from raymq.actors.shared.ring import ReplicationRings
@@ -92,8 +85,10 @@ class Supervisor:
         woken for this many uncommitted bytes.
         """
         for role in roles:
-            if role not in ROLES:
-                raise Rejected(f"{role!r} is not a satellite role", field="roles", limit=ROLES)
+            if role not in control_block.ROLES:
+                raise Rejected(
+                    f"{role!r} is not a satellite role", field="roles", limit=control_block.ROLES
+                )
         self._clock = clock
         self._files = files
         self._witness_sync = witness_sync
@@ -103,17 +98,19 @@ class Supervisor:
         self.roles = tuple(roles)
         files.make_dirs(f"{replica_dir}/raymq")
         #: the fields that CommitLog and its satellites share
-        self.control = ControlBlock.open(shared_file(str(replica_dir), "control"), files=files)
+        self.control = control_block.ControlBlock.open(
+            control_block.shared_file(str(replica_dir), "control"), files=files
+        )
         self._leases = {role: Lease(self.control.roles[role], files=files) for role in roles}
         self._rings: ReplicationRings | None = None
         if "replication" in roles:
             self._rings = ReplicationRings.open(
-                shared_file(str(replica_dir), "ring-replication"), files=files
+                control_block.shared_file(str(replica_dir), "ring-replication"), files=files
             )
         #: its position is the synced end
         self._flusher = next((self._leases[role] for role in FLUSH_ROLES if role in roles), None)
         #: the transient pool is on
-        self._pooled = COMMIT_REAL_TIME in roles
+        self._pooled = control_block.COMMIT_REAL_TIME in roles
         #: publishes appends and wakes the satellites for them
         self.appends = AppendNotifier(
             self.control, roles, self._flusher, clock=clock, commit_least_bytes=commit_least_bytes
@@ -145,7 +142,9 @@ class Supervisor:
         """
         with self._lock:
             if self._wakeup is None:
-                self._wakeup = Wakeup(self._replica_dir, COMMIT_LOG, files=self._files)
+                self._wakeup = Wakeup(
+                    self._replica_dir, control_block.COMMIT_LOG, files=self._files
+                )
                 self.appends.wake = self._wakeup.wake
             if not self.control.valid(self._boot):
                 # Another boot, or another layout: no live process was granted on this page.
@@ -154,7 +153,7 @@ class Supervisor:
             failed = 0
             unfinished: tuple[int, int] | None = None
             killed = []
-            for role in ROLES:
+            for role in control_block.ROLES:
                 record = self.control.roles[role]
                 record.revoke_grant()
                 registration = record.registration()
@@ -186,7 +185,7 @@ class Supervisor:
                 lease.suspended = False
             if self._rings is not None:
                 self._rings.reset()
-            bases = dict.fromkeys(FLUSH_ROLES, synced) | {COMMIT_REAL_TIME: appended}
+            bases = dict.fromkeys(FLUSH_ROLES, synced) | {control_block.COMMIT_REAL_TIME: appended}
             for role, record in self.control.roles.items():
                 record.clear(base=bases.get(role, confirmed))
             self.incarnation = new_incarnation()
@@ -244,18 +243,18 @@ class Supervisor:
         with self._lock:
             if self.poisoned is None:
                 self.poisoned = reason
-                self.control.state = State.POISONED
+                self.control.state = control_block.State.POISONED
                 for lease in self._leases.values():
                     lease.revoke("poisoned")
                 # Wake the thread that waits for progress.
-                self.appends.wake(COMMIT_LOG)
+                self.appends.wake(control_block.COMMIT_LOG)
 
     def close(self) -> None:
         """Have the satellites finish and exit, and release the shared memory. No other thread may be calling."""
         with self._lock:
             # Before `begin` the page is another CommitLog's.
             if self.incarnation and self.poisoned is None:
-                self.control.state = State.STOPPED
+                self.control.state = control_block.State.STOPPED
             self.wake_all()
             if self._wakeup is not None:
                 self.appends.wake = wake_none
@@ -322,7 +321,7 @@ class Supervisor:
             appends = self.appends
             return {
                 "incarnation": self.incarnation,
-                "state": State(self.control.state).name,
+                "state": control_block.State(self.control.state).name,
                 "poisoned": self.poisoned,
                 **self._ends(appends.committed if self._pooled else appends.appended)._asdict(),
                 "roles": {
@@ -350,7 +349,7 @@ class Supervisor:
         appends = self.appends
         if not self._pooled:
             return appends.appended
-        committed = self._leases[COMMIT_REAL_TIME].record.committed
+        committed = self._leases[control_block.COMMIT_REAL_TIME].record.committed
         appends.committed = max(appends.committed, committed)
         return appends.committed
 
@@ -390,7 +389,7 @@ class Supervisor:
             if lease.role in FLUSH_ROLES:
                 # The witness may have synced an append that is not published yet.
                 base = self._synced = max(self._synced, min(witnessed, self._read_committed()))
-            elif lease.role == COMMIT_REAL_TIME:
+            elif lease.role == control_block.COMMIT_REAL_TIME:
                 # The predecessor has ended, so it publishes nothing more.
                 base = self._read_committed()
             else:

@@ -21,17 +21,10 @@ from raymq.store.format import TIMER_TOPIC
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.records.properties import decode
 
+from . import timer_rule
 from .delayed_record import Waiting, by_queue, fitting, waiting_rows
 from .timer_cache import TimerCache, TimerCheck
 from .timer_import import pending_rolls, taken_over
-from .timer_rule import (
-    DELETE_KEY,
-    MAGIC_DELETE,
-    MAGIC_ROLL,
-    PRECISION_MS,
-    ROLL_TIMES,
-    TimerProgress,
-)
 from .timer_topic import TimerRows, TimerTopic
 
 if TYPE_CHECKING:
@@ -82,7 +75,7 @@ class TimerMessageStore:
         self._log = store.log
         self._topic = TimerTopic(store.log, store.consume_queues)
         self._cache = TimerCache(store.log)
-        self._progress = TimerProgress()
+        self._progress = timer_rule.TimerProgress()
         self._ready = False
         self._second: Second | None = None
         #: the log must be synced up to here before the files may count as complete
@@ -112,7 +105,7 @@ class TimerMessageStore:
         if known and self._ready:
             # Every record was added: the wheel knows those that wait, however long ago the last delivery was.
             return end if first is None else self._topic.first_that_may_wait(first)
-        progress = TimerProgress.of(self._store.state.progress.get(TIMERS_SERVICE, {}))
+        progress = timer_rule.TimerProgress.of(self._store.state.progress.get(TIMERS_SERVICE, {}))
         return self._topic.first_that_may_wait(progress.time) if progress.time else 0
 
     def run(self, now_ms: int, *, limit: int) -> tuple[int, int | None]:
@@ -133,7 +126,7 @@ class TimerMessageStore:
             raise
 
     def _run(self, now_ms: int, limit: int) -> tuple[int, int | None]:
-        floor = now_ms - now_ms % PRECISION_MS
+        floor = now_ms - now_ms % timer_rule.PRECISION_MS
         if floor < self._progress.time:
             self._append([], self._progress.turned_back(floor))
             self._second = None
@@ -150,7 +143,7 @@ class TimerMessageStore:
         time = floor if first is None else min(floor, first)
         if time > self._progress.time:
             self._progress = self._progress.at_time(time)
-        due = None if first is None else first + PRECISION_MS
+        due = None if first is None else first + timer_rule.PRECISION_MS
         if self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0) > self._progress.queue:
             # A roll, or a put, that is not confirmed yet.
             due = now_ms + WAIT_MS if due is None else min(due, now_ms + WAIT_MS)
@@ -167,7 +160,7 @@ class TimerMessageStore:
             return False
         self._second = None
         values = self._store.state.progress[TIMERS_SERVICE]
-        progress = TimerProgress.of(values)
+        progress = timer_rule.TimerProgress.of(values)
         if self._topic.end < progress.queue:
             return False
         if values.get("foreign") and not self._replace_foreign_files():
@@ -194,7 +187,7 @@ class TimerMessageStore:
         )
         if is_known:
             return True
-        before = TimerProgress.of(values or {})
+        before = timer_rule.TimerProgress.of(values or {})
         if self._topic.end < max(before.queue, self._read_by(check)):
             return False
         self._import(check, before)
@@ -208,7 +201,7 @@ class TimerMessageStore:
         self._store.put_inner([], progress=ServiceProgress(TIMERS_SERVICE, {"foreign": None}))
         return True
 
-    def _load(self, check: TimerCheck | None, progress: TimerProgress) -> None:
+    def _load(self, check: TimerCheck | None, progress: timer_rule.TimerProgress) -> None:
         """Load the wheel from the files that `check` describes, and add the records that they lack."""
         if self._cache.load(check, progress.time) and check is not None:
             offset = check.queue_offset
@@ -222,7 +215,10 @@ class TimerMessageStore:
             rows = self._topic.read(offset, min(SLICE_ROWS, progress.queue - offset))
             # Rolls below the import were put again by the import.
             self._add(
-                rows.where((rows.due.magic & MAGIC_ROLL == 0) | (rows.offsets >= progress.imported))
+                rows.where(
+                    (rows.due.magic & timer_rule.MAGIC_ROLL == 0)
+                    | (rows.offsets >= progress.imported)
+                )
             )
             offset = max(rows.next_offset, offset + 1)
         self._progress = replace(progress, queue=max(offset, progress.queue))
@@ -232,7 +228,7 @@ class TimerMessageStore:
         following = self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0)
         return 0 if check is None else min(check.queue_offset, following)
 
-    def _import(self, check: TimerCheck | None, before: TimerProgress) -> None:
+    def _import(self, check: TimerCheck | None, before: timer_rule.TimerProgress) -> None:
         """Continue where RocketMQ's files, if there are any, say that it stopped.
 
         RocketMQ began with RayMQ's files, and delivered from them the records below `before.queue`.
@@ -256,7 +252,7 @@ class TimerMessageStore:
             rows = self._topic.read(self._progress.queue, SLICE_ROWS)
             looked += SLICE_ROWS
             first = self._cache.wheel.first()
-            if first is None or first < now_ms - now_ms % PRECISION_MS:
+            if first is None or first < now_ms - now_ms % timer_rule.PRECISION_MS:
                 rows = self._that_fit(rows)
             if self._blocked and not len(rows.offsets):
                 break
@@ -339,9 +335,11 @@ class TimerMessageStore:
 
     def _cancelled(self, rows: DueRows) -> frozenset[str]:
         """The keys that the cancellations among these records name."""
-        delete = (rows.magic & MAGIC_DELETE != 0) & (rows.magic & MAGIC_ROLL == 0)
+        delete = (rows.magic & timer_rule.MAGIC_DELETE != 0) & (
+            rows.magic & timer_rule.MAGIC_ROLL == 0
+        )
         found, _ = waiting_rows(self._log, rows.positions[delete], rows.sizes[delete])
-        return frozenset(decode(each.properties).get(DELETE_KEY, "") for each in found)
+        return frozenset(decode(each.properties).get(timer_rule.DELETE_KEY, "") for each in found)
 
     def _deliver_group(self, second: Second, now_ms: int) -> int:
         """Deliver one group of messages together with the progress. The last group ends the second."""
@@ -356,7 +354,7 @@ class TimerMessageStore:
             messages, offset = self._messages(rows, second.cancelled, now_ms)
         ends = high == count
         if ends:
-            progress = self._progress.at_time(second.time_ms + PRECISION_MS)
+            progress = self._progress.at_time(second.time_ms + timer_rule.PRECISION_MS)
         else:
             progress = replace(self._progress, at=offset + 1)
         if messages:
@@ -379,12 +377,12 @@ class TimerMessageStore:
         kinds, times_ms = due.magic[rows].tolist(), due.enqueue_ms[rows].tolist()
         for each, kind, enqueued in zip(found, kinds, times_ms, strict=True):
             times = f"{ENQUEUE_MS}\x01{enqueued}\x02{DEQUEUE_MS}\x01{now_ms}\x02"
-            if kind & MAGIC_ROLL:
+            if kind & timer_rule.MAGIC_ROLL:
                 messages.append(_rolled(each, times))
                 continue
-            if kind & MAGIC_DELETE or (cancelled and _key(each) in cancelled):
+            if kind & timer_rule.MAGIC_DELETE or (cancelled and _key(each) in cancelled):
                 continue
-            if ROLL_TIMES.encode() in each.properties:
+            if timer_rule.ROLL_TIMES.encode() in each.properties:
                 each = each._replace(properties=_ADDED.sub(_only_rolls, each.properties))
             message = each.delivered(times.encode())
             if message is None:
@@ -393,7 +391,7 @@ class TimerMessageStore:
                 messages.append(message)
         return messages, found[-1].queue_offset if found else self._progress.at - 1
 
-    def _append(self, messages: list[InnerMessage], progress: TimerProgress) -> None:
+    def _append(self, messages: list[InnerMessage], progress: timer_rule.TimerProgress) -> None:
         self._store.put_inner(
             by_queue(messages), progress=ServiceProgress(TIMERS_SERVICE, progress.values())
         )
@@ -437,12 +435,12 @@ def _key(found: Waiting) -> str:
 
 def _rolled(found: Waiting, times: str) -> InnerMessage:
     """The message for another turn in the timer topic."""
-    turns = decode(found.properties).get(ROLL_TIMES, "0")
+    turns = decode(found.properties).get(timer_rule.ROLL_TIMES, "0")
     turn = int(turns) + 1 if turns.isdecimal() else 1
     bare = found._replace(properties=_ADDED.sub(b"", found.properties))
-    text = bare.with_text(f"{times}{ROLL_TIMES}\x01{turn}\x02".encode())
+    text = bare.with_text(f"{times}{timer_rule.ROLL_TIMES}\x01{turn}\x02".encode())
     return found.moved(TIMER_TOPIC, 0, text)
 
 
 def _only_rolls(found: re.Match[bytes]) -> bytes:
-    return found[0] if found[0].startswith(ROLL_TIMES.encode()) else b""
+    return found[0] if found[0].startswith(timer_rule.ROLL_TIMES.encode()) else b""

@@ -6,11 +6,7 @@ numpy calls of `query_keys`.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-from itertools import accumulate, count
-
-import pyarrow as pa
+from itertools import count
 
 from raymq.store.checksum import body_crc
 from raymq.store.errors import OffsetOutOfRange
@@ -89,10 +85,3 @@ def _read_whole(log: CommitLog, place: int, size_field: bytes) -> bytes:
     except OffsetOutOfRange:
         # The file was deleted.
         return b""
-
-
-def raw_column(records: Sequence[bytes]) -> pa.BinaryArray:
-    """Records as one column, which is a copy."""
-    offsets = array("i", accumulate(map(len, records), initial=0))
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(records))]
-    return pa.BinaryArray.from_buffers(pa.binary(), len(records), buffers)

@@ -20,10 +20,11 @@ from raymq.store.files import READABLE
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.consume_queues import ConsumeQueues
+from raymq.store.records.record_decode import decode_column
 
 from .index_service import IndexService
-from .key_search import TIME_MAX_MS, newest
-from .query_keys import KeyHits, by_keys
+from .key_search import TIME_MAX_MS
+from .query_keys import KeyHits, KeyQuery, check_query
 
 #: bytes read for one record; a larger one is read whole
 LOOK_BYTES = 8 << 10
@@ -77,23 +78,10 @@ class Query:
         Raises: Rejected for a bad number, topic or key.
         Source: DefaultMessageStore#queryMessage. Times are compared exactly; RocketMQ knows the second only.
         """
-        if max_num < 1 or not topic or not key:
-            if max_num < 1:
-                wrong = "max_num"
-            else:
-                wrong = "key" if topic else "topic"
-            raise Rejected(
-                f"a query has a topic, a key and a max_num of 1 or more, not {topic!r}, {key!r}, {max_num}",
-                field=wrong,
-                limit="topic, key, max_num >= 1",
-            )
-        limit = min(max_num, self._log.config.max_msgs_num_batch)
-        found = newest(self._log, self._index, topic, key, limit, (begin_ms, end_ms), exact=exact)
-        places = sorted(found)
-        raws = [found[place] for place in places]
-        sizes = np.array([len(raw) for raw in raws], dtype=np.int64)
-        records = record.decode(b"".join(raws), np.cumsum(sizes) - sizes, sizes)
-        return QueryResult(records, *self._index.last)
+        hits = self.by_keys(
+            topic, [key], max_num=max_num, begin_ms=begin_ms, end_ms=end_ms, exact=exact
+        )
+        return QueryResult(decode_column(hits.records), *self._index.last)
 
     def by_keys(
         self,
@@ -105,16 +93,11 @@ class Query:
         end_ms: int = TIME_MAX_MS,
         exact: bool = False,
     ) -> KeyHits:
-        """The newest messages of each of many keys, found together: `query_keys.by_keys`."""
-        return by_keys(
-            self._log,
-            self._index,
-            topic,
-            keys,
-            max_num=max_num,
-            span=(begin_ms, end_ms),
-            exact=exact,
-        )
+        """The newest messages of each of many keys, found together. Args and errors are those of `by_key`."""
+        check_query(topic, keys, max_num)
+        limit = min(max_num, self._log.config.max_msgs_num_batch)
+        query = KeyQuery(self._log, self._index, topic, (begin_ms, end_ms), exact)
+        return query.find(keys, limit)
 
     # --- by place -------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ however many of its keys are asked for. For a single key the loop of `key_search
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -14,16 +15,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raymq.store import record
 from raymq.store.arrays import Int64s
 from raymq.store.errors import OffsetOutOfRange, Rejected
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records.keys import keys_of
 from raymq.store.records.properties import PROPERTY_SEPARATOR
+from raymq.store.records.record_decode import decode_column
 
 from .index_keys import key_hashes
 from .index_service import IndexService
-from .key_search import newest, raw_column
+from .key_search import newest
 
 Bools = npt.NDArray[np.bool_]
 
@@ -49,32 +50,8 @@ class _Round(NamedTuple):
     records: pa.Array
 
 
-def by_keys(
-    log: CommitLog,
-    index: IndexService,
-    topic: str,
-    keys: Sequence[str],
-    *,
-    max_num: int,
-    span: tuple[int, int],
-    exact: bool,
-) -> KeyHits:
-    """The newest messages of a topic with each of some keys or unique keys.
-
-    Args: `max_num`, of each key, at most `config.max_msgs_num_batch`; `span`: the first and the last store time (ms);
-    `exact`: as in `Query.by_key`.
-    Raises: Rejected for a bad number, topic or key.
-    """
-    _check_query(topic, keys, max_num)
-    limit = min(max_num, log.config.max_msgs_num_batch)
-    if len(keys) == 1:
-        alone = newest(log, index, topic, keys[0], limit, span, exact=exact)
-        raws = [alone[place] for place in sorted(alone)]
-        return KeyHits(np.zeros(len(raws), np.int64), np.arange(len(raws)), raw_column(raws))
-    return _KeyQuery(log, index, topic, span, exact=exact).find(keys, limit)
-
-
-def _check_query(topic: str, keys: Sequence[str], max_num: int) -> None:
+def check_query(topic: str, keys: Sequence[str], max_num: int) -> None:
+    """Raises: Rejected for a bad number, topic or key."""
     separator = PROPERTY_SEPARATOR.decode()
     bad = next((key for key in keys if not key or separator in key), None)
     if max_num < 1 or not topic or bad is not None:
@@ -85,20 +62,27 @@ def _check_query(topic: str, keys: Sequence[str], max_num: int) -> None:
         )
 
 
-class _KeyQuery:
+@dataclass(frozen=True)
+class KeyQuery:
     """One query for several keys. Rows are numbers into the keys that one round asks for."""
 
-    def __init__(
-        self, log: CommitLog, index: IndexService, topic: str, span: tuple[int, int], *, exact: bool
-    ) -> None:
-        self._log = log
-        self._index = index
-        self._topic = topic
-        self._span = span
-        self._exact = exact
+    log: CommitLog
+    index: IndexService
+    topic: str
+    #: the first and the last store time (ms)
+    span: tuple[int, int]
+    exact: bool
 
     def find(self, keys: Sequence[str], limit: int) -> KeyHits:
         """At most `limit` messages of each key: twice as many candidates are asked for until that many are hits."""
+        if len(keys) == 1:
+            alone = newest(
+                self.log, self.index, self.topic, keys[0], limit, self.span, exact=self.exact
+            )
+            raws = [alone[place] for place in sorted(alone)]
+            return KeyHits(
+                np.zeros(len(raws), np.int64), np.arange(len(raws)), pa.array(raws, pa.binary())
+            )
         asked, wanted = np.arange(len(keys)), limit
         rounds: list[_Round] = []
         while True:
@@ -119,11 +103,11 @@ class _KeyQuery:
     def _candidates(self, keys: Sequence[str], wanted: int) -> tuple[Int64s, Int64s]:
         """Rows of `keys`, and physical offsets of records that may match."""
         if len(keys) > FEW_KEYS:
-            return self._index.find_many(key_hashes(self._topic, keys), wanted, *self._span)
+            return self.index.find_many(key_hashes(self.topic, keys), wanted, *self.span)
         rows: list[int] = []
         offsets: list[int] = []
         for row, key in enumerate(keys):
-            parts = self._index.find(self._topic, key, *self._span, wanted)
+            parts = self.index.find(self.topic, key, *self.span, wanted)
             some = list(islice(chain.from_iterable(parts), wanted))
             rows += [row] * len(some)
             offsets += some
@@ -133,19 +117,19 @@ class _KeyQuery:
         self, keys: Sequence[str], found: Int64s, offsets: Int64s
     ) -> tuple[Int64s, KeyHits]:
         """Physical offsets of the candidates' records, and the hits among the candidates, in the order of the log."""
-        inside = (offsets >= self._log.start) & (offsets < self._log.confirmed)
+        inside = (offsets >= self.log.start) & (offsets < self.log.confirmed)
         found, offsets = _each_once(found[inside], offsets[inside], len(keys))
         # Several keys of one message are candidates of one record, which is read once.
         first = _changes(offsets)
         places, place_of = offsets[first], np.cumsum(first) - 1
         there, times_ms, records = self._read(places)
         in_span = there.copy()
-        in_span[there] = (times_ms >= self._span[0]) & (times_ms <= self._span[1])
+        in_span[there] = (times_ms >= self.span[0]) & (times_ms <= self.span[1])
         # Records are numbered among those that were read: those of deleted files are not.
         record_of = np.cumsum(there) - 1
         hits = KeyHits(found, record_of[place_of], records)
         right = in_span[place_of]
-        if self._exact:
+        if self.exact:
             right &= self._have_key(hits, keys, right)
         return places[there], KeyHits(hits.keys[right], hits.rows[right], records)
 
@@ -156,11 +140,11 @@ class _KeyQuery:
         """
         there = np.zeros(len(places), dtype=bool)
         # Records below the log's start were deleted.
-        first = int(np.searchsorted(places, self._log.start))
+        first = int(np.searchsorted(places, self.log.start))
         if first == len(places):
             return there, np.empty(0, np.int64), pa.array([], pa.binary())
         try:
-            found = self._log.records_at(places[first:])
+            found = self.log.records_at(places[first:])
         except OffsetOutOfRange:
             return self._read(places)
         there[first:] = found.there
@@ -168,15 +152,13 @@ class _KeyQuery:
 
     def _have_key(self, hits: KeyHits, keys: Sequence[str], asked: Bools) -> Bools:
         """Which of the `asked` hits are of messages that have the topic and the very key."""
-        raws = hits.records.to_pylist()
-        sizes = np.array([len(raw) for raw in raws], dtype=np.int64)
-        batch = record.decode(b"".join(raws), np.cumsum(sizes) - sizes, sizes)
+        batch = decode_column(hits.records)
         topics = batch.column("topic").to_pylist()
         names = [set(keys_of(text)) for text in batch.column("properties").to_pylist()]
         rows = zip(hits.keys.tolist(), hits.rows.tolist(), asked.tolist(), strict=True)
         return np.array(
             [
-                wanted and topics[row] == self._topic and keys[key] in names[row]
+                wanted and topics[row] == self.topic and keys[key] in names[row]
                 for key, row, wanted in rows
             ],
             dtype=bool,

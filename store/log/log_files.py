@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, OffsetOutOfRange, Unavailable
 from raymq.store.files import Files
 
+from .mapped_file import MappedFile
 from .mapped_file_queue import MappedFileQueue
 from .segment_paths import note_directories, other_directories
 from .spare_files import SpareFiles
+
+_Read = TypeVar("_Read")
 
 
 def open_log_files(root: Path, config: StoreConfig, *, files: Files) -> MappedFileQueue:
@@ -51,22 +55,21 @@ def read_of(queue: MappedFileQueue, start: int, stop: int, end: int) -> bytes:
 
     Raises: OffsetOutOfRange for deleted bytes; Corrupt for bytes that are missing, or that the disk cannot read.
     """
-    file = queue.find(start)
-    if file is not None:
-        try:
-            return file.read(start - file.start, stop - file.start)
-        except Unavailable:
-            if start >= queue.min_offset:
-                raise
-    raise _missing(queue, start, end)
+    return _in_file(queue, start, end, lambda file, at: file.read(at, at + stop - start))
 
 
 def read_into(queue: MappedFileQueue, target: memoryview, start: int, end: int) -> None:
     """`read_of` into memory that is there."""
+    _in_file(queue, start, end, lambda file, at: file.read_into(target, at))
+
+
+def _in_file(
+    queue: MappedFileQueue, start: int, end: int, use: Callable[[MappedFile, int], _Read]
+) -> _Read:
     file = queue.find(start)
     if file is not None:
         try:
-            return file.read_into(target, start - file.start)
+            return use(file, start - file.start)
         except Unavailable:
             if start >= queue.min_offset:
                 raise

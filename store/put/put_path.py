@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from raymq.store import record
+from raymq.store import record, state
 from raymq.store.arrays import Int64s
 from raymq.store.clock import StampClock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
@@ -25,14 +25,6 @@ from raymq.store.records.properties import TAGS
 from raymq.store.records.rows import tags_code_of
 from raymq.store.requests import Append, PutRequest
 from raymq.store.running_flags import BLOCKS_PUTS
-from raymq.store.state import (
-    INTERNAL_QUEUE,
-    INTERNAL_TOPIC,
-    PRODUCER,
-    PROGRESS,
-    SNAPSHOT,
-    producer_body,
-)
 from raymq.store.status import PutStatus
 from raymq.store.topics import check_target
 
@@ -397,7 +389,9 @@ class PutPath:
     def _snapshot(self) -> tuple[list[PreparedInner], int]:
         """The state as records to append, and their bytes."""
         part_bytes_max = min(1 << 20, self._config.segment_size_bytes // 8)
-        parts = [self._internal(SNAPSHOT, body) for body in self._state.snapshot(part_bytes_max)]
+        parts = [
+            self._internal(state.SNAPSHOT, body) for body in self._state.snapshot(part_bytes_max)
+        ]
         return parts, sum(part.size for part in parts)
 
     def _append_snapshot(self, parts: list[PreparedInner], nbytes: int) -> None:
@@ -418,7 +412,11 @@ class PutPath:
     def _internal(self, kind: str, body: bytes) -> PreparedInner:
         """One record of the internal topic, ready to be appended."""
         message = InnerMessage(
-            INTERNAL_TOPIC, INTERNAL_QUEUE, body, {TAGS: kind}, born_time_ms=self._clock.now_ms()
+            state.INTERNAL_TOPIC,
+            state.INTERNAL_QUEUE,
+            body,
+            {TAGS: kind},
+            born_time_ms=self._clock.now_ms(),
         )
         prepared = PreparedInner(message, store_host=self._config.store_host)
         self._check_size(0, prepared.size, self._record_bytes_max)
@@ -438,7 +436,7 @@ class PutPath:
         """
         with self._lock:
             epoch = self._state.next_epoch(producer)
-            return epoch, self._put_internal(PRODUCER, producer_body(producer, epoch))
+            return epoch, self._put_internal(state.PRODUCER, state.producer_body(producer, epoch))
 
     def _put_internal(self, kind: str, body: bytes) -> Append:
         prepared = self._internal(kind, body)
@@ -512,7 +510,7 @@ class PutPath:
         appends = self._append_inner(records, self._stamp())
         if head is not None:
             self.group = (appends[0].physical_offset, self._log.end)
-            self._state.apply_internal(PROGRESS, body)
+            self._state.apply_internal(state.PROGRESS, body)
             del appends[0]
         held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
         for each in prepared:

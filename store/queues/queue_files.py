@@ -56,13 +56,6 @@ class OpenFiles:
             oldest, _ = self._open.popitem(last=False)
         oldest.let_go()
 
-    def let_all_go(self) -> None:
-        """Close every descriptor; the next uses open new ones."""
-        with self._lock:
-            files, self._open = list(self._open), OrderedDict()
-        for file in files:
-            file.let_go()
-
     def closed(self, file: QueueFile) -> None:
         """This file needs no descriptor any more."""
         with self._lock:

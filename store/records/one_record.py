@@ -26,7 +26,7 @@ Parts = tuple[int, int, int, int, int, int, int]
 def record_at(view: bytes | memoryview, at: int, base: int | None) -> Parts | None:
     """The record at `at` (0 or more) of a view that begins at physical offset `base`; None: any offset is right.
 
-    Returns: None without a whole record there. The body is not looked at: `body_is_right`.
+    Returns: None without a whole record there. The body is not looked at: `is_whole`.
     `record_walk.records_at` does the same for many.
     """
     try:
@@ -67,22 +67,15 @@ def record_at(view: bytes | memoryview, at: int, base: int | None) -> Parts | No
     return end, time_ms, topic_at, topic_end, body_at, body_end, crc
 
 
-def body_is_right(view: bytes | memoryview, parts: Parts) -> bool:
-    """Whether the body of a record that `record_at` found has the record's CRC.
-
-    Source: RocketMQ compares only when there is a body.
-    """
-    _, _, _, _, start, stop, crc = parts
-    return start == stop or body_crc(view[start:stop]) == crc
-
-
 def is_whole(
     view: bytes | memoryview, at: int, size: int, position: int | None, *, check_crc: bool
 ) -> bool:
-    """Whether a record of `size` bytes is at `at` and has the physical offset `position`; None: any is right."""
+    """Whether a record of `size` bytes is at `at` and has the physical offset `position`; None: any is right.
+
+    Source: RocketMQ compares the CRC only when there is a body.
+    """
     parts = record_at(view, at, None if position is None else position - at)
-    return (
-        parts is not None
-        and parts[0] == at + size
-        and (not check_crc or body_is_right(view, parts))
-    )
+    if parts is None or parts[0] != at + size:
+        return False
+    *_, start, stop, crc = parts
+    return not check_crc or start == stop or body_crc(view[start:stop]) == crc

@@ -11,6 +11,7 @@ import pyarrow as pa
 from raymq.store import format as fmt
 from raymq.store.errors import require
 
+from .binary_columns import joined_values, value_offsets
 from .record_walk import gather, layout
 
 Int64s = npt.NDArray[np.int64]
@@ -158,6 +159,12 @@ def as_text(values: pa.BinaryArray) -> pa.StringArray:
         return pa.array(
             [value.decode("utf-8", "replace") for value in values.to_pylist()], pa.string()
         )
+
+
+def decode_column(records: pa.BinaryArray) -> pa.RecordBatch:
+    """`decode` of whole records, one a value."""
+    offsets = value_offsets(records).astype(np.int64)
+    return decode(joined_values(records), offsets[:-1] - offsets[0], np.diff(offsets))
 
 
 def select(data: Any, starts: npt.ArrayLike, sizes: npt.ArrayLike) -> pa.BinaryArray:

@@ -21,7 +21,7 @@ from raymq.store import format as fmt
 from raymq.store.errors import Corrupt, Rejected
 from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
-from raymq.store.records.record_decode import as_text
+from raymq.store.records.record_decode import RECORD_SCHEMA, as_text
 from raymq.store.records.rows import queued
 from raymq.store.state import INTERNAL_TOPIC
 
@@ -33,6 +33,9 @@ from .slices import Stretch
 FILE_BYTES = 256 << 20
 
 _TIME = pa.timestamp("ms", tz="UTC")
+#: columns that are those of the decoded record
+_PLAIN = ("topic", "queue_id", "queue_offset", "body", "born_host", "store_host", "physical_offset")
+_NUMBERS = ("flag", "sys_flag", "body_crc", "reconsume_times", "prepared_transaction_offset")
 #: one row per message, in the order of the log
 SCHEMA = pa.schema(
     [
@@ -55,16 +58,9 @@ SCHEMA = pa.schema(
         pa.field("message_id", pa.string(), nullable=False),
         pa.field("physical_offset", pa.int64(), nullable=False),
         pa.field("record_bytes", pa.int32(), nullable=False),
-        pa.field("flag", pa.int32(), nullable=False),
-        pa.field("sys_flag", pa.int32(), nullable=False),
-        pa.field("body_crc", pa.int32(), nullable=False),
-        pa.field("reconsume_times", pa.int32(), nullable=False),
-        pa.field("prepared_transaction_offset", pa.int64(), nullable=False),
+        *map(RECORD_SCHEMA.field, _NUMBERS),
     ]
 )
-#: columns that are those of the decoded record
-_PLAIN = ("topic", "queue_id", "queue_offset", "body", "born_host", "store_host", "physical_offset")
-_NUMBERS = ("flag", "sys_flag", "body_crc", "reconsume_times", "prepared_transaction_offset")
 _PAIR = r"(?s)^(?P<k>[^\x01]+)\x01(?P<v>.+)$"
 
 

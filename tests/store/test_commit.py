@@ -65,7 +65,7 @@ class Bench:
             self.clock,
             CONFIG,
             committed=committed,
-            on_committed=self.told.append,
+            on_committed=self.reported.append,
         )
 
     def append(self, nbytes: int, letter: bytes = b"x") -> None:
@@ -151,7 +151,7 @@ def test_a_full_slice_is_committed_whatever_the_page_rule_says(bench: Bench):
         bench.clock,
         replace(CONFIG, commit_least_pages=1000),
         committed=0,
-        on_committed=bench.told.append,
+        on_committed=bench.reported.append,
     )
     bench.append(POOL // 2 - 1)
     assert lazy.commit_if_due(bench.appended) == 0

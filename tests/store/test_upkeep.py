@@ -192,7 +192,10 @@ def test_a_sync_that_failed_ends_the_upkeep_and_one_without_a_descriptor_does_no
     shop.put()
     confirm(shop.store)
     shop.store.upkeep.run_once()
-    shop.store.consume_queues.opened.let_all_go()
+    opened = shop.store.consume_queues.opened
+    for file in list(opened._open):
+        file.let_go()
+        opened.closed(file)
     shop.clock.advance(PAUSE_MIN_MS)
     shop.disk.fail("open_file", error=errno.EMFILE)
     shop.store.upkeep.run_once()
