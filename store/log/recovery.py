@@ -71,7 +71,7 @@ ROWS: tuple[RecoveryRow, ...] = (
     RecoveryRow("B", (True, True, False, True, None, None), Decision.CORRUPT,
         "No reboot, so the page cache kept every completed write; the bytes were changed afterwards."),
     RecoveryRow("C", (True, True, False, False, None, True), Decision.CORRUPT,
-        "No reboot and one writer appends in order: nothing valid can stand behind a torn append."),
+        "No reboot and one writer appends in order: nothing valid can follow a torn append."),
     RecoveryRow("D", (True, True, False, False, True, False), Decision.TRUNCATE,
         "The writer died inside its last pwrite; that append was never published or acknowledged."),
     RecoveryRow("E", (True, True, False, False, False, False), Decision.KEEP,
@@ -79,15 +79,15 @@ ROWS: tuple[RecoveryRow, ...] = (
     RecoveryRow("F", (True, False, False, None, True, False), Decision.TRUNCATE,
         "Power loss: parts of an append that no sync confirmed reached the disk, in this file or in a later one."),
     RecoveryRow("G", (True, False, False, None, False, False), Decision.KEEP,
-        "Power loss with no trace of unsynced bytes behind the end."),
+        "Power loss with no trace of unsynced bytes after the end."),
     RecoveryRow("H", (True, False, False, None, None, True), Decision.TRUNCATE,
-        "Power loss: unsynced blocks reached the disk in any order, so whole records may follow a hole. "
-        "No sync confirmed the hole, so nothing behind it was acknowledged as synced."),
+        "Power loss: unsynced blocks reached the disk in any order, so whole records may follow a hole. No sync "
+        "confirmed the hole, so nothing after it was acknowledged as synced."),
     RecoveryRow("I", (False, None, None, True, None, True), Decision.CORRUPT,
-        "Written by RocketMQ, damaged in the middle, or with leftovers of its own cut that its queues may know. Stock "
-        "would cut everything behind it; we cannot tell an acknowledged record from a leftover, so we do not."),
+        "Written by RocketMQ, damaged in the middle, or with leftovers of its own cut that its queues may know. "
+        "RocketMQ would cut everything after it. An acknowledged record may look like a leftover, so RayMQ does not."),
     RecoveryRow("L", (False, None, None, False, None, True), Decision.TRUNCATE,
-        "Written by RocketMQ and stopped in order: no consume queue knows a record behind the end, so these are "
+        "Written by RocketMQ and stopped in order: no consume queue knows a record after the end, so these are "
         "leftovers of its own un-zeroed cut."),
     RecoveryRow("J", (False, None, None, None, True, False), Decision.TRUNCATE,
         "Written by RocketMQ, torn tail of a crash (or its own un-zeroed truncation leftovers)."),

@@ -208,15 +208,7 @@ def test_after_every_power_loss_what_was_flushed_is_there(clock):
 
 
 def make_flusher(syncer, clock, flushed=0):
-    config = StoreConfig()
-    return FlushRealTime(
-        syncer,
-        clock,
-        interval_ms=config.flush_interval_ms,
-        least_pages=config.flush_least_pages,
-        thorough_interval_ms=config.flush_thorough_interval_ms,
-        flushed=flushed,
-    )
+    return FlushRealTime(syncer, clock, StoreConfig(), flushed=flushed)
 
 
 @pytest.fixture

@@ -419,20 +419,16 @@ def test_a_woken_worker_looks_whether_to_stop(queue):
 def test_many_places_are_read_each_up_to_the_end_of_its_file(queue):
     fill(queue, 3)
     places = [2 * SIZE + 5, 2 * SIZE, SIZE - 3, 0, SIZE]
-    assert read_each(queue, places, 8, 3 * SIZE) == [
-        b"\3" * 8,
-        b"\3" * 8,
-        b"\1" * 3,
-        b"\1" * 8,
-        b"\2" * 8,
-    ]
-    assert read_each(queue, [], 8, 3 * SIZE) == []
+    at_the_end = b"\1" * 3 + bytes(5)
+    found = read_each(queue, places, 8, 3 * SIZE)
+    assert found == b"\3" * 16 + at_the_end + b"\1" * 8 + b"\2" * 8
+    assert read_each(queue, [], 8, 3 * SIZE) == b""
 
 
-def test_of_places_whose_file_was_deleted_there_are_no_bytes(queue):
+def test_of_places_whose_file_was_deleted_there_are_zeros(queue):
     fill(queue, 3)
     queue.delete_first()
-    assert read_each(queue, [SIZE, 7, 2 * SIZE], 2, 3 * SIZE) == [b"\2\2", b"", b"\3\3"]
+    assert read_each(queue, [SIZE, 7, 2 * SIZE], 2, 3 * SIZE) == b"\2\2\0\0\3\3"
     with pytest.raises(Corrupt, match="no commit log file holds"):
         read_each(queue, [3 * SIZE], 2, 3 * SIZE)
     assert all(file.retire()() for file in queue.files)
@@ -445,7 +441,7 @@ def test_a_bad_sector_among_many_places_is_corrupt_at_its_offset(tmp_path):
         queue.create_next()
     files.lose(queue.files[1].path, SECTOR)
     good = 2 * SECTOR
-    assert read_each(queue, [good, 0], 8, 4 * SECTOR) == [bytes(8), bytes(8)]
+    assert read_each(queue, [good, 0], 8, 4 * SECTOR) == bytes(16)
     for places in ([good, good + SECTOR], [good + SECTOR, 0], [good + SECTOR - 4]):
         with pytest.raises(Corrupt) as caught:
             read_each(queue, places, 8, 4 * SECTOR)
