@@ -33,9 +33,8 @@ _ZEROS = bytes(ZERO_CHUNK_BYTES)
 #: target of reads that only bring bytes into memory
 _READ_BYTES = 1 << 20
 _UNREAD = memoryview(bytearray(64 << 10))
-#: most bytes, and most places, of one `gather`; a system call takes no more places
+#: most bytes of one `gather`
 GATHER_BYTES = 128 << 10
-_GATHER_PLACES = 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 #: errors of a disk or its file system for stored bytes that cannot be read any more
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO)
@@ -65,7 +64,9 @@ class Files:
 
     def __init__(self) -> None:
         self._maps: dict[int, mmap.mmap] = {}
-        self._gathered: _GatherFile | None = None
+        #: the memory file of `gather`, and its map. Guarded by `_gathering`
+        self._gathered: tuple[int, mmap.mmap] | None = None
+        self._gathering = threading.Lock()
 
     # --- descriptors --------------------------------------------------------------------------
 
@@ -144,10 +145,12 @@ class Files:
         if found is not None:
             return found
         # One of them is at the file's end, or the disk does not give back one.
-        stops = [min(start + nbytes, len(view)) for start in starts]
+        size = len(view)
         return b"".join(
-            self.read_range(fd, start, stop, path=path, base=base).ljust(nbytes, b"\0")
-            for start, stop in zip(starts, stops, strict=True)
+            self.read_range(fd, at, min(at + nbytes, size), path=path, base=base).ljust(
+                nbytes, b"\0"
+            )
+            for at in starts
         )
 
     def gather(self, view: memoryview, starts: Sequence[int], nbytes: int) -> bytes | None:
@@ -158,19 +161,22 @@ class Files:
         Returns: None when one of the places cannot be read so.
         """
         total = nbytes * len(starts)
-        if total > GATHER_BYTES or len(starts) > _GATHER_PLACES:
+        if total > GATHER_BYTES:
             return None
+        parts = [view[start : start + nbytes] for start in starts]
         try:
-            if self._gathered is None:
-                self._gathered = _GatherFile()
-            with self._gathered as (fd, mapped):
-                done = os.pwritev(fd, [view[start : start + nbytes] for start in starts], 0)
-                if done == total:
-                    return mapped[:total]
+            with self._gathering:
+                fd, mapped = self._gathered = self._gathered or self._memory_file()
+                return mapped[:total] if os.pwritev(fd, parts, 0) == total else None
         except OSError:
-            # A bad sector, or no descriptor for the memory file.
-            pass
-        return None
+            # A bad sector, more places than a system call takes, or no descriptor for the memory file.
+            return None
+
+    def _memory_file(self) -> tuple[int, mmap.mmap]:
+        fd = os.memfd_create("raymq-gather")
+        weakref.finalize(self, os.close, fd)
+        os.ftruncate(fd, GATHER_BYTES)
+        return fd, mmap.mmap(fd, GATHER_BYTES)
 
     def read_into(
         self, fd: int, target: memoryview, start: int, *, path: PathLike, base: int = 0
@@ -507,24 +513,6 @@ class Files:
                 path=BOOT_ID_PATH,
             )
         return found
-
-
-class _GatherFile:
-    """A memory file that one thread at a time gathers bytes in: a context manager of its descriptor and its map."""
-
-    def __init__(self) -> None:
-        self._fd = os.memfd_create("raymq-gather")
-        os.ftruncate(self._fd, GATHER_BYTES)
-        self._map = mmap.mmap(self._fd, GATHER_BYTES)
-        self._free = threading.Lock()
-        weakref.finalize(self, os.close, self._fd)
-
-    def __enter__(self) -> tuple[int, mmap.mmap]:
-        self._free.acquire()
-        return self._fd, self._map
-
-    def __exit__(self, *raised: object) -> None:
-        self._free.release()
 
 
 def _fsync(fd: int) -> None:

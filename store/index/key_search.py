@@ -9,7 +9,6 @@ from __future__ import annotations
 from itertools import count
 
 from raymq.store.checksum import body_crc
-from raymq.store.errors import OffsetOutOfRange
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records.keys import keys_of
 from raymq.store.records.one_record import record_at
@@ -78,10 +77,5 @@ def _read_whole(log: CommitLog, place: int, size_field: bytes) -> bytes:
     """All bytes of a record that is larger than LOOK_BYTES; b"" where no record of a possible size begins."""
     size = int.from_bytes(size_field, "big")
     left_in_file = log.config.segment_size_bytes - place % log.config.segment_size_bytes
-    if not LOOK_BYTES < size <= min(left_in_file, log.config.record_bytes_max):
-        return b""
-    try:
-        return log.read(place, place + size)
-    except OffsetOutOfRange:
-        # The file was deleted.
-        return b""
+    is_possible = LOOK_BYTES < size <= min(left_in_file, log.config.record_bytes_max)
+    return log.read_each([place], size) if is_possible else b""

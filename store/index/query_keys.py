@@ -37,16 +37,9 @@ class KeyHits(NamedTuple):
 
     keys: Int64s
     rows: Int64s
-    #: raw RocketMQ records, in the order of the log, each once
-    records: pa.Array
-
-
-class _Round(NamedTuple):
-    """`KeyHits` of some keys, and the physical offsets of its records."""
-
-    keys: Int64s
-    rows: Int64s
+    #: physical offset of each record
     places: Int64s
+    #: raw RocketMQ records, in the order of the log, each once
     records: pa.Array
 
 
@@ -79,23 +72,23 @@ class KeyQuery:
             alone = newest(
                 self.log, self.index, self.topic, keys[0], limit, self.span, exact=self.exact
             )
-            raws = [alone[place] for place in sorted(alone)]
-            return KeyHits(
-                np.zeros(len(raws), np.int64), np.arange(len(raws)), pa.array(raws, pa.binary())
-            )
+            places = sorted(alone)
+            records = pa.array([alone[place] for place in places], pa.binary())
+            rows = np.arange(len(places))
+            return KeyHits(np.zeros_like(rows), rows, np.array(places, dtype=np.int64), records)
         asked, wanted = np.arange(len(keys)), limit
-        rounds: list[_Round] = []
+        rounds: list[KeyHits] = []
         while True:
             some = [keys[row] for row in asked.tolist()]
             found, offsets = self._candidates(some, wanted)
-            places, hits = self._hits_among(some, found, offsets)
+            hits = self._hits_among(some, found, offsets)
             # Candidates may be of another time or key, or name a message twice: after these there may be more.
             has_more = np.bincount(found, minlength=len(some)) >= wanted
             again = has_more & (np.bincount(hits.keys, minlength=len(some)) < limit)
             kept = ~again[hits.keys]
             if wanted > limit:
                 kept &= _newest(hits.keys, limit)
-            rounds.append(_Round(asked[hits.keys[kept]], hits.rows[kept], places, hits.records))
+            rounds.append(hits._replace(keys=asked[hits.keys[kept]], rows=hits.rows[kept]))
             if not again.any():
                 return _together(rounds)
             asked, wanted = asked[again], 2 * wanted
@@ -113,10 +106,8 @@ class KeyQuery:
             offsets += some
         return np.array(rows, dtype=np.int64), np.array(offsets, dtype=np.int64)
 
-    def _hits_among(
-        self, keys: Sequence[str], found: Int64s, offsets: Int64s
-    ) -> tuple[Int64s, KeyHits]:
-        """Physical offsets of the candidates' records, and the hits among the candidates, in the order of the log."""
+    def _hits_among(self, keys: Sequence[str], found: Int64s, offsets: Int64s) -> KeyHits:
+        """The hits among the candidates, and all their records, in the order of the log."""
         inside = (offsets >= self.log.start) & (offsets < self.log.confirmed)
         found, offsets = _each_once(found[inside], offsets[inside], len(keys))
         # Several keys of one message are candidates of one record, which is read once.
@@ -127,11 +118,11 @@ class KeyQuery:
         in_span[there] = (times_ms >= self.span[0]) & (times_ms <= self.span[1])
         # Records are numbered among those that were read: those of deleted files are not.
         record_of = np.cumsum(there) - 1
-        hits = KeyHits(found, record_of[place_of], records)
+        hits = KeyHits(found, record_of[place_of], places[there], records)
         right = in_span[place_of]
         if self.exact:
             right &= self._have_key(hits, keys, right)
-        return places[there], KeyHits(hits.keys[right], hits.rows[right], records)
+        return hits._replace(keys=hits.keys[right], rows=hits.rows[right])
 
     def _read(self, places: Int64s) -> tuple[Bools, Int64s, pa.Array]:
         """Which of the places have a record, those records' store times, and the records, raw. Args: ascending.
@@ -190,10 +181,10 @@ def _newest(keys: Int64s, limit: int) -> Bools:
     return kept[::-1]
 
 
-def _together(rounds: list[_Round]) -> KeyHits:
+def _together(rounds: list[KeyHits]) -> KeyHits:
     if len(rounds) == 1:
-        return KeyHits(*rounds[0][:2], rounds[0].records)
-    _, first, rows = np.unique(
+        return rounds[0]
+    places, first, rows = np.unique(
         np.concatenate([each.places for each in rounds]), return_index=True, return_inverse=True
     )
     starts = np.cumsum([0, *(len(each.places) for each in rounds)])
@@ -202,5 +193,6 @@ def _together(rounds: list[_Round]) -> KeyHits:
     return KeyHits(
         np.concatenate([each.keys for each in rounds]),
         rows[np.concatenate(hits)],
+        places,
         records.take(pa.array(first)),
     )
