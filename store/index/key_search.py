@@ -20,7 +20,6 @@ from .index_service import IndexService
 TIME_MAX_MS = (1 << 63) - 1
 #: bytes read for one record; a larger one is read whole
 LOOK_BYTES = 2048
-BAD_CRC = WalkStop.BAD_CRC.value
 
 
 def newest(
@@ -65,7 +64,7 @@ def newest(
             # A slice of bytes is a copy, which for small bodies costs less than a view.
             body = (data if data is heads else memoryview(data))[body_at:body_end]
             if body and body_crc(body) != crc:
-                raise log.damage(place, BAD_CRC)
+                raise log.damage(place, WalkStop.BAD_CRC.value)
             # A key that stands twice in one message gives the same offset twice.
             found[place] = data[at:end]
             if len(found) == limit:

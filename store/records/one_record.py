@@ -9,11 +9,7 @@ from raymq.store.checksum import body_crc
 
 _LONG, _INT, _SHORT = struct.Struct(">q"), struct.Struct(">i"), struct.Struct(">h")
 _HEADER = fmt.HEADER_ESSENTIALS
-_STORE_TIME_AT, _BODY_LENGTH_AT, _HEADER_BYTES = (
-    fmt.STORE_TIME_AT,
-    fmt.BODY_LENGTH_AT,
-    fmt.HEADER_BYTES,
-)
+_HEADER_BYTES = fmt.HEADER_BYTES
 _V1, _V2 = fmt.MAGIC_V1, fmt.MAGIC_V2
 _V6 = fmt.SYS_ANY_HOST_V6
 _BYTE_MAX = 127
@@ -36,8 +32,8 @@ def record_at(view: bytes | memoryview, at: int, base: int | None) -> Parts | No
             born = fmt.IPV6_EXTRA_BYTES if flags & fmt.SYS_BORN_HOST_V6 else 0
             extra = born + (fmt.IPV6_EXTRA_BYTES if flags & fmt.SYS_STORE_HOST_V6 else 0)
             body_at += extra
-            (time_ms,) = _LONG.unpack_from(view, at + _STORE_TIME_AT + born)
-            (body_length,) = _INT.unpack_from(view, at + _BODY_LENGTH_AT + extra)
+            (time_ms,) = _LONG.unpack_from(view, at + fmt.STORE_TIME_AT + born)
+            (body_length,) = _INT.unpack_from(view, at + fmt.BODY_LENGTH_AT + extra)
         body_end = body_at + body_length
         if magic == _V1:
             topic_at = body_end + 1
