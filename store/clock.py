@@ -33,7 +33,7 @@ class Clock:
         time.sleep(ms / 1000)
 
 
-class StampClock:
+class StoreTimeClock:
     """The stamps of one store. Callers: any thread; those that append hold the put lock."""
 
     def __init__(self, clock: Clock) -> None:

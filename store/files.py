@@ -434,7 +434,7 @@ class Files:
         except OSError as error:
             raise _translate(error, path) from error
 
-    def settle_dirs(self, path: PathLike) -> None:
+    def make_dirs_durable(self, path: PathLike) -> None:
         """Create a directory and its parents. Durable: their names, whichever process made them.
 
         A process that was killed may have left names that are in the page cache only. Every parent is synced, up to the

@@ -430,7 +430,8 @@ class ProducerTable:
                 for rows in self._epoch_rows.parts()
             ),
         )
-        times = [int(rows["time_ms"].min()) for each in (kept, epochs) for rows in each.parts()]
+        parts = [*kept.parts(), *epochs.parts()]
+        times = [int(part["time_ms"].min()) for part in parts]
         self._oldest_ms = min(times, default=now_ms)
         dropped = self._rows.count - kept.count
         if dropped:

@@ -50,7 +50,7 @@ class StoreRecovery:
         #: after a reboot, or a failed sync, consume queues are trusted only as far as the marks vouch for them
         self._doubt = False
         #: the consume queues were not opened: the marks say where they end
-        self._resting = False
+        self._opens_later = False
         #: the consume queues are complete up to this physical offset; -1: nothing in them counts
         self._complete = -1
         #: the next offset of every queue at `_complete`
@@ -92,15 +92,15 @@ class StoreRecovery:
         # Consume queues are synced rarely; after a reboot they are trusted only as far as the marks vouch for them.
         # After a failed sync too: their pages count as clean, and only a second write brings those to disk.
         self._doubt = bool(log.crashed and (not log.same_boot or log.meta.get(QUEUES_DOUBTFUL)))
-        self._resting = not self._doubt and self._may_rest()
-        if self._resting:
+        self._opens_later = not self._doubt and self._may_open_later()
+        if self._opens_later:
             self._complete = log.marks.queued_end
             return self._complete
         known_end = self._load_queues()
         self._complete = min(known_end, log.marks.dispatched_end) if self._doubt else known_end
         return known_end
 
-    def _may_rest(self) -> bool:
+    def _may_open_later(self) -> bool:
         """Whether the marks say all about the consume queues: no other program has written here since."""
         log = self._log
         complete, appended = log.marks.queued_end, log.marks.appended_end
@@ -149,11 +149,13 @@ class StoreRecovery:
         """Cut the consume queues to a log that ends at `end`, before this boot is noted."""
         log = self._log
         damaged = log.start < self._complete < end and not self._met_complete
-        if self._resting and not damaged and self._complete <= end:
+        if self._opens_later and not damaged and self._complete <= end:
             # Not synced: the writes of a process that was killed.
-            self._queues.rest(self._expected_ends(), self._complete, unsynced=log.crashed)
+            self._queues.load_known_ends(
+                self._expected_ends(), self._complete, unsynced=log.crashed
+            )
             return
-        if self._resting:
+        if self._opens_later:
             self._load_queues()
         if damaged:
             # They end inside a record: all of them are built again.
@@ -241,12 +243,12 @@ class StoreRecovery:
         expected = self._expected_ends()
         lost = {key: expected[key] for key in self._queues.missing()}
         for (topic, queue_id), offset in expected.items():
-            if self._queues.rests(topic, queue_id):
+            if self._queues.is_unopened(topic, queue_id):
                 continue
             queue = self._queues.find(topic, queue_id)
             if offset and (queue is None or queue.max_offset < offset):
                 lost[topic, queue_id] = offset
-        if lost and self._resting:
+        if lost and self._opens_later:
             self._load_queues()
             self._queues.correct_min_offsets(log.start)
         return lost
@@ -282,7 +284,7 @@ class StoreRecovery:
         if tail is not None:
             complete_at, parts_end = read_head(tail)
             if complete_at is not None or parts_end < log.end:
-                self._put_path.headed = tail.start
+                self._put_path.snapshot_segment = tail.start
         newest = next(snapshot_starts(log, log.end), None)
         if newest is not None:
             self._put_path.note_snapshot(newest)

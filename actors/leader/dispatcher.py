@@ -94,7 +94,7 @@ class Dispatcher:
             if after == before and not self._store.queue_dispatch.index_behind:
                 return False
         finally:
-            self._wake_reads(self._store.queue_dispatch.take_touched())
+            self._wake_reads(self._store.queue_dispatch.take_changed_queues())
         self._on_dispatched()
         return True
 

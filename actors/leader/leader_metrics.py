@@ -26,9 +26,8 @@ def damaged_places(scrub: Scrub, log: CommitLog) -> int:
     faults = [fault.fields for fault in scrub.faults]
     known = [(int(each["offset"]), int(each.get("end", each["offset"] + 1))) for each in faults]
     met = [each for each in list(log.damage_met) if each >= log.start]
-    return len(faults) + sum(
-        not any(start <= offset < end for start, end in known) for offset in met
-    )
+    others = [offset for offset in met if not any(low <= offset < high for low, high in known)]
+    return len(faults) + len(others)
 
 
 def consumer_lags(store: MessageStore) -> ByTags:

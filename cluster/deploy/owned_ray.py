@@ -270,8 +270,7 @@ def owned_environment(mark: str, files: Files) -> dict[str, str]:
 
 def host_label() -> str:
     """This machine's value of HOST_LABEL: its name, in the letters that Ray allows in a label."""
-    name = socket.gethostname()
-    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in name)
+    safe = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())
     return safe.strip("-_.")[:63].strip("-_.") or "localhost"
 
 

@@ -179,7 +179,7 @@ class CompactionStore:
             return
         positions, sizes = units["position"].astype(np.int64), units["size"].astype(np.int64)
         # Damaged records are noted and left out: they must not block all later ones.
-        found, rows = self._log.sound_records(positions, sizes)
+        found, rows = self._log.undamaged_records(positions, sizes)
         batch = record.decode(*found)
         keyed = key_column(batch.column("properties")).is_valid().to_numpy(zero_copy_only=False)
         times = batch.column("store_time_ms").to_numpy()

@@ -52,7 +52,8 @@ def rows_to_keep(pairs: list[Pair]) -> list[Bools]:
     latest = np.full(len(encoded.dictionary) + 1, -1, dtype=np.int64)
     latest[codes] = rows
     keep = (latest[codes] == rows) & np.concatenate(bodies) & (codes >= 0)
-    return [np.asarray(part) for part in np.split(keep, np.cumsum([p.count for p in pairs])[:-1])]
+    ends = np.cumsum([pair.count for pair in pairs])
+    return np.split(keep, ends[:-1])
 
 
 def write_compacted(pairs: list[Pair], log: SparseLog) -> list[str]:

@@ -59,7 +59,7 @@ class ScheduleMessageService:
     def deliver_due(self, now_ms: int, *, limit: int) -> DelayRun:
         """Deliver due messages, at most about `limit`, the shortest level first.
 
-        A delay begins at the message's store time, which may be ahead of the wall clock (StampClock).
+        A delay begins at the message's store time, which may be ahead of the wall clock (StoreTimeClock).
         Raises: StorageFull, Unavailable, OSError; the next call delivers the rest.
         """
         ahead_ms = self._store.put_path.stamps.ahead_ms(self._store.state.store_time_ms)

@@ -103,20 +103,20 @@ def host_of(text: str) -> tuple[str, int]:
     return address.strip("[]"), int(port)
 
 
-def sound_batch(
+def undamaged_batch(
     log: CommitLog, positions: Int64s, sizes: Int64s, *, check_crc: bool = True
 ) -> tuple[pa.RecordBatch, Int64s]:
     """Records at ascending physical positions, decoded, and which rows they are: damaged ones are left out and noted.
 
     A damaged record must not block all others. Args: none below `log.start`.
     """
-    found, rows = log.sound_records(positions, sizes, check_crc=check_crc)
+    found, rows = log.undamaged_records(positions, sizes, check_crc=check_crc)
     return record.decode(*found), rows
 
 
 def waiting_rows(log: CommitLog, positions: Int64s, sizes: Int64s) -> tuple[list[Waiting], Int64s]:
-    """The records as objects: each is about to be delivered. Like `sound_batch`."""
-    batch, rows = sound_batch(log, positions, sizes)
+    """The records as objects: each is about to be delivered. Like `undamaged_batch`."""
+    batch, rows = undamaged_batch(log, positions, sizes)
     columns = [batch.column(name).to_pylist() for name in _COLUMNS]
     columns[_PROPERTIES] = [without_stamp(text) for text in columns[_PROPERTIES]]
     return list(map(Waiting._make, zip(*columns, strict=True))), rows

@@ -15,7 +15,7 @@ from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.records.record_walk import gather
 
-from .delayed_record import sound_batch
+from .delayed_record import undamaged_batch
 from .timer_rule import PRECISION_MS, ROLL_WINDOW_MS, Due, due
 
 _NOTHING = Due(
@@ -74,7 +74,7 @@ class TimerTopic:
         offsets, positions, sizes = offsets[there], positions[there], sizes[there]
         following = offset + len(units)
         # Bodies are compared when they are delivered.
-        batch, rows = sound_batch(self._log, positions, sizes, check_crc=False)
+        batch, rows = undamaged_batch(self._log, positions, sizes, check_crc=False)
         times = due(batch) if len(rows) else _NOTHING
         return TimerRows(offsets[rows], positions[rows], sizes[rows], times, following)
 
@@ -113,7 +113,7 @@ class TimerTopic:
     def offsets_of(self, positions: Int64s) -> Int64s:
         """The queue offsets of records at ascending positions; -1 of one that cannot be read."""
         sizes = np.full(len(positions), fmt.RECORD_MIN_BYTES, dtype=np.int64)
-        found, rows = self._log.sound_records(positions, sizes, whole=False)
+        found, rows = self._log.undamaged_records(positions, sizes, whole=False)
         offsets = np.full(len(positions), -1, dtype=np.int64)
         offsets[rows] = gather(found.data, found.starts + fmt.QUEUE_OFFSET_AT, np.dtype(">i8"))
         return offsets

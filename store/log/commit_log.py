@@ -87,7 +87,7 @@ class CommitLog:
         #: any more. Callers: another thread
         self.on_poisoned: Callable[[str], None] = lambda _: None
         self._closed = False
-        files.settle_dirs(root)
+        files.make_dirs_durable(root)
         refuse_foreign_directory(root, files=files)
         self._lock = StoreLock(root, files=files)
         self._lock.acquire()
@@ -271,7 +271,7 @@ class CommitLog:
             self.damage_met[offset] = error
             logger.error("%s", error)
 
-    def sound_records(
+    def undamaged_records(
         self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, whole: bool = True
     ) -> tuple[Records, Int64s]:
         """`records` without the damaged ones, which are noted. Returns: also the rows that are left."""
@@ -417,7 +417,7 @@ class CommitLog:
         unit = ChainUnit(start, start + left, epoch, crc32c_padded(blank, left), self.chain.value)
         self._link(unit, len(blank))
         if pool is not None and left > len(blank):
-            pool.dig_hole(start + len(blank))
+            pool.note_hole(start + len(blank))
         self.end = start + left
         self.marks.appended_end = self.end
         fail_point("log.roll")

@@ -31,7 +31,7 @@ def open_log_files(root: Path, config: StoreConfig, *, files: Files) -> MappedFi
     note_directories(root, directories, files=files)
     write_to = directories[: len(config.commit_log_paths)]
     for path in write_to:
-        files.settle_dirs(path)
+        files.make_dirs_durable(path)
     others = other_directories(root, files=files)
     for path in dict.fromkeys((root / "commitlog", *write_to, *others)):
         if files.is_dir(path):

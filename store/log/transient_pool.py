@@ -191,7 +191,7 @@ class TransientPool(PoolReader):
         """End of the hole, which is that of its commit log file; 0 without a hole."""
         return _next_multiple(self.hole, int(self._words[_SEGMENT]))
 
-    def dig_hole(self, offset: int) -> None:
+    def note_hole(self, offset: int) -> None:
         """Note that no record lies between here and the end of the commit log file.
 
         Callers: before the hole's end is published as appended, and only when the hole before is committed.

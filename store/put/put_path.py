@@ -13,7 +13,7 @@ import numpy as np
 
 from raymq.store import record, state
 from raymq.store.arrays import Int64s
-from raymq.store.clock import StampClock
+from raymq.store.clock import StoreTimeClock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 from raymq.store.failpoints import fail_point
 from raymq.store.producer_table import UNKNOWN_OFFSET
@@ -63,7 +63,7 @@ class PutPath:
         self._config = log.config
         self._clock = log.clock
         #: store times of records
-        self.stamps = StampClock(log.clock)
+        self.stamps = StoreTimeClock(log.clock)
         self._state = store.state
         self._queues = store.consume_queues
         self._dispatch = store.queue_dispatch
@@ -77,7 +77,7 @@ class PutPath:
         self.epoch = 0
         self.closed = False
         #: start of the newest segment that needs no snapshot any more
-        self.headed = -1
+        self.snapshot_segment = -1
         #: the end of the log from which on the next snapshot is due
         self._snapshot_due = 0
         #: physical start and end of the newest group of messages, see `put_inner`
@@ -315,7 +315,7 @@ class PutPath:
         )
         start = log.append(data, self.epoch)
         sizes = prepared.sizes[row:stop]
-        self._dispatch.pend(
+        self._dispatch.remember(
             UndispatchedUnit(
                 start,
                 log.end,
@@ -355,7 +355,7 @@ class PutPath:
         further snapshots, so that recovery reads little however full the segment is.
         """
         log, size = self._log, self._config.segment_size_bytes
-        while self.headed != log.end - log.end % size:
+        while self.snapshot_segment != log.end - log.end % size:
             parts, needed = self._snapshot()
             if needed <= self._config.snapshot_bytes_max:
                 log.ensure_room(needed)
@@ -373,7 +373,7 @@ class PutPath:
                     needed,
                     self._config.snapshot_bytes_max,
                 )
-            self.headed = log.end - log.end % size
+            self.snapshot_segment = log.end - log.end % size
         if log.end >= self._snapshot_due:
             parts, needed = self._snapshot()
             # Else the next segment, which is near, begins with one.
@@ -562,7 +562,7 @@ class PutPath:
         codes = [
             tags_code_of(topic, each.properties, first.store_time_ms, levels) for each in stored
         ]
-        self._dispatch.pend(
+        self._dispatch.remember(
             UndispatchedUnit(
                 first.physical_offset,
                 last.physical_offset + stored[-1].size,

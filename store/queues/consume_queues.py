@@ -35,7 +35,7 @@ class ConsumeQueues:
         self.opened = OpenFiles(files)
         self._queues: dict[Key, ConsumeQueue] = {}
         #: queues that are not open yet, and the offsets where they end
-        self._resting: dict[Key, int] = {}
+        self._unopened: dict[Key, int] = {}
         #: the physical offset up to which unopened queues are dispatched, and the log's start
         self._dispatched = self._min_physical = 0
         #: an earlier process may have left them unsynced
@@ -46,7 +46,7 @@ class ConsumeQueues:
 
     def load(self, *, after_crash: bool, sound_below: int) -> None:
         """Find and recover all queues. Args: as of `ConsumeQueue.recover`. Raises: Corrupt."""
-        self._resting = {}
+        self._unopened = {}
         for topic in self._files.list(self._directory):
             for name in self._files.list(self._directory / topic):
                 if name.isdigit():
@@ -56,21 +56,21 @@ class ConsumeQueues:
                     if after_crash:
                         queue.note_unsynced()
 
-    def rest(self, ends: dict[Key, int], dispatched: int, *, unsynced: bool) -> None:
+    def load_known_ends(self, ends: dict[Key, int], dispatched: int, *, unsynced: bool) -> None:
         """Instead of `load`: take the known end of each queue, and open a queue when it is first used.
 
         Args: dispatched: all messages below this physical offset have units; unsynced: not all of them on disk.
         """
-        self._resting = {key: end for key, end in ends.items() if end}
+        self._unopened = {key: end for key, end in ends.items() if end}
         self._dispatched, self._unsynced = dispatched, unsynced
 
-    def rests(self, topic: str, queue_id: int) -> bool:
-        """Whether a queue of `rest` was not opened yet."""
-        return (topic, queue_id) in self._resting
+    def is_unopened(self, topic: str, queue_id: int) -> bool:
+        """Whether a queue of `load_known_ends` was not opened yet."""
+        return (topic, queue_id) in self._unopened
 
     def missing(self) -> list[Key]:
-        """The queues of `rest` of which the last file is gone."""
-        return [key for key, end in self._resting.items() if not self._has_file(*key, end)]
+        """The queues of `load_known_ends` of which the last file is gone."""
+        return [key for key, end in self._unopened.items() if not self._has_file(*key, end)]
 
     def _has_file(self, topic: str, queue_id: int, end: int) -> bool:
         # A queue that went on without messages (`begin_at`) may have the file of its next unit only.
@@ -101,7 +101,7 @@ class ConsumeQueues:
     def _open(self, key: Key) -> ConsumeQueue:
         directory = queue_directory(self._root, *key)
         queue = ConsumeQueue(directory, self._file_size, files=self._files, opened=self.opened)
-        end = self._resting.get(key)
+        end = self._unopened.get(key)
         if end is not None:
             try:
                 queue.load()
@@ -113,7 +113,7 @@ class ConsumeQueues:
             if self._unsynced:
                 queue.note_unsynced()
         self._queues[key] = queue
-        self._resting.pop(key, None)
+        self._unopened.pop(key, None)
         return queue
 
     def begin_at(self, topic: str, queue_id: int, offset: int) -> None:
@@ -124,13 +124,13 @@ class ConsumeQueues:
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """The queue, if there is one. Raises: as `get`."""
         queue = self._queues.get((topic, queue_id))
-        if queue is None and (topic, queue_id) in self._resting:
+        if queue is None and (topic, queue_id) in self._unopened:
             return self.get(topic, queue_id)
         return queue
 
     def range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """The half-open range of readable offsets of a queue; (0, 0) without one. Raises: as `get`."""
-        end = self._resting.get((topic, queue_id))
+        end = self._unopened.get((topic, queue_id))
         if end is not None and not self._min_physical:
             # Nothing was ever deleted: there is nothing to look at.
             return 0, end
@@ -139,7 +139,7 @@ class ConsumeQueues:
 
     def keys(self) -> list[Key]:
         """Every (topic, queue), sorted."""
-        return sorted({*list(self._queues), *list(self._resting)})
+        return sorted({*list(self._queues), *list(self._unopened)})
 
     def all(self) -> list[ConsumeQueue]:
         """Every queue that is open now."""
@@ -151,7 +151,7 @@ class ConsumeQueues:
 
     def _wake(self, ends_above: int = 0) -> None:
         """Open the queues that rest and end above an offset."""
-        for key, end in list(self._resting.items()):
+        for key, end in list(self._unopened.items()):
             if end > ends_above:
                 self.get(*key)
 

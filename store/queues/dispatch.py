@@ -51,7 +51,7 @@ class UndispatchedUnit(NamedTuple):
 
 
 class Dispatch:
-    """Moves the dispatched end of a store. Callers: one thread; `pend` under the put lock."""
+    """Moves the dispatched end of a store. Callers: one thread; `remember` under the put lock."""
 
     def __init__(
         self, log: CommitLog, queues: ConsumeQueues, *, put_lock: PutLock, flags: RunningFlags
@@ -68,22 +68,22 @@ class Dispatch:
         self.index: IndexBuilder | None = None
         #: grows with each message that waits for a delay level or a timer
         self.delayed = 0
-        #: queues that got units since `take_touched` was called last
-        self._touched: set[Key] = set()
+        #: queues that got units since `take_changed_queues` was called last
+        self._changed_queues: set[Key] = set()
         #: damaged ranges below the confirmed end that were passed over, [start, stop)
         self._holes: list[tuple[int, int]] = []
 
-    def pend(self, unit: UndispatchedUnit) -> None:
+    def remember(self, unit: UndispatchedUnit) -> None:
         """Remember records that were just appended, so that they need not be read back."""
         if len(self._pending) >= PENDING_MAX:
             # Dispatch lags (a replica is away): it will read these units back from the log.
             self._pending.clear()
         self._pending.append(unit)
 
-    def take_touched(self) -> set[Key]:
+    def take_changed_queues(self) -> set[Key]:
         """The queues that got units since the last call."""
-        touched, self._touched = self._touched, set()
-        return touched
+        changed, self._changed_queues = self._changed_queues, set()
+        return changed
 
     def concerns(self, queues: Container[Key], confirmed: int) -> bool:
         """Whether the records to dispatch up to `confirmed` include one of `queues`, or may do so."""
@@ -137,7 +137,7 @@ class Dispatch:
                 if self._holes:
                     self._point_into_damage(queue, unit.first_offset, int(unit.positions[0]))
                 queue.append(unit.first_offset, unit.positions, unit.sizes, unit.tags_codes)
-                self._touched.add((unit.topic, unit.queue_id))
+                self._changed_queues.add((unit.topic, unit.queue_id))
                 if unit.topic in _DELAY_TOPICS:
                     self.delayed += 1
                 self.dispatched = unit.end
@@ -191,7 +191,7 @@ class Dispatch:
                     run.sizes,
                     rows.tags_codes(run.topic, run.batch, self._log.config.delay_levels_ms),
                 )
-                self._touched.add((run.topic, run.queue_id))
+                self._changed_queues.add((run.topic, run.queue_id))
                 if run.topic in _DELAY_TOPICS:
                     self.delayed += 1
         self.dispatched = walk.end

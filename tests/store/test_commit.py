@@ -109,7 +109,7 @@ def test_a_hole_is_stepped_over(bench: Bench):
     bench.appended = SEGMENT - 9000
     bench.commit = bench.next_life(SEGMENT - 9000)
     bench.append(8, b"b")
-    bench.pool.dig_hole(bench.appended)
+    bench.pool.note_hole(bench.appended)
     bench.appended = SEGMENT
     bench.append(100, b"c")
     assert bench.commit.commit(bench.appended) == SEGMENT + 100

@@ -131,7 +131,7 @@ def test_bytes_come_back_also_around_the_end_of_the_pool(tmp_path: Path, shm: Pa
 def test_a_piece_lies_in_one_file_and_leaves_the_hole_out(tmp_path: Path, shm: Path):
     pool = make_pool(tmp_path)
     pool.write(SEGMENT - 100, b"c" * 10)
-    pool.dig_hole(SEGMENT - 90)
+    pool.note_hole(SEGMENT - 90)
     pool.write(SEGMENT, b"d" * 20)
     expected = {SEGMENT - 100: b"c" * 10, SEGMENT: b"d" * 20}
     assert content(pool, SEGMENT - 100, SEGMENT + 20) == expected

@@ -107,7 +107,7 @@ def _outcome(store: MessageStore, image: SimulatedDisk) -> Iterator[Any]:
         log.committed,
         log.synced,
         store.dispatched,
-        store.put_path.headed,
+        store.put_path.snapshot_segment,
         store.put_path.group,
     )
     yield tuple(store.state.snapshot(1 << 20))

@@ -581,7 +581,7 @@ class SimulatedDisk(Files):
             self._make_dir(normal)
             self.sync_dir(parent)
 
-    def settle_dirs(self, path: PathLike) -> None:
+    def make_dirs_durable(self, path: PathLike) -> None:
         with self._mutex:
             self.make_dirs(path)
             place = _normal(path)
