@@ -158,19 +158,23 @@ class Files:
 
         One system call takes half the time of as many reads. The kernel copies the bytes from the map to a memory
         file. Where this process would die of SIGBUS at a bad sector, the kernel returns an error.
-        Returns: None when one of the places cannot be read so.
+        Returns: None when one of the places cannot be read so, or another thread gathers.
         """
         total = nbytes * len(starts)
         if total > GATHER_BYTES:
             return None
         parts = [view[start : start + nbytes] for start in starts]
+        # Cold pages come from the disk meanwhile, and another query must not wait for them.
+        if not self._gathering.acquire(blocking=False):
+            return None
         try:
-            with self._gathering:
-                fd, mapped = self._gathered = self._gathered or self._memory_file()
-                return mapped[:total] if os.pwritev(fd, parts, 0) == total else None
+            fd, mapped = self._gathered = self._gathered or self._memory_file()
+            return mapped[:total] if os.pwritev(fd, parts, 0) == total else None
         except OSError:
             # A bad sector, more places than a system call takes, or no descriptor for the memory file.
             return None
+        finally:
+            self._gathering.release()
 
     def _memory_file(self) -> tuple[int, mmap.mmap]:
         fd = os.memfd_create("raymq-gather")

@@ -161,6 +161,18 @@ def test_a_place_that_cannot_be_read_through_its_map_is_an_error_and_no_signal(r
     real.close(fd)
 
 
+def test_a_reader_of_many_places_does_not_wait_for_another_that_waits_for_the_disk(real, tmp_path):
+    fd = real.open_file(tmp_path / "f", create=True)
+    real.pwrite(fd, b"abcdefgh", 0)
+    view = real.map_read(fd, 8, gathered=True)
+    with real._gathering:
+        assert real.gather(view, [0, 4], 2) is None
+        assert real.read_each(fd, view, [0, 4], 2, path=tmp_path / "f") == b"abef"
+    assert real.gather(view, [0, 4], 2) == b"abef"
+    real.unmap(view)
+    real.close(fd)
+
+
 def test_words_stored_through_a_shared_map_are_in_the_file(files, tmp_path):
     fd = files.open_file(tmp_path / "f", create=True)
     files.allocate(fd, 4096)
