@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from .lean_ray import LEAN
 from .leftovers import claim
 from .programs import raise_exit
 
@@ -45,6 +46,7 @@ class Demo:
                 cwd=ROOT,
                 env={
                     **inherited,
+                    **LEAN,
                     VARIABLE: self.mark,
                     "RAYMQ_HOME": str(place / "home"),
                     "RAY_AUTH_TOKEN_PATH": str(place / "ray-token"),
