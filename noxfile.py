@@ -58,7 +58,7 @@ def crash(session: nox.Session) -> None:
     session.install("-e", ".[dev]")
     session.run(
         *("python", "-m", "pytest", "tests/crash", "--timeout", "3600", *session.posargs),
-        env={"RAYMQ_CRASH_DEPTH": "4"},
+        env={"RAYMQ_CRASH_DEPTH": "5"},
     )
 
 
