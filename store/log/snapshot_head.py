@@ -1,5 +1,6 @@
 """Snapshots of the state in the log. Each segment begins with one, and recovery begins at the newest.
 
+A segment has none if the state was too large for it, or if broken-off snapshots left no room for a whole one.
 State = the newest snapshot + the records after it. So no segment is deleted before a newer one begins with a snapshot.
 """
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from raymq.store import record
 from raymq.store.errors import Unavailable
+from raymq.store.failpoints import FailPointReached, failpoint
+from raymq.store.log.snapshot_head import read_head, snapshot_starts
 from tests.support.batches import request
 from tests.support.confirming import confirm, dispatch_all
+from tests.support.crash_check import Checker, check_snapshots
 from tests.support.crash_states import disk_of, kill_states, last_states
-from tests.support.crash_traces import SEED, open_store
+from tests.support.crash_traces import CONFIG, SEED, Promise, Trace, open_store
 from tests.support.simulated_disk import SimulatedDisk
+
+SIZE = CONFIG.segment_size_bytes
 
 
 def test_a_kill_during_recovery_from_a_power_loss_leaves_no_hole_in_a_consume_queue() -> None:
@@ -63,3 +69,109 @@ def test_consume_queues_whose_sync_failed_are_written_again_at_the_next_start() 
         dispatch_all(again)
         assert again.queue_range("t", 0) == (0, 2)
         assert again.queue_range("t", 1) == (0, 1)
+
+
+def break_off_a_snapshot() -> Trace:
+    """A store whose process ended after the first part of the snapshot that the second segment begins with."""
+    trace = Trace(512)
+    trace.begin_with_topics()
+    trace.open()
+    trace.ack()
+
+    def stop() -> None:
+        if trace.store.log.end >= SIZE:
+            raise FailPointReached
+
+    def fill() -> None:
+        for turn in range(20):
+            trace.put(turn % 2, 1, 1300, producer=70)
+
+    with failpoint("log.after_store", stop), pytest.raises(FailPointReached):
+        fill()
+    trace.store.log.close(clean=False)
+    trace.open()
+    trace.ack()
+    trace.store.sync_queues()
+    return trace
+
+
+def lose_power_within_a_snapshot(trace: Trace, parts: int) -> SimulatedDisk:
+    """Put, and lose power after the write of so many parts; all writes before reached the disk.
+
+    The last part has neither its chain unit nor its mark.
+    """
+    disk = trace.disk
+    begun = len(disk.snapshot())
+    trace.put(0, 1, 50)
+    segment = disk.number_of(f"/s/commitlog/{SIZE:020d}")
+    writes = [
+        at
+        for at, op in enumerate(disk.snapshot(), start=1)
+        if at > begun and op.kind == "write" and op.node == segment
+    ]
+    # Of the disks at this place the first ones hold a part of the write, the last one holds all of it.
+    *_, written = (image for image in kill_states(disk) if image.crashed_at == writes[parts - 1])
+    trace.store.abandon()
+    lost = disk_of(written.tree(), boot=disk.boot + 1)
+    lost.notes = (Promise(trace.acked, trace.acked),)
+    return lost
+
+
+def test_a_segment_full_of_broken_off_snapshots_is_ended() -> None:
+    """Three crashes in a row, each within a snapshot in the same segment. The fourth snapshot finds no room there."""
+    trace = break_off_a_snapshot()
+    assert trace.acked.ends == ((0, 3), (1, 2))
+    for parts, end in ((4, 23_374), (2, 27_687)):
+        lost = lose_power_within_a_snapshot(trace, parts)
+        trace.begin_with_crash(lost, power=True)
+        trace.go_on()
+        assert trace.store.log.end == end
+        assert read_head(trace.store.log.queue.files[1]) == (None, end)
+    trace.store.abandon()
+    disk = lost.recording()
+    Checker(trace).check(lost, power=True)
+
+    # The state comes from the snapshot of the first segment, and all that was acknowledged is there.
+    store = open_store(disk)
+    assert [*snapshot_starts(store.log, store.log.end)] == [0]
+    topics, ends = dict(store.state.topics), dict(store.state.next_offsets)
+    assert store.put(request([b"next"])).first_offset == 3
+    ended, newest = store.log.queue.files[1:]
+    walk = record.walk(ended.read_view(), ended.start, stop=SIZE)
+    assert (walk.reason, walk.end) == (record.WalkStop.BLANK, 27_687)
+    assert read_head(newest)[0] is not None
+    assert [*snapshot_starts(store.log, store.log.end)] == [2 * SIZE, 0]
+    confirm(store)
+    store.abandon()
+    again = open_store(disk_of(disk.tree(), boot=disk.boot + 1))
+    assert again.state.topics == topics
+    assert again.state.next_offsets["t", 0] == ends["t", 0] + 1 == 4
+    assert again.state.next_offsets["t", 1] == ends["t", 1]
+    for made in trace.acked.batches:
+        values = request(
+            [*made.bodies],
+            queue=made.queue,
+            tag="x",
+            producer=made.producer,
+            sequence=made.sequence,
+        )
+        assert again.put(values).duplicates == 1
+
+
+def test_the_check_refuses_any_other_segment_without_a_snapshot() -> None:
+    store = break_off_a_snapshot().store
+    store.log.seal(0)
+    store.put(request([b"next"]))
+    with pytest.raises(AssertionError, match="had room"):
+        check_snapshots(store)
+
+    store = break_off_a_snapshot().store
+    # The put path believes that the segment has its snapshot.
+    store.put_path.snapshot_segment = SIZE
+    store.put(request([b"next"]))
+    with pytest.raises(AssertionError, match="newest segment"):
+        check_snapshots(store)
+    store.log.seal(0)
+    store.put(request([b"next"]))
+    with pytest.raises(AssertionError, match="record follows"):
+        check_snapshots(store)
