@@ -16,9 +16,9 @@ from .errors import require
 
 try:
     # several times faster than zlib: an SSE/PCLMUL or NEON implementation of the same polynomial
-    from isal.isal_zlib import crc32 as _crc32
+    from isal.isal_zlib import crc32 as crc32
 except ImportError:  # no wheel for this platform
-    from zlib import crc32 as _crc32
+    from zlib import crc32 as crc32
 
 try:
     import google_crc32c
@@ -78,7 +78,7 @@ def body_crc(body: Any) -> int:
 
     Source: UtilAll#crc32: zlib's CRC-32 with the sign bit cleared; 0 for an empty body.
     """
-    return _crc32(body) & BODY_CRC_MASK
+    return crc32(body) & BODY_CRC_MASK
 
 
 def body_crcs(bodies: pa.BinaryArray) -> npt.NDArray[np.int32]:
@@ -104,7 +104,7 @@ def stretch_crcs(
 
 
 def _body_crcs_of(bodies: Iterable[Any], count: int) -> npt.NDArray[np.int32]:
-    crcs = np.fromiter(map(_crc32, bodies), dtype=np.uint32, count=count)
+    crcs = np.fromiter(map(crc32, bodies), dtype=np.uint32, count=count)
     return (crcs & BODY_CRC_MASK).astype(np.int32)
 
 

@@ -255,9 +255,11 @@ class IndexService:
         """
         hashed = key_hash(topic, key)
         for file in self._newest_first(begin_ms, end_ms):
-            # The file was deleted, and so were its records.
-            with contextlib.suppress(Unavailable):
+            try:
                 yield from file.find(hashed, begin_ms, end_ms, some)
+            except Unavailable:
+                # The file was deleted, and its records with it.
+                continue
 
     def find_many(
         self, key_hashes: Int64s, wanted: int, begin_ms: int, end_ms: int
@@ -269,7 +271,7 @@ class IndexService:
         for file in self._newest_first(begin_ms, end_ms):
             if not (left > 0).any():
                 break
-            # As above.
+            # The file may be deleted meanwhile, and its records with it.
             with contextlib.suppress(Unavailable):
                 some, places = file.find_many(key_hashes, left, begin_ms, end_ms)
                 left -= np.bincount(some, minlength=len(left))

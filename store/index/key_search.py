@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from raymq.store.arrays import Int64s
-from raymq.store.checksum import body_crc
+from raymq.store.checksum import BODY_CRC_MASK, crc32
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records.binary_columns import binary_array
 from raymq.store.records.keys import keys_of
@@ -23,8 +23,8 @@ from .index_service import IndexService
 
 #: later than any store time
 TIME_MAX_MS = (1 << 63) - 1
-#: bytes read for each record, at least and at most, in steps of the least; a larger record is read once more
-READ_BYTES_MIN, READ_BYTES_MAX = 256, 8192
+#: bytes read for each record are a multiple of the one, and at most the other; a larger record is read once more
+READ_BYTES_STEP, READ_BYTES_MAX = 64, 8192
 
 
 class KeyHits(NamedTuple):
@@ -60,11 +60,11 @@ class KeySearch:
         raw = [found[place] for place in places]
         if raw:
             largest = max(map(len, raw))
-            self._read_bytes = min(-(-largest // READ_BYTES_MIN) * READ_BYTES_MIN, READ_BYTES_MAX)
+            self._read_bytes = min(-(-largest // READ_BYTES_STEP) * READ_BYTES_STEP, READ_BYTES_MAX)
         return KeyHits(
             keys=np.zeros(len(raw), dtype=np.int64),
             rows=np.arange(len(raw)),
-            places=np.array(places, dtype=np.int64),
+            places=np.fromiter(places, np.int64, len(places)),
             records=binary_array(raw),
         )
 
@@ -101,7 +101,8 @@ class KeySearch:
                     and key in keys_of(source[topic_end + 2 : end])
                 ):
                     continue
-                if body_at < body_end and body_crc(source[body_at:body_end]) != crc:
+                # `body_crc`, without a call of Python's for each record.
+                if body_at < body_end and crc32(source[body_at:body_end]) & BODY_CRC_MASK != crc:
                     raise log.damage(place, WalkStop.BAD_CRC.value)
                 # A key that stands twice in one message gives the same offset twice.
                 found[place] = source[start:end]
