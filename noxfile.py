@@ -54,11 +54,11 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def crash(session: nox.Session) -> None:
-    """The crash states of the engine alone, five times as many as in the tests; takes a quarter of an hour."""
+    """The crash states of the engine alone, four times as many as in the tests; takes a quarter of an hour."""
     session.install("-e", ".[dev]")
     session.run(
         *("python", "-m", "pytest", "tests/crash", "--timeout", "3600", *session.posargs),
-        env={"RAYMQ_CRASH_DEPTH": "5"},
+        env={"RAYMQ_CRASH_DEPTH": "4"},
     )
 
 

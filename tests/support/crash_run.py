@@ -15,7 +15,7 @@ from tests.support.simulated_disk import Op, SimulatedDisk
 #: combinations tried at each place of a recovery that crashes again
 SECOND_LIMIT = 6
 #: disks of each trace whose recovery crashes again
-SECOND_IMAGES = 3
+SECOND_IMAGES = 4
 #: of further kills with the same names not settled one of so many is tried
 OTHER_KILLS_STRIDE = 50
 #: disks that a power loss leaves of each life after a kill
