@@ -66,6 +66,19 @@ if _soft not in (resource.RLIM_INFINITY, DESCRIPTORS):
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(_soft, _wanted), _hard))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let every interpreter of this run keep what it compiles, also where the environment forbids it.
+
+    Ray starts hundreds of them, and to compile all modules takes longer than to run most of these processes.
+    """
+    cache: Any = getattr(config, "cache", None)
+    if sys.dont_write_bytecode and cache is not None:
+        # Out of the tree, which the environment asks for.
+        sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(cache.mkdir("bytecode"))
+        sys.dont_write_bytecode = False
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark by folder, so that no test can forget it; what needs Ray or Spark runs last.
 

@@ -154,14 +154,15 @@ class Dispatcher:
         """
         began_ms = self._clock.monotonic_ms()
         confirmed = self._store.log.confirmed
+        # Checked before the queues are read: a dispatch between the two is not missed.
+        behind = self._store.dispatched < confirmed
+        awaits_dispatch = behind and self._awaits_dispatch(request, confirmed)
         found = self._read(request)
-        if self._store.dispatched < confirmed and any(
-            isinstance(each.error, OffsetOutOfRange) for each in found
-        ):
+        if behind and any(isinstance(each.error, OffsetOutOfRange) for each in found):
             # The range in the error must end after every acknowledged message.
             self.await_confirmed()
             found = self._read(request)
-        if found or (request.wait_ms <= 0 and not self._awaits_dispatch(request, confirmed)):
+        if found or (request.wait_ms <= 0 and not awaits_dispatch):
             return found
         return self._hold(request, began_ms, confirmed)
 

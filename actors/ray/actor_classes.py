@@ -35,6 +35,8 @@ RETRY_MAX_S = 5.0
 #: pause between the log line of a process that cannot continue and its exit
 END_PAUSE_S = 1.0
 EXIT_GAVE_UP = 71
+#: how long a satellite whose CommitLog closed stays. `stop` ends it meanwhile; Ray would start another one before.
+LINGER_MS = 10_000
 #: a satellite whose service loop died
 EXIT_LOOP_DIED = 70
 #: how long Replication waits for the follower's actor to report its address
@@ -433,7 +435,7 @@ def _run_or_exit(make: Callable[[], Any], made: Callable[[Any], None]) -> None:
     try:
         service = make()
         made(service)
-        service.run()
+        service.run(linger_ms=LINGER_MS)
     except BaseException:
         logger.exception("the service loop died")
         os._exit(EXIT_LOOP_DIED)

@@ -54,8 +54,11 @@ class Service(ABC):
         self._undo = contextlib.ExitStack()
         self._satellite = Satellite(replica_dir, role, clock=self._clock, files=self._files)
 
-    def run(self) -> None:
-        """Serve, then end the process, whatever else runs in it. Returns: only after `stop`."""
+    def run(self, *, linger_ms: int = 0) -> None:
+        """Serve, then end the process, whatever else runs in it. Returns: only after `stop`.
+
+        Args: linger_ms is how long the process of a CommitLog that closed in order stays.
+        """
         code = EXIT_BUG
         try:
             code = self.serve()
@@ -63,6 +66,8 @@ class Service(ABC):
             # The host of this thread would only log it, and continue without its service.
             traceback.print_exc()
             sys.stderr.flush()
+        if code == EXIT_STOPPED_BY_COMMIT_LOG:
+            self._clock.sleep_ms(linger_ms)
         if code != EXIT_STOPPED:
             os._exit(code)
 

@@ -79,6 +79,28 @@ def test_a_read_waits_for_the_dispatch_only_where_its_queue_has_more(tmp_path: P
         assert found == [1]
 
 
+def test_a_read_sees_what_was_dispatched_right_after_it_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(MessageStore.open(tmp_path)) as store:
+        store.create_topic("t", 1, [0])
+        confirm(store)
+        store.put(PutRequest("t", 0, batch([b"first"]), None, 0, 0, "quorum"))
+        store.log.sync()
+        store.log.note_confirmed(store.log.end)
+        dispatcher = Dispatcher(store, clock=ManualClock(), on_dispatched=lambda: None)
+        look = dispatcher._read
+
+        def look_too_early(request: FetchRequest) -> list[FetchSlice]:
+            found = look(request)
+            dispatch_all(store)
+            return found
+
+        monkeypatch.setattr(dispatcher, "_read", look_too_early)
+        (part,) = dispatcher.fetch(FetchRequest("t", {0: 0}, 1 << 20, 10, 0))
+        assert part.next_offset == 1
+
+
 class Shard:
     """A store whose records are confirmed at once, and its dispatcher with its thread."""
 

@@ -50,7 +50,7 @@ def rocketmq(program: Program, tmp_path_factory: pytest.TempPathFactory) -> Iter
     oracle.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def config() -> StoreConfig:
     return CONFIG
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -90,24 +92,27 @@ def deliver_ours(root: Path, config: StoreConfig, *, put: list[Kind], count: int
     store.close()
 
 
-def test_what_is_delivered_is_the_same(
-    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
-) -> None:
-    rocketmq.write_and_halt(tmp_path / "theirs", [*soon("a"), deliver(2)], timers=True)
-    theirs = delivered(rocketmq.read(tmp_path / "theirs"))
-    deliver_ours(tmp_path / "ours", config, put=soon("a"), count=2)
-    lines = rocketmq.read(tmp_path / "ours")
-    assert_same(read_copy(tmp_path / "ours", config), lines)
+def deliver_the_same(rocketmq: RocketMQ, config: StoreConfig, place: Path) -> None:
+    rocketmq.write_and_halt(place / "theirs", [*soon("a"), deliver(2)], timers=True)
+    theirs = delivered(rocketmq.read(place / "theirs"))
+    deliver_ours(place / "ours", config, put=soon("a"), count=2)
+    lines = rocketmq.read(place / "ours")
+    assert_same(read_copy(place / "ours", config), lines)
     assert delivered(lines) == theirs
     assert len(theirs) == 2
 
 
-@pytest.mark.parametrize("end", ["halted", "shut down"])
-def test_we_deliver_what_rocketmq_left_waiting_and_it_delivers_nothing_again(
-    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path, end: str
+def take_over_after_a_halt(rocketmq: RocketMQ, config: StoreConfig, place: Path) -> None:
+    take_over(rocketmq, config, place / "store", rocketmq.write_and_halt)
+
+
+def take_over_after_a_stop(rocketmq: RocketMQ, config: StoreConfig, place: Path) -> None:
+    take_over(rocketmq, config, place / "store", rocketmq.write)
+
+
+def take_over(
+    rocketmq: RocketMQ, config: StoreConfig, root: Path, write: Callable[..., list[Line]]
 ) -> None:
-    root = tmp_path / "store"
-    write = rocketmq.write if end == "shut down" else rocketmq.write_and_halt
     # Two are delivered there, which it notes within a second; two are stored and wait.
     write(root, [*soon("a"), deliver(2, SETTLE_MS), *soon("b")], timers=True)
     deliver_ours(root, config, put=[], count=4)
@@ -119,10 +124,8 @@ def test_we_deliver_what_rocketmq_left_waiting_and_it_delivers_nothing_again(
     assert [line["properties"]["KEYS"] for line in again] == wanted
 
 
-def test_rocketmq_delivers_what_we_left_waiting_once(
-    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
-) -> None:
-    root = tmp_path / "store"
+def hand_over(rocketmq: RocketMQ, config: StoreConfig, place: Path) -> None:
+    root = place / "store"
     deliver_ours(root, config, put=soon("a"), count=2)
     deliver_ours(root, config, put=soon("b"), count=2)
     rocketmq.write_and_halt(root, [deliver(4, SETTLE_MS)], timers=True)
@@ -131,13 +134,56 @@ def test_rocketmq_delivers_what_we_left_waiting_once(
     assert [line["properties"]["KEYS"] for line in lines] == wanted
 
 
-def test_messages_that_rocketmq_added_and_delivered_between_two_of_our_runs_come_once(
-    rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
-) -> None:
-    root = tmp_path / "store"
+def deliver_in_turn(rocketmq: RocketMQ, config: StoreConfig, place: Path) -> None:
+    root = place / "store"
     deliver_ours(root, config, put=soon("a"), count=2)
     rocketmq.write_and_halt(root, [*soon("b"), deliver(4, SETTLE_MS), *soon("c")], timers=True)
     deliver_ours(root, config, put=[], count=6)
     lines = delivered(rocketmq.read(root))
     wanted = [f"{kind}-{name}" for kind in ("level", "timer") for name in "abc"]
     assert [line["properties"]["KEYS"] for line in lines] == wanted
+
+
+Story = Callable[[RocketMQ, StoreConfig, Path], None]
+STORIES = (
+    deliver_the_same,
+    take_over_after_a_halt,
+    take_over_after_a_stop,
+    hand_over,
+    deliver_in_turn,
+)
+
+
+@pytest.fixture(scope="module")
+def told(
+    rocketmq: RocketMQ, config: StoreConfig, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Story, Future[None]]]:
+    """All at the same time, each on stores of its own: they wait for messages to be due."""
+    with ThreadPoolExecutor(len(STORIES)) as threads:
+        yield {
+            story: threads.submit(story, rocketmq, config, tmp_path_factory.mktemp(story.__name__))
+            for story in STORIES
+        }
+
+
+def test_what_is_delivered_is_the_same(told: dict[Story, Future[None]]) -> None:
+    told[deliver_the_same].result()
+
+
+@pytest.mark.parametrize(
+    "story", [take_over_after_a_halt, take_over_after_a_stop], ids=["halted", "shut down"]
+)
+def test_we_deliver_what_rocketmq_left_waiting_and_it_delivers_nothing_again(
+    told: dict[Story, Future[None]], story: Story
+) -> None:
+    told[story].result()
+
+
+def test_rocketmq_delivers_what_we_left_waiting_once(told: dict[Story, Future[None]]) -> None:
+    told[hand_over].result()
+
+
+def test_messages_that_rocketmq_added_and_delivered_between_two_of_our_runs_come_once(
+    told: dict[Story, Future[None]],
+) -> None:
+    told[deliver_in_turn].result()

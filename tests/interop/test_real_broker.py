@@ -6,6 +6,8 @@ import base64
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +56,15 @@ class Fed(NamedTuple):
     offsets: dict[int, int]
     #: key and body of the messages of the compacted topic
     latest: dict[str, bytes]
+
+    @property
+    def left(self) -> dict[Place, bytes]:
+        """What the group has not read."""
+        return {
+            place: body
+            for place, body in self.receipts.items()
+            if place[1] >= self.offsets[place[0]]
+        }
 
 
 def feed(cluster: raymq.Cluster) -> tuple[dict[Place, bytes], dict[int, int], dict[str, bytes]]:
@@ -139,17 +150,35 @@ def bodies_of(lines: list[Line], kind: str, topic: str) -> dict[Place, bytes]:
     return found
 
 
-def consume(rocketmq: RocketMQ, fed: Fed, shard: Path) -> None:
-    """All of a shard comes through a broker, and RayMQ goes on where that stopped."""
-    left = {
-        place: body for place, body in fed.receipts.items() if place[1] >= fed.offsets[place[0]]
-    }
-    assert 0 < len(left) < len(fed.receipts)
+class Served(NamedTuple):
+    """What the clients of a broker on a shard consume."""
+
+    #: whether the shard was marked as not closed before
+    unclean: bool
+    lines: Future[list[Line]]
+
+
+@pytest.fixture(scope="module")
+def served(rocketmq: RocketMQ, fed: Fed) -> Iterator[dict[Path, Served]]:
+    """By shard. Both brokers run at the same time: most of theirs is waiting."""
     pull: list[dict[str, Any]] = [{"topic": TOPIC, "count": len(fed.receipts)}]
     pull.append({"topic": LATEST, "count": len(fed.latest)})
-    push = [{"group": GROUP, "topic": TOPIC, "count": len(left)}]
-    lines = rocketmq.resized(**SIZES).broker(shard, pull=pull, push=push)
+    push = [{"group": GROUP, "topic": TOPIC, "count": len(fed.left)}]
+    with ThreadPoolExecutor(2) as threads:
+        yield {
+            shard: Served(
+                (shard / "abort").exists(),
+                threads.submit(rocketmq.resized(**SIZES).broker, shard, pull=pull, push=push),
+            )
+            for shard in (fed.stopped, fed.crashed)
+        }
 
+
+def check_consumed(served: Served, fed: Fed, shard: Path) -> None:
+    """All of a shard comes through a broker, and RayMQ goes on where that stopped."""
+    left = fed.left
+    assert 0 < len(left) < len(fed.receipts)
+    lines = served.lines.result()
     assert bodies_of(lines, "pulled", TOPIC) == fed.receipts
     assert {line["tags"] for line in lines if line["topic"] == TOPIC} == {TAG}
     assert bodies_of(lines, "pushed", TOPIC) == left
@@ -167,12 +196,12 @@ def consume(rocketmq: RocketMQ, fed: Fed, shard: Path) -> None:
 
 
 def test_a_broker_serves_all_of_a_shard_that_was_stopped_in_order(
-    rocketmq: RocketMQ, fed: Fed
+    served: dict[Path, Served], fed: Fed
 ) -> None:
-    assert not (fed.stopped / "abort").exists()
-    consume(rocketmq, fed, fed.stopped)
+    assert not served[fed.stopped].unclean
+    check_consumed(served[fed.stopped], fed, fed.stopped)
 
 
-def test_a_broker_serves_all_of_a_shard_that_crashed(rocketmq: RocketMQ, fed: Fed) -> None:
-    assert (fed.crashed / "abort").exists()
-    consume(rocketmq, fed, fed.crashed)
+def test_a_broker_serves_all_of_a_shard_that_crashed(served: dict[Path, Served], fed: Fed) -> None:
+    assert served[fed.crashed].unclean
+    check_consumed(served[fed.crashed], fed, fed.crashed)

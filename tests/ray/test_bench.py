@@ -14,6 +14,7 @@ from raymq.cluster.deploy import owned_ray
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
 from raymq.store.files import Files
+from tests.support.lean_ray import LEAN
 
 
 @pytest.mark.timeout(120)
@@ -21,6 +22,7 @@ def test_an_end_to_end_run_of_two_workers_as_ray_tasks_is_sound(tmp_path: Path) 
     paths = ClusterPaths(tmp_path / "data")
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith("RAY")},
+        **LEAN,
         "RAYMQ_HOME": str(tmp_path / "home"),
         "RAY_AUTH_TOKEN_PATH": str(tmp_path / "ray-token"),
     }

@@ -31,6 +31,7 @@ from raymq.store.files import Files
 from raymq.store.promise import ACKS
 from raymq.store.tools.inspect import verify
 from tests.support.history import History, Load, Read, faults
+from tests.support.lean_ray import LEAN
 from tests.support.waiting import until
 
 TOPIC, ASIDE = "load", "aside"
@@ -54,6 +55,7 @@ class Mirror:
         self.paths = ClusterPaths(place / "data")
         self.environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("RAY")},
+            **LEAN,
             "RAYMQ_HOME": str(place / "home"),
             "RAY_AUTH_TOKEN_PATH": str(place / "ray-token"),
         }

@@ -30,7 +30,7 @@ print(ray.get(ray.remote(lambda: "a task ran").remote(), timeout=60))
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     place = tmp_path_factory.mktemp("loopback")
-    with ray_environment(place):
+    with ray_environment(place, lean=False):
         try:
             yield place
         finally:

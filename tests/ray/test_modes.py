@@ -29,6 +29,7 @@ from raymq.store.log.transient_pool import NAME_FILE, SHM_DIR
 from raymq.store.promise import ACKS
 from raymq.store.tools.inspect import verify
 from tests.support.history import History, Load, Read, Reader, faults
+from tests.support.lean_ray import LEAN
 from tests.support.waiting import until
 
 PRODUCERS, QUEUES = 2, 2
@@ -79,6 +80,7 @@ class Home:
         self.place = place
         self.environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("RAY")},
+            **LEAN,
             "RAYMQ_HOME": str(place / "home"),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(place / "ray-token"),

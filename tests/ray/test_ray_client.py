@@ -147,7 +147,7 @@ def world() -> Iterator[World]:
     place = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
     paths = ClusterPaths(place / "data")
     try:
-        with ray_environment(place):
+        with ray_environment(place, lean=False):
             try:
                 flight = raymq.start(place / "data", name=NAME, segment_size_bytes=16 << 20)
                 ray.init(flight.ray_address, log_to_driver=False, logging_level="ERROR")

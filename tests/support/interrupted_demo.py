@@ -12,8 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from .lean_ray import LEAN
 from .leftovers import claim
 from .programs import raise_exit
+from .quick_java import QUICK_JAVA
 
 ROOT = Path(__file__).resolve().parents[2]
 #: the second half of `run.py demo`, in this environment
@@ -45,6 +47,8 @@ class Demo:
                 cwd=ROOT,
                 env={
                     **inherited,
+                    **LEAN,
+                    **QUICK_JAVA,
                     VARIABLE: self.mark,
                     "RAYMQ_HOME": str(place / "home"),
                     "RAY_AUTH_TOKEN_PATH": str(place / "ray-token"),

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,11 +105,12 @@ def compile_sources(javac: str, jars: str, target: Path) -> None:
 
 
 class Oracle:
-    """One process of the program. Callers: one thread."""
+    """One process of the program. Callers: any thread; one command at a time."""
 
     def __init__(self, program: Program, home: Path) -> None:
         home.mkdir(exist_ok=True)
         self._errors = home / "errors"
+        self._asking = threading.Lock()
         logback = SOURCES / "logback.xml"
         with self._errors.open("w", encoding="utf-8") as errors:
             self._process = subprocess.Popen(
@@ -132,6 +134,10 @@ class Oracle:
 
     def ask(self, command: Line) -> list[Line]:
         """The lines of one answer. Raises: Failed with RocketMQ's words."""
+        with self._asking:
+            return self._ask(command)
+
+    def _ask(self, command: Line) -> list[Line]:
         process = self._process
         if process.stdin is None or process.stdout is None:
             raise TypeError("the process has pipes")
@@ -182,7 +188,7 @@ class RocketMQ:
         self, store: Path, messages: Iterable[Line], *, timers: bool = False
     ) -> list[Line]:
         """The same in a process of its own, which is then gone as after a crash."""
-        crashing = Oracle(self._program, self._scratch / "home-halt")
+        crashing = Oracle(self._program, self._new_home())
         command = {"do": "write", "dir": str(store), "messages": list(messages)}
         try:
             return crashing.ask({**command, "timers": timers, "halt": True, **self._sizes})
@@ -209,14 +215,17 @@ class RocketMQ:
         It is a process of its own, with its own name server, on free ports of 127.0.0.1. Args: `pull`: {"topic",
         "count"}, from the first message on; `push`: also "group", from where the group is.
         """
-        home = self._scratch / "home-broker"
-        home.mkdir(exist_ok=True)
+        home = self._new_home()
         process = Oracle(self._program, home)
         command = {"do": "broker", "dir": str(store), "home": str(home), "pull": pull, "push": push}
         try:
             return process.ask({**command, **self._sizes})
         finally:
             process.close()
+
+    def _new_home(self) -> Path:
+        """Of a process of its own: several may run at the same time."""
+        return Path(tempfile.mkdtemp(prefix="home-", dir=self._scratch))
 
     def wanted(
         self, expressions: list[str], rows: list[dict[str, str]]

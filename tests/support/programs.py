@@ -16,6 +16,7 @@ from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
 from raymq.store.files import Files
 
+from .lean_ray import LEAN
 from .leftovers import claim
 from .workers import end_with_parent
 
@@ -51,6 +52,7 @@ def run(program: Program) -> list[str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
     environment = {
         **inherited,
+        **LEAN,
         **dict(program.variables),
         "PYTHONPATH": str(ROOT),
         "RAYMQ_HOME": str(place / "home"),

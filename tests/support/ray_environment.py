@@ -7,16 +7,22 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from .lean_ray import LEAN
+
 
 @contextlib.contextmanager
-def ray_environment(place: Path) -> Iterator[None]:
+def ray_environment(place: Path, *, lean: bool = True) -> Iterator[None]:
     """No variable of Ray or RayMQ but a home and a token below `place`; all is as before at the end.
+
+    Args: a `lean` Ray is started without the servers that `lean_ray.py` names.
 
     The variables that a connection to the cluster's Ray sets (RAY_AUTH_MODE) are removed at the end too.
     """
     before = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("RAY")]:
         del os.environ[name]
+    if lean:
+        os.environ.update(LEAN)
     os.environ["RAYMQ_HOME"] = str(place / "home")
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(place / "ray-token")
     try:

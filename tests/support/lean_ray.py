@@ -1,0 +1,16 @@
+"""Ray without the servers that a test does not look at, so that it starts in less time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: `ray start` calls the function that this variable names
+LEAN = {"RAY_START_HOOK": f"{__name__}.leave_out"}
+
+
+def leave_out(parameters: Any, head: bool) -> None:
+    """Callers: `ray start`. Args: `parameters` is its RayParams."""
+    # A Ray that does not grow; output of workers, which no test reads; drivers of other machines.
+    parameters.no_monitor = True
+    parameters.include_log_monitor = False
+    parameters.ray_client_server_port = None
