@@ -110,7 +110,7 @@ class EmbeddedStore:
         log.sync()
         log.note_confirmed(log.end)
         self._delays = DelayService(self.store)
-        self._syncer = SegmentSyncer(log.queue.directory, config.segment_size_bytes, log.files)
+        self._syncer = SegmentSyncer(log.segments.directory, config.segment_size_bytes, log.files)
         self._sync_flush = config.flush == "sync"
         self._promise = PROMISES[config.flush, False, "quorum"]
         #: no receipt waits for the flush thread
@@ -347,7 +347,7 @@ class EmbeddedStore:
             if self.store.config.warm_mapped_file:
                 log.allocate_ahead().run(self._ended.is_set)
             else:
-                ahead = ReadAhead(log.queue, lambda: log.end, files=log.files)
+                ahead = ReadAhead(log.segments, lambda: log.end, files=log.files)
                 ahead.run(self._ended.is_set, self._ended)
         except BaseException as error:
             self._fail(f"the thread that prepares pages ended: {error!r}", error)

@@ -170,7 +170,7 @@ class MessageStore:
         self._met_snapshot = found.met_snapshot
         self._rebuilding = found.rebuilding
         self._recover_index()
-        if not self.log.queue.files:
+        if not self.log.segments.files:
             self.put_path.begin_log()
         self.compaction.load()
 

@@ -109,7 +109,7 @@ class StoreRecovery:
         if log.start and next(snapshot_starts(log, self._uncuttable(complete)), None) is None:
             # RocketMQ deleted the files that said where queues end.
             return False
-        file = log.queue.find(appended)
+        file = log.segments.find(appended)
         if file is None:
             return True
         at = appended - file.start
@@ -176,7 +176,7 @@ class StoreRecovery:
         log.truncate(start)
         self._put_path.group = (0, 0)
         self._state.clear()
-        for file in log.queue.files:
+        for file in log.segments.files:
             if scan_start - file.size < file.start < log.end:
                 self._apply_again(file.start, min(log.end, file.start + file.size))
         self._queues.truncate(log.end)
@@ -280,7 +280,7 @@ class StoreRecovery:
     def _note_snapshots(self) -> None:
         """Let the put path know which snapshots there are, so that it writes the next one when it is due."""
         log = self._log
-        tail = log.queue.find(log.end)
+        tail = log.segments.find(log.end)
         if tail is not None:
             complete_at, parts_end = read_head(tail)
             if complete_at is not None or parts_end < log.end:

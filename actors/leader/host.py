@@ -105,7 +105,7 @@ class LeaderHost(ReplicaHost):
         log.on_appended = self._on_appended
         if self._mirrored:
             # Replication maps files, too, and this process does not see for how long.
-            log.queue.spares = None
+            log.segments.spares = None
         self._ahead = log.allocate_ahead()
         self.maintenance = Maintenance(
             store.cleaner,

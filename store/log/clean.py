@@ -115,7 +115,7 @@ class CleanService:
         Source: CleanCommitLogService#isSpaceToDelete: of several directories the emptiest counts, and those that are
         too full get no new files.
         """
-        config, queue = self._config, self._log.queue
+        config, queue = self._config, self._log.segments
         ratios = {path: self._files.used_ratio(path) for path in queue.write_to}
         queue.full = frozenset(
             path for path, ratio in ratios.items() if ratio > config.disk_space_clean_forcibly_ratio
@@ -144,7 +144,7 @@ class CleanService:
         self._store.forget_before(start)
         deleted = 0
         # A store that was closed in between has no files.
-        while self._log.queue.files and self._log.start < start:
+        while self._log.segments.files and self._log.start < start:
             if deleted:
                 self._clock.sleep_ms(self._config.delete_files_interval_ms)
             self._log.delete_first()
@@ -163,7 +163,7 @@ class CleanService:
     def _new_start(self, *, at_once: bool) -> int:
         """The offset up to which this pass may delete."""
         limit = min(self._log.confirmed, self._log.synced)
-        files = [file for file in self._log.queue.files[1:] if file.start < limit]
+        files = [file for file in self._log.segments.files[1:] if file.start < limit]
         found = self._log.start
         if at_once and files:
             found = files[-1].start
@@ -217,7 +217,7 @@ class CleanService:
 
         A start that has to walk from an older file meets this snapshot on its way, and knows all from there on.
         """
-        for file in reversed(self._log.queue.files):
+        for file in reversed(self._log.segments.files):
             if file.start < limit:
                 complete_at, _ = read_head(file)
                 if complete_at is not None and complete_at <= limit:

@@ -123,16 +123,16 @@ class CommitLog:
         self._opened.callback(self.chain.close)
         self.checkpoint = Checkpoint.open(self.root / "checkpoint", files=self.files)
         self._opened.callback(self.checkpoint.close)
-        self.queue = open_log_files(self.root, self.config, files=self.files)
-        self._opened.callback(self.queue.close)
-        self.queue.load()
-        if self.queue.files:
+        self.segments = open_log_files(self.root, self.config, files=self.files)
+        self._opened.callback(self.segments.close)
+        self.segments.load()
+        if self.segments.files:
             # A deletion that a crash broke off is finished.
-            self.chain.delete_before(self.queue.min_offset)
+            self.chain.delete_before(self.segments.min_offset)
         self._finish_cut()
         store_id = self.meta.get("store_id") or uuid.uuid4().hex
         self._identity = {"store_id": store_id, "boot_id": boot_id, **identity}
-        self.pool = LogPool(self.root, self.config, self.queue, files=self.files, clock=self.clock)
+        self.pool = LogPool(self.root, self.config, self.segments, files=self.files, clock=self.clock)
         self._opened.callback(self.pool.close)
         if not self.pool.find_old(self.meta, store_id, same_boot=self.same_boot):
             # The pool is gone with the machine, or with a container's /dev/shm. Bytes that only the pool had are lost
@@ -141,7 +141,7 @@ class CommitLog:
         self.abort.create()
         self.end = 0
         self._ahead = AllocateAhead(
-            self.queue,
+            self.segments,
             lambda: self.end,
             window_bytes=self.config.prewrite_window_bytes,
             warm=self.config.warm_mapped_file,
@@ -163,7 +163,7 @@ class CommitLog:
         cut = self.meta.get("cut")
         if cut is not None:
             self.marks.lower(cut)
-            self.queue.truncate_to(cut)
+            self.segments.truncate_to(cut)
             self.chain.load()
             self.chain.truncate_to(cut)
             self.chain.sync()
@@ -173,12 +173,12 @@ class CommitLog:
     @property
     def start(self) -> int:
         """The first physical offset stored."""
-        return self.queue.min_offset
+        return self.segments.min_offset
 
     @property
     def end_max(self) -> int:
         """Nothing is stored at or above this, whatever recovery may find."""
-        files = self.queue.files
+        files = self.segments.files
         return files[-1].start + self.config.segment_size_bytes if files else 0
 
     @property
@@ -215,11 +215,11 @@ class CommitLog:
 
         Raises: OffsetOutOfRange below the log's start; Corrupt naming the first byte that the disk does not give back.
         """
-        return read_of(self.queue, start, stop, self.end)
+        return read_of(self.segments, start, stop, self.end)
 
     def read_each(self, places: Sequence[int], nbytes: int) -> bytes:
         """The first `nbytes` at each place, in one piece: `log_files.read_each`."""
-        return read_each(self.queue, places, nbytes, self.end)
+        return read_each(self.segments, places, nbytes, self.end)
 
     def records(
         self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, whole: bool = True
@@ -229,15 +229,15 @@ class CommitLog:
         Raises: OffsetOutOfRange below the log's start; Corrupt for the first that is damaged or cannot be read.
         """
         if not whole:
-            return log_reads.read_some(self.queue, positions, sizes, self.end)
+            return log_reads.read_some(self.segments, positions, sizes, self.end)
         # In a foreign store the physical offsets inside records were never checked.
         return log_reads.read_records(
-            self.queue, positions, sizes, self.end, check_crc=check_crc, check_position=self.own
+            self.segments, positions, sizes, self.end, check_crc=check_crc, check_position=self.own
         )
 
     def records_at(self, places: Int64s) -> Stored:
         """The records that begin at these places: `log_reads.stored_at`."""
-        return log_reads.stored_at(self.queue, places, self.end)
+        return log_reads.stored_at(self.segments, places, self.end)
 
     def walk(
         self,
@@ -262,7 +262,7 @@ class CommitLog:
 
     def damage(self, offset: int, fault: str) -> Corrupt:
         """The error for a damaged record at a physical offset."""
-        return log_reads.damaged(self.queue, offset, fault)
+        return log_reads.damaged(self.segments, offset, fault)
 
     def note_damage(self, error: Corrupt) -> None:
         """Remember damage that is passed over, for status. Each place is logged once. Callers: any thread."""
@@ -288,7 +288,7 @@ class CommitLog:
 
     def behind_damage(self, offset: int, upto: int) -> int:
         """Where the next whole record begins after a damaged one at `offset`; `upto` when none does below it."""
-        found = next_record(self.queue, offset + 1, upto)
+        found = next_record(self.segments, offset + 1, upto)
         return upto if found is None else found
 
     def _file_end(self, offset: int) -> int:
@@ -297,7 +297,7 @@ class CommitLog:
         return offset - offset % size + size
 
     def _current(self) -> MappedFile:
-        file = self.queue.find(self.end)
+        file = self.segments.find(self.end)
         if file is None:
             raise broken("the tail has a file", end=self.end)
         return file
@@ -405,7 +405,7 @@ class CommitLog:
     def seal(self, epoch: int) -> None:
         """End the current file with a blank record and move to the next one."""
         self._check_writable()
-        if not self.queue.files:
+        if not self.segments.files:
             self._next_file()
             return
         start, left = self.end, self._file_end(self.end) - self.end
@@ -498,7 +498,7 @@ class CommitLog:
             raise OSError(errno.EIO, f"an earlier sync failed: {self.poisoned}")
         end = self.committed
         try:
-            self.queue.sync_range(min(self.synced, end), end)
+            self.segments.sync_range(min(self.synced, end), end)
         except OSError as error:
             self.poison(f"fdatasync: {error}")
             raise
@@ -514,7 +514,7 @@ class CommitLog:
         while position < self.end:
             stop = min(self.end, self._file_end(position), position + REWRITE_BYTES)
             data = self.read(position, stop)
-            file = self.queue.find(position)
+            file = self.segments.find(position)
             if file is not None:
                 file.pwrite(data, position - file.start)
             position = stop
@@ -548,7 +548,7 @@ class CommitLog:
 
         Durable: at return. Callers: `clean.CleanService`, which knows which files may go.
         """
-        first = self.queue.files[0]
+        first = self.segments.files[0]
         require(
             first.start + first.size <= min(self.confirmed, self.synced),
             "only what is confirmed and synced is deleted",
@@ -556,7 +556,7 @@ class CommitLog:
             confirmed=self.confirmed,
             synced=self.synced,
         )
-        self.queue.delete_first()
+        self.segments.delete_first()
 
     # --- the transient pool ---------------------------------------------------------------------------------
 
@@ -589,7 +589,7 @@ class CommitLog:
             # A cut that dies half done is finished at the next start: its leftovers look like damage.
             self.meta.update({"cut": offset})
             self.marks.lower(offset)
-            self.queue.truncate_to(offset)
+            self.segments.truncate_to(offset)
             fail_point("log.cut_after_zero")
             self.chain.truncate_to(offset)
             # Units of the bytes that were cut must not come back over the bytes that replace them.
@@ -629,13 +629,13 @@ class CommitLog:
         end = found.end
         if found.row.decision is Decision.TRUNCATE:
             self.marks.lower(end)
-            self.queue.truncate_to(end)
+            self.segments.truncate_to(end)
         elif (
-            self.queue.files and self.queue.files[-1].start >= end + self.config.segment_size_bytes
+            self.segments.files and self.segments.files[-1].start >= end + self.config.segment_size_bytes
         ):
-            self.queue.truncate_to(end)
+            self.segments.truncate_to(end)
         self.end = end
-        tail = self.queue.find(end)
+        tail = self.segments.find(end)
         if tail is not None:
             # After the end there are zeros, but perhaps in reserved blocks only: write them ahead again.
             tail.prewritten = end - tail.start
@@ -660,9 +660,9 @@ class CommitLog:
         """Where the log ends. Raises: Corrupt where the decision table says so."""
         appended = self.marks.appended_end
         if not self.own:
-            appended = foreign_end(self.queue, queues_end, crashed=self.crashed)
+            appended = foreign_end(self.segments, queues_end, crashed=self.crashed)
         found = scan(
-            self.queue,
+            self.segments,
             self.chain,
             Known(self.own, self.same_boot, self.synced, appended),
             files=self.files,

@@ -58,9 +58,9 @@ def _snapshot_body(view: memoryview, starts: Int64s, sizes: Int64s) -> bytes | N
 
 def snapshot_starts(log: CommitLog, limit: int) -> Iterator[int]:
     """Where snapshots begin that are complete at or below `limit`, newest first."""
-    heads = [file.start for file in log.queue.files]
+    heads = [file.start for file in log.segments.files]
     for start in sorted({*heads, *log.marks.snapshots}, reverse=True):
-        file = log.queue.find(start)
+        file = log.segments.find(start)
         if file is not None and start < limit:
             complete_at, _ = read_head(file, start)
             if complete_at is not None and complete_at <= limit:

@@ -248,7 +248,7 @@ def test_files_from_the_newest_snapshot_on_are_not_deleted(shop: Shop) -> None:
     del shop.store.state.progress["s"]
     shop.fill(1)
     shop.settle()
-    heads = [read_head(file)[0] is not None for file in shop.store.log.queue.files[:5]]
+    heads = [read_head(file)[0] is not None for file in shop.store.log.segments.files[:5]]
     assert heads == [True, True, False, False, True]
     shop.clock.advance(2 * DAY_MS)
     shop.store.cleaner._config = replace(CONFIG, delete_file_batch_max=3)
@@ -457,7 +457,7 @@ def test_what_was_read_before_the_deletion_stays_as_it_was(shop: Shop) -> None:
     shop.fill(3)
     shop.settle()
     part = shop.store.fetch("t", 0, 0, max_bytes=1 << 20, max_records=5)
-    file = shop.store.log.queue.files[0]
+    file = shop.store.log.segments.files[0]
     shop.clock.advance(4 * DAY_MS)
     shop.clean()
     shop.fill(3)
@@ -589,7 +589,7 @@ def test_on_a_real_disk_the_map_of_a_deleted_file_lives_as_long_as_its_last_read
         store.put(request([b"%d " % number + b"x" * 900]))
     confirm(store)
     records = store.fetch("t", 0, 0, max_bytes=1 << 20, max_records=5).records
-    file = store.log.queue.files[0]
+    file = store.log.segments.files[0]
     piece = file.read_view()[100:200]
     kept = bytes(piece)
     clock.advance(4 * DAY_MS)

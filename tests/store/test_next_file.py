@@ -126,7 +126,7 @@ def test_a_put_that_waits_too_long_is_refused_and_a_later_one_finds_the_file(
         assert status_of(refused.value) is PutStatus.CREATE_MAPPED_FILE_FAILED
         assert store.log.end == end
         files.go_on.set()
-        until(lambda: len(store.log.queue.files) == 2, pause)
+        until(lambda: len(store.log.segments.files) == 2, pause)
         assert store.put(request([b"x" * 9000])).physical_offset > SIZE
     store.close()
 
@@ -153,7 +153,7 @@ def test_after_a_failure_puts_are_refused_at_once_until_the_worker_succeeds(
         until(lambda: files.tries > tries, pause)
         assert ahead.failed is not None
         files.error = None
-        until(lambda: len(store.log.queue.files) == 2, pause)
+        until(lambda: len(store.log.segments.files) == 2, pause)
         store.put(request([b"x" * 9000]))
     store.close()
 

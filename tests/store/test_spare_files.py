@@ -67,7 +67,7 @@ def test_a_deleted_file_becomes_the_next_one_once_its_reader_is_gone() -> None:
     disk = SimulatedDisk(record=False)
     store = open_store(disk)
     fill(store, 1)
-    part = store.log.queue.files[0].read_view()[:2000]
+    part = store.log.segments.files[0].read_view()[:2000]
     kept = bytes(part)
     old = numbers(disk)
     assert store.cleaner.run_once() == 1
@@ -99,9 +99,9 @@ def test_a_recycled_file_has_no_bytes_of_its_former_use() -> None:
     prepare(store)
     seen = disk._names["/s/raymq/spare"]["0" * 20]
     assert disk._nodes[seen].data == bytes(SIZE)
-    store.log.queue.create_next()
-    assert disk._names["/s/commitlog"][f"{store.log.queue.files[-1].start:020d}"] == seen
-    assert bytes(store.log.queue.files[-1].read_view()) == bytes(SIZE)
+    store.log.segments.create_next()
+    assert disk._names["/s/commitlog"][f"{store.log.segments.files[-1].start:020d}"] == seen
+    assert bytes(store.log.segments.files[-1].read_view()) == bytes(SIZE)
     store.abandon()
 
 
@@ -114,7 +114,7 @@ def test_more_than_two_are_just_deleted_and_a_start_deletes_all() -> None:
     store.abandon()
     store = open_store(disk, replace(CONFIG, recycle_commit_log_files=False))
     assert spares(disk) == []
-    assert store.log.queue.spares is None
+    assert store.log.segments.spares is None
     store.close()
 
 
@@ -135,7 +135,7 @@ def test_a_spare_that_cannot_be_zeroed_is_none() -> None:
     store.cleaner.run_once()
     prepare(store)
     disk.fail("sync_data")
-    spare = store.log.queue.spares
+    spare = store.log.segments.spares
     assert spare is not None
     spare._spares[0].zeroed = 0
     assert not store.log.allocate_ahead().step()
@@ -218,7 +218,7 @@ def test_warm_files_are_written_ahead_whole_and_locked_until_they_are_full(tmp_p
     files = Locking()
     store = open_store(files, WARM, tmp_path)
     prepare(store)
-    queue = store.log.queue
+    queue = store.log.segments
     assert [file.prewritten for file in queue.files] == [SIZE, SIZE]
     assert files.locked == [id(file.read_view()) for file in queue.files]
     first = id(queue.files[0].read_view())

@@ -155,7 +155,7 @@ def look(trace: Trace, store: MessageStore, owed: Owed) -> None:
             made = store.put(request([b"next"]))
             assert made.first_offset == len(found.get(("t", 0), ()))
             store.log.commit_pool()
-            for file in store.log.queue.files:
+            for file in store.log.segments.files:
                 if file.start < store.log.end:
                     assert read_head(file)[0] is not None, "a segment has no whole snapshot"
         assert found.keys() <= {(INTERNAL_TOPIC, 0), ("t", 0), ("t", 1)}, (
@@ -184,7 +184,7 @@ def _read_log(
     found: dict[Queue, list[tuple[int, int, int]]] = {}
     size = trace.config.segment_size_bytes
     end = store.log.start
-    for file in store.log.queue.files:
+    for file in store.log.segments.files:
         view = file.read_view()
         walk = record.walk(view, file.start, stop=size)
         if walk.end > file.start:
