@@ -277,7 +277,7 @@ class EmbeddedStore:
         """Index every confirmed message. Without this call keys are indexed in groups, and catch up after a start."""
         self._advance()
         with self._dispatching:
-            while self.store.queue_dispatch.index_behind:
+            while self.store.reput.index_behind:
                 before = self.store.dispatched, self.store.index.indexed
                 self.store.dispatch(self.store.log.confirmed)
                 if (self.store.dispatched, self.store.index.indexed) == before:

@@ -50,7 +50,7 @@ class IndexService:
         self._synced: tuple[str, int, int] | None = None
         #: everything below this is indexed
         self.indexed = 0
-        #: held by dispatch, which appends, and by the upkeep and cleaning threads, which sync and drop
+        #: held by dispatch, which appends, and by the checkpoint and cleaning threads, which sync and drop
         self._changing = threading.Lock()
 
     # --- opening --------------------------------------------------------------------------------------------

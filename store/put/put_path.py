@@ -17,7 +17,7 @@ from raymq.store.clock import StoreTimeClock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 from raymq.store.failpoints import fail_point
 from raymq.store.producer_table import UNKNOWN_OFFSET
-from raymq.store.queues.dispatch import UndispatchedUnit
+from raymq.store.queues.reput_service import UndispatchedUnit
 from raymq.store.records.key_check import check_keys
 from raymq.store.records.keys import keyed_rows
 from raymq.store.records.producer_stamp import Stamp
@@ -66,7 +66,7 @@ class PutPath:
         self.stamps = StoreTimeClock(log.clock)
         self._state = store.state
         self._queues = store.consume_queues
-        self._dispatch = store.queue_dispatch
+        self._dispatch = store.reput
         self._lock = store.put_lock
         self._flags = store.flags
         self._stats = store.stats

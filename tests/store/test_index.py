@@ -598,10 +598,10 @@ def test_a_full_disk_makes_only_the_index_lag():
         disk.heal()
         assert store.dispatched == store.log.end
         assert store.index.indexed < store.log.end
-        assert not store.queue_dispatch.index_behind
+        assert not store.reput.index_behind
         clock.advance(1000)
-        assert store.queue_dispatch.index_behind
-    while store.queue_dispatch.index_behind:
+        assert store.reput.index_behind
+    while store.reput.index_behind:
         store.dispatch(store.log.confirmed)
     check_keys(store, 80)
     store.close()
@@ -630,7 +630,7 @@ def test_records_wait_to_be_indexed_together_but_not_with_too_many_bytes(tmp_pat
     for key in ("x" * 300, "x" * 600, "x" * 100):
         store.put(keyed_request([key]))
         confirm(store)
-        behind.append(store.queue_dispatch.index_behind)
+        behind.append(store.reput.index_behind)
     assert behind == [True, False, True]
     store.close()
 

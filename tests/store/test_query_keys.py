@@ -47,7 +47,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory):
         if number % 50 == 0:
             made.confirm()
     made.confirm()
-    while made.store.queue_dispatch.index_behind:
+    while made.store.reput.index_behind:
         made.store.dispatch(made.store.log.confirmed)
     assert len(made.store.index._files) > 1
     yield made

@@ -213,7 +213,7 @@ def _read_log(
 
 
 def _check_index(store: MessageStore, found: dict[Queue, list[tuple[int, int, int]]]) -> None:
-    while store.queue_dispatch.index_behind:
+    while store.reput.index_behind:
         store.dispatch(store.log.confirmed)
     positions = [at for (topic, _), units in found.items() if topic == "t" for at, _, _ in units]
     for key in KEYS:

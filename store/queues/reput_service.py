@@ -50,7 +50,7 @@ class UndispatchedUnit(NamedTuple):
     keyed: Keyed | None
 
 
-class Dispatch:
+class ReputService:
     """Moves the dispatched end of a store. Callers: one thread; `remember` under the put lock."""
 
     def __init__(

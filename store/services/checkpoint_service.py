@@ -28,7 +28,7 @@ SHARE = 100
 TIMES_MAX = 256
 
 
-class Upkeep:
+class CheckpointService:
     """Callers: one thread calls `run_once` about every second."""
 
     def __init__(self, store: MessageStore) -> None:
