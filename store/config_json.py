@@ -115,9 +115,7 @@ def write_back(
     written = []
     for name in NAMES:
         # After a failed write the files' content is unknown.
-        found = known.pop(name, None) or _read(store, name)
-        table, crc = (None, None) if found is None else found
-        table = table or {}
+        table, crc = known.pop(name, None) or _read(store, name) or ({}, None)
         before = json.dumps(table, sort_keys=True)
         _, fill = _FILES[name]
         fill(tables, table)
@@ -267,7 +265,9 @@ def _import_offsets(store: MessageStore, table: Table, new: bool) -> None:
 
 def _to_take(found: Table, have: Table, new: bool) -> list[Any]:
     """The keys that an import changes: of a new file those that differ, else those that are missing."""
-    return [key for key in found if (found[key] != have.get(key) if new else key not in have)]
+    if new:
+        return [key for key in found if found[key] != have.get(key)]
+    return [key for key in found if key not in have]
 
 
 def _export_offsets(tables: Tables, table: Table) -> None:

@@ -129,7 +129,7 @@ class EmbeddedStore:
         self.transactions = TransactionService(self.store)
         self._messages = MessagePut(self.store, self._await)
         log.on_poisoned = self._fail
-        for run, name in ((self._run, "raymq-flush"), (self._go_ahead, "raymq-ahead")):
+        for run, name in ((self._run, "raymq-flush"), (self._prepare_pages, "raymq-ahead")):
             thread = threading.Thread(target=run, name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -153,7 +153,7 @@ class EmbeddedStore:
         # failed: a running flag reports the failure, and so does the next read.
         with contextlib.suppress(OSError, StorageFull):
             self._dispatch()
-        if not appended.waits or self._acknowledged_at_once:
+        if not appended.wait_store_ok or self._acknowledged_at_once:
             return appended
         promise, end = self._promise, appended.end_offset
         limit = self.store.config.sync_flush_timeout_ms / 1000
@@ -341,7 +341,7 @@ class EmbeddedStore:
         if self._cause is not None and not self._raised:
             self._check_working()
 
-    def _go_ahead(self) -> None:
+    def _prepare_pages(self) -> None:
         log = self.store.log
         try:
             if self.store.config.warm_mapped_file:

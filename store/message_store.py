@@ -36,11 +36,11 @@ from .put.put_hooks import PutHook, TopicGuard
 from .put.put_path import PutPath
 from .put_lock import PutLock
 from .queues.consume_queues import ConsumeQueues
-from .queues.reput_service import ReputService
 from .queues.get_message import BYTES_MAX, GetMessage, GetMessageResult
 from .queues.message_filter import MessageFilter
 from .queues.raw_records import before, fault_of
 from .queues.reader import Reader
+from .queues.reput_service import ReputService
 from .requests import Append, FetchSlice, PutRequest
 from .running_flags import RunningFlags
 from .services.checkpoint_service import CheckpointService
@@ -175,7 +175,7 @@ class MessageStore:
         self.compaction.load()
 
     def _distrust_queue_ends(self) -> None:
-        """The next start shall open every consume queue."""
+        """Make the next start open every consume queue."""
         self._queues_exact = False
         self.log.marks.queued_end = 0
 
@@ -275,8 +275,8 @@ class MessageStore:
         """The end below which consume queues are durable: after a power loss none may end below the log's start."""
         self.sync_queues()
         log = self.log
-        held = [end for hold in self.holds if (end := hold()) is not None]
-        deletable = min([log.marks.dispatched_end, *held])
+        held = [hold() for hold in self.holds]
+        deletable = min([log.marks.dispatched_end, *(end for end in held if end is not None)])
         progress = self.state.progress
         if not progress.get(LEVELS_SERVICE) and not progress.get(TIMERS_SERVICE):
             return deletable
@@ -343,8 +343,8 @@ class MessageStore:
             return before(found, fault.row)
         self.check_record(topic, queue_id, found.first_offset)
         raise Unavailable(
-            f"message {offset} of queue {queue_id} of {topic} was read damaged ({fault.rule}) and then whole: memory "
-            "changes bytes",
+            f"message {offset} of queue {queue_id} of {topic} was read damaged ({fault.rule}), and intact on the "
+            "second read. Suspect faulty memory; test the machine's RAM",
             field="store",
         )
 

@@ -150,7 +150,7 @@ class MessagePut:
             first.first_offset,
             len(appends),
         )
-        if all(waits(message.properties) for message in messages):
+        if all(wait_store_ok(message.properties) for message in messages):
             try:
                 self._await_promise(appends[-1])
             except (RayMQError, OSError) as error:
@@ -158,7 +158,7 @@ class MessagePut:
         return PutResult(PutStatus.PUT_OK, stored)
 
 
-def waits(properties: Mapping[str, str]) -> bool:
+def wait_store_ok(properties: Mapping[str, str]) -> bool:
     """Whether a message's answer waits for the flush and the replicas.
 
     Source: Message#isWaitStoreMsgOK, which takes all but "true" for false.
@@ -253,7 +253,7 @@ def check_batch(messages: tuple[InnerMessage, ...]) -> None:
             raise _illegal("a delayed message cannot be in a batch", DELAY, "no delay level", row)
         if message.topic.startswith(RETRY_PREFIX):
             raise _illegal("a retry topic takes no batches", "topic", "no retry topic", row)
-        if waits(message.properties) != waits(first.properties):
+        if wait_store_ok(message.properties) != wait_store_ok(first.properties):
             raise _illegal(f"all messages of a batch have the same {WAIT}", WAIT, "the same", row)
 
 

@@ -60,7 +60,7 @@ class IndexBuilder:
         return self.failed is None or self._clock.monotonic_ms() >= self._retry_at_ms
 
     def add(self, start: int, end: int, unit: KeyedUnit | None) -> None:
-        """Take records [start, end) that were just dispatched; None when they have no keys."""
+        """Keep records [start, end) that were just dispatched, to index them together; None when they have no keys."""
         if start != self._seen:
             # The index lags: it reads these records from the log later.
             return
@@ -83,7 +83,7 @@ class IndexBuilder:
             # The records were deleted after the log's start was read: the next call begins later.
             pass
         except (OSError, StorageFull, Corrupt) as error:
-            self._forget_taken()
+            self._forget_units()
             self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
             if self.failed is None:
                 logger.warning("the index falls behind: %s", error)
@@ -98,15 +98,16 @@ class IndexBuilder:
         return self._records >= BATCH_RECORDS or self._bytes >= BATCH_BYTES
 
     def due(self, dispatched: int) -> bool:
-        """Whether to index now: enough records were taken, or some below `dispatched` are in the log only."""
+        """Whether to index now: enough records wait, or some below `dispatched` are in the log only."""
         return self.full or self._seen < dispatched
 
-    def _forget_taken(self) -> None:
-        self._units, self._records, self._bytes = [], 0, 0
+    def _forget_units(self) -> None:
+        self._units = []
+        self._records = self._bytes = 0
 
     def _flush(self) -> None:
         units, records = self._units, self._records
-        self._forget_taken()
+        self._forget_units()
         if not units:
             self._service.indexed = self._seen
             return
@@ -157,7 +158,7 @@ class IndexBuilder:
         if walk.reason is record.WalkStop.BLANK or end > following - fmt.BLANK_BYTES:
             end = following
         elif end == at and walk.reason is not record.WalkStop.STOPPED:
-            end = self._log.behind_damage(at, upto)
+            end = self._log.next_record_after(at, upto)
             self._log.note_damage(self._log.damage(at, walk.reason.value))
         if len(walk.positions):
             batch = record.decode(view, walk.positions - base, walk.sizes, columns=_COLUMNS)

@@ -138,7 +138,7 @@ class KeyQuery:
             found = self.log.records_at(places[first:])
         except OffsetOutOfRange:
             return self._read(places)
-        there[first:] = found.there
+        there[first:] = found.is_record
         return there, found.times_ms, found.records
 
     def _have_key(self, hits: KeyHits, keys: Sequence[str], asked: Bools) -> Bools:

@@ -62,7 +62,7 @@ class CleanService:
     def __init__(
         self, log: CommitLog, store: Cleaned, *, flags: RunningFlags, reserved_hours_min: float = 0
     ) -> None:
-        """Args: `reserved_hours_min` counts where `file_reserved_hours` is less."""
+        """Args: `reserved_hours_min`: the retention where `file_reserved_hours` is less."""
         self._reserved_hours_min = reserved_hours_min
         self._log = log
         self._store = store
@@ -110,14 +110,14 @@ class CleanService:
         return hour in map(int, self._config.delete_when.split(";"))
 
     def _watch_disk(self) -> bool:
-        """Look how full the disks are, and set or clear the flags. Returns: whether to delete at once.
+        """Measure how full the disks are, and set or clear the flags. Returns: whether to delete at once.
 
         Source: CleanCommitLogService#isSpaceToDelete: of several directories the emptiest counts, and those that are
         too full get no new files.
         """
-        config, queue = self._config, self._log.segments
-        ratios = {path: self._files.used_ratio(path) for path in queue.write_to}
-        queue.full = frozenset(
+        config, segments = self._config, self._log.segments
+        ratios = {path: self._files.used_ratio(path) for path in segments.write_to}
+        segments.full = frozenset(
             path for path, ratio in ratios.items() if ratio > config.disk_space_clean_forcibly_ratio
         )
         self.log_ratio = min(ratios.values())
@@ -189,9 +189,11 @@ class CleanService:
         found = self._log.start
         for file in files:
             stamp_ms = first_store_time(file)
-            if stamp_ms <= (newest_ms if stamp_ms > now_ms else now_ms) - reserved_ms:
+            is_future = stamp_ms > now_ms
+            reference_ms = newest_ms if is_future else now_ms
+            if stamp_ms <= reference_ms - reserved_ms:
                 found = file.start
-            elif stamp_ms <= now_ms:
+            elif not is_future:
                 # Younger than the limit, and so are all later files.
                 break
         return found

@@ -1,4 +1,6 @@
-"""The commit log: the bytes of one replica, their chain and their marks. It knows records only by their walk.
+"""The commit log: the bytes of one replica, their chain and their marks.
+
+It treats records as opaque bytes; only recovery walks their boundaries.
 
 A leader appends records that `message_store` encodes, a follower appends units as they arrive. Recovery, truncation and
 the order "data, chain, mark" are the same for both.
@@ -19,6 +21,7 @@ import pyarrow as pa
 
 from raymq.store import format as fmt
 from raymq.store import record
+from raymq.store.arrays import Int64s
 from raymq.store.checksum import crc32c, crc32c_padded
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
@@ -34,7 +37,7 @@ from .checkpoint import Checkpoint
 from .flush import FlushFailed
 from .log_files import open_log_files, read_each, read_of
 from .log_pool import LogPool
-from .log_reads import WALK_BYTES, Int64s, Records, Stored, WalkedPiece
+from .log_reads import WALK_BYTES, Records, Stored, WalkedPiece
 from .log_scan import Known, Scan, Visit, foreign_end, next_record, scan
 from .mapped_file import MappedFile
 from .mapped_file_queue import AllocateAhead
@@ -91,7 +94,7 @@ class CommitLog:
         refuse_foreign_directory(root, files=files)
         self._lock = StoreLock(root, files=files)
         self._lock.acquire()
-        #: what is open, closed in the opposite order
+        #: closes all open parts, in the opposite order
         self._opened = contextlib.ExitStack()
         self._opened.callback(self._lock.release)
         try:
@@ -132,7 +135,9 @@ class CommitLog:
         self._finish_cut()
         store_id = self.meta.get("store_id") or uuid.uuid4().hex
         self._identity = {"store_id": store_id, "boot_id": boot_id, **identity}
-        self.pool = LogPool(self.root, self.config, self.segments, files=self.files, clock=self.clock)
+        self.pool = LogPool(
+            self.root, self.config, self.segments, files=self.files, clock=self.clock
+        )
         self._opened.callback(self.pool.close)
         if not self.pool.find_old(self.meta, store_id, same_boot=self.same_boot):
             # The pool is gone with the machine, or with a container's /dev/shm. Bytes that only the pool had are lost
@@ -286,7 +291,7 @@ class CommitLog:
                 bad = max(0, int(np.searchsorted(positions[rows], at, side="right")) - 1)
                 rows = np.delete(rows, bad)
 
-    def behind_damage(self, offset: int, upto: int) -> int:
+    def next_record_after(self, offset: int, upto: int) -> int:
         """Where the next whole record begins after a damaged one at `offset`; `upto` when none does below it."""
         found = next_record(self.segments, offset + 1, upto)
         return upto if found is None else found
@@ -316,8 +321,8 @@ class CommitLog:
         # A snapshot leaves 5/8 of a file (see `snapshot_bytes_max`), of which a record of any size wastes at most
         # half.
         needed = 1 + (total_bytes - max(self.room(), 0)) // (size // 4)
-        want = -(-self.end // size) * size + needed * size
-        while self.end_max < want:
+        used = (self.end + size - 1) // size * size
+        while self.end_max < used + needed * size:
             self._next_file()
 
     def allocate_ahead(self) -> AllocateAhead:
@@ -329,7 +334,7 @@ class CommitLog:
         self._ahead.next_file(self.config.allocate_timeout_ms)
 
     def _begin_file_at_end(self) -> None:
-        """The log's end is in a file. Raises: as `_next_file`."""
+        """Make a file where the log's end is in none. Raises: as `_next_file`."""
         if self.end >= self.end_max:
             self._next_file()
 
@@ -389,7 +394,7 @@ class CommitLog:
             raise
 
     def _take_back(self, file: MappedFile, position: int, length: int) -> None:
-        """Zeros over a failed append; where that fails too, no further append, and the next start cuts here."""
+        """Write zeros over a failed append. If that fails too, appends stop and the next start cuts here."""
         try:
             file.pwrite(bytes(length), position)
         except (OSError, RayMQError) as error:
@@ -442,7 +447,7 @@ class CommitLog:
             self._write(data[unit.start - base : unit.end - base], unit)
 
     def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
-        """Replace the chain from `units[0].start` on by the leader's; write the bytes that this log lacks.
+        """Replace this log's chain units from `units[0].start` with the leader's, and write the missing bytes.
 
         The bytes this log has are the same: the caller compared them. Raises: Corrupt when a CRC does not fit.
         """
@@ -506,9 +511,9 @@ class CommitLog:
         return end
 
     def rewrite(self, start: int) -> None:
-        """Write the bytes from `start` (or the synced mark) on again, so that their pages are dirty once more.
+        """Rewrite the bytes from `start` (or the synced mark) so that their pages are dirty again.
 
-        A flusher died inside a sync: had that failed, the error died with it and the pages count as clean.
+        A flusher died during a sync. If the sync failed, its error is lost and the kernel counts the pages as clean.
         """
         position = max(start, self.synced, self.start)
         while position < self.end:
@@ -520,7 +525,7 @@ class CommitLog:
             position = stop
 
     def poison(self, reason: str) -> None:
-        """Latch a failed sync: no further append, no further sync, and the next start refuses."""
+        """Record a failed sync: no further append, no further sync, and the next start refuses the store."""
         if not self.sync_failed:
             self.sync_failed = True
             self.poisoned = reason
@@ -551,7 +556,7 @@ class CommitLog:
         first = self.segments.files[0]
         require(
             first.start + first.size <= min(self.confirmed, self.synced),
-            "only what is confirmed and synced is deleted",
+            "only confirmed and synced bytes are deleted",
             start=first.start,
             confirmed=self.confirmed,
             synced=self.synced,
@@ -586,7 +591,7 @@ class CommitLog:
             )
         self.commit_pool()
         try:
-            # A cut that dies half done is finished at the next start: its leftovers look like damage.
+            # The next start finishes a cut that a crash interrupted: the rest of it looks like damage.
             self.meta.update({"cut": offset})
             self.marks.lower(offset)
             self.segments.truncate_to(offset)
@@ -612,16 +617,16 @@ class CommitLog:
         self,
         scan_from: int,
         visit: Visit | None = None,
-        settle: Callable[[int], None] | None = None,
+        before_boot_note: Callable[[int], None] | None = None,
         *,
         queues_end: int = 0,
     ) -> Scan:
         """Walk from `scan_from`, where a record starts, decide about the stop position, finish the log.
 
-        `visit(view, segment_start, walk)` sees the valid records of each file in order. `settle(end)` is called before
-        this boot is noted. It cuts what a power loss may have torn: once the boot is noted, a restart trusts
-        everything it finds. `queues_end`: the end of the last record that a consume queue knows; a log
-        that RocketMQ wrote and closed in order ends there.
+        `visit(view, segment_start, walk)` sees the valid records of each file in order. `before_boot_note(end)` cuts
+        the files that a power loss may have torn: once this boot is noted, a restart trusts everything it finds.
+        `queues_end`: the end of the last record that a consume queue knows; a log that RocketMQ wrote and closed in
+        order ends there.
         Raises: Corrupt, with nothing changed, where the decision table says so.
         """
         self.pool.restore(self.marks.appended_end)
@@ -630,9 +635,8 @@ class CommitLog:
         if found.row.decision is Decision.TRUNCATE:
             self.marks.lower(end)
             self.segments.truncate_to(end)
-        elif (
-            self.segments.files and self.segments.files[-1].start >= end + self.config.segment_size_bytes
-        ):
+        elif self.end_max >= end + 2 * self.config.segment_size_bytes:
+            # Whole files lie after the end.
             self.segments.truncate_to(end)
         self.end = end
         tail = self.segments.find(end)
@@ -642,7 +646,7 @@ class CommitLog:
         self.chain.truncate_to(min(found.believed, end))
         self.chain.sync()
         self.complete_chain()
-        # From now on these units vouch for the recovered bytes, after another power loss too.
+        # From now on these units prove the recovered bytes, after another power loss too.
         self.chain.sync()
         self.marks.lower(end)
         self.marks.appended_end = end
@@ -650,8 +654,8 @@ class CommitLog:
             # All of it was read from the disk. Acks do not sync the marks, so this is how far they are durable.
             self.sync()
             self.marks.lower(end)
-        if settle is not None:
-            settle(end)
+        if before_boot_note is not None:
+            before_boot_note(end)
         self._note_boot()
         self.recovered = found
         return found
@@ -682,7 +686,7 @@ class CommitLog:
         return found
 
     def _note_boot(self) -> None:
-        """From here on the marks of this boot count. A recovery that fails before it finds the same facts again."""
+        """Note this boot, whose marks are valid from here on. A recovery that fails earlier can be repeated."""
         left_pool = self.pool.left(self.meta.get("pool"))
         pool_name = self.pool.open(self.end)
         self.meta.update(

@@ -137,10 +137,10 @@ class _Flusher:
 
 
 class GroupCommit(_Flusher):
-    """One sync for every put that waits: the sync is the clock.
+    """One sync for all puts that wait. Each sync starts when the previous one ends.
 
-    RocketMQ's two lists of requests, which it swaps at each round, are watermarks here: a round syncs
-    what was appended when it began, and later puts wait for the next. The combiner decides which put was late.
+    RocketMQ's two lists of requests, which it swaps at each round, are watermarks here. A round syncs the bytes that
+    were appended before it began, and later puts wait for the next. The combiner decides which put was late.
     """
 
     def commit(self, appended: int) -> int:
@@ -150,17 +150,20 @@ class GroupCommit(_Flusher):
 
 @dataclass(eq=False)
 class FlushRealTime(_Flusher):
-    """Sync in the background: when enough pages are dirty, thoroughly every now and then."""
+    """Sync in the background.
+
+    Every `flush_interval_ms` if `flush_least_pages` are dirty, every `flush_thorough_interval_ms` in any case.
+    """
 
     clock: Clock
-    #: its `flush_` options count
+    #: only its `flush_*` options are used
     config: StoreConfig = field(default_factory=StoreConfig)
 
     def __post_init__(self) -> None:
         self._last_flush_ms = self._last_thorough_ms = self.clock.monotonic_ms()
 
     def wait_ms(self) -> int:
-        """Until the next flush is due."""
+        """Time until the next flush is due."""
         return max(
             0, self._last_flush_ms + self.config.flush_interval_ms - self.clock.monotonic_ms()
         )

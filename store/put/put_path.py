@@ -50,8 +50,8 @@ class CheckedPut(NamedTuple):
     prepared: Prepared
     #: queue offsets of the first and the last row, as far as they are duplicates
     originals: tuple[int, int] = (UNKNOWN_OFFSET, UNKNOWN_OFFSET)
-    #: see `Append.waits`
-    waits: bool = True
+    #: see `Append.wait_store_ok`
+    wait_store_ok: bool = True
 
 
 class PutPath:
@@ -156,8 +156,8 @@ class PutPath:
             self._check_size(largest, int(prepared.sizes[largest]), limit)
         # The offsets of duplicates are searched here, because no other put waits for it.
         plain = row is not None and not row.properties
-        waits = plain or record.waits(row or request.batch)
-        return CheckedPut(request, prepared, self._originals(request), waits)
+        wait_ok = plain or record.wait_store_ok(row or request.batch)
+        return CheckedPut(request, prepared, self._originals(request), wait_ok)
 
     def append(self, checked: CheckedPut) -> Append:
         """Append a checked batch. The ack is the caller's: nothing is synced at return.
@@ -177,14 +177,14 @@ class PutPath:
                 raise
             finally:
                 lock.begin_ms = 0
-        appended = self._settled(checked, appended)
+        appended = self._with_original_offsets(checked, appended)
         after_batch(self._hooks, checked.request, appended)
         return appended
 
-    def _settled(self, checked: CheckedPut, appended: Append) -> Append:
+    def _with_original_offsets(self, checked: CheckedPut, appended: Append) -> Append:
         """The answer, with the offsets of rows that were stored before."""
-        if not checked.waits:
-            appended = appended._replace(waits=False)
+        if not checked.wait_store_ok:
+            appended = appended._replace(wait_store_ok=False)
         if not appended.duplicates:
             return appended
         first, last = checked.originals
@@ -307,9 +307,9 @@ class PutPath:
         self, prepared: Prepared, request: PutRequest, row: int, stop: int, now: int
     ) -> Append:
         """Append rows [row, stop), which fit the current file."""
-        log, state = self._log, self._state
+        log, shard_state = self._log, self._state
         # Looked up for each unit: the snapshot of a new segment takes offsets of the internal queue.
-        offset = state.next_offsets.get((request.topic, request.queue_id), 0)
+        offset = shard_state.next_offsets.get((request.topic, request.queue_id), 0)
         data = prepared.encode(
             row, stop, queue_offset=offset, physical_offset=log.end, store_time_ms=now
         )
@@ -329,7 +329,7 @@ class PutPath:
                 None if prepared.keyed is None else prepared.keyed.rows(row, stop),
             )
         )
-        state.apply_rows(
+        shard_state.apply_rows(
             request.topic,
             request.queue_id,
             offset,
@@ -527,14 +527,14 @@ class PutPath:
 
     def _append_inner(self, records: list[PreparedInner], now: int) -> list[Append]:
         """Append records as one unit. The current file has room for them."""
-        log, state = self._log, self._state
+        log, next_offsets = self._log, self._state.next_offsets
         at = log.end
         end = at + sum(each.size for each in records)
         appends, parts = [], []
         offsets: dict[tuple[str, int], int] = {}
         for each in records:
             key = (each.topic, each.queue_id)
-            offset = offsets.get(key, state.next_offsets.get(key, 0))
+            offset = offsets.get(key, next_offsets.get(key, 0))
             parts.append(each.encode(queue_offset=offset, physical_offset=at, store_time_ms=now))
             if each.queued:
                 offsets[key] = offset + 1

@@ -39,7 +39,7 @@ class Reader:
         """Read records of one queue from `offset`, at least one if there is one, never above the confirmed end.
 
         Returns: raw RocketMQ records as one binary column, without a copy where they are neighbours. Where most of them
-        are neighbours, the first stretch of neighbours only. The caller checks each record (`first_fault`).
+        are neighbours, only the first group of neighbours. The caller checks each record (`first_fault`).
         Raises: OffsetOutOfRange below the queue's first offset, or above what the log holds of it. Corrupt for a
         damaged consume queue, and for bytes that the disk does not give back.
         """
@@ -115,7 +115,7 @@ class Reader:
         queue = self._queues.find(topic, queue_id)
         if queue is None or not queue.min_offset <= offset < queue.max_offset:
             return
-        # Or the one after a gap: a fetch passes over it.
+        # A fetch passes over a gap, so the message after it is checked.
         units = queue.read(offset, UNITS_FIRST)
         units = units[units["size"] != BLANK_SIZE][:1]
         self._log.records(units["position"].astype(np.int64), units["size"].astype(np.int64))
@@ -141,7 +141,7 @@ class Reader:
 
 
 def _neighbours(positions: Int64s, sizes: Int64s) -> int:
-    """How many of these records to return: the first stretch of neighbours, where it is long and most of them.
+    """How many of these records to return: the first group of neighbours, where it is long and most of them.
 
     Neighbours are copied once, from the file. Others are copied once more, which costs more than the rest of a read.
     """
@@ -149,8 +149,8 @@ def _neighbours(positions: Int64s, sizes: Int64s) -> int:
     apart = positions[1:] != ends[:-1]
     if apart.any():
         first = int(apart.argmax()) + 1
-        stretch = int(ends[first - 1] - positions[0])
-        if stretch >= NEIGHBOURS_MIN_BYTES and 2 * stretch >= int(sizes.sum()):
+        group_bytes = int(ends[first - 1] - positions[0])
+        if group_bytes >= NEIGHBOURS_MIN_BYTES and 2 * group_bytes >= int(sizes.sum()):
             return first
     return len(positions)
 

@@ -126,7 +126,7 @@ class SqlFilter:
         raise self._wrong(node, "is not a condition")
 
     def _check_parts(self, node: Any) -> None:
-        """A part of the parser's tree that is not read here would silently change the meaning of an expression."""
+        """Refuse parts of the parser's tree that are not read here: they would silently change the meaning."""
         # `_property` looks at what is before a column's name.
         read = {"this", "expression", "expressions", "low", "high", "table", "is_string"}
         if node.key == "ilike":

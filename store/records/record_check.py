@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store import format as fmt
+from raymq.store.arrays import Int64s
 from raymq.store.errors import Rejected
 
 from .binary_columns import joined_values, one_value, value_lengths, value_offsets
@@ -15,8 +15,6 @@ from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES
 from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, TAGS, WAIT, separators_absent
 from .record_row import BATCH_BYTES_MAX, PUT_SCHEMA, Row, only_row, plain
-
-Int64s = npt.NDArray[np.int64]
 
 _WAITS_NOT = f"{WAIT}\x01false\x02".encode()
 
@@ -98,7 +96,7 @@ def batch_bytes(batch: pa.RecordBatch | Row) -> int:
     return size
 
 
-def waits(batch: pa.RecordBatch | Row) -> bool:
+def wait_store_ok(batch: pa.RecordBatch | Row) -> bool:
     """Whether the answer waits for the flush and the replicas: not when every row says WAIT=false.
 
     Source: MessageBatch#generateFromList, which wants the same of all rows.

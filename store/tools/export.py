@@ -74,7 +74,7 @@ class Choice:
     start: int | None = None
     stop: int | None = None
     #: also what is readable after damage
-    behind_damage: bool = False
+    after_damage: bool = False
 
     def rows(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """Which rows of a decoded slice are chosen. Rows that are in no queue never are."""
@@ -117,7 +117,7 @@ def export(
     """Write the chosen messages of a store into the new directory `target`, as part-00000.parquet and so on.
 
     Raises: Rejected when `target` exists, `root` is not a store, or the store has no message of the topic; Corrupt for
-    a damaged log, unless the choice says `behind_damage`: then its readable rest is exported too. Durable: at return.
+    a damaged log, unless the choice says `after_damage`: then its readable rest is exported too. Durable: at return.
     """
     files = files or Files()
     choice = choice or Choice()
@@ -126,7 +126,7 @@ def export(
     with closing(ReadOnlyStore(root, files, progress)) as store:
         store.scan()
         faults = store.faults.all()
-        if faults and not choice.behind_damage:
+        if faults and not choice.after_damage:
             raise Corrupt(
                 f"the log is damaged: {faults[0].detail} ({faults[0].file} at {faults[0].offset}); "
                 "--behind-damage exports what can be read",
@@ -189,12 +189,12 @@ def _write(store: ReadOnlyStore, target: Path, choice: Choice, file_bytes: int) 
 
 
 def _tables(store: ReadOnlyStore, choice: Choice) -> Iterator[pa.Table]:
-    for part in store.slices("export", behind=choice.behind_damage):
+    for part in store.slices("export", behind=choice.after_damage):
         batch = part.decode()
         keep = choice.rows(batch)
         if keep.any():
             kept = batch if keep.all() else batch.filter(pa.array(keep))
-            yield table_of(kept, part.where(keep))
+            yield table_of(kept, part.select(keep))
 
 
 def table_of(batch: pa.RecordBatch, part: Stretch) -> pa.Table:

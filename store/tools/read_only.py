@@ -135,7 +135,7 @@ class ReadOnlyStore:
             )
             if row.decision is Decision.CORRUPT:
                 self._fault_at(found.end, f"recovery row {row.name}", f"{found.fault}: {row.cause}")
-                self._look_behind(self.log, chain)
+                self._look_after_end(self.log, chain)
             elif self.own:
                 self._leave_out_half_group()
         finally:
@@ -156,7 +156,7 @@ class ReadOnlyStore:
         # A group is one append unit, so its first record is within that distance.
         reach = StoreConfig(segment_size_bytes=self.segment_size_bytes).group_bytes_max
         first = int(np.searchsorted(last.positions, self.end - reach))
-        tail = last.where(slice(first, None))
+        tail = last.select(slice(first, None))
         batch = tail.decode()
         begins = pc.and_(
             pc.equal(batch.column("topic"), INTERNAL_TOPIC),
@@ -168,7 +168,7 @@ class ReadOnlyStore:
         row = int(rows[-1])
         if int(json.loads(batch.column("body")[row].as_py())["end"]) > self.end:
             self.end = int(tail.positions[row])
-            self.records[-1] = last.where(slice(first + row))
+            self.records[-1] = last.select(slice(first + row))
 
     def _scan(self, log: MappedFileQueue, chain: Chain | None) -> Scan:
         marks = self.marks
@@ -219,7 +219,7 @@ class ReadOnlyStore:
             self.root / "commitlog" if file is None else file.path, offset, rule, detail
         )
 
-    def _look_behind(self, log: MappedFileQueue, chain: Chain | None) -> None:
+    def _look_after_end(self, log: MappedFileQueue, chain: Chain | None) -> None:
         """From damage on: every further unit that differs, every record that is whole.
 
         A record counts here only with a right position, which a leftover of an earlier file seldom has.

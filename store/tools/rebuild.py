@@ -86,7 +86,7 @@ def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> Non
 def _append_records(store: ReadOnlyStore, queues: dict[Queue, ConsumeQueue], upto: int) -> None:
     """Write the units of all records that end at or below `upto`."""
     for part in store.slices("consume queues"):
-        part = part.where(part.positions + part.sizes <= upto)
+        part = part.select(part.positions + part.sizes <= upto)
         if not len(part.positions):
             break
         for group in by_queue(part):

@@ -256,7 +256,7 @@ class Repair:
             )
         found: dict[tuple[str, int], list[int]] = {}
         for part in store.slices(behind=True):
-            for rows in by_queue(part.where(part.positions >= offset)):
+            for rows in by_queue(part.select(part.positions >= offset)):
                 low, high = int(rows.offsets.min()), int(rows.offsets.max())
                 entry = found.setdefault((rows.topic, rows.queue_id), [low, high, 0])
                 entry[:] = [min(entry[0], low), max(entry[1], high), entry[2] + len(rows.offsets)]

@@ -6,16 +6,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import record
+from raymq.store.arrays import Int64s
 from raymq.store.format import SCHEDULE_TOPIC
 from raymq.store.log.log_reads import Records, read_records
 from raymq.store.log.mapped_file_queue import MappedFileQueue
 from raymq.store.records import rows
-
-Int64s = npt.NDArray[np.int64]
 
 #: bytes of records decoded at a time; a single larger record goes alone
 SLICE_BYTES = 32 << 20
@@ -29,7 +27,7 @@ class Stretch(NamedTuple):
     positions: Int64s
     sizes: Int64s
 
-    def where(self, kept: Any) -> Stretch:
+    def select(self, kept: Any) -> Stretch:
         """Some of the records, by a mask or a slice."""
         return self._replace(positions=self.positions[kept], sizes=self.sizes[kept])
 
@@ -41,7 +39,7 @@ class Stretch(NamedTuple):
             done = int(ends[low - 1]) if low else 0
             high = int(np.searchsorted(ends, done + SLICE_BYTES, side="right"))
             high = min(max(high, low + 1), low + rows.SLICE_ROWS)
-            yield self.where(slice(low, high))
+            yield self.select(slice(low, high))
             low = high
 
     def read(self) -> Records:
@@ -82,7 +80,7 @@ def by_queue(part: Stretch) -> Iterator[QueueRows]:
     batch = part.decode()
     keep = rows.queued(batch)
     if not keep.all():
-        batch, part = batch.filter(pa.array(keep)), part.where(keep)
+        batch, part = batch.filter(pa.array(keep)), part.select(keep)
     positions, sizes = part.positions, part.sizes
     if not batch.num_rows:
         return

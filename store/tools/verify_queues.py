@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.store import format as fmt
+from raymq.store.arrays import Int64s
 from raymq.store.errors import Corrupt
 from raymq.store.format import SCHEDULE_TOPIC
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
@@ -20,8 +21,6 @@ from raymq.store.queues.queue_files import OpenFiles
 from .faults import NAMED_MAX
 from .read_only import ReadOnlyStore
 from .slices import QueueRows, by_queue
-
-Int64s = npt.NDArray[np.int64]
 
 #: a tags code up to here is an address in consumequeue_ext, not a hash (ConsumeQueueExt#isExtAddr)
 EXT_ADDRESS_MAX = -(1 << 31) - 1
@@ -107,7 +106,7 @@ class QueueCheck:
         self.known = max(self.known, queue.max_physical_offset)
         self._queues[topic, queue_id] = _Queue(directory, queue)
         if not self._store.crashed:
-            at = queue.bytes_behind()
+            at = queue.bytes_after_end()
             if at is not None:
                 self._faults.add(*queue.place(at), ENDS_IN_ZEROS, "bytes that no dispatch wrote")
 

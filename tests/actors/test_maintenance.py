@@ -56,7 +56,9 @@ def test_passes_come_a_minute_after_the_start_and_then_in_their_interval() -> No
     store = MessageStore.open(Path("/s"), config=CONFIG, files=disk, clock=clock)
     store.create_topic("t", 1, [0])
     samples: list[int] = []
-    maintenance = Maintenance(store.clean_service, clock=clock, interval_ms=10_000, sample=samples.append)
+    maintenance = Maintenance(
+        store.clean_service, clock=clock, interval_ms=10_000, sample=samples.append
+    )
     passes = []
     for _ in range(90):
         disk.used["/s/commitlog"] = disk.used.get("/s/commitlog", 0) + 0.5

@@ -49,7 +49,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory):
     made.confirm()
     while made.store.reput.index_behind:
         made.store.dispatch(made.store.log.confirmed)
-    assert len(made.store.index._files) > 1
+    assert len(made.store.index._index_files) > 1
     yield made
     made.store.close()
 

@@ -55,7 +55,7 @@ def seen(data: bytes | bytearray) -> tuple[int, int, int, int] | None:
     """The record at AT, as both searches find it."""
     one = record_at(memoryview(data), AT, BASE)
     many = records_at(memoryview(data), np.array([AT]), np.array([BASE + AT]))
-    assert many.there.tolist() == [one is not None]
+    assert many.is_record.tolist() == [one is not None]
     if one is None:
         return None
     assert (many.sizes.tolist(), many.times_ms.tolist()) == ([one[0] - AT], [one[1]])
