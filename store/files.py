@@ -34,7 +34,7 @@ _ZEROS = bytes(ZERO_CHUNK_BYTES)
 _READ_BYTES = 1 << 20
 _UNREAD = memoryview(bytearray(64 << 10))
 #: most bytes of one `gather`
-GATHER_BYTES = 128 << 10
+GATHER_BYTES = 512 << 10
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 #: errors of a disk or its file system for stored bytes that cannot be read any more
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO)

@@ -371,23 +371,30 @@ class IndexFile:
     ) -> tuple[list[int], int]:
         """Follow a chain for at most `steps` entries. Returns: offsets of hits, and the next number; 0: the chain
         ends."""
-        begin, count, most = header.begin_time_ms, header.count, self._entry_count
-        blocks, unpack_from = self._blocks, _ENTRY.unpack_from
+        # Entries hold whole seconds since the file's begin time. RocketMQ stops at a negative one, too.
+        first_second = max(0, (begin_ms - header.begin_time_ms) // 1000)
+        last_second = (end_ms - header.begin_time_ms) // 1000
+        count, blocks, unpack_from = header.count, self._blocks, _ENTRY.unpack_from
         offsets: list[int] = []
         with self._living:
             self._open_fd()
             for _ in range(steps):
-                if not 0 < number < most:
+                if number <= 0:
                     break
-                block, row = divmod(number, BLOCK_ENTRIES)
-                entries = blocks.get(block) or self._read_block(block)
-                found, offset, seconds, previous = unpack_from(entries, row * ENTRY_BYTES)
+                entries = blocks.get(number // BLOCK_ENTRIES) or self._read_block(
+                    number // BLOCK_ENTRIES
+                )
+                found, offset, seconds, previous = unpack_from(
+                    entries, number % BLOCK_ENTRIES * ENTRY_BYTES
+                )
                 # Entries written since the header was read are passed over.
                 if number < count:
-                    time_ms = begin + 1000 * seconds if number > 1 else begin
-                    if seconds < 0 or time_ms + 999 < begin_ms:
+                    if number == 1 and seconds > 0:
+                        # The first entry counts from another time: that of the file before.
+                        seconds = 0
+                    if seconds < first_second:
                         return offsets, 0
-                    if found == key_hash and time_ms <= end_ms:
+                    if found == key_hash and seconds <= last_second:
                         offsets.append(offset)
                 if previous >= number:
                     return offsets, 0

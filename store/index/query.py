@@ -23,8 +23,8 @@ from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.records.record_decode import decode_column
 
 from .index_service import IndexService
-from .key_search import TIME_MAX_MS
-from .query_keys import KeyHits, KeyQuery, check_query
+from .key_search import TIME_MAX_MS, KeyHits, KeySearch
+from .query_keys import KeyQuery, check_query
 
 #: bytes read for one record; a larger one is read whole
 FIRST_READ_BYTES_BY_OFFSET = 8 << 10
@@ -58,6 +58,7 @@ class Query:
         self._log = log
         self._queues = queues
         self._index = index
+        self._one_key = KeySearch(log, index)
 
     # --- by key ---------------------------------------------------------------------------------------------
 
@@ -96,8 +97,10 @@ class Query:
         """The newest messages of each of many keys, found together. Args and errors: as for `by_key`."""
         check_query(topic, keys, max_num)
         limit = min(max_num, self._log.config.max_msgs_num_batch)
-        query = KeyQuery(self._log, self._index, topic, (begin_ms, end_ms), exact)
-        return query.find(keys, limit)
+        span = (begin_ms, end_ms)
+        if len(keys) == 1:
+            return self._one_key.find(topic, keys[0], limit, span, exact=exact)
+        return KeyQuery(self._log, self._index, topic, span, exact).find(keys, limit)
 
     # --- by place -------------------------------------------------------------------------------------------
 

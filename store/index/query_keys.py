@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,23 +23,12 @@ from raymq.store.records.record_decode import decode_column
 
 from .index_keys import key_hashes
 from .index_service import IndexService
-from .key_search import newest
+from .key_search import KeyHits
 
 Bools = npt.NDArray[np.bool_]
 
 #: keys that are looked up one by one: that costs less than to follow few chains in step
 FEW_KEYS = 8
-
-
-class KeyHits(NamedTuple):
-    """Messages found: hit i says that key `keys[i]` is one of message `rows[i]` of `records`."""
-
-    keys: Int64s
-    rows: Int64s
-    #: physical offset of each record
-    places: Int64s
-    #: raw RocketMQ records, in the order of the log, each once
-    records: pa.Array
 
 
 def check_query(topic: str, keys: Sequence[str], max_num: int) -> None:
@@ -68,14 +56,6 @@ class KeyQuery:
 
     def find(self, keys: Sequence[str], limit: int) -> KeyHits:
         """At most `limit` messages of each key: twice as many candidates are asked for until that many are hits."""
-        if len(keys) == 1:
-            alone = newest(
-                self.log, self.index, self.topic, keys[0], limit, self.span, exact=self.exact
-            )
-            places = sorted(alone)
-            records = pa.array([alone[place] for place in places], pa.binary())
-            rows = np.arange(len(places))
-            return KeyHits(np.zeros_like(rows), rows, np.array(places, dtype=np.int64), records)
         asked, wanted = np.arange(len(keys)), limit
         rounds: list[KeyHits] = []
         while True:

@@ -465,7 +465,7 @@ def test_unique_keys_come_before_keys_and_records_without_keys_are_not_indexed(t
     store.put(keyed_request(["k1 k2", None, "k1"], unique=True))
     confirm_with_index(store)
     (path,) = index_files(tmp_path)
-    entries = store.index._index_files[-1]._entries(1, store.index._files[-1].header.count)
+    entries = store.index._index_files[-1]._entries(1, store.index._index_files[-1].header.count)
     want = [key_hash("t", key) for key in ("U000", "k1", "k2", "U001", "U002", "k1")]
     assert entries["hash"].tolist() == want
     store.close()
