@@ -307,7 +307,7 @@ class EmbeddedStore:
             with contextlib.suppress(OSError, RayMQError):
                 self._advance()
         log = self.store.log
-        flush = self._commit.commit if self._sync_flush else self._real_time.flush_if_due
+        flush = self._commit.flush if self._sync_flush else self._real_time.flush_if_due
         try:
             flushed = flush(log.end)
         except FlushFailed:

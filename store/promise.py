@@ -99,10 +99,8 @@ def own_durable(flush: Flush, ends: Ends) -> int:
 
 def awaits_commit(flush: Flush, *, mirrored: bool) -> bool:
     """Whether receipts wait until bytes have left the transient pool: each put's commit is urgent then."""
-    return any(
-        promise.acknowledged_by != ("appended",)
-        for promise in promises(flush, mirrored=mirrored).values()
-    )
+    rows = promises(flush, mirrored=mirrored).values()
+    return any(promise.acknowledged_by != ("appended",) for promise in rows)
 
 
 def _least(ends: Ends, names: tuple[str, ...] | list[str]) -> int:

@@ -215,13 +215,10 @@ def _check_kinds(message: InnerMessage) -> None:
         raise _illegal(
             f"properties are {message.properties!r}; give a mapping", "properties", "text"
         )
-    for pair in message.properties.items():
-        if not all(isinstance(part, str) and _is_unicode(part) for part in pair):
-            raise _illegal(
-                f"property {pair[0]!r} is {pair[1]!r}; names and values are text",
-                "properties",
-                "text",
-            )
+    for name, text in message.properties.items():
+        if not all(isinstance(part, str) and _is_unicode(part) for part in (name, text)):
+            fault = f"property {name!r} is {text!r}; names and values are text"
+            raise _illegal(fault, "properties", "text")
 
 
 def _is_unicode(text: str) -> bool:

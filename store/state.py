@@ -259,12 +259,8 @@ class ShardState:
             shards = list(topic.shards)
             yield {"t": "topic", "n": topic.name, "q": topic.queues, "s": shards, **attributes}
         for (group, name), table in self.offsets.items():
-            yield {
-                "t": "offsets",
-                "g": group,
-                "n": name,
-                "o": {str(q): o for q, o in table.items()},
-            }
+            offsets = {str(queue_id): offset for queue_id, offset in table.items()}
+            yield {"t": "offsets", "g": group, "n": name, "o": offsets}
         for service, values in self.progress.items():
             for key, value in values.items():
                 yield {"t": "progress", "s": service, "k": key, "v": value}

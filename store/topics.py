@@ -29,11 +29,8 @@ def check_new_topic(
     _refuse_system_topic(name)
     # Exactly an int: True and 1.5 come from mistakes.
     if type(queues) is not int or not 1 <= queues <= QUEUES_MAX:
-        raise Rejected(
-            f"{queues!r} queues: a topic has 1 to {QUEUES_MAX}",
-            field="queues",
-            limit=f"1..{QUEUES_MAX}",
-        )
+        fault = f"{queues!r} queues: a topic has 1 to {QUEUES_MAX}"
+        raise Rejected(fault, field="queues", limit=f"1..{QUEUES_MAX}")
     info = TopicInfo(name, queues, shards, _checked_attributes(attributes or {}))
     have = known.get(name)
     if have == info:

@@ -16,10 +16,11 @@ import pyarrow as pa
 
 from raymq.store import record
 from raymq.store.clock import Clock
-from raymq.store.errors import Corrupt, OffsetOutOfRange, RayMQError, Unavailable
+from raymq.store.errors import Corrupt, RayMQError, Unavailable
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE
 from raymq.store.queues.consume_queues import ConsumeQueues
+from raymq.store.queues.reader import out_of_range
 from raymq.store.records.keys import key_column
 from raymq.store.requests import FetchSlice
 from raymq.store.state import ShardState
@@ -313,13 +314,7 @@ class CompactionStore:
         if high < offset <= self._state.next_offsets.get((topic, queue_id), 0):
             high = offset
         if not 0 <= offset <= high:
-            raise OffsetOutOfRange(
-                f"queue {queue_id} of {topic} holds offsets 0 to {high}, not {offset}; seek() to choose",
-                min=0,
-                max=high,
-                offset=offset,
-                queue_id=queue_id,
-            )
+            raise out_of_range(topic, queue_id, offset, 0, high)
         found = self.read(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
         if found is None:
             following = max(offset, min(self.next_offset(topic, queue_id), high))

@@ -54,11 +54,8 @@ def read_check(path: Path, *, files: Files) -> TimerCheck | None:
     """The file's content; None when it is missing or too short."""
     if not files.exists(path):
         return None
-    fd = files.open_file(path, writable=False)
-    try:
+    with files.opened(path, writable=False) as fd:
         data = files.pread(fd, _LONGS.size, 0)
-    finally:
-        files.close(fd)
     return TimerCheck(*_LONGS.unpack(data)) if len(data) == _LONGS.size else None
 
 

@@ -153,11 +153,8 @@ class IndexBuilder:
         view, base, walk = self._log.walk(
             at, upto, check_crc=False, check_position=False, limit=SLICE_RECORDS
         )
-        end, size = walk.end, self._log.config.segment_size_bytes
-        following = at - at % size + size
-        if walk.reason is record.WalkStop.BLANK or end > following - fmt.BLANK_BYTES:
-            end = following
-        elif end == at and walk.reason is not record.WalkStop.STOPPED:
+        end = self._log.next_walk_start(at, walk)
+        if end == at and walk.reason is not record.WalkStop.STOPPED:
             end = self._log.next_record_after(at, upto)
             self._log.note_damage(self._log.damage(at, walk.reason.value))
         if len(walk.positions):
@@ -176,11 +173,7 @@ class IndexBuilder:
             return False
         topics = batch.column("topic").dictionary_encode()
         table = np.array([topic_hash(name) for name in topics.dictionary.to_pylist()], np.uint32)
-        self._put(
-            table[topics.indices.to_numpy()],
-            keyed,
-            positions,
-            batch.column("store_time_ms").to_numpy(),
-            end,
-        )
+        topic_hashes = table[topics.indices.to_numpy()]
+        times_ms = batch.column("store_time_ms").to_numpy()
+        self._put(topic_hashes, keyed, positions, times_ms, end)
         return True

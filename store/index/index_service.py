@@ -85,13 +85,9 @@ class IndexService:
                 self._restore(name, count, crashed=crashed)
             elif crashed:
                 # Files that may not be on disk are dropped.
-                self._delete(
-                    [
-                        file
-                        for file in self._index_files
-                        if file.header.end_time_ms > time_ms or file.empty
-                    ]
-                )
+                files = self._index_files
+                late = [file for file in files if file.empty or file.header.end_time_ms > time_ms]
+                self._delete(late)
                 ends = [file.header.end_offset for file in self._index_files]
                 self.indexed = max(min(max(ends, default=0), log_end), log_start)
             else:
@@ -240,11 +236,8 @@ class IndexService:
         Source: IndexService#deleteExpiredFile.
         """
         with self._changing:
-            expired = [
-                each
-                for each in self._index_files[:-1]
-                if each.header.end_offset < min_physical_offset
-            ]
+            older = self._index_files[:-1]
+            expired = [file for file in older if file.header.end_offset < min_physical_offset]
             self._delete(expired)
             return len(expired)
 

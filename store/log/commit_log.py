@@ -265,6 +265,12 @@ class CommitLog:
             check_position=check_position,
         )
 
+    def next_walk_start(self, at: int, walk: record.Walk) -> int:
+        """Where to walk on after a walk from `at`: its end, or the next file where only a blank record follows."""
+        file_end = self._file_end(at)
+        is_full = walk.end > file_end - fmt.BLANK_BYTES
+        return file_end if is_full or walk.reason is record.WalkStop.BLANK else walk.end
+
     def damage(self, offset: int, fault: str) -> Corrupt:
         """The error for a damaged record at a physical offset."""
         return log_reads.damaged(self.segments, offset, fault)
@@ -689,16 +695,8 @@ class CommitLog:
         """Note this boot, whose marks are valid from here on. A recovery that fails earlier can be repeated."""
         left_pool = self.pool.left(self.meta.get("pool"))
         pool_name = self.pool.open(self.end)
-        self.meta.update(
-            {
-                "format": 1,
-                "clean": False,
-                "cut": None,
-                QUEUES_DOUBTFUL: None,
-                "pool": pool_name,
-                **self._identity,
-            }
-        )
+        boot = {"format": 1, "clean": False, "cut": None, QUEUES_DOUBTFUL: None, "pool": pool_name}
+        self.meta.update({**boot, **self._identity})
         if left_pool and pool_name is None:
             self.pool.remove()
 

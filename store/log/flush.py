@@ -125,7 +125,8 @@ class _Flusher:
     on_sync_started: Callable[[int], None] = _ignore
     on_flushed: Callable[[int], None] = _ignore
 
-    def _flush(self, appended: int) -> int:
+    def flush(self, appended: int) -> int:
+        """Sync all bytes below `appended`. Returns: flushed. Raises: FlushFailed."""
         if appended > self.flushed:
             self.on_sync_started(appended)
             fail_point("flush.before_sync")
@@ -142,10 +143,6 @@ class GroupCommit(_Flusher):
     RocketMQ's two lists of requests, which it swaps at each round, are watermarks here. A round syncs the bytes that
     were appended before it began, and later puts wait for the next. The combiner decides which put was late.
     """
-
-    def commit(self, appended: int) -> int:
-        """Sync all that was appended. Returns: flushed. Raises: FlushFailed."""
-        return self._flush(appended)
 
 
 @dataclass(eq=False)
@@ -186,9 +183,5 @@ class FlushRealTime(_Flusher):
             least = 0
         dirty = appended // PAGE_BYTES - self.flushed // PAGE_BYTES
         if appended > self.flushed and dirty >= least:
-            return self._flush(appended)
+            return self.flush(appended)
         return self.flushed
-
-    def shutdown(self, appended: int) -> int:
-        """Flush the rest. Returns: flushed. Raises: FlushFailed. RocketMQ tries up to ten times."""
-        return self._flush(appended)

@@ -68,12 +68,7 @@ class MappedFileQueue:
         self.close()
         paths = list_segments(self._read_from, files=self._files)
         for path in paths:
-            if len(path.name) != 20 or not path.name.isdigit():
-                raise Corrupt(
-                    f"{path} does not belong here: files are named by a 20-digit offset",
-                    path=str(path),
-                    rule="file name",
-                )
+            check_name(path)
         if paths and not_yet_made(paths[-1], self.file_size, files=self._files):
             unfinished = paths.pop()
             if self._writable:
@@ -179,6 +174,13 @@ class MappedFileQueue:
         for file in self.files:
             file.close()
         self.files = []
+
+
+def check_name(path: Path) -> None:
+    """Raises: Corrupt for a file whose name is not an offset."""
+    if len(path.name) != 20 or not path.name.isdigit():
+        fault = f"{path} does not belong here: files are named by a 20-digit offset"
+        raise Corrupt(fault, path=str(path), rule="file name")
 
 
 def check_contiguous(path: Path, before: int | None, file_size: int) -> int:

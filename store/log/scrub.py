@@ -249,12 +249,8 @@ class Scrub:
         same = self._is_still_there(unit)
         whole = self._is_whole(unit)
         if same and not whole and unit.end <= self.limit():
-            self._report(
-                unit.start,
-                f"the bytes [{unit.start}, {unit.end}) are not those that were stored",
-                RULE,
-                end=unit.end,
-            )
+            detail = f"the bytes [{unit.start}, {unit.end}) are not those that were stored"
+            self._report(unit.start, detail, RULE, end=unit.end)
 
     def _is_whole(self, unit: ChainUnit) -> bool:
         data = self._read(unit)

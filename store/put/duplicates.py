@@ -148,7 +148,6 @@ class Search:
 
     def _in_log(self, position: int, end: int, sequence: int) -> FoundRun | None:
         """Walk log[position, end), which begins at a record."""
-        size = self._log.config.segment_size_bytes
         while position < end:
             self._begun = self._log.clock.monotonic()
             view, base, walk = self._log.walk(position, end, check_crc=False, limit=self._rows)
@@ -158,12 +157,8 @@ class Search:
                 if found is not None or (own.sequences > sequence).any():
                     return found
             self._end_slice()
-            following = position - position % size + size
-            if walk.reason is record.WalkStop.BLANK or walk.end > following - fmt.BLANK_BYTES:
-                position = following
-            elif walk.end > position:
-                position = walk.end
-            else:
+            begun_at, position = position, self._log.next_walk_start(position, walk)
+            if position == begun_at:
                 return None
         return None
 

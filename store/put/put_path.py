@@ -411,13 +411,8 @@ class PutPath:
 
     def _internal(self, kind: str, body: bytes) -> PreparedInner:
         """One record of the internal topic, ready to be appended."""
-        message = InnerMessage(
-            state.INTERNAL_TOPIC,
-            state.INTERNAL_QUEUE,
-            body,
-            {TAGS: kind},
-            born_time_ms=self._clock.now_ms(),
-        )
+        topic, queue_id, now_ms = state.INTERNAL_TOPIC, state.INTERNAL_QUEUE, self._clock.now_ms()
+        message = InnerMessage(topic, queue_id, body, {TAGS: kind}, born_time_ms=now_ms)
         prepared = PreparedInner(message, store_host=self._config.store_host)
         self._check_size(0, prepared.size, self._record_bytes_max)
         return prepared

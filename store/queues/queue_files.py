@@ -18,7 +18,7 @@ from typing import TypeVar
 from raymq.store.errors import Corrupt, require
 from raymq.store.failpoints import fail_point
 from raymq.store.files import ZERO_CHUNK_BYTES, Data, Files, only_zeros
-from raymq.store.log.mapped_file_queue import check_contiguous
+from raymq.store.log.mapped_file_queue import check_contiguous, check_name
 
 T = TypeVar("T")
 
@@ -227,12 +227,7 @@ class QueueFiles:
         unfinished: list[Path] = []
         for name in self._files.list(self.directory):
             path = self.directory / name
-            if len(name) != 20 or not name.isdigit():
-                raise Corrupt(
-                    f"{path} does not belong here: files are named by a 20-digit offset",
-                    path=str(path),
-                    rule="file name",
-                )
+            check_name(path)
             length = self._files.length(path)
             if unfinished or (length < self.file_size and not any(self._files.read_file(path))):
                 unfinished.append(path)

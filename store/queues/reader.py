@@ -48,14 +48,14 @@ class Reader:
             # The log has it: after a restart the queue grows there again, in a mirror with the confirmed end.
             high = offset
         if offset < low or offset > high:
-            raise _out_of_range(topic, queue_id, offset, low, high)
+            raise out_of_range(topic, queue_id, offset, low, high)
         count = min(max_records, high - offset)
         if count <= 0:
             return FetchSlice(queue_id, offset, offset, low, high, _NO_RECORDS, None)
         units = self._units_for(self._queues.get(topic, queue_id), offset, count, max_bytes)
         if not len(units):
             # Deleted since the range was read.
-            raise _out_of_range(topic, queue_id, offset, *self._queues.range(topic, queue_id))
+            raise out_of_range(topic, queue_id, offset, *self._queues.range(topic, queue_id))
         # Queues of foreign stores may have gaps, filled with units that point at nothing.
         solid = units["size"] != BLANK_SIZE
         if not solid[0]:
@@ -68,7 +68,7 @@ class Reader:
         try:
             found = self._read_records(positions, sizes)
         except OffsetOutOfRange as error:
-            raise _out_of_range(
+            raise out_of_range(
                 topic, queue_id, offset, *self._queues.range(topic, queue_id)
             ) from error
         records = record.select(found.data, found.starts, found.sizes)
@@ -155,7 +155,8 @@ def _neighbours(positions: Int64s, sizes: Int64s) -> int:
     return len(positions)
 
 
-def _out_of_range(topic: str, queue_id: int, offset: int, low: int, high: int) -> OffsetOutOfRange:
+def out_of_range(topic: str, queue_id: int, offset: int, low: int, high: int) -> OffsetOutOfRange:
+    """The error of a read at an offset that a queue does not hold."""
     return OffsetOutOfRange(
         f"queue {queue_id} of {topic} holds offsets {low} to {high}, not {offset}; seek() to choose",
         min=low,

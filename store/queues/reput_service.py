@@ -178,7 +178,7 @@ class ReputService:
 
     def _from_log(self, upto: int) -> bool:
         """Dispatch a slice that is read back. Returns: whether there was any."""
-        at, size = self.dispatched, self._log.config.segment_size_bytes
+        at = self.dispatched
         view, base, walk = self._log.walk(
             at,
             upto,
@@ -190,11 +190,8 @@ class ReputService:
         levels_ms = self._log.config.delay_levels_ms
         for run in rows.runs(view, base, walk.positions, walk.sizes, columns=rows.RUN_COLUMNS):
             self._append_units(run, rows.tags_codes(run.topic, run.batch, levels_ms))
-        self.dispatched = walk.end
-        following = at - at % size + size
-        if walk.reason is record.WalkStop.BLANK or walk.end > following - fmt.BLANK_BYTES:
-            self.dispatched = following
-        elif walk.end == at and walk.reason is not record.WalkStop.STOPPED:
+        self.dispatched = self._log.next_walk_start(at, walk)
+        if self.dispatched == at and walk.reason is not record.WalkStop.STOPPED:
             if walk.reason is record.WalkStop.SHORT and self._comes_later(at, upto):
                 return False
             self._pass_over(at, upto, walk.reason.value)

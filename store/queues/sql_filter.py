@@ -221,11 +221,9 @@ class SqlFilter:
             raise self._wrong(node, "has its larger bound first")
         if node.args.get("symmetric") is not None:
             raise self._wrong(node, "is not a BETWEEN of RocketMQ")
-        return _join(
-            pc.and_kleene,
-            self._compare(">=", value, low, node),
-            self._compare("<=", value, high, node),
-        )
+        at_least = self._compare(">=", value, low, node)
+        at_most = self._compare("<=", value, high, node)
+        return _join(pc.and_kleene, at_least, at_most)
 
     def _compare(self, sign: str, left: Operand, right: Operand, node: Any) -> Condition:
         if not isinstance(left, Property) and isinstance(right, Property):

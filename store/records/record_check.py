@@ -45,21 +45,13 @@ def check_put(topic: str, batch: pa.RecordBatch | Row, *, max_message_bytes: int
     for name, column in (("body", body), ("born_time_ms", born)):
         if column.null_count:
             row = pc.index(column.is_null(), True).as_py()
-            raise Rejected(
-                f"row {row} has no {name}; it may not be null",
-                field=name,
-                limit="not null",
-                row=row,
-            )
+            fault = f"row {row} has no {name}; it may not be null"
+            raise Rejected(fault, field=name, limit="not null", row=row)
     # No value is longer than all of them together: most batches need no check of each row.
     edges = value_offsets(body)
     if edges[-1] - edges[0] > max_message_bytes:
-        _check_lengths(
-            value_lengths(body),
-            max_message_bytes,
-            "body",
-            "split it, compress it, or raise max_message_bytes",
-        )
+        advice = "split it, compress it, or raise max_message_bytes"
+        _check_lengths(value_lengths(body), max_message_bytes, "body", advice)
     if tag.null_count == properties.null_count == len(tag):
         return row
     stored = STAMP_BYTES + value_lengths(properties)
@@ -70,12 +62,8 @@ def check_put(topic: str, batch: pa.RecordBatch | Row, *, max_message_bytes: int
     if properties.null_count < len(properties):
         same = one_value(properties) is not None
         _check_properties(properties.slice(0, 1) if same else properties)
-    _check_lengths(
-        stored,
-        fmt.PROPERTIES_MAX_BYTES,
-        "properties",
-        "with what the store adds (producer stamp and tag); put large values into the body",
-    )
+    advice = "with producer stamp and tag, which the store adds; put large values into the body"
+    _check_lengths(stored, fmt.PROPERTIES_MAX_BYTES, "properties", advice)
     return row
 
 

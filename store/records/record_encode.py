@@ -238,11 +238,8 @@ def encode_record(
         ("topic", topic.encode(), 0x7FFF if magic == fmt.MAGIC_V2 else fmt.TOPIC_V1_MAX_CHARS),
     ):
         if len(value) > limit:
-            raise Rejected(
-                f"the {field} has {len(value)} bytes, the limit is {limit}",
-                field=field,
-                limit=limit,
-            )
+            fault = f"the {field} has {len(value)} bytes, the limit is {limit}"
+            raise Rejected(fault, field=field, limit=limit)
     born, store = fmt.pack_host(*born_host), fmt.pack_host(*store_host)
     sys_flag |= fmt.host_flags(born, store)
 

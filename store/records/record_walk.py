@@ -365,14 +365,8 @@ class FoundRecords(NamedTuple):
         """Some of the records; the places of the others count as having none."""
         is_record = self.is_record.copy()
         is_record[np.flatnonzero(is_record)[~kept]] = False
-        return FoundRecords(
-            is_record,
-            self.sizes[kept],
-            self.times_ms[kept],
-            self.body_starts[kept],
-            self.body_ends[kept],
-            self.body_crcs[kept],
-        )
+        columns = {name: getattr(self, name)[kept] for name in self._fields if name != "is_record"}
+        return FoundRecords(is_record=is_record, **columns)
 
 
 def records_at(view: Any, starts: Int64s, positions: Int64s) -> FoundRecords:

@@ -321,11 +321,8 @@ class TransactionService:
 
     def _note_offsets(self) -> None:
         """Note how far RayMQ is, so that RocketMQ continues there if it opens this store."""
-        ends = {
-            HALF_TOPIC: self._resolutions().min_open,
-            OP_TOPIC: self._store.queue_range(OP_TOPIC, 0)[1],
-        }
-        for topic, offset in ends.items():
+        _, op_end = self._store.queue_range(OP_TOPIC, 0)
+        for topic, offset in ((HALF_TOPIC, self._resolutions().min_open), (OP_TOPIC, op_end)):
             if offset > self._noted(topic):
                 self._store.commit_offsets(GROUP, topic, {0: offset})
 

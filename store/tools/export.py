@@ -27,7 +27,7 @@ from raymq.store.state import INTERNAL_TOPIC
 
 from .faults import ReportProgress
 from .read_only import ReadOnlyStore
-from .slices import Stretch
+from .slices import RecordRange
 
 #: bytes after which a new file is begun
 FILE_BYTES = 256 << 20
@@ -73,7 +73,7 @@ class Choice:
     queue_id: int | None = None
     start: int | None = None
     stop: int | None = None
-    #: also what is readable after damage
+    #: also the readable records after damage
     after_damage: bool = False
 
     def rows(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
@@ -147,7 +147,7 @@ def _check_topic(store: ReadOnlyStore, choice: Choice) -> None:
         return
     # The consume queues may be lost. The records are the truth.
     wanted = replace(choice, start=None, stop=None)
-    if not any(wanted.rows(part.decode()).any() for part in store.slices(behind=True)):
+    if not any(wanted.rows(part.decode()).any() for part in store.slices(after_damage=True)):
         known = sorted({topic for topic, _, _ in store.queue_directories()})
         queue = "" if choice.queue_id is None else f"queue {choice.queue_id} of "
         raise Rejected(
@@ -189,7 +189,7 @@ def _write(store: ReadOnlyStore, target: Path, choice: Choice, file_bytes: int) 
 
 
 def _tables(store: ReadOnlyStore, choice: Choice) -> Iterator[pa.Table]:
-    for part in store.slices("export", behind=choice.after_damage):
+    for part in store.slices("export", after_damage=choice.after_damage):
         batch = part.decode()
         keep = choice.rows(batch)
         if keep.any():
@@ -197,7 +197,7 @@ def _tables(store: ReadOnlyStore, choice: Choice) -> Iterator[pa.Table]:
             yield table_of(kept, part.select(keep))
 
 
-def table_of(batch: pa.RecordBatch, part: Stretch) -> pa.Table:
+def table_of(batch: pa.RecordBatch, part: RecordRange) -> pa.Table:
     """A decoded slice as a table of SCHEMA."""
     columns = {name: batch.column(name) for name in (*_PLAIN, *_NUMBERS)}
     for name in ("born_time", "store_time"):
@@ -235,10 +235,10 @@ def _one(
     rows: npt.NDArray[np.int64], names: pa.Array, values: pa.Array, name: str, count: int
 ) -> pa.Array:
     """The value of one property in each of `count` rows; of a repeated one the last."""
-    at = np.flatnonzero(pc.equal(names, name).to_numpy(zero_copy_only=False))
-    where = np.full(count, -1, dtype=np.int64)
-    where[rows[at]] = at
-    return values.take(pa.array(where, mask=where < 0))
+    places = np.flatnonzero(pc.equal(names, name).to_numpy(zero_copy_only=False))
+    place_of_row = np.full(count, -1, dtype=np.int64)
+    place_of_row[rows[places]] = places
+    return values.take(pa.array(place_of_row, mask=place_of_row < 0))
 
 
 def _message_ids(hosts: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:

@@ -130,7 +130,7 @@ def write_checkpoint(store: ReadOnlyStore) -> None:
 
 
 def write_marks(store: ReadOnlyStore) -> None:
-    """Marks that vouch for the bytes just read and synced. The next leader finds the confirmed end again."""
+    """Marks of the bytes that were just read and synced. The next leader finds the confirmed end again."""
     if store.log is not None:
         store.log.sync_range(store.start, store.end)
     data = struct.pack("=4q", store.end, store.end, 0, 0).ljust(PAGE_BYTES, b"\0")

@@ -31,7 +31,7 @@ HAS_UNIT = "each message has its unit"
 HAS_RECORD = "a unit points at its record"
 SIZE = "a unit has its record's size"
 TAGS_CODE = "a unit has its record's tags code"
-ENDS_IN_ZEROS = "nothing stands behind the last unit"
+ENDS_IN_ZEROS = "nothing follows the last unit"
 
 
 class _Queue:
@@ -121,18 +121,18 @@ class QueueCheck:
         inside = (rows.offsets >= queue.low) & (rows.offsets < queue.high)
         missing = ~inside & (rows.positions + rows.sizes <= self._believed)
         self._report(key, rows.offsets, missing, HAS_UNIT, None, rows.positions)
-        where = rows.offsets[inside] - queue.low
-        if not len(where):
+        unit_rows = rows.offsets[inside] - queue.low
+        if not len(unit_rows):
             return
-        units = queue.units[where]
+        units = queue.units[unit_rows]
         positions, sizes = rows.positions[inside], rows.sizes[inside]
         kept = positions + sizes <= self._store.queues_end
         at_record = units["position"] == positions
         blank = units["size"] == BLANK_SIZE
         # A queue offset that two records claim belongs to the one that its unit points at.
-        queue.seen[where[at_record]] = True
-        elsewhere = kept & ~blank & ~at_record & ~queue.seen[where]
-        queue.seen[where[elsewhere]] = True
+        queue.seen[unit_rows[at_record]] = True
+        elsewhere = kept & ~blank & ~at_record & ~queue.seen[unit_rows]
+        queue.seen[unit_rows[elsewhere]] = True
         if rows.topic == SCHEDULE_TOPIC:
             # Levels are configurable, but with any delay no message is due before it was stored.
             other_code = units["tags_code"] < 0
