@@ -557,12 +557,8 @@ def _translate(error: OSError, path: PathLike | None) -> Exception:
 def _unreadable(error: OSError, path: PathLike, offset: int) -> Exception:
     if error.errno not in _UNREADABLE:
         return error
-    return Corrupt(
-        f"{path} cannot be read at {offset}: {error.strerror}; the disk has lost these bytes",
-        path=str(path),
-        offset=offset,
-        rule=READABLE,
-    )
+    fault = f"{path} cannot be read at {offset}: {error.strerror}; the disk has lost these bytes"
+    return Corrupt(fault, path=str(path), offset=offset, rule=READABLE)
 
 
 def _lock_holder(fd: int) -> int | None:

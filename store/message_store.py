@@ -140,13 +140,9 @@ class MessageStore:
         processes that an earlier host left running.
         Raises: Unavailable when another process has it open; Corrupt for damage that recovery may not cut off.
         """
-        log = CommitLog(
-            root,
-            config or StoreConfig(),
-            files=files or Files(),
-            clock=clock or Clock(),
-            identity=identity,
-        )
+        config = config or StoreConfig()
+        files = files or Files()
+        log = CommitLog(root, config, files=files, clock=clock or Clock(), identity=identity)
         store = None
         try:
             store = cls(log)

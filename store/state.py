@@ -379,7 +379,8 @@ class SnapshotParts:
         """Add the body of the next SNAPSHOT record. Returns: the rows of all parts, once the last part is there."""
         text, _, columns = body.partition(b"\n")
         value = json.loads(text)
-        part, parts, rows = int(value["part"]), int(value["parts"]), list(value["rows"])
+        part, parts = int(value["part"]), int(value["parts"])
+        rows = list(value["rows"])
         if columns:
             (row,) = rows
             row["data"] = columns

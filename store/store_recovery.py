@@ -275,7 +275,7 @@ class StoreRecovery:
         log.checkpoint.sync()
         self._queues.truncate(log.start)
         self._complete = log.start
-        # From an empty start on the queues grow with what the log says.
+        # From an empty start on the queues grow with the records of the log.
         return not log.start and not any(queue.max_offset for queue in self._queues.all())
 
     # --- snapshots ------------------------------------------------------------------------------------------

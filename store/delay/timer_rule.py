@@ -1,6 +1,6 @@
 """In which second a record of the timer topic is due: a function of the record alone.
 
-So the wheel can be rebuilt from the timer topic, and a few numbers say what was delivered.
+So the wheel can be rebuilt from the timer topic, and a few numbers say which records were delivered.
 RocketMQ counts a roll from the time it reads the record, RayMQ from the record's store time; the bytes allow both.
 Source: TimerMessageStore#doEnqueue, RocketMQ 5.3.3.
 """

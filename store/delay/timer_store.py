@@ -3,7 +3,7 @@
 They wait in the timer topic. Each group of deliveries is appended together with how far they came (`TimerProgress`),
 so the log alone says which messages were delivered. Wheel and timer log only find due messages, in order of (second
 due, offset in the timer topic). Source: TimerMessageStore, RocketMQ 5.3.3, which delivers again after a crash, drops
-after three failed puts, and loses what is due in a stop of more than seven days.
+after three failed puts, and loses messages that are due in a stop of more than seven days.
 """
 
 from __future__ import annotations

@@ -126,7 +126,9 @@ class IndexBuilder:
 
     def _put_few(self, units: list[KeyedUnit]) -> None:
         """Index a few records one by one, which costs a tenth of the arrays."""
-        hashes, positions, times = [], [], []
+        hashes: list[int] = []
+        positions: list[int] = []
+        times: list[int] = []
         for unit in units:
             for row, position in enumerate(unit.positions.tolist()):
                 for key in keys_of(unit.keyed.rows(row, row + 1).data):

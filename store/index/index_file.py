@@ -374,7 +374,8 @@ class IndexFile:
         # Entries hold whole seconds since the file's begin time. RocketMQ stops at a negative one, too.
         first_second = max(0, (begin_ms - header.begin_time_ms) // 1000)
         last_second = (end_ms - header.begin_time_ms) // 1000
-        count, blocks, unpack_from = header.count, self._blocks, _ENTRY.unpack_from
+        count, blocks = header.count, self._blocks
+        unpack_from = _ENTRY.unpack_from
         offsets: list[int] = []
         with self._living:
             self._open_fd()

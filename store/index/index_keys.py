@@ -19,7 +19,8 @@ from raymq.store.records.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARA
 #: between topic and key in the text that is hashed
 TOPIC_SEPARATOR = "#"
 
-_BLANK, _NAME_END, _VALUE_END = ord(KEY_SEPARATOR), NAME_VALUE_SEPARATOR[0], PROPERTY_SEPARATOR[0]
+_BLANK = ord(KEY_SEPARATOR)
+_NAME_END, _VALUE_END = NAME_VALUE_SEPARATOR[0], PROPERTY_SEPARATOR[0]
 _INTEGER_MIN = -(1 << 31)
 _NONE = np.empty(0, dtype=np.int64)
 

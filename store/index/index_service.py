@@ -33,7 +33,7 @@ MARK_STEP_BYTES = 64 << 20
 
 
 class _Mark(NamedTuple):
-    """The content of `raymq/index`: what was synced last."""
+    """The content of `raymq/index`: the state of the last sync."""
 
     #: name of the newest file with an entry; empty without one
     file: str
@@ -77,12 +77,12 @@ class IndexService:
         RocketMQ crashed.
         """
         self._mark = self._open_mark()
-        name, count, upto = (self._mark.get(key) for key in ("file", "count", "indexed"))
+        upto = self._mark.get("indexed")
         try:
             self._open_files()
             if upto is not None:
                 self.indexed = max(min(upto, uncut, log_end), log_start)
-                self._restore(name, count, crashed=crashed)
+                self._restore(self._mark.get("file"), self._mark.get("count"), crashed=crashed)
             elif crashed:
                 # Files that may not be on disk are dropped.
                 files = self._index_files

@@ -124,12 +124,8 @@ class Query:
         if walk.reason is record.WalkStop.UNREADABLE:
             raise log.damage(offset, READABLE)
         if walk.reason is record.WalkStop.BAD_CRC:
-            raise Corrupt(
-                f"the body of the record at offset {offset} is damaged: its CRC differs",
-                path=str(log.root / "commitlog"),
-                offset=offset,
-                rule="body CRC",
-            )
+            fault = f"the body of the record at offset {offset} is damaged: its CRC differs"
+            raise Corrupt(fault, path=str(log.root / "commitlog"), offset=offset, rule="body CRC")
         batch = record.decode(view, walk.positions - base, walk.sizes)
         if not batch.num_rows or self._is_inside_another(batch):
             raise Rejected(

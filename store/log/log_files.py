@@ -106,15 +106,7 @@ def read_each(segments: MappedFileQueue, places: Sequence[int], nbytes: int, end
 
 def _missing(segments: MappedFileQueue, start: int, end: int) -> OffsetOutOfRange | Corrupt:
     if 0 <= start < segments.min_offset:
-        return OffsetOutOfRange(
-            f"the log begins at {segments.min_offset}; the bytes at {start} were deleted",
-            min=segments.min_offset,
-            max=end,
-            offset=start,
-        )
-    return Corrupt(
-        f"no commit log file holds offset {start}",
-        path=str(segments.directory),
-        offset=start,
-        rule="offset has a file",
-    )
+        fault = f"the log begins at {segments.min_offset}; the bytes at {start} were deleted"
+        return OffsetOutOfRange(fault, min=segments.min_offset, max=end, offset=start)
+    fault = f"no commit log file holds offset {start}"
+    return Corrupt(fault, path=str(segments.directory), offset=start, rule="offset has a file")

@@ -239,7 +239,9 @@ def _first_valid(segments: MappedFileQueue, file: MappedFile, offset: int, top: 
         # The last candidate's magic may be in the next piece.
         high = min(stop, low + SEARCH_BYTES + fmt.BLANK_BYTES - 1)
         piece = _read_or_zeros(segments, low, high, end)
-        found = [at - 4 for magic in record.MAGICS for at in _places(piece, magic) if at >= 4]
+        found: list[int] = []
+        for magic in record.MAGICS:
+            found += [at - 4 for at in _places(piece, magic) if at >= 4]
         for start in sorted(found):
             first = walk_piece(partial(read_of, segments, end=end), low + start, stop, limit=1)
             if len(first.walk.positions):

@@ -388,11 +388,8 @@ class AllocateAhead:
     @property
     def ready(self) -> int:
         """Pre-written bytes in front of the tail."""
-        tail = self._tail()
-        return sum(
-            max(0, file.start + file.prewritten - max(tail, file.start))
-            for file in self._queue.files
-        )
+        tail, files = self._tail(), self._queue.files
+        return sum(max(0, file.start + file.prewritten - max(tail, file.start)) for file in files)
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Work until `stop`: the body of a thread."""

@@ -163,7 +163,7 @@ class PutPath:
         """Append a checked batch. The ack is the caller's: nothing is synced at return.
 
         Raises: Rejected for a gap in the sequences, Fenced, StorageFull, Unavailable, OSError; nothing was stored.
-        DeliveryUnknown when the first rows are stored and the next ones could not be: `append` says what is.
+        DeliveryUnknown when the first rows are stored and the next ones could not be: `append` names the stored ones.
         Source: CommitLog#asyncPutMessages; the order of the steps is RocketMQ's.
         """
         lock = self._lock
@@ -411,8 +411,10 @@ class PutPath:
 
     def _internal(self, kind: str, body: bytes) -> PreparedInner:
         """One record of the internal topic, ready to be appended."""
-        topic, queue_id, now_ms = state.INTERNAL_TOPIC, state.INTERNAL_QUEUE, self._clock.now_ms()
-        message = InnerMessage(topic, queue_id, body, {TAGS: kind}, born_time_ms=now_ms)
+        now_ms = self._clock.now_ms()
+        message = InnerMessage(
+            state.INTERNAL_TOPIC, state.INTERNAL_QUEUE, body, {TAGS: kind}, born_time_ms=now_ms
+        )
         prepared = PreparedInner(message, store_host=self._config.store_host)
         self._check_size(0, prepared.size, self._record_bytes_max)
         return prepared

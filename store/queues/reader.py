@@ -40,7 +40,7 @@ class Reader:
 
         Returns: raw RocketMQ records as one binary column, without a copy where they are neighbours. Where most of them
         are neighbours, only the first group of neighbours. The caller checks each record (`first_fault`).
-        Raises: OffsetOutOfRange below the queue's first offset, or above what the log holds of it. Corrupt for a
+        Raises: OffsetOutOfRange below the queue's first offset, or above its last one in the log. Corrupt for a
         damaged consume queue, and for bytes that the disk does not give back.
         """
         low, high = self._queues.range(topic, queue_id)

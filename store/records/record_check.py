@@ -149,12 +149,8 @@ def _check_tags(tag: pa.StringArray) -> None:
         # A null slot may span bytes too: only now look row by row.
         for row, text in enumerate(tag.to_pylist()):
             if text and not separators_absent(text):
-                raise Rejected(
-                    f"the tag of row {row} has \\x01 or \\x02, which separate properties",
-                    field="tag",
-                    limit="no \\x01, \\x02",
-                    row=row,
-                )
+                fault = f"the tag of row {row} has \\x01 or \\x02, which separate properties"
+                raise Rejected(fault, field="tag", limit="no \\x01, \\x02", row=row)
 
 
 def _check_properties(properties: pa.BinaryArray) -> None:

@@ -123,11 +123,8 @@ class TransactionService:
         size = PreparedInner(half, store_host=config.store_host).size
         limit = config.record_bytes_max - END_RESERVE_BYTES
         if size > limit:
-            raise Rejected(
-                f"the half message makes a record of {size} bytes, the limit is {limit}",
-                field="record",
-                limit=limit,
-            )
+            fault = f"the half message makes a record of {size} bytes, the limit is {limit}"
+            raise Rejected(fault, field="record", limit=limit)
 
     def commit(self, offset: int, *, group: str | None = None) -> Append:
         """Deliver a half message, once. Returns: where; of a repeated commit the offset is unknown.
@@ -176,11 +173,8 @@ class TransactionService:
             )
         have = half.properties.get("PGROUP")
         if group is not None and have != group:
-            raise Rejected(
-                f"half message {offset} was prepared by producer group {have!r}, not {group!r}",
-                field="group",
-                limit=have,
-            )
+            fault = f"half message {offset} was prepared by producer group {have!r}, not {group!r}"
+            raise Rejected(fault, field="group", limit=have)
         return half
 
     def _commit(self, half: StoredMessage) -> Append:

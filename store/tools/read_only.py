@@ -53,11 +53,8 @@ class ReadOnlyStore:
         self.files = files or Files()
         self.progress: ReportProgress = progress or (lambda what, done, total: None)
         if not self.files.exists(root / "commitlog"):
-            raise Rejected(
-                f"{root} is not a store: it has no commitlog directory",
-                field="DIR",
-                limit="a store directory",
-            )
+            fault = f"{root} is not a store: it has no commitlog directory"
+            raise Rejected(fault, field="DIR", limit="a store directory")
         self.faults = Faults(root)
         others = other_directories(root, files=self.files)
         self.segment_size_bytes = self.usual_size([root / "commitlog", *others])
@@ -88,12 +85,10 @@ class ReadOnlyStore:
 
     def usual_size(self, directories: list[Path]) -> int:
         """The size that most files have, so that a fault names the file of another size; 0 when all are empty."""
-        sizes = Counter(
-            self.files.length(directory / name)
-            for directory in directories
-            for name in self.files.list(directory)
-            if name.isdigit()
-        )
+        sizes: Counter[int] = Counter()
+        for directory in directories:
+            names = [name for name in self.files.list(directory) if name.isdigit()]
+            sizes.update(self.files.length(directory / name) for name in names)
         # An unfinished file is shorter.
         return max(filter(None, sizes), key=lambda size: (sizes[size], size), default=0)
 
@@ -142,7 +137,9 @@ class ReadOnlyStore:
         """Forget the scan and its faults."""
         self.faults = Faults(self.root)
         self.verdict, self.end = None, self.start
-        self.records, self.after_damage, self.damaged = [], [], []
+        self.records = []
+        self.after_damage = []
+        self.damaged = []
 
     def _leave_out_half_group(self) -> None:
         """Leave out a group of which a crash left the first messages only: a start cuts it off as a whole."""
@@ -290,12 +287,11 @@ class ReadOnlyStore:
     def queue_directories(self) -> list[tuple[str, int, Path]]:
         """Topic, queue id and directory of every consume queue."""
         base = self.root / "consumequeue"
-        return sorted(
-            (topic, int(name), base / topic / name)
-            for topic in self.files.list(base)
-            for name in self.files.list(base / topic)
-            if name.isdigit()
-        )
+        found = []
+        for topic in self.files.list(base):
+            names = [name for name in self.files.list(base / topic) if name.isdigit()]
+            found += [(topic, int(name), base / topic / name) for name in names]
+        return sorted(found)
 
     @property
     def queues_end(self) -> int:
@@ -324,7 +320,5 @@ def joined(ranges: list[RecordRange]) -> tuple[np.ndarray, np.ndarray]:
     """Positions and sizes of all records, ascending."""
     if not ranges:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    return (
-        np.concatenate([each.positions for each in ranges]),
-        np.concatenate([each.sizes for each in ranges]),
-    )
+    positions = np.concatenate([each.positions for each in ranges])
+    return positions, np.concatenate([each.sizes for each in ranges])

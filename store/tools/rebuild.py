@@ -97,7 +97,10 @@ def _append_records(store: ReadOnlyStore, queues: dict[Queue, ConsumeQueue], upt
 
 
 def _queues_of_log(store: ReadOnlyStore) -> set[Queue]:
-    return {(group.topic, group.queue_id) for part in store.slices() for group in by_queue(part)}
+    found: set[Queue] = set()
+    for part in store.slices():
+        found |= {(group.topic, group.queue_id) for group in by_queue(part)}
+    return found
 
 
 def chain(store: ReadOnlyStore) -> None:

@@ -95,7 +95,8 @@ def by_queue(part: RecordRange) -> Iterator[QueueRows]:
     for chosen in np.split(order, edges):
         topic = names[int(keys[chosen[0]] >> 32)]
         queue_id = int(queue_ids[chosen[0]])
-        positions, sizes, code = part.positions[chosen], part.sizes[chosen], codes[chosen]
+        positions, sizes = part.positions[chosen], part.sizes[chosen]
+        code = codes[chosen]
         if topic == SCHEDULE_TOPIC:
             code = rows.tags_codes(topic, batch.take(pa.array(chosen)))
         yield QueueRows(topic, queue_id, offsets[chosen], positions, sizes, code)

@@ -188,7 +188,7 @@ def _read_log(
         view = file.read_view()
         walk = record.walk(view, file.start, stop=size)
         if walk.end > file.start:
-            assert end == file.start, "a segment stands behind a hole"
+            assert end == file.start, "a segment stands after a hole"
         if walk.reason is record.WalkStop.BLANK:
             end = file.start + size
         elif len(walk.positions):
