@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class PutStatus(str, Enum):
-    """How a put ended."""
+    """How a put ended. Append only: the position is the code on the wire (actors/protocol/row_message.py)."""
 
     PUT_OK = "PUT_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"

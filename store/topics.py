@@ -29,11 +29,8 @@ def check_new_topic(
     _refuse_system_topic(name)
     # Exactly an int: True and 1.5 come from mistakes.
     if type(queues) is not int or not 1 <= queues <= QUEUES_MAX:
-        raise Rejected(
-            f"{queues!r} queues: a topic has 1 to {QUEUES_MAX}",
-            field="queues",
-            limit=f"1..{QUEUES_MAX}",
-        )
+        fault = f"{queues!r} queues: a topic has 1 to {QUEUES_MAX}"
+        raise Rejected(fault, field="queues", limit=f"1..{QUEUES_MAX}")
     info = TopicInfo(name, queues, shards, _checked_attributes(attributes or {}))
     have = known.get(name)
     if have == info:
@@ -67,11 +64,8 @@ def check_target(topic: str, queue_id: int, known: Mapping[str, TopicInfo]) -> N
     if info is None:
         _refuse_system_topic(topic)
         fmt.check_topic_name(topic)
-        raise Rejected(
-            f"topic {topic} does not exist; create it first (`raymq topic create {topic}`)",
-            field="topic",
-            limit="an existing topic",
-        )
+        fault = f"topic {topic} does not exist; create it first (`raymq topic create {topic}`)"
+        raise Rejected(fault, field="topic", limit="an existing topic")
     if not 0 <= queue_id < info.queues:
         raise Rejected(
             f"queue {queue_id} of topic {topic} does not exist; it has queues 0 to {info.queues - 1}",
@@ -87,8 +81,5 @@ def is_system_topic(name: str) -> bool:
 
 def _refuse_system_topic(name: str) -> None:
     if is_system_topic(name):
-        raise Rejected(
-            f"topic {name} is a system topic; choose another name",
-            field="topic",
-            limit="not a system topic",
-        )
+        fault = f"topic {name} is a system topic; choose another name"
+        raise Rejected(fault, field="topic", limit="not a system topic")

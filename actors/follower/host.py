@@ -52,7 +52,7 @@ class FollowerHost(ReplicaHost):
     def _recover(self) -> None:
         log = self.log
         self._fence_old()
-        last = log.queue.files[-1].start if log.queue.files else 0
+        last = log.segments.files[-1].start if log.segments.files else 0
         synced = log.synced - log.synced % self.config.segment_size_bytes
         log.recover(max(log.start, min(last, synced)))
 

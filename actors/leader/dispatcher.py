@@ -91,10 +91,10 @@ class Dispatcher:
         before = self._store.dispatched
         try:
             after = self._store.dispatch(self._store.log.confirmed)
-            if after == before and not self._store.queue_dispatch.index_behind:
+            if after == before and not self._store.reput.index_behind:
                 return False
         finally:
-            self._wake_reads(self._store.queue_dispatch.take_changed_queues())
+            self._wake_reads(self._store.reput.take_changed_queues())
         self._on_dispatched()
         return True
 
@@ -112,7 +112,7 @@ class Dispatcher:
         self._urgent.clear()
 
     def _reader_waits_for_confirmed(self) -> bool:
-        return bool(self._reads) and self._store.queue_dispatch.concerns(
+        return bool(self._reads) and self._store.reput.concerns(
             self._reads, self._store.log.confirmed
         )
 

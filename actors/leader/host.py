@@ -105,14 +105,14 @@ class LeaderHost(ReplicaHost):
         log.on_appended = self._on_appended
         if self._mirrored:
             # Replication maps files, too, and this process does not see for how long.
-            log.queue.spares = None
+            log.segments.spares = None
         self._ahead = log.allocate_ahead()
         self.maintenance = Maintenance(
-            store.cleaner,
+            store.clean_service,
             clock=self.clock,
             interval_ms=config.clean_resource_interval_ms,
             sample=store.stats.sample,
-            upkeep=store.upkeep.run_once,
+            upkeep=store.checkpoint_service.run_once,
         )
         self.compaction = CompactionService(
             store.compaction,
@@ -301,8 +301,8 @@ class LeaderHost(ReplicaHost):
             "compaction": {"error": self.compaction.failed},
             "metrics": leader_metrics.as_status(self.metrics()),
             "flags": store.flags.names(),
-            "clean": {**store.cleaner.as_status(), "error": self.maintenance.failed},
-            "upkeep": {"error": store.upkeep.failed},
+            "clean": {**store.clean_service.as_status(), "error": self.maintenance.failed},
+            "upkeep": {"error": store.checkpoint_service.failed},
             "store_stats": store.stats.as_status(),
         }
 

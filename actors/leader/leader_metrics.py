@@ -62,7 +62,7 @@ def used_bytes(store: MessageStore) -> int:
     """Files of the commit log are allocated whole; consume queues by what is in them."""
     ranges = (store.queue_range(topic, queue_id) for topic, queue_id in store.queues())
     units = sum(high - low for low, high in ranges)
-    segments = len(store.log.queue.files) * store.log.config.segment_size_bytes
+    segments = len(store.log.segments.files) * store.log.config.segment_size_bytes
     return segments + units * fmt.UNIT_BYTES
 
 

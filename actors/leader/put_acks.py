@@ -198,7 +198,7 @@ class PutAcks:
             queue = self._queues[put.acks]
             if put.acks not in acknowledged:
                 acknowledged[put.acks] = queue.promise.acknowledged(ends)
-            if not put.appended.waits or put.appended.end_offset <= acknowledged[put.acks]:
+            if not put.appended.wait_store_ok or put.appended.end_offset <= acknowledged[put.acks]:
                 self._finish(put, self._clock.monotonic())
             elif self._ended:
                 # The ack loop is over.

@@ -82,7 +82,7 @@ class FlushService(Service):
             satellite.publish_count(self._syncer.syncs)
         if status is not GrantStatus.FENCED:
             with satellite.blocking_call:
-                flusher.shutdown(satellite.committed)
+                flusher.flush(satellite.committed)
             satellite.publish_count(self._syncer.syncs)
         return status
 
@@ -93,6 +93,6 @@ class FlushService(Service):
         if committed <= commit.flushed:
             return False
         with satellite.blocking_call:
-            commit.commit(committed)
+            commit.flush(committed)
         satellite.publish_count(self._syncer.syncs)
         return True

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from raymq.store.arrays import Int64s
+from raymq.store.arrays import Bools, Int64s
 from raymq.store.checksum import BODY_CRC_MASK, crc32
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records.binary_columns import binary_array
@@ -37,6 +37,10 @@ class KeyHits(NamedTuple):
     #: raw RocketMQ records, in the order of the log, each once
     records: pa.Array
 
+    def select(self, kept: Bools) -> KeyHits:
+        """Some of the hits, with all records."""
+        return self._replace(keys=self.keys[kept], rows=self.rows[kept])
+
 
 class KeySearch:
     """Callers: any thread."""
@@ -60,7 +64,8 @@ class KeySearch:
         raw = [found[place] for place in places]
         if raw:
             largest = max(map(len, raw))
-            self._read_bytes = min(-(-largest // READ_BYTES_STEP) * READ_BYTES_STEP, READ_BYTES_MAX)
+            steps = (largest + READ_BYTES_STEP - 1) // READ_BYTES_STEP
+            self._read_bytes = min(steps * READ_BYTES_STEP, READ_BYTES_MAX)
         return KeyHits(
             keys=np.zeros(len(raw), dtype=np.int64),
             rows=np.arange(len(raw)),

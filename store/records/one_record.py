@@ -52,14 +52,11 @@ def record_at(view: bytes | memoryview, at: int, base: int | None) -> Parts | No
         # A wrong length leads out of the file.
         return None
     end: int = topic_end + 2 + properties_length
-    if (
-        end != at + size
-        or end > len(view)
-        or (base is not None and position != base + at)
-        or body_length < 0
-        or topic_length < 1
-        or properties_length < 0
-    ):
+    if end != at + size or end > len(view):
+        return None
+    if body_length < 0 or topic_length < 1 or properties_length < 0:
+        return None
+    if base is not None and position != base + at:
         return None
     return end, time_ms, topic_at, topic_end, body_at, body_end, crc
 

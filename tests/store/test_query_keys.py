@@ -47,14 +47,14 @@ def engine(tmp_path_factory: pytest.TempPathFactory):
         if number % 50 == 0:
             made.confirm()
     confirm_and_index(made)
-    assert len(made.store.index._files) > 1
+    assert len(made.store.index._index_files) > 1
     yield made
     made.store.close()
 
 
 def confirm_and_index(engine: Engine) -> None:
     engine.confirm()
-    while engine.store.queue_dispatch.index_behind:
+    while engine.store.reput.index_behind:
         engine.store.dispatch(engine.store.log.confirmed)
 
 
@@ -188,7 +188,7 @@ def test_a_key_alone_and_few_keys_find_what_chains_in_step_find(
 def test_entries_of_deleted_files_and_of_nothing_that_is_confirmed_are_passed_over(tmp_path):
     made = Engine(tmp_path, config=replace(CONFIG, segment_size_bytes=16 * 1024))
     log, now = made.store.log, made.clock.now_ms()
-    while len(log.queue.files) < 3:
+    while len(log.segments.files) < 3:
         made.store.put_inner([InnerMessage("t", 0, b"x" * 100, {"KEYS": "k"})])
         confirm_with_index(made.store)
     everything = found_all_ways(made, ["k"], {"max_num": 64})
@@ -199,12 +199,12 @@ def test_entries_of_deleted_files_and_of_nothing_that_is_confirmed_are_passed_ov
     hashes = np.full(len(places), key_hash("t", "k"), np.int32)
     made.store.index.append(hashes, np.array(places), np.full(len(places), now), upto=log.confirmed)
     assert found_all_ways(made, ["k"], {"max_num": 64}) == everything
-    files = log.queue.files
-    log.queue.files = files[-1:]
+    files = log.segments.files
+    log.segments.files = files[-1:]
     kept = [hit for hit in everything if hit[1] >= log.start]
     assert 0 < len(kept) < len(everything)
     assert found_all_ways(made, ["k"], {"max_num": 64}) == kept
-    log.queue.files = files
+    log.segments.files = files
     made.store.close()
 
 

@@ -70,7 +70,7 @@ def seen(data: bytes | bytearray) -> tuple[int, int, int, int] | None:
             else (moved[0] + at, moved[1], *(x + at for x in moved[2:6]), moved[6])
         )
     many = records_at(memoryview(data), np.array([AT]), np.array([BASE + AT]))
-    assert many.there.tolist() == [one is not None]
+    assert many.is_record.tolist() == [one is not None]
     if one is None:
         return None
     assert (many.sizes.tolist(), many.times_ms.tolist()) == ([one[0] - AT], [one[1]])

@@ -155,7 +155,7 @@ def look(trace: Trace, store: MessageStore, owed: Owed) -> None:
             made = store.put(request([b"next"]))
             assert made.first_offset == len(found.get(("t", 0), ()))
             store.log.commit_pool()
-            for file in store.log.queue.files:
+            for file in store.log.segments.files:
                 if file.start < store.log.end:
                     assert read_head(file)[0] is not None, "a segment has no whole snapshot"
         assert found.keys() <= {(INTERNAL_TOPIC, 0), ("t", 0), ("t", 1)}, (
@@ -184,11 +184,11 @@ def _read_log(
     found: dict[Queue, list[tuple[int, int, int]]] = {}
     size = trace.config.segment_size_bytes
     end = store.log.start
-    for file in store.log.queue.files:
+    for file in store.log.segments.files:
         view = file.read_view()
         walk = record.walk(view, file.start, stop=size)
         if walk.end > file.start:
-            assert end == file.start, "a segment stands behind a hole"
+            assert end == file.start, "a segment stands after a hole"
         if walk.reason is record.WalkStop.BLANK:
             end = file.start + size
         elif len(walk.positions):
@@ -213,7 +213,7 @@ def _read_log(
 
 
 def _check_index(store: MessageStore, found: dict[Queue, list[tuple[int, int, int]]]) -> None:
-    while store.queue_dispatch.index_behind:
+    while store.reput.index_behind:
         store.dispatch(store.log.confirmed)
     positions = [at for (topic, _), units in found.items() if topic == "t" for at, _, _ in units]
     for key in KEYS:

@@ -141,7 +141,7 @@ def recover_and_go_on(
 def fill_last_file(trace: Trace) -> None:
     """Put until the end is in the newest file that is there, and make no other one, which would settle its name."""
     log = trace.store.log
-    last = log.queue.files[-1].start
+    last = log.segments.files[-1].start
     while log.end <= last:
         if trace.groups:
             trace.put_group(2, min(700, max(50, log.room() // 4)))

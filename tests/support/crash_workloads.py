@@ -72,7 +72,7 @@ def prewritten(width: int) -> Trace:
             trace.prewrite()
         if turn % 3 == 2:
             trace.ack()
-    assert len(trace.store.log.queue.files) > 2
+    assert len(trace.store.log.segments.files) > 2
     return trace
 
 
