@@ -16,7 +16,8 @@ from .status import PutStatus
 
 #: whether a shard syncs before it answers; the same for all its puts
 Flush = Literal["sync", "async"]
-#: the replicas that a receipt waits for: "quorum" is every replica that the promise counts, "leader" is one machine
+#: append only: the position is the code on the wire (row_message.py), and only "quorum" may wait for replicas.
+#: The replicas that a receipt waits for: "quorum" is every replica that the promise counts, "leader" is one machine
 Acks = Literal["quorum", "leader"]
 
 FLUSHES: Final[tuple[Flush, ...]] = get_args(Flush)
