@@ -88,7 +88,7 @@ class ProcessHandle:
         return self.wait_exit(0)
 
     def kill(self) -> None:
-        """SIGKILL; works on stopped processes too, returns before the process is gone."""
+        """SIGKILL; works on stopped processes too, returns before the process has ended."""
         try:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         except ProcessLookupError:
