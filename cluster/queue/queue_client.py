@@ -45,7 +45,7 @@ LINGER_IN_FLIGHT_BYTES = 4 * LINGER_BYTES
 #: limits of one fetch
 FETCH_BYTES = 8 << 20
 FETCH_RECORDS = 10_000
-#: what the first fetch reads ahead; doubled each time that this reader takes neighbouring items
+#: read-ahead of the first fetch; doubled each time that this reader takes neighbouring items
 AHEAD_BYTES = 128 << 10
 AHEAD_RECORDS = 128
 #: the largest factor of the two above
@@ -219,7 +219,7 @@ def attach(cluster: Cluster) -> None:
 
 
 def not_in_this_ray(cluster: Cluster) -> str:
-    """Which cluster a Queue looked for in the Ray of this process, and what to do when it is not there."""
+    """The text of an error: which cluster a Queue did not find in this process's Ray, and what to do."""
     here = ray_host.connected_address()
     place = "" if cluster.data_dir is None else f" of {cluster.data_dir}"
     found = f"looked for cluster {cluster.name!r}{place} in the Ray at {here}, to which this process is connected"
@@ -236,7 +236,7 @@ def not_in_this_ray(cluster: Cluster) -> str:
 
 
 def end_quietly(client: QueueClient) -> None:
-    """Close the client when its queue's handle is gone, or the program ends."""
+    """Close the client when its queue's handle is deleted, or the program ends."""
     # No caller is left to see a failure.
     with contextlib.suppress(RayMQError):
         client.close(END_FLUSH_S)
