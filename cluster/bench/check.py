@@ -1,4 +1,4 @@
-"""Compares what a benchmark was promised with what the log holds: nothing lost, repeated or out of order.
+"""Compares the receipts of a benchmark with the messages in the log: nothing lost, repeated or out of order.
 
 The promise is a worker's `Ledger`: which of its rows were acknowledged. A row whose
 outcome is unknown may be there once or not at all. A refused row must not be there. Does not import Ray.
@@ -129,7 +129,7 @@ class Verdict:
         return sum(counts) + self.phantom + self.unread
 
     def add(self, other: Verdict) -> None:
-        """Add what was found elsewhere."""
+        """Add the counts and examples of another verdict."""
         for name, value in vars(other).items():
             if name != "examples":
                 setattr(self, name, getattr(self, name) + value)
@@ -176,7 +176,7 @@ class SequenceCheck:
                 self.verdict.note(f"{self._where}: sequence {sequence} {word}")
 
     def finish(self, ledger: QueueLedger | None, *, short: bool = False) -> Verdict:
-        """Compare what was read with what was promised. `short`: the queue ends before what was promised."""
+        """Compare the rows read with the ledger. `short`: the queue ends before the acknowledged rows do."""
         verdict, promised = self.verdict, ledger or QueueLedger()
         self._grow(promised.next_sequence)
         expected = np.zeros(len(self._seen), dtype=bool)
@@ -273,7 +273,7 @@ def verify(
     """Read ranges back and compare every row with the ledgers.
 
     Yields the rows of each piece read, at the end the verdict.
-    Raises: OffsetOutOfRange when retention deleted rows meanwhile; Unavailable.
+    Raises: OffsetOutOfRange when retention deletes rows before they are read; Unavailable.
     """
     checks = QueueChecks(plan)
     for place in ranges:

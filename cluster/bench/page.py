@@ -229,7 +229,7 @@ _NAMES = {"raymq": "RayMQ", "python": "Python", "ray": "Ray"}
 
 
 def _measured_on(report: dict[str, Any]) -> str:
-    """When, on which machine and with which versions: what a comparison needs."""
+    """The facts that a comparison needs: date, machine and versions."""
     machine = report["machine"]
     finished = datetime.fromtimestamp(report["finished_at_ms"] / 1000, timezone.utc)
     versions = ", ".join(

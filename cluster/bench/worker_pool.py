@@ -22,7 +22,7 @@ from .worker import serve, work
 LEAD_S = 0.2
 _JOIN_S = 5.0
 
-#: number of the worker, and what it reported; None: it has ended
+#: number of the worker, and its report; None: the worker has ended
 Event = tuple[int, Any]
 
 
@@ -114,7 +114,7 @@ class Gate:
         self._ends = ends
 
     async def ends(self) -> dict[int, int] | None:
-        """Where to end; None: not known yet."""
+        """The ends of all queues; None: not known yet."""
         return self._ends
 
 

@@ -1,4 +1,4 @@
-"""`raymq doctor`: what would make RayMQ fail or slow on this machine, and what to do about it.
+"""`raymq doctor`: conditions that would make RayMQ fail or slow on this machine, with advice for each.
 
 A check of the machine is a pure function of facts, so that each verdict is tested without such a machine; `examine`
 gathers the facts. A data directory is judged by the code that `raymq start` runs.
@@ -66,9 +66,9 @@ class Check:
 
     name: str
     verdict: Verdict
-    #: what is there
+    #: the state of the machine
     found: str
-    #: what to do; empty when nothing is
+    #: empty when nothing must be done
     advice: str = ""
 
 
@@ -90,7 +90,7 @@ def _amount(size: int) -> str:
 
 
 def examine(data_dir: str | None = None, *, ephemeral: bool = False) -> list[Check]:
-    """All checks of this machine; with `data_dir` also those of that directory.
+    """All checks of this machine; with `data_dir` also the checks of that directory.
 
     `ephemeral`: judge the directory as `raymq start --ephemeral` would.
     """
@@ -254,7 +254,7 @@ def check_tls(environment: Mapping[str, str], files: Files, now_s: float) -> Che
 
 
 def check_disk(place: str, free: int | None, needed: int = _DISK_FAIL_BYTES) -> Check:
-    """Space for what a start allocates: a segment and the next one, which is allocated ahead."""
+    """Space for the files of a start: a segment and the next one, which is allocated ahead."""
     if free is None:
         return _fail("disk space", f"{place} cannot be examined", "name an existing disk")
     found = f"{_amount(free)} free at {place}"
@@ -294,7 +294,7 @@ def examine_data_dir(data_dir: str, files: Files, *, ephemeral: bool = False) ->
 
 
 def _check_place(place: Path, files: Files) -> Check:
-    """A directory that `start` accepts, with what the operator should know about it."""
+    """A directory that `start` accepts, with its risks."""
     reason = volatile_reason(place, files)
     if reason is not None:
         advice = "choose a disk, unless the messages may be lost"
@@ -376,7 +376,7 @@ def _has(module: str) -> bool:
 
 
 def _space_of(path: str) -> tuple[int | None, int | None]:
-    """Size and free bytes of a file system; None for what cannot be asked."""
+    """Size and free bytes of a file system; None where the system does not say."""
     try:
         usage = shutil.disk_usage(path)
     except OSError:

@@ -50,7 +50,7 @@ class _Parser(argparse.ArgumentParser):
     def option(self, words: str, text: str, **more: Any) -> None:
         """Add an option or an argument.
 
-        Args: `words` are its names and what its value is: VALUE, [VALUE] if the value may be left out, or one|of|these.
+        Args: `words` are its names and its value: VALUE, [VALUE] if the value may be left out, or one|of|these.
         `text` is its help.
         """
         names = words.split()

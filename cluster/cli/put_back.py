@@ -1,6 +1,6 @@
 """Messages that were printed or exported, as arguments of `Producer.send`: the way back into a topic.
 
-Three forms are read: the lines of `raymq consume -o json`, those of `raymq store dump`, and the rows of
+Three forms are read: the lines of `raymq consume -o json`, the lines of `raymq store dump`, and the rows of
 `raymq store export`. Body, key, tag, index keys and properties come back byte for byte. A message keeps its queue id
 if the topic has that queue; else its key decides. Offset, times, hosts, ids, flags and the properties that belong to
 RocketMQ or RayMQ are new.
@@ -104,7 +104,7 @@ def _key(given: dict[str, Any]) -> bytes | None:
 
 
 def _present(fields: dict[str, Any]) -> dict[str, Any]:
-    """Without what the message does not have. An empty body or key is one."""
+    """The fields that the message has. An empty body or key counts as a field."""
     return {name: value for name, value in fields.items() if value not in (None, (), {})}
 
 
@@ -120,7 +120,7 @@ class Sender:
         self._queues = {name: int(facts["queues"]) for name, facts in cluster.topics().items()}
 
     def send(self, message: PutBack, *, topic: str | None = None) -> None:
-        """Send it to `topic`, by default to its own. Raises: what `Producer.send` raises at once."""
+        """Send the message to `topic`, by default to its own. Raises: the immediate errors of `Producer.send`."""
         if is_internal(message.topic or ""):
             self.left_out += 1
             return

@@ -1,4 +1,4 @@
-"""The lines of `raymq status`: health first, then what an operator asks next; bytes and pids when asked for."""
+"""The lines of `raymq status`: health first, then the facts of each shard; bytes and pids with `verbose`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def status_lines(
 ) -> Iterator[str]:
     """The text of a cluster's status.
 
-    Args: `status` is what `Cluster.status` returns, `topics` what `Cluster.topics` returns (None: not known).
+    Args: `status`: the result of `Cluster.status`; `topics`: the result of `Cluster.topics` (None: not known).
     """
     shards = status["shards"]
     metrics = [shard["metrics"] for shard in shards if shard.get("metrics")]

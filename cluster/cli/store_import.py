@@ -20,7 +20,7 @@ _ROWS = 10_000
 
 
 def send_export(source: Path, cluster: Any, *, topic: str | None) -> Sender:
-    """Send every message of an export, or those of one topic. Returns: what was sent, all of it acknowledged.
+    """Send every message of an export, or of one of its topics. Returns: the sender, whose messages are acknowledged.
 
     Raises: Rejected when `source` is not an export, or the cluster lacks a topic: nothing was sent.
     """

@@ -90,7 +90,7 @@ def _living(family: Family, files: Files) -> Iterator[_Facts]:
 
 
 def end_family(family: Family, *, files: Files, clock: Clock, grace_ms: int) -> list[int]:
-    """SIGTERM to the leader, SIGKILL to what is left after `grace_ms`; returns when no process is left.
+    """SIGTERM to the leader, SIGKILL to the others after `grace_ms`; returns when no process is left.
 
     Returns: the pids that had to be killed. Raises: TimeoutError when a killed process does not end.
     """
@@ -156,7 +156,7 @@ def _has_mark(pid: int, mark: str, files: Files) -> bool:
 
 
 def _proc_file(pid: int, name: str, files: Files) -> bytes:
-    """The file's content; empty when the process is gone or another user's."""
+    """The file's content; empty when the process has ended or is another user's."""
     try:
         return files.read_file(Path(f"/proc/{pid}/{name}"))
     except (FileNotFoundError, ProcessLookupError, PermissionError):

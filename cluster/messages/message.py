@@ -24,7 +24,7 @@ from .keys import BASE64_KEY, TEXT_KEY, key_property
 INDEX_KEYS = "KEYS"
 INDEX_KEY_SEPARATOR = " "
 
-#: property names that users neither see nor set: RayMQ's own, and those of RocketMQ's clients and brokers.
+#: property names that users neither see nor set: RayMQ's own, and the names that RocketMQ's clients and brokers set.
 #: Source: MessageConst.STRING_HASH_SET of RocketMQ 5.3.3.
 _ROCKETMQ = """
     WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET
@@ -56,7 +56,7 @@ class Message:
     """
 
     topic: str
-    #: any bytes, or what a codec made
+    #: any bytes, or the output of a codec
     body: bytes
     #: partition and ordering key: messages with one key go to one queue, in order
     key: bytes | None = None
