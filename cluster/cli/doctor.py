@@ -195,8 +195,8 @@ def check_shared_memory(size: int | None, free: int | None) -> Check:
     found = f"{_amount(free)} free of {_amount(size)}"
     if free < _SHM_FAIL_BYTES:
         advice = (
-            "Ray keeps its objects on disk, slowly, and --transient-pool is refused: delete what dead processes left "
-            "there, or make it larger (a container: --shm-size)"
+            "Ray keeps its objects on disk, slowly, and --transient-pool is refused: delete the files of dead "
+            "processes there, or make it larger (a container: --shm-size)"
         )
         return _fail("/dev/shm", found, advice)
     if size < _SHM_WARN_BYTES:
@@ -356,7 +356,7 @@ def check_shard(facts: Mapping[str, Any], now_ms: int) -> Check:
         found = f"{state}: {cause or 'no cause is known'}"
         return _fail(name, found, 'see docs/operating.md, "When something is wrong"')
     if cause or facts.get("writable") is False:
-        advice = "RayMQ tries again by itself; see to what is named, and to this machine's limits and disk"
+        advice = "RayMQ tries again by itself; repair the named cause, and check this machine's limits and disk"
         return _warn(name, f"RUNNING, but {cause}", advice)
     leases = facts.get("roles", {}).get("roles", {})
     idle = [role for role, lease in leases.items() if not lease["granted"]]
@@ -367,7 +367,7 @@ def check_shard(facts: Mapping[str, Any], now_ms: int) -> Check:
     if last and now_ms - last["time_ms"] < _LAST_END_MS:
         minutes = (now_ms - last["time_ms"]) // 60_000
         found = f"RUNNING; its process ended itself {minutes} minutes ago: {last['reason']}"
-        return _warn(name, found, "Ray started it again; see to what is named")
+        return _warn(name, found, "Ray started it again; repair the named cause")
     return _ok(name, "RUNNING")
 
 
