@@ -263,8 +263,7 @@ class Cluster:
 
     def _create_on(self, shard: int, arguments: dict[str, Any]) -> bool:
         """Repeat a creation with an unknown outcome: after a start a flush service or follower may not run yet."""
-        clock = Clock()
-        unknown = False
+        clock, unknown = Clock(), False
         until_s = clock.monotonic() + CREATE_TIMEOUT_S
         while True:
             try:

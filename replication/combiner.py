@@ -127,15 +127,13 @@ class PutCombiner:
                 replica_late = group
             if waited_ms < self._least_timeout_ms:
                 break
-        flushed = self._promise.flushed(ends)
-        copied = self._promise.copied(ends)
+        flushed, copied = self._promise.flushed(ends), self._promise.copied(ends)
         late = []
         late_by_one = flush_late if flushed < copied else replica_late
         if late_by_one:
             late.append((late_by_one.number, min(late_by_one.end, max(flushed, copied))))
         if flush_late and replica_late:
-            first_is_flush = flush_late.number < replica_late.number
-            late_by_both = flush_late if first_is_flush else replica_late
+            late_by_both = min(flush_late, replica_late, key=lambda group: group.number)
             late.append((late_by_both.number, late_by_both.end))
         return [
             LatePuts(number, end, self._promise.late(ends, end))

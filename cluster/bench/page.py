@@ -208,7 +208,10 @@ def _cards(report: dict[str, Any]) -> str:
     throughput, latency = channel["throughput"], channel["latency"]
     sound = report["verification"]["sound"]
     verified = report["verification"]["log"] is not None
-    word = "sound" if sound and verified else "not verified" if sound else "FAULTS"
+    if not sound:
+        word = "FAULTS"
+    else:
+        word = "sound" if verified else "not verified"
     style = "good" if sound and verified else "bad"
     cards = [
         (f"{throughput['messages_per_s']:,.0f}", "messages/s", ""),

@@ -186,8 +186,7 @@ class BatchSender:
                 )
                 self._resends[key] = queue
         batch = InFlightBatch(queue, lost.batch, lost.size, lost.acks, future)
-        batch.sequence = lost.sequence
-        batch.uncertain = True
+        batch.sequence, batch.uncertain = lost.sequence, True
         self._deliver(sender, batch)
         return sender
 

@@ -198,8 +198,7 @@ class MessageBatcher:
             self._check_open()
             if queue_id is None:
                 queue_id = self._sticky_queue(topic, route.queues)
-            queue_key = (topic, queue_id)
-            properties = message.properties
+            queue_key, properties = (topic, queue_id), message.properties
             if message.later is not None:
                 # The queue's shard keeps it until then: one sequence per shard, since its timers are one queue.
                 queue_key = (TIMER_TOPIC, route.shard_of(queue_id))
@@ -337,8 +336,7 @@ class MessageBatcher:
         self, queue_key: tuple[str, int], acks: Acks
     ) -> tuple[OpenBatch, ShardSender | None]:
         """The open batch of a queue, and the sender to pump if another batch was closed for it. Needs the lock."""
-        ready: ShardSender | None = None
-        batch = self._open.get(queue_key)
+        batch, ready = self._open.get(queue_key), None
         if batch is not None:
             if batch.acks == acks:
                 return batch, None

@@ -70,8 +70,7 @@ class ReadTurn:
         self.wanted = False
         self.receiver_parked = True
         reads = self.caller_reads
-        tick_s = PARK_TICK_S
-        idle_s = 0.0
+        tick_s, idle_s = PARK_TICK_S, 0.0
         seen = 0
         try:
             # The stream has one reader at a time, even while it is being closed.
@@ -85,8 +84,7 @@ class ReadTurn:
                 if number is not None:
                     if number == seen:
                         return
-                    seen = number
-                    tick_s = PARK_TICK_S
+                    seen, tick_s = number, PARK_TICK_S
                 idle_s = idle_s + tick_s if reads == self.caller_reads else 0.0
                 reads = self.caller_reads
         finally:

@@ -158,14 +158,12 @@ class PutStreamServer:
         number, read = 0, -1
         result: PutTicket | RayMQError
         try:
-            metadata = bytes(chunk.app_metadata or b"")
-            batch = chunk.data
+            metadata, batch = bytes(chunk.app_metadata or b""), chunk.data
             if batch is None and (single := unpack_row(metadata)) is not None:
                 meta, batch = single
             else:
                 meta = flight_messages.unpack(metadata)
-            number = int(meta["id"])
-            read = int(meta.get("read", -1))
+            number, read = int(meta["id"]), int(meta.get("read", -1))
             if batch is None:
                 raise Rejected("the message has no rows", field="batch", limit="a record batch")
             if size > RECEIVED_BATCH_BYTES_MAX:
