@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from raymq.actors.shared.processes import boot_id_hash
+from raymq.actors.shared.processes import ProcessHandle, ProcessIdentity, boot_id_hash
 from raymq.store.clock import Clock
 from raymq.store.files import Files
 
@@ -85,7 +85,7 @@ def _living(family: Family, files: Files) -> Iterator[_Facts]:
         # Ray's workers overwrite their environment with their title ("ray::IDLE"), so they have no mark. A child in a
         # session of its own is found by its mark only.
         in_session = session_is_ours and facts.session == family.pid
-        if _has_mark(pid, family.mark, files) or (in_session and _is_ray_worker(pid, files)):
+        if mark_of(pid, files) == family.mark or (in_session and _is_ray_worker(pid, files)):
             yield facts
 
 
@@ -116,19 +116,13 @@ def end_family(family: Family, *, files: Files, clock: Clock, grace_ms: int) -> 
 
 
 def _signal(pid: int, started: int, number: int, files: Files) -> bool:
-    """Signal exactly that process: the descriptor pins it, then its start time is compared."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
+    """Signal exactly that process. Returns: whether it was there."""
+    handle = ProcessHandle.open(ProcessIdentity(pid, started), files=files)
+    if handle is None:
         return False
-    try:
-        if start_time(pid, files) != started:
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(descriptor, number)
-        return True
-    finally:
-        os.close(descriptor)
+    with contextlib.closing(handle):
+        handle.kill(number)
+    return True
 
 
 def _facts(pid: int, files: Files) -> _Facts | None:
@@ -151,8 +145,13 @@ def _is_ray_worker(pid: int, files: Files) -> bool:
     return _proc_file(pid, "cmdline", files).startswith(b"ray::")
 
 
-def _has_mark(pid: int, mark: str, files: Files) -> bool:
-    return f"{MARK}={mark}".encode() in _proc_file(pid, "environ", files).split(b"\0")
+def mark_of(pid: int, files: Files) -> str:
+    """The mark in a process's environment; empty without one."""
+    for item in _proc_file(pid, "environ", files).split(b"\0"):
+        name, _, value = item.partition(b"=")
+        if name == MARK.encode():
+            return value.decode("ascii", "replace")
+    return ""
 
 
 def _proc_file(pid: int, name: str, files: Files) -> bytes:

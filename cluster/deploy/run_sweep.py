@@ -21,7 +21,7 @@ from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError
 from raymq.store.files import Files
 
-from .process_tree import MARK
+from .process_tree import mark_of
 
 #: a younger entry may be about to be used
 _YOUNG_MS = 60_000
@@ -65,15 +65,8 @@ def sweep(files: Files, clock: Clock, closed: Iterable[Path] = ()) -> list[str]:
 
 def _living_marks(files: Files) -> set[str]:
     """The first letters of the marks of all owned Rays that have a process, as in their directories' names."""
-    found = set()
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                for item in files.read_file(Path(f"/proc/{entry}/environ")).split(b"\0"):
-                    name, _, value = item.partition(b"=")
-                    if name == MARK.encode():
-                        found.add(value.decode("ascii", "replace")[:8])
-    return found
+    pids = filter(str.isdigit, os.listdir("/proc"))
+    return {mark_of(int(pid), files)[:8] for pid in pids}
 
 
 def _sockets(path: Path) -> list[Path]:
