@@ -37,6 +37,7 @@ from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected
 from raymq.store.files import Files
 
+from .status_text import size_text
 from .tls_check import NotTaken, validity
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -82,11 +83,6 @@ def _warn(name: str, found: str, advice: str) -> Check:
 
 def _fail(name: str, found: str, advice: str) -> Check:
     return Check(name, "fail", found, advice)
-
-
-def _amount(size: int) -> str:
-    """Bytes as text."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size >> 20} MiB"
 
 
 def examine(data_dir: str | None = None, *, ephemeral: bool = False) -> list[Check]:
@@ -192,7 +188,7 @@ def check_shared_memory(size: int | None, free: int | None) -> Check:
     """The space of Ray's object store and of the transient pools."""
     if size is None or free is None:
         return _fail("/dev/shm", "missing", "mount a tmpfs there: Ray needs it")
-    found = f"{_amount(free)} free of {_amount(size)}"
+    found = f"{size_text(free)} free of {size_text(size)}"
     if free < _SHM_FAIL_BYTES:
         advice = (
             "Ray keeps its objects on disk, slowly, and --transient-pool is refused: delete the files of dead "
@@ -257,10 +253,10 @@ def check_disk(place: str, free: int | None, needed: int = _DISK_FAIL_BYTES) -> 
     """Space for the files of a start: a segment and the next one, which is allocated ahead."""
     if free is None:
         return _fail("disk space", f"{place} cannot be examined", "name an existing disk")
-    found = f"{_amount(free)} free at {place}"
+    found = f"{size_text(free)} free at {place}"
     if free < needed:
         advice = (
-            f"up to {_amount(needed)} are allocated at the start (less with --segment-size-bytes): free some, or "
+            f"up to {size_text(needed)} are allocated at the start (less with --segment-size-bytes): free some, or "
             "choose another disk"
         )
         return _fail("disk space", found, advice)

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 from raymq.cluster.messages.keys import key_of
 from raymq.cluster.messages.message import INDEX_KEYS, SYSTEM_PROPERTIES
 from raymq.store.errors import Rejected
-from raymq.store.format import SYSTEM_TOPICS
 from raymq.store.records.properties import TAGS
+from raymq.store.topics import is_system_topic
 
-_INTERNAL_PREFIX = "rmq_sys_"
 #: fields that `send` takes as they are
 _SENT = ("tag", "properties", "deliver_at_ms")
 #: fields of `consume -o json` that a new message cannot keep
@@ -35,11 +34,6 @@ class PutBack(NamedTuple):
     queue_id: int | None
     #: body, key, tag, index_keys, properties, deliver_at_ms: those that it has
     fields: dict[str, Any]
-
-
-def is_internal(topic: str) -> bool:
-    """Whether a topic is one that RayMQ or RocketMQ keeps for itself."""
-    return topic in SYSTEM_TOPICS or topic.startswith(_INTERNAL_PREFIX)
 
 
 def of_line(line: bytes, number: int) -> PutBack | None:
@@ -121,7 +115,7 @@ class Sender:
 
     def send(self, message: PutBack, *, topic: str | None = None) -> None:
         """Send the message to `topic`, by default to its own. Raises: the immediate errors of `Producer.send`."""
-        if is_internal(message.topic or ""):
+        if is_system_topic(message.topic or ""):
             self.left_out += 1
             return
         to = topic or str(message.topic)

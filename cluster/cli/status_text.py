@@ -102,11 +102,11 @@ def _protection(shard: Facts) -> str:
         return ""
     nodes = shard.get("nodes")
     if nodes:
-        return f"mirror on the nodes {', '.join(nodes)}: what is confirmed outlives either machine"
+        return f"mirror on the nodes {', '.join(nodes)}: confirmed messages outlive either machine"
     host = str(shard.get("endpoint") or "").removeprefix(TLS_PREFIX).rpartition(":")[0].strip("[]")
     if is_loopback(host):
         return (
-            "mirror on one machine: what is confirmed outlives a process or one copy, not the disk"
+            "mirror on one machine: confirmed messages outlive a process or one copy, not the disk"
         )
     return ""
 
