@@ -202,7 +202,7 @@ class Cluster:
         self, shards: list[dict[str, Any]], placement: tuple[tuple[str, ...], ...]
     ) -> None:
         """Add `nodes` to each shard, and to a shard in trouble which of its nodes are `away`."""
-        troubled = [facts for facts in shards if facts["state"] in _ABSENT or _behind(facts)]
+        troubled = [facts for facts in shards if facts["state"] in _ABSENT or _follower_lags(facts)]
         missing: list[str] = []
         if troubled and self.ray_address is not None:
             from .deploy.placement import away, describe_away
@@ -429,7 +429,7 @@ def _state_of(shard_states: set[Any]) -> str:
     return "DOWN" if shard_states <= _ABSENT else "DEGRADED"
 
 
-def _behind(facts: dict[str, Any]) -> bool:
+def _follower_lags(facts: dict[str, Any]) -> bool:
     """Whether a shard has stored bytes that its follower has not confirmed."""
     mirrored = facts.get("replication") == "mirror"
     return mirrored and bool(facts.get("appended", 0) > facts.get("confirmed", 0))

@@ -144,8 +144,9 @@ class Verdict:
 class SequenceCheck:
     """The rows of one worker in one queue, as they are read."""
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    def __init__(self, rows_of: str) -> None:
+        #: worker and queue of the rows, for the faults in words
+        self._rows_of = rows_of
         self._seen = np.zeros(1024, dtype=np.uint8)
         self._highest = -1
         self.verdict = Verdict()
@@ -173,7 +174,7 @@ class SequenceCheck:
         self.verdict.disorder += int(late.sum())
         for word, rows in (("is there again", repeated), ("comes too late", late)):
             for sequence in sequences[rows][:EXAMPLES_MAX].tolist():
-                self.verdict.note(f"{self._where}: sequence {sequence} {word}")
+                self.verdict.note(f"{self._rows_of}: sequence {sequence} {word}")
 
     def finish(self, ledger: QueueLedger | None, *, short: bool = False) -> Verdict:
         """Compare the rows read with the ledger. `short`: the queue ends before the acknowledged rows do."""
@@ -198,7 +199,7 @@ class SequenceCheck:
         ):
             setattr(verdict, name, getattr(verdict, name) + int(rows.sum()))
             for sequence in np.flatnonzero(rows)[:EXAMPLES_MAX].tolist():
-                verdict.note(f"{self._where}: sequence {sequence} {word}")
+                verdict.note(f"{self._rows_of}: sequence {sequence} {word}")
         return verdict
 
     def _grow(self, size: int) -> None:
@@ -236,8 +237,8 @@ class QueueChecks:
         found = self.checks.get((worker, queue_index))
         if found is None:
             topic, queue = self._plan.topic_and_queue(queue_index)
-            where = f"worker {worker}, {topic} queue {queue}"
-            found = self.checks[worker, queue_index] = SequenceCheck(where)
+            rows_of = f"worker {worker}, {topic} queue {queue}"
+            found = self.checks[worker, queue_index] = SequenceCheck(rows_of)
         return found
 
     def finish(

@@ -73,11 +73,11 @@ class LocalWorkers:
         """Say where live readers end: queue index -> offset."""
         self._send(ends)
 
-    def _send(self, what: Any) -> None:
+    def _send(self, message: Any) -> None:
         for pipe in self._pipes:
             # A worker that ended just now is reported by `events`.
             with contextlib.suppress(OSError):
-                pipe.send(what)
+                pipe.send(message)
 
     def close(self) -> None:
         """End the workers that still run."""

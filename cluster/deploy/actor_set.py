@@ -2,9 +2,9 @@
 
 Functions over an initialised `ray` module.
 
-Every actor is detached (it outlives the process that started it), restarts without limit and never retries a call
-(a retried append would be a second append). It reserves no CPU in Ray. All roles of a replica stay on the machine that
-has its disk.
+Every actor is detached: it outlives the process that started it. It restarts without limit, and never retries a call,
+because a retried append would be a second append. It reserves no CPU in Ray. All roles of a replica stay on the machine
+that has its disk.
 """
 
 from __future__ import annotations
@@ -317,8 +317,8 @@ def _absent(state: str, error: str) -> dict[str, Any]:
 
 def _line(member: Member, state: dict[str, Any]) -> str:
     error = state.get("error")
-    where = f"shard {member.shard} replica {member.replica}: {state['state']}"
-    return f"{where} ({error})" if error else where
+    line = f"shard {member.shard} replica {member.replica}: {state['state']}"
+    return f"{line} ({error})" if error else line
 
 
 def find(ray: Any, cluster: str, record_roles: Iterable[tuple[int, int, str]]) -> list[Member]:

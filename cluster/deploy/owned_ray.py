@@ -92,9 +92,9 @@ def why_unhealthy(owned: OwnedRay, files: Files) -> str | None:
         return f"its head process (pid {owned.pid}) has ended"
     if not owned.address:
         return "its start was not finished"
-    there = running(owned.family, files)
+    processes = running(owned.family, files)
     for name in SERVERS:
-        states = [state for command, state in there if command == name]
+        states = [state for command, state in processes if command == name]
         if not states:
             return f"its {name} has ended"
         if "T" in states:

@@ -1,8 +1,8 @@
 """Finds and ends all processes of one detached program.
 
 A pid alone does not identify a process, because pids are reused. A process is (pid, start time, boot id). A family is
-every process that inherited its leader's mark in the environment (even children in a session of their own, such as a
-Java gateway), plus the Ray workers in the leader's session.
+every process that inherited its leader's mark in the environment, even in a session of its own, such as a Java gateway.
+The Ray workers in the leader's session belong to it, too.
 """
 
 from __future__ import annotations

@@ -128,12 +128,12 @@ def property_bytes(
     return parts or None
 
 
-def check_properties_size(size: int, what: str) -> None:
+def check_properties_size(size: int, fields: str) -> None:
     """Raises: Rejected when `size` bytes of properties leave no room for the producer's stamp."""
     size += STAMP_BYTES
     if size > PROPERTIES_MAX_BYTES:
         raise Rejected(
-            f"{what} make {size} bytes, the limit is {PROPERTIES_MAX_BYTES}: put large values into the body",
+            f"{fields} make {size} bytes, the limit is {PROPERTIES_MAX_BYTES}: put large values into the body",
             field="properties",
             limit=PROPERTIES_MAX_BYTES,
         )

@@ -223,14 +223,14 @@ def not_in_this_ray(cluster: Cluster) -> str:
     here = ray_host.connected_address()
     place = "" if cluster.data_dir is None else f" of {cluster.data_dir}"
     found = f"looked for cluster {cluster.name!r}{place} in the Ray at {here}, to which this process is connected"
-    there = None
+    target = None
     if cluster.data_dir is not None:
-        there = ray_host.running_target(ClusterPaths(cluster.data_dir), Files())
-    if there is None or there.address == here:
+        target = ray_host.running_target(ClusterPaths(cluster.data_dir), Files())
+    if target is None or target.address == here:
         again = f"raymq start {cluster.data_dir or '<its data directory>'}"
         return f"{found}; it does not run. Start it: {again}"
     return (
-        f"{found}; it runs in the Ray at {there.address}. Leave ray.init() out, a Queue then connects this process to "
+        f"{found}; it runs in the Ray at {target.address}. Leave ray.init() out, a Queue then connects this process to "
         f"that Ray, or call ray.init(raymq.connect({cluster.name!r}).ray_address) instead"
     )
 
