@@ -26,7 +26,7 @@ def check_new_topic(
     Raises: Rejected for a bad name, number or attribute, or when it exists with other queues or attributes.
     """
     fmt.check_topic_name(name)
-    _refuse_system_topic(name)
+    refuse_system_topic(name)
     # Exactly an int: True and 1.5 come from mistakes.
     if type(queues) is not int or not 1 <= queues <= QUEUES_MAX:
         fault = f"{queues!r} queues: a topic has 1 to {QUEUES_MAX}"
@@ -62,7 +62,7 @@ def check_target(topic: str, queue_id: int, known: Mapping[str, TopicInfo]) -> N
     """Refuse a put to a queue that does not exist, or to a topic that is not for users. Raises: Rejected."""
     info = known.get(topic)
     if info is None:
-        _refuse_system_topic(topic)
+        refuse_system_topic(topic)
         fmt.check_topic_name(topic)
         fault = f"topic {topic} does not exist; create it first (`raymq topic create {topic}`)"
         raise Rejected(fault, field="topic", limit="an existing topic")
@@ -79,7 +79,8 @@ def is_system_topic(name: str) -> bool:
     return name.startswith(SYSTEM_PREFIX) or name in fmt.SYSTEM_TOPICS
 
 
-def _refuse_system_topic(name: str) -> None:
+def refuse_system_topic(name: str) -> None:
+    """Raises: Rejected for a topic that is not for users."""
     if is_system_topic(name):
         fault = f"topic {name} is a system topic; choose another name"
         raise Rejected(fault, field="topic", limit="not a system topic")

@@ -47,7 +47,7 @@ class LeaderHost(ReplicaHost):
     """
 
     mode = "leader"
-    called = "shard"
+    display_name = "shard"
 
     # --- start ----------------------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class LeaderHost(ReplicaHost):
         return ticket
 
     def _on_appended(self) -> None:
-        """The flusher woken for a small put is awake: it syncs while the put is counted and handed over."""
+        """Let the flusher, which is awake for a small put, sync while the put is counted and handed over."""
         if self._small_put:
             self.acks.publish_early()
 
@@ -237,7 +237,7 @@ class LeaderHost(ReplicaHost):
         return self._admin.call(op, args)
 
     def await_dispatch(self) -> None:
-        """Wait until readers see what is confirmed now. Raises: Unavailable, when that takes too long."""
+        """Wait until readers see all messages confirmed by now. Raises: Unavailable, when that takes too long."""
         self._dispatcher.await_confirmed()
 
     def await_promise(self, appended: Append) -> None:
@@ -347,7 +347,7 @@ class LeaderHost(ReplicaHost):
     def close(self, timeout_s: float = 10.0) -> None:
         """Orderly stop: no new puts, waiting ones answered, everything synced, satellites stopped.
 
-        Raises: Unavailable when that failed; everything is released all the same.
+        Raises: Unavailable when a step failed; everything is released in any case.
         """
         deadline = self.clock.monotonic_ms() + int(timeout_s * 1000)
         while (

@@ -55,8 +55,8 @@ class FlushService(Service):
             else:
                 wait_ms = BUSY_WAIT_MS
                 satellite.appends.await_announced(synced)
-                # Before the grant is checked again, which would delay the put. If the grant has been revoked, what is
-                # published now counts for nothing.
+                # Before the grant is checked again, which would delay the put. Under a revoked grant CommitLog ignores
+                # the published end.
                 self._commit_once(commit)
             if commit.flushed > synced:
                 satellite.appends.poll_next(commit.flushed)
