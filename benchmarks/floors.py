@@ -1,4 +1,4 @@
-"""Floors: what a figure must reach; `--check` makes a missed one an exit code."""
+"""Floors: limits that a figure must reach; `--check` makes a missed one an exit code."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Floor(NamedTuple):
 
 
 def at_least(bound: float) -> Floor:
-    """A floor for what should be large."""
+    """A floor for a figure that should be large."""
     return Floor(bound, True)
 
 
 def at_most(bound: float) -> Floor:
-    """A floor for what should be small."""
+    """A floor for a figure that should be small."""
     return Floor(bound, False)
 
 
@@ -40,7 +40,7 @@ class Line(NamedTuple):
     #: the figure beside its limit or peer
     ratio: str = ""
     floor: Floor | None = None
-    #: what `floor` judges
+    #: the figures that `floor` judges
     value: float = 0.0
     #: in the place of a floor
     remark: str = ""

@@ -58,7 +58,7 @@ class Mode(NamedTuple):
     name: str
     flush: Literal["sync", "async"]
     pool: bool
-    #: what a receipt means
+    #: the meaning of a receipt
     promise: str
 
 
@@ -116,7 +116,7 @@ def flight_limit(count: int) -> float:
 
 
 class Burst(NamedTuple):
-    """What a burst of large batches showed."""
+    """The result of a burst of large batches."""
 
     messages_s: float
     #: right after it: acknowledged and not synced, acknowledged and not committed
@@ -136,7 +136,7 @@ def burst(cluster: raymq.Cluster, count: int) -> Burst:
     while under_way:
         under_way.popleft().result(120)
     seconds = time.perf_counter() - begin
-    # All is acknowledged, so what is not synced now is what a power loss would take.
+    # All bytes are acknowledged, so a power loss would take those that are not synced now.
     facts = cluster.status()["shards"][0]
     sender.close()
     return Burst(
@@ -173,7 +173,7 @@ def measure(cluster: raymq.Cluster, mode: Mode, rounds: Rounds, *, quick: bool) 
 
 
 def limits(directory: Path, rounds: Rounds, *, quick: bool) -> None:
-    """One round of what the modes stand beside: batches in messages a second, one message in milliseconds."""
+    """One round of the limits beside the modes: batches in messages a second, one message in milliseconds."""
     count, serial = (40, 200) if quick else (150, 2000)
     memory = Path("/dev/shm")
     flight = rounds.note("flight_msg_s", flight_limit(count) * LARGE[0])
@@ -216,7 +216,7 @@ def run(directory: Path, *, quick: bool) -> Rounds:
             )
             address = address or cluster.ray_address
             cluster.create_topic("t", queues=4)
-            # Bursts grow the window of pre-written blocks to what the measured ones need.
+            # Bursts grow the window of pre-written blocks to the need of the measured ones.
             burst(cluster, 40 if quick else 150)
             clusters[mode.name] = cluster
         for number in range(ROUNDS):

@@ -140,7 +140,7 @@ def echo_client(*, apart: bool = True) -> Iterator[Any]:
     finally:
         process.kill()
         process.wait()
-        # All of it: threads that gRPC has made meanwhile would stay, and slow down what is measured next.
+        # All of it: threads of gRPC would stay, and slow down the next measurement.
         pin(os.getpid(), set(cores))
 
 
@@ -226,7 +226,7 @@ class Embedded:
 
 
 def await_prewritten(cluster: raymq.Cluster) -> None:
-    """Wait until the shard has pre-written its window, so that a burst meets what the raw limit and `embedded` do."""
+    """Wait until the shard has pre-written its window, so that a burst meets the same blocks as `embedded`."""
     last, ready = -1, 0
     while ready != last or not ready:
         time.sleep(0.5)
@@ -446,7 +446,7 @@ def measure_single(
 
 
 def run(directory: Path, quick: bool, gigabytes: float) -> tuple[Rounds, dict[str, Any]]:
-    """All measurements: those of the rounds, and single ones."""
+    """All measurements: of the rounds, and single ones."""
     rounds = Rounds()
     single: dict[str, Any] = {"cores": os.cpu_count()}
     count = 40 if quick else 150
@@ -455,7 +455,7 @@ def run(directory: Path, quick: bool, gigabytes: float) -> tuple[Rounds, dict[st
         shutil.rmtree(data, ignore_errors=True)
         with raymq.start(data, name=f"bench-{mode}", replication=mode) as cluster:
             cluster.create_topic("t", queues=4)
-            # Bursts grow the window of pre-written blocks to what the measured ones need.
+            # Bursts grow the window of pre-written blocks to the need of the measured ones.
             flight_rate(cluster, LARGE, count)
             if mode == "single":
                 with Embedded(directory) as embedded:

@@ -45,7 +45,7 @@ LINGER_FLOOR = {100: at_least(2), 1_000: at_least(2)}
 TASKS = 4
 THREADS = 16
 
-#: (what, figure, of which figure, floor)
+#: (name, figure, of which figure, floor)
 ROWS: list[tuple[str, str, str, Floor | None]] = [
     ("put, one at a time", "put", "ray_put", None),
     ("put with linger", "put_linger", "ray_put", at_least(5)),
@@ -150,7 +150,7 @@ def drain(queue: Any) -> None:
 
 
 def send_arrow(producer: raymq.Producer, count: int, size: int) -> None:
-    """What the log takes of these batches from a Producer that has them as columns."""
+    """The rate at which the log takes these batches from a Producer that has them as columns."""
     batch = pa.record_batch({"body": pa.array(ITEMS[:size], pa.binary())})
     for _ in range(count):
         producer.send_batch("arrow", batch, queue_id=0)
@@ -223,7 +223,7 @@ def run(directory: Path, quick: bool) -> Rounds:
             drain(queue)
         cluster.create_topic("arrow", queues=1)
         producer = cleanup.enter_context(cluster.producer())
-        # The window of pre-written blocks grows to what bursts use up.
+        # The window of pre-written blocks grows to the need of bursts.
         for _ in range(3):
             await_prewritten(cluster)
             put_batches(lingering, 40 if quick else 160, 1000)

@@ -72,7 +72,7 @@ def write(root: Path, queues: int, puts: int) -> dict[str, Any]:
 
 
 def start(root: Path) -> dict[str, Any]:
-    """Open what a process left that died."""
+    """Open the store of a process that died."""
     begin = time.perf_counter()
     store = MessageStore.open(root, config=StoreConfig())
     seconds = time.perf_counter() - begin
@@ -104,7 +104,7 @@ def in_process(*words: object) -> dict[str, Any]:
 
 
 def step(words: list[str]) -> None:
-    """What `in_process` asked for."""
+    """The answer that `in_process` asked for."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, hard))
     name, root, *numbers = words
@@ -115,7 +115,7 @@ def step(words: list[str]) -> None:
 
 
 def disk_bytes(root: Path) -> int:
-    """What the files of a store take, but its commit log."""
+    """The size of a store's files without its commit log."""
     done = subprocess.run(
         ["du", "--block-size=1", "--summarize", "--exclude=commitlog", str(root)],
         stdout=subprocess.PIPE,

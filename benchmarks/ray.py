@@ -1,7 +1,7 @@
 """How fast is the Ray client API? `python -m benchmarks.ray [--quick] [--check] [--json FILE]`
 
 One message at a time through actor methods, beside the sum of a Ray round trip and an fdatasync, measured apart. (An
-actor that does no more than write and sync what it is given is shown too: it takes longer than the sum, for a disk that
+actor that only writes and syncs its argument is shown too: it takes longer than the sum, for a disk that
 was left alone for a millisecond syncs slower than one in a loop.) Batches of 1 MiB by methods, beside Flight;
 and both through ray://, beside Ray Client's own round trip and `ray.put`. The actors of the limits have the shard's
 concurrency groups.
@@ -149,7 +149,7 @@ def measure_outside(url: str, serial: int, count: int) -> dict[str, float]:
 
 
 def client_url(data: Path) -> str:
-    """Where the cluster's own Ray serves Ray Client."""
+    """The address at which the cluster's own Ray serves Ray Client."""
     owned = ray_host.load_owned(ClusterPaths(data), Files())
     words = [] if owned is None else Path(f"/proc/{owned.pid}/cmdline").read_bytes().split(b"\0")
     (word,) = [each for each in words if each.startswith(b"--ray-client-server-port=")]

@@ -11,7 +11,7 @@ Needs Java 17 and Maven.
 
 Writers have warm files, both as RocketMQ's warmMapedFileEnable has it: written with zeros and locked in memory, before
 the first put that counts. Without it the figures say how a machine gives memory, not how an engine writes: where free
-pages go back to a host, the first touch of one costs up to 12 us, ten times of what either engine does with it.
+pages go back to a host, the first touch of one costs up to 12 us, ten times as long as either engine needs.
 
 Recovery is `MessageStore.open` here and `load()` there, once of the same directory, left by a store of ours that died,
 and once of a directory that each engine wrote itself before it died: both open all files, find the end of the log and
@@ -72,7 +72,7 @@ JAVA = (
 
 
 class Spent(NamedTuple):
-    """What something took, of all threads and children."""
+    """Time of all threads and children."""
 
     seconds: float
     cpu_seconds: float
@@ -322,7 +322,7 @@ class Bench:
     def copy(self, root: Path) -> Path:
         """The same store for the other engine. Blocks that were never written are not: `cp` would read all of them.
 
-        What was read stands in memory, and recovery could no longer tell it from what was written.
+        Bytes that were read stand in memory, and recovery could no longer distinguish them from written ones.
         """
         target, files = self.fresh("copy"), Files()
         target.mkdir(parents=True)

@@ -11,6 +11,7 @@ import raymq
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected
 from raymq.store.state import CLEANUP_POLICY, COMPACTION
+from raymq.store.topics import SYSTEM_PREFIX
 
 from .arguments import takes_options_of
 from .consume.consumer_config import ConsumerConfig, ConsumerOptions
@@ -33,8 +34,6 @@ CREATE_TIMEOUT_S = 15.0
 CREATE_PAUSE_MS = 100
 #: a shard without an answer for this long is shown as UNREACHABLE
 STATUS_TIMEOUT_S = 2.0
-#: prefix of RayMQ's internal topics, which `topics` leaves out
-_INTERNAL_PREFIX = "rmq_sys_"
 
 #: states of a shard that does not answer
 _ABSENT = {"DOWN", "UNREACHABLE"}
@@ -62,7 +61,7 @@ class Cluster:
     Raises:
         Rejected: a wrong argument; nothing was done.
         Unavailable: a shard does not answer; nothing was done, and the same call may succeed later.
-        DeliveryUnknown: a shard did not answer within 30 s; the same call completes what it began.
+        DeliveryUnknown: a shard did not answer within 30 s; the same call completes the operation.
     """
 
     #: the name given at the first start
@@ -78,7 +77,7 @@ class Cluster:
     resolver: Resolver | None = None
     #: the data directory; None on other machines
     data_dir: str | None = None
-    #: what `ray.init(address=...)` takes, if known
+    #: the address of Ray, as `ray.init(address=...)` takes it, if known
     ray_address: str | None = None
     stop_on_exit: InitVar[bool] = False
     #: PEM certificates that must have signed the shards' certificates; None: see `flight_client.ShardConnection`
@@ -177,12 +176,10 @@ class Cluster:
         ]
         if self.placement is not None:
             self._add_nodes(shards, self.placement)
-        states = {facts.get("state") for facts in shards}
-        state = "RUNNING" if states == {"RUNNING"} else "DOWN" if states <= _ABSENT else "DEGRADED"
         return {
             "name": self.name,
             "cluster_id": self.cluster_id,
-            "state": state,
+            "state": _state_of({facts.get("state") for facts in shards}),
             "shards": shards,
             "data_dir": self.data_dir,
             "ray_address": self.ray_address,
@@ -205,7 +202,7 @@ class Cluster:
         self, shards: list[dict[str, Any]], placement: tuple[tuple[str, ...], ...]
     ) -> None:
         """Add `nodes` to each shard, and to a shard in trouble which of its nodes are `away`."""
-        troubled = [facts for facts in shards if facts["state"] in _ABSENT or _behind(facts)]
+        troubled = [facts for facts in shards if facts["state"] in _ABSENT or _follower_lags(facts)]
         missing: list[str] = []
         if troubled and self.ray_address is not None:
             from .deploy.placement import away, describe_away
@@ -228,7 +225,7 @@ class Cluster:
         return {
             name: facts
             for name, facts in sorted(found.items())
-            if not name.startswith(_INTERNAL_PREFIX)
+            if not name.startswith(SYSTEM_PREFIX)
         }
 
     def create_topic(self, name: str, *, queues: int = 4, compacted: bool = False) -> bool:
@@ -375,7 +372,7 @@ class Cluster:
         """Call one administrative operation of one shard; None asks all shards and returns the first answer.
 
         A call whose connection fails is repeated once, at the endpoint that is known then: every operation may be
-        repeated. Raises: what the shard answers; Unavailable when nothing listens there; DeliveryUnknown when no answer
+        repeated. Raises: the shard's error; Unavailable when nothing listens there; DeliveryUnknown when no answer
         comes within `timeout_s`.
         """
         try:
@@ -425,14 +422,21 @@ class Cluster:
             connection.close()
 
 
-def _behind(facts: dict[str, Any]) -> bool:
-    """Whether a shard has stored what its follower has not confirmed."""
+def _state_of(shard_states: set[Any]) -> str:
+    """The state of a cluster."""
+    if shard_states == {"RUNNING"}:
+        return "RUNNING"
+    return "DOWN" if shard_states <= _ABSENT else "DEGRADED"
+
+
+def _follower_lags(facts: dict[str, Any]) -> bool:
+    """Whether a shard has stored bytes that its follower has not confirmed."""
     mirrored = facts.get("replication") == "mirror"
     return mirrored and bool(facts.get("appended", 0) > facts.get("confirmed", 0))
 
 
 def _facts(shard: int, answer: dict[str, Any] | RayMQError) -> dict[str, Any]:
-    """What `status` says of a shard that gave this answer."""
+    """The `status` entry for a shard with this answer."""
     if not isinstance(answer, RayMQError):
         return answer
     state = "UNREACHABLE" if isinstance(answer, DeliveryUnknown) else "DOWN"

@@ -1,4 +1,4 @@
-"""`cluster.json`, what a cluster is since its first start, and the list of the clusters of this user.
+"""`cluster.json`, the options of a cluster since its first start, and the list of the clusters of this user.
 
 The list (`~/.raymq/clusters/<name>.json`) maps a name to its data directory, so that `connect("orders")` works in
 another shell. Without it, connect by the data directory.
@@ -118,7 +118,7 @@ def resume_record(stored: ClusterRecord, wanted: Wanted) -> ClusterRecord:
     """The stored cluster with the changes of a later start.
 
     A later start may change flush, host, tls, insecure, transient_pool and file_reserved_hours.
-    Raises: Rejected when an option contradicts what the directory holds.
+    Raises: Rejected when an option contradicts the record in the directory.
     """
     changes = wanted.given()
     for option in ("name", "shards", "replication", "segment_size_bytes", "nodes"):

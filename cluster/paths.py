@@ -1,8 +1,8 @@
-"""Where a cluster keeps its files, sockets and names: data directory, run directory, actor names.
+"""Paths and names of a cluster: data directory, run directory, actor names.
 
     <data_dir>/                 0700
       token                     0600, 64 hex characters, needed for every call of a shard
-      cluster.json              what the cluster is (cluster_record.py)
+      cluster.json              options of the cluster (cluster_record.py)
       ray.json, ray.log         the Ray that `start` owns, while there is one (ray_host.py)
       ca.pem                    with TLS: the authority that signed the shards' certificates
       endpoints.json            over nodes: where the leaders listened at the last start
@@ -113,7 +113,7 @@ def mount_of(path: str | os.PathLike[str], files: Files | None = None) -> Mount:
 
 
 def volatile_reason(path: str | os.PathLike[str], files: Files | None = None) -> str | None:
-    """Why what is stored under `path` does not survive a reboot, or None when it does."""
+    """Why files under `path` do not survive a reboot; None when they do."""
     place = os.path.realpath(path)
     if place == _VOLATILE_ROOT or place.startswith(_VOLATILE_ROOT + "/"):
         return f"{place} is under {_VOLATILE_ROOT}, which systems empty at boot and by age"
@@ -301,5 +301,5 @@ def run_dir(files: Files) -> Path:
 
 
 def home_dir() -> Path:
-    """Where this user's known clusters are listed: $RAYMQ_HOME or ~/.raymq."""
+    """The directory with the list of this user's clusters: $RAYMQ_HOME or ~/.raymq."""
     return Path(os.environ.get("RAYMQ_HOME") or os.path.expanduser("~/.raymq"))

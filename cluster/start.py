@@ -125,8 +125,8 @@ def start(
 
     Raises:
         Rejected: an option is wrong, or contradicts the first start. Nothing was started.
-        Unavailable: some shard does not serve in time; the message has each shard's state and error. What was started
-            keeps trying, and `stop` ends it.
+        Unavailable: some shard does not serve in time; the message has each shard's state and error. Started
+            processes keep trying, and `stop` ends them.
         Corrupt: a store is damaged.
         StorageFull: shared memory has no room for the transient pools. Nothing was started.
     """
@@ -158,8 +158,8 @@ def start(
         return _Start(paths, files, timeout_s, progress).run(plan, address)
 
 
-class _Call:
-    """What one call of `start` or `stop` works with: a directory that it has locked, and its time."""
+class _LockedCall:
+    """State of one `start` or `stop` call: the locked directory and the deadline."""
 
     def __init__(
         self, paths: ClusterPaths, files: Files, timeout_s: float, progress: Progress | None
@@ -173,7 +173,7 @@ class _Call:
         self._warn = progress or logger.warning
 
 
-class _Start(_Call):
+class _Start(_LockedCall):
     """A call of `start`."""
 
     def run(self, plan: Plan, address: str | None) -> Cluster:
@@ -243,16 +243,19 @@ class _Start(_Call):
         `stop` may end it.
         """
 
-        def ailment() -> str | None:
-            return owned_ray.ailment(owned, self._files)
+        def why_unhealthy() -> str | None:
+            return owned_ray.why_unhealthy(owned, self._files)
 
-        fault = ailment()
+        fault = why_unhealthy()
         if fault is None and ray_host.connected_address() is None:
             self._report(f"waiting for Ray at {target.address} to answer")
             fault = ray_host.wait_for_answer(
-                target, timeout_s=self._timeout_s, clock=self._clock, ailment=ailment
+                target,
+                timeout_s=self._timeout_s,
+                clock=self._clock,
+                why_unhealthy=why_unhealthy,
             )
-            if fault is not None and ailment() is None:
+            if fault is not None and why_unhealthy() is None:
                 raise Unavailable(
                     f"Ray at {target.address} does not answer: {fault}. End it with `raymq stop "
                     f"{self._paths.data_dir}`",
@@ -374,8 +377,8 @@ def connect(
             clusters run there); None (default) for the only cluster that this user started on this machine.
         token: the content of the file `token` in the data directory; None (default) reads RAYMQ_TOKEN. Only raymq://
             needs it.
-        ca: a PEM file with the authority that signed the shards' certificates. Default: what `start` found in
-            RAY_TLS_CA_CERT; with raymq+tls:// the variable of this process.
+        ca: a PEM file with the authority that signed the shards' certificates. Default: the authority in
+            RAY_TLS_CA_CERT of `start`; with raymq+tls:// the variable of this process.
         transport: "flight" (default) talks to the shards by Arrow Flight. "ray" makes every operation a call of the
             shards' actors, for processes that reach only Ray; a call costs several times as much. Ray Client always
             uses "ray".
@@ -438,11 +441,11 @@ def stop(
         return _Stop(paths, files, timeout_s, progress).run(record)
 
 
-class _Stop(_Call):
+class _Stop(_LockedCall):
     """A call of `stop`."""
 
     def run(self, record: ClusterRecord) -> StopReport:
-        """Close the actors, end Ray if `start` started it, and remove what they leave in /tmp."""
+        """Close the actors, end Ray if `start` started it, and remove their files in /tmp."""
         paths, files = self._paths, self._files
         self._report(f"stopping cluster {record.name!r} of {paths.data_dir}")
         recorded = ray_host.load_target(paths, files)
@@ -464,14 +467,15 @@ class _Stop(_Call):
         return StopReport(clean=clean, actors=actors, ray=ray_outcome)
 
     def _close_actors(self, running: RayTarget, record: ClusterRecord) -> dict[str, str] | None:
-        """Close the actors. Returns: what became of each; None: that Ray runs another cluster."""
+        """Close the actors. Returns: the outcome of each; None: that Ray runs another cluster."""
         try:
-            fault = None if running.owned is None else owned_ray.ailment(running.owned, self._files)
+            owned = running.owned
+            fault = None if owned is None else owned_ray.why_unhealthy(owned, self._files)
             if fault is not None:
                 raise Unavailable(fault, address=running.address)
             with ray_host.session(running, self._timeout_s) as ray:
                 if actor_set.is_another(ray, record, clock=self._clock):
-                    # Its Ray is gone, and the Ray at this address runs another cluster.
+                    # The cluster's Ray has ended, and the Ray at this address runs another cluster.
                     place = f"Ray at {running.address}"
                     self._report(f"another cluster named {record.name!r} runs in {place}")
                     return None
@@ -492,8 +496,8 @@ def local_paths(target: str | os.PathLike[str] | None, files: Files) -> ClusterP
     text = None if target is None else os.fspath(target)
     if text is not None and "://" in text:
         message = (
-            f"{text} is an address: do this on the machine that has its data directory, and name that, "
-            "or the cluster"
+            f"{text} is an address. Run this command on the machine with the data directory, and pass that directory "
+            "or the cluster's name"
         )
         raise Rejected(message, field="target", limit="a data directory or name")
     data_dir = _find_data_dir(text, files)
@@ -506,7 +510,7 @@ def local_paths(target: str | os.PathLike[str] | None, files: Files) -> ClusterP
 
 
 def _check_only_one(files: Files) -> None:
-    """Raises: Rejected when several clusters are known: what is stopped must then be named."""
+    """Raises: Rejected when several clusters are known: the one to stop must then be named."""
     known = cluster_record.known_clusters(files)
     if len(known) < 2:
         return

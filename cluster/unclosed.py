@@ -1,4 +1,4 @@
-"""What clients with open connections have in common: they do not pickle, and warn when they are dropped. No Ray."""
+"""Base of clients with open connections: they do not pickle, and warn when they are dropped. No Ray."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from raymq.store.errors import Rejected
 class OpenClient:
     """The base of clients with open connections, which do not pickle."""
 
-    #: what it is, and the method of Cluster that makes another one
+    #: kind of client, and the method of Cluster that makes one
     made_as: ClassVar[tuple[str, str]]
 
     def __reduce__(self) -> NoReturn:
-        what, method = self.made_as
+        kind, method = self.made_as
         raise Rejected(
-            f"a {what} has open connections and does not pickle: pickle the Cluster and call cluster.{method}() where "
+            f"a {kind} has open connections and does not pickle: pickle the Cluster and call cluster.{method}() where "
             "it is used",
             field="pickle",
         )

@@ -426,7 +426,7 @@ def end_earlier(data_dir: Path) -> None:
 
 
 def log_of(data_dir: Path) -> Path:
-    """The file for what Ray, Spark and Java print, beside the directory, which may be deleted."""
+    """The file for the output of Ray, Spark and Java, beside the directory, which may be deleted."""
     return data_dir.with_name(f"{data_dir.name}.log")
 
 
@@ -462,7 +462,7 @@ def delete_data(data_dir: Path) -> str:
 
 
 def say_what_is_left(data_dir: Path, kept: bool, deleted: str | None) -> None:
-    """Print what the demo leaves on this disk, what it deleted, and the next commands."""
+    """Print the files that the demo leaves or has deleted, and the next commands."""
     console.print("\nLeft on this disk:")
     if deleted is None:
         running = ", and the running cluster" if kept else ""

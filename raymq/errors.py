@@ -1,4 +1,4 @@
-"""Every error that RayMQ raises, by what the caller can do about it.
+"""Every error that RayMQ raises, sorted by the caller's next step.
 
 Each error pickles, carries `retriable`, and has its facts as attributes. A `Rejected` has `field`, `limit` and `row`,
 an `OffsetOutOfRange` has `min` and `max`, and so on.

@@ -40,12 +40,15 @@ class LatePuts(NamedTuple):
 
 @dataclass(slots=True)
 class _Group:
-    """Puts that began to wait together, up to these."""
+    """Puts that began to wait within DEADLINE_STEP_MS of each other."""
 
+    #: of the last put
     number: int
+    #: the highest end of all puts so far
     end: int
-    first_ms: int
-    since_ms: int
+    #: when the first put began to wait, and the last one, whose deadline counts for all
+    first_since_ms: int
+    last_since_ms: int
 
 
 class PutCombiner:
@@ -82,8 +85,10 @@ class PutCombiner:
             last = groups[-1]
             # A put that was sent again may end before puts that came earlier.
             end = max(end, last.end)
-            if since_ms - last.first_ms < DEADLINE_STEP_MS:
-                last.number, last.end, last.since_ms = number, end, since_ms
+            if since_ms - last.first_since_ms < DEADLINE_STEP_MS:
+                last.number = number
+                last.end = end
+                last.last_since_ms = since_ms
                 return
         if end > self.acknowledged:
             groups.append(_Group(number, end, since_ms, since_ms))
@@ -94,7 +99,7 @@ class PutCombiner:
         groups = self._groups
         while groups and groups[0].end <= self.acknowledged:
             groups.popleft()
-        if not groups or now_ms - groups[0].since_ms < self._least_timeout_ms:
+        if not groups or now_ms - groups[0].last_since_ms < self._least_timeout_ms:
             return []
         late = self._find_late(ends, now_ms)
         while groups and any(
@@ -107,10 +112,15 @@ class PutCombiner:
         return late
 
     def _find_late(self, ends: Ends, now_ms: int) -> list[LatePuts]:
-        """Both futures are watermarks and deadlines are in the order of the puts, so late puts are two ranges."""
+        """The puts that have waited too long. Watermarks and deadlines follow the log's order, so they are two ranges:
+
+        up to min(flushed, copied)   kept
+        up to max(flushed, copied)   waits for one future
+        after max(flushed, copied)   waits for both futures
+        """
         flush_late = replica_late = None
         for group in self._groups:
-            waited_ms = now_ms - group.since_ms
+            waited_ms = now_ms - group.last_since_ms
             if waited_ms >= self._flush_timeout_ms:
                 flush_late = group
             if waited_ms >= self._replica_timeout_ms:
@@ -119,12 +129,12 @@ class PutCombiner:
                 break
         flushed, copied = self._promise.flushed(ends), self._promise.copied(ends)
         late = []
-        # Up to the higher watermark, puts wait for the other future only.
-        if one := flush_late if flushed < copied else replica_late:
-            late.append((one.number, min(one.end, max(flushed, copied))))
+        late_by_one = flush_late if flushed < copied else replica_late
+        if late_by_one:
+            late.append((late_by_one.number, min(late_by_one.end, max(flushed, copied))))
         if flush_late and replica_late:
-            both = min(flush_late, replica_late, key=lambda group: group.number)
-            late.append((both.number, both.end))
+            late_by_both = min(flush_late, replica_late, key=lambda group: group.number)
+            late.append((late_by_both.number, late_by_both.end))
         return [
             LatePuts(number, end, self._promise.late(ends, end))
             for number, end in late

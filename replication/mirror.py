@@ -1,15 +1,15 @@
 """The leader's side of mirror mode (replication factor 2, static): one follower, no failover.
 
 A pure machine: `step(event, now_ms)` returns effects; it reads only the immutable chain that it is given. It is Raft's
-log replication without elections. Every session finds out again what the follower has, so neither side needs to
-remember anything about the other.
+log replication without elections. Every session searches for the last common byte again, so neither side
+needs to remember anything about the other.
 
     IDLE -connect-> GREETING -HelloOk-> SEARCHING -match-> STREAMING
       ^                |                    |                  |
       +---- disconnect, silence, conflict (at once) or refusal, halt (after halt_retry_ms) ----+
 
-`Replicated` says how far the follower is: what is durable there *and* equal to the leader's log. The promise
-(store/promise.py) decides how far readers may see then. That is the confirmed end, which comes back in
+`Replicated` carries the end of the bytes that are durable at the follower *and* equal to the leader's log. By it the
+promise (store/promise.py) decides the confirmed end, up to which readers may see. The confirmed end comes back in
 `LeaderProgress` and goes to the follower.
 """
 
@@ -71,7 +71,7 @@ class Disconnected(NamedTuple):
 
 
 class Damaged(NamedTuple):
-    """The next bytes of the leader's log are not those that were stored."""
+    """The next bytes of the leader's log have changed since they were stored."""
 
     reason: str
 
@@ -119,7 +119,7 @@ class Replicated(NamedTuple):
 
 
 class Halt(NamedTuple):
-    """Replication cannot continue without an operator. It tries again later all the same."""
+    """Replication cannot continue without an operator. The machine tries again later nevertheless."""
 
     reason: str
 
@@ -164,7 +164,7 @@ class MirrorLeader:
         self._log_start = log_start
         self._limits = limits or MirrorLimits()
         self._peer = wire.ReplicaProcess(follower_id, 0)
-        #: of the step under way
+        #: time of the step under way
         self._now_ms = 0
         self._effects: list[Effect] = []
         self._session = 0
@@ -180,7 +180,7 @@ class MirrorLeader:
         self.phase = Phase.IDLE
         #: the follower's log equals the leader's up to here, as far as this session knows
         self.matched_end = 0
-        #: ... and is durable there up to here
+        #: the matched bytes are durable at the follower up to here
         self.replicated_end = 0
         #: the confirmed end
         self.confirmed = confirmed
@@ -248,7 +248,7 @@ class MirrorLeader:
         elif isinstance(message, wire.Ack) and self.phase is Phase.STREAMING:
             self._acknowledge(message)
         elif isinstance(message, wire.Conflict) and self.phase is Phase.STREAMING:
-            # The follower's log is not what this session assumed: a new session finds the match again.
+            # The follower's log is not as this session assumed: a new session finds the match again.
             self._effects.append(Disconnect("conflict"))
             self._drop(0, f"conflict at {message.end}")
 
@@ -311,7 +311,7 @@ class MirrorLeader:
         self._search = None
         self.stall_reason = ""
         self.phase = Phase.STREAMING
-        # The first frame, even without units, has the follower check the match and report what is durable.
+        # The first frame, even without units, lets the follower check the match and report its durable end.
         self._append(())
 
     def _acknowledge(self, ack: wire.Ack) -> None:

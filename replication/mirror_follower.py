@@ -32,9 +32,9 @@ class LogView(Protocol):
         """The confirmed end, as far as this replica knows."""
 
     def same_until(self, units: list[ChainUnit], data: memoryview) -> int:
-        """Where the log's bytes first differ from the units' bytes, or the end of the shorter of both.
+        """The first offset at which the log's bytes differ from the units' bytes, or the end of the shorter of both.
 
-        Raises: Corrupt when `data` has other CRCs than its units: then it proves nothing.
+        Raises: Corrupt when `data` has other CRCs than its units: such bytes prove nothing.
         """
 
 

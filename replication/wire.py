@@ -50,7 +50,7 @@ class FrameHeader(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """Leader: my log ends at `appended_end`, readers may see what is below `confirmed`."""
+    """Leader: my log ends at `appended_end`, readers may see all records below `confirmed`."""
 
     appended_end: int
     confirmed: int

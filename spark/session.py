@@ -58,7 +58,7 @@ def _candidates() -> list[Path]:
 def use_java() -> Path:
     """Put Java 17 into PATH and JAVA_HOME of this process. Call it before Ray starts: the raylet inherits both.
 
-    Returns: the home of that Java. Raises: Unavailable saying what to install.
+    Returns: the home of that Java. Raises: Unavailable naming the package to install.
     """
     home = java_home()
     os.environ["JAVA_HOME"] = str(home)

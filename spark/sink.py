@@ -39,7 +39,7 @@ _TYPES = {
 }
 _ATTEMPTS_MAX = 255
 
-#: what Spark gives a task, and what a task returns
+#: argument and result of a task
 Batches = Iterator[pa.RecordBatch]
 
 
@@ -264,14 +264,16 @@ def split(batch: pa.RecordBatch, queues: int, turn: int) -> Iterator[tuple[int, 
     count = batch.num_rows
     if not count:
         return
-    keys, values, tags, chosen = (
-        pc.cast(batch.column(i), kind)
-        for i, kind in enumerate((pa.binary(), pa.binary(), pa.string(), pa.int32()))
-    )
-    where = np.full(count, turn % queues, dtype=np.int32)
+    keys = pc.cast(batch.column(0), pa.binary())
+    values = pc.cast(batch.column(1), pa.binary())
+    tags = pc.cast(batch.column(2), pa.string())
+    chosen = pc.cast(batch.column(3), pa.int32())
+    queue_of_row = np.full(count, turn % queues, dtype=np.int32)
     if keys.null_count < count:
         hashed = queues_of(keys.fill_null(b""), queues)
-        where = np.where(keys.is_valid().to_numpy(zero_copy_only=False), hashed, where)
+        queue_of_row = np.where(
+            keys.is_valid().to_numpy(zero_copy_only=False), hashed, queue_of_row
+        )
     if chosen.null_count < count:
         wanted = chosen.fill_null(0).to_numpy()
         given = chosen.is_valid().to_numpy(zero_copy_only=False)
@@ -280,15 +282,15 @@ def split(batch: pa.RecordBatch, queues: int, turn: int) -> Iterator[tuple[int, 
             row = int(np.argmax(bad))
             message = f"row {row}: partition {int(wanted[row])} is outside 0 to {queues - 1}"
             raise Rejected(message, field="partition", limit=queues - 1, row=row)
-        where = np.where(given, wanted, where)
+        queue_of_row = np.where(given, wanted, queue_of_row)
     table = pa.record_batch(
         [values, tags, key_properties(keys), pa.array(np.zeros(count, dtype=np.int64))],
         schema=pa.schema([f.with_nullable(True) for f in PUT_SCHEMA]),
     )
-    order = np.argsort(where, kind="stable")
+    order = np.argsort(queue_of_row, kind="stable")
     taken = table.take(pa.array(order))
     taken = pa.record_batch(taken.columns, schema=PUT_SCHEMA)
-    edges = np.searchsorted(where[order], np.arange(queues + 1))
+    edges = np.searchsorted(queue_of_row[order], np.arange(queues + 1))
     for queue_id in range(queues):
         low, high = int(edges[queue_id]), int(edges[queue_id + 1])
         if high > low:

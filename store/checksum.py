@@ -16,9 +16,9 @@ from .errors import require
 
 try:
     # several times faster than zlib: an SSE/PCLMUL or NEON implementation of the same polynomial
-    from isal.isal_zlib import crc32 as _crc32
+    from isal.isal_zlib import crc32 as crc32
 except ImportError:  # no wheel for this platform
-    from zlib import crc32 as _crc32
+    from zlib import crc32 as crc32
 
 try:
     import google_crc32c
@@ -32,7 +32,7 @@ BODY_CRC_MASK = 0x7FFFFFFF
 #: bodies of this mean size are read in place; for smaller ones a copy made by Arrow costs less than a slice.
 #: (Copies of large ones cost twenty times the CRC, because the allocator gets and returns pages each time.)
 SLICED_BODY_BYTES = 512
-#: this many stretches, or more, are read as one array
+#: this many ranges of one length and distance, or more, are read as one array
 ROWS_MIN = 16
 _ZEROS = bytes(1 << 20)
 
@@ -78,7 +78,7 @@ def body_crc(body: Any) -> int:
 
     Source: UtilAll#crc32: zlib's CRC-32 with the sign bit cleared; 0 for an empty body.
     """
-    return _crc32(body) & BODY_CRC_MASK
+    return crc32(body) & BODY_CRC_MASK
 
 
 def body_crcs(bodies: pa.BinaryArray) -> npt.NDArray[np.int32]:
@@ -92,28 +92,28 @@ def body_crcs(bodies: pa.BinaryArray) -> npt.NDArray[np.int32]:
     starts, ends = edges[:-1], edges[1:]
     lengths = ends - starts
     if (lengths == lengths[0]).all() or lengths.sum() >= SLICED_BODY_BYTES * count:
-        return stretch_crcs(memoryview(data), starts, ends)
+        return range_crcs(memoryview(data), starts, ends)
     return _body_crcs_of(bodies.to_numpy(zero_copy_only=False), count)
 
 
-def stretch_crcs(
+def range_crcs(
     view: memoryview, starts: npt.NDArray[np.integer[Any]], ends: npt.NDArray[np.integer[Any]]
 ) -> npt.NDArray[np.int32]:
-    """`body_crc` of each stretch [start, end) of `view`, bytes."""
-    return _body_crcs_of(chain.from_iterable(_stretches(view, starts, ends)), len(starts))
+    """`body_crc` of each range [start, end) of `view`, bytes."""
+    return _body_crcs_of(chain.from_iterable(_ranges(view, starts, ends)), len(starts))
 
 
 def _body_crcs_of(bodies: Iterable[Any], count: int) -> npt.NDArray[np.int32]:
-    crcs = np.fromiter(map(_crc32, bodies), dtype=np.uint32, count=count)
+    crcs = np.fromiter(map(crc32, bodies), dtype=np.uint32, count=count)
     return (crcs & BODY_CRC_MASK).astype(np.int32)
 
 
-def _stretches(
+def _ranges(
     view: memoryview, starts: npt.NDArray[np.integer[Any]], ends: npt.NDArray[np.integer[Any]]
 ) -> Iterator[Iterable[Any]]:
-    """The stretches as buffers: those of one length and one distance as rows of an array, which cost half a slice."""
+    """The ranges as buffers. A run of one length and distance becomes rows of an array, which cost half a slice."""
     lengths, steps = ends - starts, starts[1:] - starts[:-1]
-    # A run begins where a stretch differs in length or distance from the one before. The last run ends at the end.
+    # A run begins where a range differs in length or distance from the one before. The last run ends at the end.
     edge = np.ones(len(starts) + 1, dtype=np.bool_)
     edge[1:-1] = lengths[1:] != lengths[:-1]
     edge[2:-1] |= steps[1:] != steps[:-1]

@@ -180,7 +180,8 @@ class StoreConfig:
     def _check_kinds(self) -> None:
         """Refuse values of a wrong type, and numbers below 0."""
         for field in fields(self):
-            name, kind, value = field.name, field.type, getattr(self, field.name)
+            name, kind = field.name, field.type
+            value = getattr(self, name)
             is_bool = isinstance(value, bool)
             if kind == "bool":
                 self._check(is_bool, name, "it must be True or False", "True|False")

@@ -71,7 +71,7 @@ def tables_of(store: MessageStore) -> Tables:
 
 
 def import_changed(store: MessageStore) -> list[str]:
-    """Take over each file that is not known yet. Returns: their names. Durable: nothing; the next sync does it.
+    """Import each file that is not known yet. Returns: their names. Durable: nothing; the next sync does it.
 
     From a known file only missing values are imported, and only where RocketMQ deleted the snapshots that had them.
     Callers: a store that was recovered and is not in use yet. A crash on the way imports once more, which is harmless.
@@ -86,9 +86,9 @@ def import_changed(store: MessageStore) -> list[str]:
         new = not _is_known(store, name, crc)
         if not new and store.state_is_whole:
             continue
-        take_over, _ = _FILES[name]
+        import_table, _ = _FILES[name]
         try:
-            take_over(store, table, new)
+            import_table(store, table, new)
         except (AttributeError, TypeError, ValueError) as error:
             raise _unlike(name, str(error)) from error
         if new:
@@ -115,9 +115,7 @@ def write_back(
     written = []
     for name in NAMES:
         # After a failed write the files' content is unknown.
-        found = known.pop(name, None) or _read(store, name)
-        table, crc = (None, None) if found is None else found
-        table = table or {}
+        table, crc = known.pop(name, None) or _read(store, name) or ({}, None)
         before = json.dumps(table, sort_keys=True)
         _, fill = _FILES[name]
         fill(tables, table)
@@ -150,8 +148,8 @@ def _read(store: MessageStore, name: str) -> tuple[Table, int] | None:
     if not reason:
         return None
     raise Corrupt(
-        f"{directory / name} cannot be read ({reason}), nor can its .bak; restore one of them, or move both away to do "
-        "without what they say",
+        f"{directory / name} cannot be read ({reason}), nor can its .bak; restore one of them, or move both away to "
+        "start without their contents",
         path=str(directory / name),
         rule="configuration files are JSON objects",
     )
@@ -267,7 +265,9 @@ def _import_offsets(store: MessageStore, table: Table, new: bool) -> None:
 
 def _to_take(found: Table, have: Table, new: bool) -> list[Any]:
     """The keys that an import changes: of a new file those that differ, else those that are missing."""
-    return [key for key in found if (found[key] != have.get(key) if new else key not in have)]
+    if new:
+        return [key for key in found if found[key] != have.get(key)]
+    return [key for key in found if key not in have]
 
 
 def _export_offsets(tables: Tables, table: Table) -> None:
@@ -345,7 +345,7 @@ def _rows(table: Table, name: str, file: str) -> list[tuple[str, Table]]:
 
 def _unlike(name: str, reason: str) -> Corrupt:
     return Corrupt(
-        f"config/{name} is none of RocketMQ's: {reason}; mend it or move it away",
+        f"config/{name} is not a file of RocketMQ: {reason}; repair it or move it away",
         path=str(Path("config") / name),
         rule="configuration files are RocketMQ's",
     )
@@ -353,7 +353,7 @@ def _unlike(name: str, reason: str) -> Corrupt:
 
 _Import = Callable[["MessageStore", Table, bool], None]
 _Export = Callable[[Tables, Table], None]
-#: of each file, the function that takes it over and the one that makes its content
+#: of each file, the function that imports it and the one that makes its content
 _FILES: dict[str, tuple[_Import, _Export]] = {
     TOPICS: (_import_topics, _export_topics),
     CONSUMER_OFFSETS: (_import_offsets, _export_offsets),

@@ -110,7 +110,7 @@ class EmbeddedStore:
         log.sync()
         log.note_confirmed(log.end)
         self._delays = DelayService(self.store)
-        self._syncer = SegmentSyncer(log.queue.directory, config.segment_size_bytes, log.files)
+        self._syncer = SegmentSyncer(log.segments.directory, config.segment_size_bytes, log.files)
         self._sync_flush = config.flush == "sync"
         self._promise = PROMISES[config.flush, False, "quorum"]
         #: no receipt waits for the flush thread
@@ -129,7 +129,7 @@ class EmbeddedStore:
         self.transactions = TransactionService(self.store)
         self._messages = MessagePut(self.store, self._await)
         log.on_poisoned = self._fail
-        for run, name in ((self._run, "raymq-flush"), (self._go_ahead, "raymq-ahead")):
+        for run, name in ((self._run, "raymq-flush"), (self._prepare_pages, "raymq-ahead")):
             thread = threading.Thread(target=run, name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -153,7 +153,7 @@ class EmbeddedStore:
         # failed: a running flag reports the failure, and so does the next read.
         with contextlib.suppress(OSError, StorageFull):
             self._dispatch()
-        if not appended.waits or self._acknowledged_at_once:
+        if not appended.wait_store_ok or self._acknowledged_at_once:
             return appended
         promise, end = self._promise, appended.end_offset
         limit = self.store.config.sync_flush_timeout_ms / 1000
@@ -277,7 +277,7 @@ class EmbeddedStore:
         """Index every confirmed message. Without this call keys are indexed in groups, and catch up after a start."""
         self._advance()
         with self._dispatching:
-            while self.store.queue_dispatch.index_behind:
+            while self.store.reput.index_behind:
                 before = self.store.dispatched, self.store.index.indexed
                 self.store.dispatch(self.store.log.confirmed)
                 if (self.store.dispatched, self.store.index.indexed) == before:
@@ -307,7 +307,7 @@ class EmbeddedStore:
             with contextlib.suppress(OSError, RayMQError):
                 self._advance()
         log = self.store.log
-        flush = self._commit.commit if self._sync_flush else self._real_time.flush_if_due
+        flush = self._commit.flush if self._sync_flush else self._real_time.flush_if_due
         try:
             flushed = flush(log.end)
         except FlushFailed:
@@ -341,13 +341,13 @@ class EmbeddedStore:
         if self._cause is not None and not self._raised:
             self._check_working()
 
-    def _go_ahead(self) -> None:
+    def _prepare_pages(self) -> None:
         log = self.store.log
         try:
             if self.store.config.warm_mapped_file:
                 log.allocate_ahead().run(self._ended.is_set)
             else:
-                ahead = ReadAhead(log.queue, lambda: log.end, files=log.files)
+                ahead = ReadAhead(log.segments, lambda: log.end, files=log.files)
                 ahead.run(self._ended.is_set, self._ended)
         except BaseException as error:
             self._fail(f"the thread that prepares pages ended: {error!r}", error)

@@ -1,4 +1,4 @@
-"""Every error that RayMQ raises, by what the caller can do about it.
+"""Every error that RayMQ raises, by the action that it leaves to the caller.
 
 Errors pickle with their fields, because Ray raises them again in other processes. `to_wire` and `from_wire` carry them
 between clients and shards. Programs import them from `raymq.errors`.

@@ -34,7 +34,7 @@ _ZEROS = bytes(ZERO_CHUNK_BYTES)
 _READ_BYTES = 1 << 20
 _UNREAD = memoryview(bytearray(64 << 10))
 #: most bytes of one `gather`
-GATHER_BYTES = 128 << 10
+GATHER_BYTES = 512 << 10
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 #: errors of a disk or its file system for stored bytes that cannot be read any more
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO)
@@ -57,7 +57,7 @@ class SyncFailed(OSError):
 
 
 class Files:
-    """The real file system. Stateless but for the maps it handed out."""
+    """The real file system. Its only state is the maps that callers hold."""
 
     #: paths of the store locks this process holds; a simulated disk has its own set
     held_locks: ClassVar[set[str]] = set()
@@ -283,7 +283,7 @@ class Files:
         _fsync(fd)
 
     def lock(self, fd: int) -> None:
-        """Take RocketMQ's store lock: an exclusive POSIX lock on byte 0.
+        """Acquire RocketMQ's store lock: an exclusive POSIX lock on byte 0.
 
         Raises: Unavailable naming the holder when another process has it.
         """
@@ -330,12 +330,8 @@ class Files:
     def _map(self, fd: int, size: int, protection: int) -> memoryview:
         have = os.fstat(fd).st_size
         if have < size:
-            raise Corrupt(
-                f"a file has {have} bytes, expected {size}",
-                rule="file length",
-                expected=size,
-                found=have,
-            )
+            fault = f"a file has {have} bytes, expected {size}"
+            raise Corrupt(fault, rule="file length", expected=size, found=have)
         mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, protection)
         view = memoryview(mapped)
         self._maps[id(view)] = mapped
@@ -561,12 +557,8 @@ def _translate(error: OSError, path: PathLike | None) -> Exception:
 def _unreadable(error: OSError, path: PathLike, offset: int) -> Exception:
     if error.errno not in _UNREADABLE:
         return error
-    return Corrupt(
-        f"{path} cannot be read at {offset}: {error.strerror}; the disk has lost these bytes",
-        path=str(path),
-        offset=offset,
-        rule=READABLE,
-    )
+    fault = f"{path} cannot be read at {offset}: {error.strerror}; the disk has lost these bytes"
+    return Corrupt(fault, path=str(path), offset=offset, rule=READABLE)
 
 
 def _lock_holder(fd: int) -> int | None:

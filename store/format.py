@@ -195,24 +195,15 @@ def check_group_name(group: str) -> None:
 
 def _check_name(field: str, name: str, limit: int) -> None:
     if not isinstance(name, str):
-        raise Rejected(
-            f"the {field} is {name!r}, a {type(name).__name__}; give its name",
-            field=field,
-            limit="str",
-        )
+        fault = f"the {field} is {name!r}, a {type(name).__name__}; give its name"
+        raise Rejected(fault, field=field, limit="str")
     if not 1 <= len(name) <= limit:
-        raise Rejected(
-            f"the {field} name has {len(name)} characters; it may have 1 to {limit}",
-            field=field,
-            limit=limit,
-        )
+        fault = f"the {field} name has {len(name)} characters; it may have 1 to {limit}"
+        raise Rejected(fault, field=field, limit=limit)
     bad = _TOPIC_BAD.search(name)
     if bad:
-        raise Rejected(
-            f"{field} name {name!r} has the character {bad[0]!r}; use letters, digits, %|_-",
-            field=field,
-            limit="letters, digits, % | _ -",
-        )
+        fault = f"{field} name {name!r} has the character {bad[0]!r}; use letters, digits, %|_-"
+        raise Rejected(fault, field=field, limit="letters, digits, % | _ -")
 
 
 def java_hash(text: str) -> int:

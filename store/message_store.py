@@ -36,14 +36,14 @@ from .put.put_hooks import PutHook, TopicGuard
 from .put.put_path import PutPath
 from .put_lock import PutLock
 from .queues.consume_queues import ConsumeQueues
-from .queues.dispatch import Dispatch
 from .queues.get_message import BYTES_MAX, GetMessage, GetMessageResult
 from .queues.message_filter import MessageFilter
 from .queues.raw_records import before, fault_of
 from .queues.reader import Reader
+from .queues.reput_service import ReputService
 from .requests import Append, FetchSlice, PutRequest
 from .running_flags import RunningFlags
-from .services.upkeep import Upkeep
+from .services.checkpoint_service import CheckpointService
 from .state import OFFSETS, TOPIC, ShardState, offsets_body, topic_body
 from .stats import StoreStats
 from .store_recovery import StoreRecovery
@@ -94,7 +94,7 @@ class MessageStore:
         self.topic_guards: dict[str, TopicGuard] = {TIMER_TOPIC: self.delay_hook}
         self.put_lock = PutLock(log.clock)
         #: fills consume queues and index; its `run` is called by `dispatch`
-        self.queue_dispatch = Dispatch(
+        self.reput = ReputService(
             log, self.consume_queues, put_lock=self.put_lock, flags=self.flags
         )
         self.put_path = PutPath(self)
@@ -105,9 +105,9 @@ class MessageStore:
         #: the log's end and the deletable end, as of earlier calls
         self._held: list[tuple[int, int]] = []
         #: deletes old files; the host calls its `run_once`
-        self.cleaner = CleanService(log, self, flags=self.flags)
+        self.clean_service = CleanService(log, self, flags=self.flags)
         #: writes checkpoint and configuration for the start after a crash; the host calls its `run_once`
-        self.upkeep = Upkeep(self)
+        self.checkpoint_service = CheckpointService(self)
         #: whether recovery met a snapshot
         self._met_snapshot = False
         #: the end up to which consume queues are being rebuilt, and the next offsets of those that were lost
@@ -140,13 +140,9 @@ class MessageStore:
         processes that an earlier host left running.
         Raises: Unavailable when another process has it open; Corrupt for damage that recovery may not cut off.
         """
-        log = CommitLog(
-            root,
-            config or StoreConfig(),
-            files=files or Files(),
-            clock=clock or Clock(),
-            identity=identity,
-        )
+        config = config or StoreConfig()
+        files = files or Files()
+        log = CommitLog(root, config, files=files, clock=clock or Clock(), identity=identity)
         store = None
         try:
             store = cls(log)
@@ -165,17 +161,17 @@ class MessageStore:
     def _recover(self) -> None:
         self.consume_queues.on_differing = self._distrust_queue_ends
         found = StoreRecovery(self).run()
-        self.queue_dispatch.dispatched = found.dispatched
+        self.reput.dispatched = found.dispatched
         self._queues_exact = found.queues_exact
         self._met_snapshot = found.met_snapshot
         self._rebuilding = found.rebuilding
         self._recover_index()
-        if not self.log.queue.files:
+        if not self.log.segments.files:
             self.put_path.begin_log()
         self.compaction.load()
 
     def _distrust_queue_ends(self) -> None:
-        """The next start shall open every consume queue."""
+        """Make the next start open every consume queue."""
         self._queues_exact = False
         self.log.marks.queued_end = 0
 
@@ -190,7 +186,7 @@ class MessageStore:
             crashed=log.crashed,
             time_ms=log.checkpoint.index_ms,
         )
-        self.queue_dispatch.index = IndexBuilder(log, self.index)
+        self.reput.index = IndexBuilder(log, self.index)
 
     def _end_rebuilding(self) -> None:
         """Let a lost queue that has no message left in the log continue at its old offset."""
@@ -222,15 +218,15 @@ class MessageStore:
     @property
     def dispatched(self) -> int:
         """Everything below this is in the consume queues."""
-        return self.queue_dispatch.dispatched
+        return self.reput.dispatched
 
     def dispatch(self, confirmed: int) -> int:
         """Build consume queues up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.
 
-        The index has it all when a call dispatched nothing and `queue_dispatch.index_behind` is False.
+        The index has it all when a call dispatched nothing and `reput.index_behind` is False.
         Callers: one thread.
         """
-        dispatched = self.queue_dispatch.run(confirmed)
+        dispatched = self.reput.run(confirmed)
         if self._queues_exact:
             self.log.marks.queued_end = dispatched
         if self._rebuilding is not None:
@@ -269,14 +265,14 @@ class MessageStore:
                 raise
             self.log.marks.dispatched_end = upto
 
-    # --- deletion, for `cleaner` --------------------------------------------------------------------------------
+    # --- deletion, for `clean_service` --------------------------------------------------------------------------------
 
     def deletable_end(self) -> int:
         """The end below which consume queues are durable: after a power loss none may end below the log's start."""
         self.sync_queues()
         log = self.log
-        held = [end for hold in self.holds if (end := hold()) is not None]
-        deletable = min([log.marks.dispatched_end, *held])
+        held = [hold() for hold in self.holds]
+        deletable = min([log.marks.dispatched_end, *(end for end in held if end is not None)])
         progress = self.state.progress
         if not progress.get(LEVELS_SERVICE) and not progress.get(TIMERS_SERVICE):
             return deletable
@@ -343,8 +339,8 @@ class MessageStore:
             return before(found, fault.row)
         self.check_record(topic, queue_id, found.first_offset)
         raise Unavailable(
-            f"message {offset} of queue {queue_id} of {topic} was read damaged ({fault.rule}) and then whole: memory "
-            "changes bytes",
+            f"message {offset} of queue {queue_id} of {topic} was read damaged ({fault.rule}), and intact on the "
+            "second read. Suspect faulty memory; test the machine's RAM",
             field="store",
         )
 
@@ -436,7 +432,7 @@ class MessageStore:
                 if self.dispatch(log.confirmed) == before:
                     break
             until_ms = self.clock.monotonic_ms() + INDEX_WAIT_MS
-            while self.queue_dispatch.index_behind and self.clock.monotonic_ms() < until_ms:
+            while self.reput.index_behind and self.clock.monotonic_ms() < until_ms:
                 self.dispatch(log.confirmed)
             copied = self._copy_compacted()
             self.sync_queues(closing=True)

@@ -238,7 +238,8 @@ class _Rows:
             # Of several rows for one slot the last stays.
             slots[at[free]] = waiting[free]
             left = slots[at] != waiting
-            waiting, at = waiting[left], (at[left] + 1) & (size - 1)
+            waiting = waiting[left]
+            at = (at[left] + 1) & (size - 1)
         made = array("i")
         made.frombytes(slots.tobytes())
         self._slots = made
@@ -392,7 +393,7 @@ class ProducerTable:
     # --- the limit ------------------------------------------------------------------------------------------
 
     def check_room(self, producer: int, now_ms: int) -> None:
-        """Before a new entry of a producer; where the table is full, expired entries make room.
+        """Check that the table has room for a new entry of a producer. In a full table expired entries are dropped.
 
         Args: now_ms: the store time. Raises: Rejected where no entry is old enough.
         """

@@ -16,7 +16,9 @@ from .status import PutStatus
 
 #: whether a shard syncs before it answers; the same for all its puts
 Flush = Literal["sync", "async"]
-#: the replicas that a receipt waits for: "quorum" is every replica that the promise counts, "leader" is one machine
+#: the replicas that a receipt waits for: "quorum" is every replica that the promise counts, "leader" is one machine.
+#: Append only: the position is the code on the wire (actors/protocol/row_message.py). Only "quorum" may wait for
+#: replicas.
 Acks = Literal["quorum", "leader"]
 
 FLUSHES: Final[tuple[Flush, ...]] = get_args(Flush)
@@ -98,10 +100,8 @@ def own_durable(flush: Flush, ends: Ends) -> int:
 
 def awaits_commit(flush: Flush, *, mirrored: bool) -> bool:
     """Whether receipts wait until bytes have left the transient pool: each put's commit is urgent then."""
-    return any(
-        promise.acknowledged_by != ("appended",)
-        for promise in promises(flush, mirrored=mirrored).values()
-    )
+    rows = promises(flush, mirrored=mirrored).values()
+    return any(promise.acknowledged_by != ("appended",) for promise in rows)
 
 
 def _least(ends: Ends, names: tuple[str, ...] | list[str]) -> int:

@@ -150,7 +150,7 @@ class MessagePut:
             first.first_offset,
             len(appends),
         )
-        if all(waits(message.properties) for message in messages):
+        if all(wait_store_ok(message.properties) for message in messages):
             try:
                 self._await_promise(appends[-1])
             except (RayMQError, OSError) as error:
@@ -158,7 +158,7 @@ class MessagePut:
         return PutResult(PutStatus.PUT_OK, stored)
 
 
-def waits(properties: Mapping[str, str]) -> bool:
+def wait_store_ok(properties: Mapping[str, str]) -> bool:
     """Whether a message's answer waits for the flush and the replicas.
 
     Source: Message#isWaitStoreMsgOK, which takes all but "true" for false.
@@ -215,13 +215,10 @@ def _check_kinds(message: InnerMessage) -> None:
         raise _illegal(
             f"properties are {message.properties!r}; give a mapping", "properties", "text"
         )
-    for pair in message.properties.items():
-        if not all(isinstance(part, str) and _is_unicode(part) for part in pair):
-            raise _illegal(
-                f"property {pair[0]!r} is {pair[1]!r}; names and values are text",
-                "properties",
-                "text",
-            )
+    for name, text in message.properties.items():
+        if not all(isinstance(part, str) and _is_unicode(part) for part in (name, text)):
+            fault = f"property {name!r} is {text!r}; names and values are text"
+            raise _illegal(fault, "properties", "text")
 
 
 def _is_unicode(text: str) -> bool:
@@ -253,7 +250,7 @@ def check_batch(messages: tuple[InnerMessage, ...]) -> None:
             raise _illegal("a delayed message cannot be in a batch", DELAY, "no delay level", row)
         if message.topic.startswith(RETRY_PREFIX):
             raise _illegal("a retry topic takes no batches", "topic", "no retry topic", row)
-        if waits(message.properties) != waits(first.properties):
+        if wait_store_ok(message.properties) != wait_store_ok(first.properties):
             raise _illegal(f"all messages of a batch have the same {WAIT}", WAIT, "the same", row)
 
 

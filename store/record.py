@@ -5,7 +5,7 @@ This is the name to import; record_check, _encode, _walk and _decode hold the pa
 
 from __future__ import annotations
 
-from .records.record_check import batch_bytes, check_put, waits
+from .records.record_check import batch_bytes, check_put, wait_store_ok
 from .records.record_decode import RECORD_SCHEMA, decode, select
 from .records.record_encode import Prepared, blank, encode_record, prepare
 from .records.record_row import BATCH_BYTES_MAX, PUT_SCHEMA, PreparedRow, Row, only_row
@@ -29,6 +29,6 @@ __all__ = [
     "only_row",
     "prepare",
     "select",
-    "waits",
+    "wait_store_ok",
     "walk",
 ]

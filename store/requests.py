@@ -42,7 +42,7 @@ class Append(NamedTuple):
     #: several batches may have other rows between them: then the two are more than `count` - 1 apart
     last_offset: int = -1
     #: False: every row says WAIT=false, so the answer waits neither for the flush nor for replicas
-    waits: bool = True
+    wait_store_ok: bool = True
 
 
 class PutOutcome(NamedTuple):

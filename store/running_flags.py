@@ -34,19 +34,12 @@ NAMES = {
     FENCED: "FENCED",
     LOGIC_DISK_FULL: "LOGIC_DISK_FULL",
 }
-#: any of them refuses puts
-BLOCKS_PUTS = (
-    NOT_WRITEABLE
-    | WRITE_LOGICS_QUEUE_ERROR
-    | WRITE_INDEX_FILE_ERROR
-    | DISK_FULL
-    | FENCED
-    | LOGIC_DISK_FULL
-)
 #: any of them stops dispatch: with a full log disk, records of the log still go into the queues
 BLOCKS_DISPATCH = (
     NOT_WRITEABLE | WRITE_LOGICS_QUEUE_ERROR | WRITE_INDEX_FILE_ERROR | LOGIC_DISK_FULL
 )
+#: any of them refuses puts
+BLOCKS_PUTS = BLOCKS_DISPATCH | DISK_FULL | FENCED
 
 
 class RunningFlags:
@@ -86,11 +79,8 @@ class RunningFlags:
     def check_readable(self) -> None:
         """Raises: Unavailable, when reads are refused."""
         if not self.readable:
-            raise Unavailable(
-                "the store is not readable at present (NOT_READABLE)",
-                field="flags",
-                limit="readable",
-            )
+            fault = "the store is not readable at present (NOT_READABLE)"
+            raise Unavailable(fault, field="flags", limit="readable")
 
     def check_writable(self) -> None:
         """Raises: StorageFull when only a full disk refuses puts, else Unavailable; nothing was stored.

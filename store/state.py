@@ -174,8 +174,8 @@ class ShardState:
     def apply_internal(self, kind: str, body: bytes) -> bool:
         """Account for one internal record. Unknown kinds are a newer version's and are ignored.
 
-        Returns: whether it completed a snapshot, which is all that is known now.
-        Raises: what `reading_internal` makes Corrupt of, for a body that no RayMQ store wrote.
+        Returns: whether it completed a snapshot, which replaces the whole state.
+        Raises: an error that `reading_internal` turns into Corrupt, for a body that no RayMQ store wrote.
         """
         if kind == SNAPSHOT:
             parts = self._parts.add(body)
@@ -259,12 +259,8 @@ class ShardState:
             shards = list(topic.shards)
             yield {"t": "topic", "n": topic.name, "q": topic.queues, "s": shards, **attributes}
         for (group, name), table in self.offsets.items():
-            yield {
-                "t": "offsets",
-                "g": group,
-                "n": name,
-                "o": {str(q): o for q, o in table.items()},
-            }
+            offsets = {str(queue_id): offset for queue_id, offset in table.items()}
+            yield {"t": "offsets", "g": group, "n": name, "o": offsets}
         for service, values in self.progress.items():
             for key, value in values.items():
                 yield {"t": "progress", "s": service, "k": key, "v": value}
@@ -353,7 +349,7 @@ def _text(value: Any) -> str:
 
 @contextmanager
 def reading_internal(kind: str, at: int) -> Iterator[None]:
-    """Of a record of the internal topic at physical offset `at`. Raises: Corrupt when it cannot be understood."""
+    """Read a record of the internal topic at physical offset `at`. Raises: Corrupt when it cannot be understood."""
     try:
         yield
     except (
@@ -380,10 +376,11 @@ class SnapshotParts:
         self._parts: list[list[dict[str, Any]]] = []
 
     def add(self, body: bytes) -> list[list[dict[str, Any]]] | None:
-        """Take the body of the next SNAPSHOT record. Returns: the rows of all parts with the last one."""
+        """Add the body of the next SNAPSHOT record. Returns: the rows of all parts, once the last part is there."""
         text, _, columns = body.partition(b"\n")
         value = json.loads(text)
-        part, parts, rows = int(value["part"]), int(value["parts"]), list(value["rows"])
+        part, parts = int(value["part"]), int(value["parts"])
+        rows = list(value["rows"])
         if columns:
             (row,) = rows
             row["data"] = columns

@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class PutStatus(str, Enum):
-    """How a put ended."""
+    """How a put ended. Append only: the position is the code in rings and on the wire."""
 
     PUT_OK = "PUT_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -30,7 +30,7 @@ class PutStatus(str, Enum):
 
     @property
     def code(self) -> int:
-        """A small number for rings and wires: the position in this list."""
+        """The position in this list."""
         return _ORDER.index(self)
 
     @classmethod

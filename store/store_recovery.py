@@ -1,8 +1,8 @@
 """Recovery of a store before the first put: makes state, consume queues and log agree.
 
-Queues    A queue stays closed where the marks say where it ends. All others are opened and checked.
-Log       Is walked from the newest snapshot that nothing can take away. Each record is applied to the state.
-Repair    Queues are cut to the log. Those with lost units are dispatched again from the log's start.
+Queues    Leave a queue closed where the marks say where it ends. Open and check all others.
+Log       Walk from the newest snapshot below any possible cut, and apply each record to the state.
+Repair    Cut the queues to the log. Dispatch those with lost units again from the log's start.
 
 Source: DefaultMessageStore#recover, #recoverTopicQueueTable, RocketMQ 5.3.3.
 """
@@ -47,7 +47,7 @@ class StoreRecovery:
         self._state = store.state
         self._queues = store.consume_queues
         self._put_path = store.put_path
-        #: after a reboot, or a failed sync, consume queues are trusted only as far as the marks vouch for them
+        #: after a reboot, or a failed sync, consume queues are trusted only below the dispatched mark
         self._doubt = False
         #: the consume queues were not opened: the marks say where they end
         self._opens_later = False
@@ -70,7 +70,7 @@ class StoreRecovery:
             log.note_synced(log.end)
         lost = self._find_lost_queues()
         exact = not lost and self._complete >= 0 and self._queues_end_as_expected()
-        self._count_on_from_queues()
+        self._raise_next_offsets_to_queue_ends()
         rebuilding = None
         if lost or self._complete < 0:
             rebuilding = log.end, lost
@@ -89,8 +89,8 @@ class StoreRecovery:
         Returns: the end of the last record that one of them knows.
         """
         log = self._log
-        # Consume queues are synced rarely; after a reboot they are trusted only as far as the marks vouch for them.
-        # After a failed sync too: their pages count as clean, and only a second write brings those to disk.
+        # Consume queues are synced rarely: after a reboot they are trusted only below the dispatched mark. The same
+        # holds after a failed sync: their pages count as clean, and only a second write brings those to disk.
         self._doubt = bool(log.crashed and (not log.same_boot or log.meta.get(QUEUES_DOUBTFUL)))
         self._opens_later = not self._doubt and self._may_open_later()
         if self._opens_later:
@@ -109,7 +109,7 @@ class StoreRecovery:
         if log.start and next(snapshot_starts(log, self._uncuttable(complete)), None) is None:
             # RocketMQ deleted the files that said where queues end.
             return False
-        file = log.queue.find(appended)
+        file = log.segments.find(appended)
         if file is None:
             return True
         at = appended - file.start
@@ -130,7 +130,7 @@ class StoreRecovery:
         """Walk the log, cut it where it ends, and cut the queues to it. Returns: where the walk began."""
         low = self._uncuttable(self._complete)
         scan_start = next(snapshot_starts(self._log, low), self._log.start)
-        self._log.recover(scan_start, self._visit, self._settle_queues, queues_end=known_end)
+        self._log.recover(scan_start, self._visit, self._cut_queues_to, queues_end=known_end)
         return scan_start
 
     def _uncuttable(self, complete: int) -> int:
@@ -145,7 +145,7 @@ class StoreRecovery:
             self._met_complete |= self._complete == base or bool((ends == self._complete).any())
         self._apply_walk(view, base, walk)
 
-    def _settle_queues(self, end: int) -> None:
+    def _cut_queues_to(self, end: int) -> None:
         """Cut the consume queues to a log that ends at `end`, before this boot is noted."""
         log = self._log
         damaged = log.start < self._complete < end and not self._met_complete
@@ -176,7 +176,7 @@ class StoreRecovery:
         log.truncate(start)
         self._put_path.group = (0, 0)
         self._state.clear()
-        for file in log.queue.files:
+        for file in log.segments.files:
             if scan_start - file.size < file.start < log.end:
                 self._apply_again(file.start, min(log.end, file.start + file.size))
         self._queues.truncate(log.end)
@@ -257,8 +257,11 @@ class StoreRecovery:
         ends = self._expected_ends()
         return all(ends.get(key, 0) == queue.max_offset for key, queue in self._queues.items())
 
-    def _count_on_from_queues(self) -> None:
-        """Where RocketMQ deleted all messages of a queue, only the consume queue knows the next offset."""
+    def _raise_next_offsets_to_queue_ends(self) -> None:
+        """Give each queue at least the next offset of its consume queue.
+
+        Where RocketMQ deleted all messages of a queue, no record has it.
+        """
         offsets = self._state.next_offsets
         for key, queue in self._queues.items():
             offsets[key] = max(offsets.get(key, 0), queue.max_offset)
@@ -266,13 +269,13 @@ class StoreRecovery:
     def _begin_queues_again(self) -> bool:
         """Empty the consume queues; dispatch builds them again. Returns: whether the log alone says where they end."""
         log = self._log
-        # Durably, before anything is built: after another crash the old mark would vouch for the gaps.
+        # Durably, before anything is built: after another crash the gaps would be below the old mark, and trusted.
         log.marks.forget_dispatched(log.start)
         log.checkpoint.logics_ms = 0
         log.checkpoint.sync()
         self._queues.truncate(log.start)
         self._complete = log.start
-        # From an empty start on the queues grow with what the log says.
+        # From an empty start on the queues grow with the records of the log.
         return not log.start and not any(queue.max_offset for queue in self._queues.all())
 
     # --- snapshots ------------------------------------------------------------------------------------------
@@ -280,7 +283,7 @@ class StoreRecovery:
     def _note_snapshots(self) -> None:
         """Let the put path know which snapshots there are, so that it writes the next one when it is due."""
         log = self._log
-        tail = log.queue.find(log.end)
+        tail = log.segments.find(log.end)
         if tail is not None:
             complete_at, parts_end = read_head(tail)
             if complete_at is not None or parts_end < log.end:

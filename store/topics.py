@@ -26,14 +26,11 @@ def check_new_topic(
     Raises: Rejected for a bad name, number or attribute, or when it exists with other queues or attributes.
     """
     fmt.check_topic_name(name)
-    _refuse_system_topic(name)
+    refuse_system_topic(name)
     # Exactly an int: True and 1.5 come from mistakes.
     if type(queues) is not int or not 1 <= queues <= QUEUES_MAX:
-        raise Rejected(
-            f"{queues!r} queues: a topic has 1 to {QUEUES_MAX}",
-            field="queues",
-            limit=f"1..{QUEUES_MAX}",
-        )
+        fault = f"{queues!r} queues: a topic has 1 to {QUEUES_MAX}"
+        raise Rejected(fault, field="queues", limit=f"1..{QUEUES_MAX}")
     info = TopicInfo(name, queues, shards, _checked_attributes(attributes or {}))
     have = known.get(name)
     if have == info:
@@ -65,13 +62,10 @@ def check_target(topic: str, queue_id: int, known: Mapping[str, TopicInfo]) -> N
     """Refuse a put to a queue that does not exist, or to a topic that is not for users. Raises: Rejected."""
     info = known.get(topic)
     if info is None:
-        _refuse_system_topic(topic)
+        refuse_system_topic(topic)
         fmt.check_topic_name(topic)
-        raise Rejected(
-            f"topic {topic} does not exist; create it first (`raymq topic create {topic}`)",
-            field="topic",
-            limit="an existing topic",
-        )
+        fault = f"topic {topic} does not exist; create it first (`raymq topic create {topic}`)"
+        raise Rejected(fault, field="topic", limit="an existing topic")
     if not 0 <= queue_id < info.queues:
         raise Rejected(
             f"queue {queue_id} of topic {topic} does not exist; it has queues 0 to {info.queues - 1}",
@@ -85,10 +79,8 @@ def is_system_topic(name: str) -> bool:
     return name.startswith(SYSTEM_PREFIX) or name in fmt.SYSTEM_TOPICS
 
 
-def _refuse_system_topic(name: str) -> None:
+def refuse_system_topic(name: str) -> None:
+    """Raises: Rejected for a topic that is not for users."""
     if is_system_topic(name):
-        raise Rejected(
-            f"topic {name} is a system topic; choose another name",
-            field="topic",
-            limit="not a system topic",
-        )
+        fault = f"topic {name} is a system topic; choose another name"
+        raise Rejected(fault, field="topic", limit="not a system topic")

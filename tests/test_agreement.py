@@ -15,6 +15,7 @@ import pytest
 
 import raymq
 import raymq.errors
+from raymq.actors.ray import actor_classes
 from raymq.actors.shared import control_block
 from raymq.actors.shared.control_block import ROLES
 from raymq.actors.shared.processes import ProcessHandle
@@ -25,9 +26,10 @@ from raymq.cluster.cli.message_commands import _print_message
 from raymq.cluster.cli.put_back import _FIELDS, of_line
 from raymq.cluster.cli.status_text import _SERVICES
 from raymq.cluster.cluster_record import ClusterRecord
-from raymq.cluster.deploy.actor_set import _CLOSING_RANK
+from raymq.cluster.deploy.actor_set import _CLOSING_RANK, specs
 from raymq.cluster.messages.codecs import _CODECS, CONTENT_TYPE, codec
 from raymq.cluster.messages.message import Message, ReceivedMessage
+from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.produce.message_encoder import MessageEncoder
 from raymq.cluster.produce.producer_config import ProducerConfig
 from raymq.store import errors
@@ -211,6 +213,7 @@ PROMISE = "docs/concepts/promise.md"
             PROMISE,
             f"the last {FLUSH_S} may be lost; for a trickle under {TRICKLE_KIB} the last {THOROUGH_S}",
         ),
+        ("benchmarks/modes.py", f"synced within {FLUSH_S}, or {THOROUGH_S} if few"),
         ("README.md", f"Messages are kept for {KEPT}"),
         ("docs/concepts/reading.md", f"Messages are kept for {KEPT}"),
         ("docs/operating.md", f"{KEPT} at least"),
@@ -291,21 +294,34 @@ def test_every_role_is_closed_shown_and_explained() -> None:
         assert re.search(rf"^\| {service} ", design, re.MULTILINE), service
 
 
+def mirrored(flush: str = "sync") -> ClusterRecord:
+    """The record of a cluster with a transient pool."""
+    return ClusterRecord(
+        name="n",
+        cluster_id="c" * 32,
+        shards=1,
+        replication="mirror",
+        flush=flush,
+        segment_size_bytes=MIB,
+        ephemeral=True,
+        transient_pool=True,
+    )
+
+
 def test_every_role_is_started_in_some_mode() -> None:
     started: set[str] = set()
     for flush in ("sync", "async"):
-        record = ClusterRecord(
-            name="n",
-            cluster_id="c" * 32,
-            shards=1,
-            replication="mirror",
-            flush=flush,
-            segment_size_bytes=MIB,
-            ephemeral=True,
-            transient_pool=True,
-        )
+        record = mirrored(flush)
         started |= {*record.roles(0), *record.roles(1)}
     assert started == {control_block.COMMIT_LOG, *ROLES}
+
+
+def test_the_table_of_an_actors_spec_has_all_of_its_fields(tmp_path: Path) -> None:
+    lines = (actor_classes.__doc__ or "").splitlines()
+    rows = [re.split(r" {2,}", line.strip())[0] for line in lines if line.startswith("    ")]
+    found = {name for row in rows for name in row.split(", ")}
+    for spec in specs(mirrored(), ClusterPaths(tmp_path), "token", {}):
+        assert set(spec) == found
 
 
 class FakeHandle(ProcessHandle):

@@ -30,7 +30,7 @@ def shown(value: Any) -> str:
 
 
 def unfit(field: str, value: Any, advice: str, limit: Any) -> Rejected:
-    """The error of a wrong value: what it is, and what to give instead."""
+    """The error of a wrong value, with the value and the advice."""
     return Rejected(f"{field} is {shown(value)}; {advice}", field=field, limit=limit)
 
 
@@ -67,13 +67,14 @@ def check_shards(shards: Any, count: int) -> list[int]:
 
 def check_attributes(attributes: Any) -> dict[str, str] | None:
     """The attributes of a new topic. Raises: Rejected unless they map text to text."""
-    if attributes is not None and (
-        type(attributes) is not dict
-        or not all(type(text) is str for pair in attributes.items() for text in pair)
-    ):
+    if attributes is None:
+        return None
+    texts = [*attributes, *attributes.values()] if type(attributes) is dict else [None]
+    if not all(type(text) is str for text in texts):
         advice = "give names and values, both text"
         raise unfit("attributes", attributes, advice, "{name: value}")
-    return attributes
+    checked: dict[str, str] = attributes
+    return checked
 
 
 def check_offsets(offsets: Any, least: int = 0, most: int = NUMBER_MAX) -> dict[int, int]:

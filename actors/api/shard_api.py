@@ -44,7 +44,7 @@ class PutTicket:
         self._done.release()
 
     def wait(self, timeout_s: float = -1) -> PutOutcome:
-        """Wait until the put is finished; -1 waits for ever.
+        """Wait until the put is finished; -1 waits without limit.
 
         Raises: the put's error; DeliveryUnknown when the time is up.
         """

@@ -1,6 +1,6 @@
 """The CommitLog role of a follower: stores the leader's units, has them synced, and acknowledges them.
 
-It serves no reads and takes no puts; mirror mode has no failover.
+A follower serves no reads and takes no puts; mirror mode has no failover.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FollowerHost(ReplicaHost):
     One stream of the leader at a time holds the writer lock; the ack loop wakes it after each sync.
     """
 
-    mode = called = "follower"
+    mode = display_name = "follower"
 
     def _open(self) -> None:
         self.log = CommitLog(
@@ -52,7 +52,7 @@ class FollowerHost(ReplicaHost):
     def _recover(self) -> None:
         log = self.log
         self._fence_old()
-        last = log.queue.files[-1].start if log.queue.files else 0
+        last = log.segments.files[-1].start if log.segments.files else 0
         synced = log.synced - log.synced % self.config.segment_size_bytes
         log.recover(max(log.start, min(last, synced)))
 
@@ -81,23 +81,23 @@ class FollowerHost(ReplicaHost):
     # --- FollowerLog, as FollowerSession uses it ------------------------------------------------------------
 
     def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
-        """Append units verbatim and wake the flush service."""
+        """Append units verbatim and wake the flush service. Raises: Corrupt when a CRC differs."""
         with self._writing():
             self.log.append_units(units, data)
             self._publish()
 
     def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
-        """Replace the chain by the leader's units, whose bytes are the same."""
+        """Replace the chain from `units[0].start` on, and write the bytes after the log's end. Raises: Corrupt."""
         with self._writing():
             self.log.adopt_units(units, data)
             self._publish()
 
     def same_until(self, units: list[ChainUnit], data: memoryview) -> int:
-        """Where the bytes first differ from this log's."""
+        """The first offset at which the bytes differ from this log's."""
         return self.log.same_until(units, data)
 
     def truncate(self, offset: int) -> None:
-        """Cut the log. The flush service is stopped before and granted again after."""
+        """Cut the log, durably. The flush service is stopped before and granted again after. Raises: Corrupt."""
         with self._writing(), self._heartbeat.blocking_call():
             for role in self.supervisor.roles:
                 self.supervisor.revoke(role)

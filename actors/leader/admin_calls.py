@@ -32,7 +32,7 @@ class AdminHost(Protocol):
         """Raises: Unavailable, when the shard takes no writes."""
 
     def await_dispatch(self) -> None:
-        """Wait until readers see what is confirmed now. Raises: Unavailable."""
+        """Wait until readers see all messages confirmed by now. Raises: Unavailable."""
 
     def await_promise(self, appended: Append) -> None:
         """Wait until the promise of this append is kept. Raises: DeliveryUnknown."""
@@ -98,7 +98,7 @@ class AdminCalls:
         )
         # The record of a topic that exists may still wait for its flush, or for a follower that is away.
         end = self._host.store.topic_end(name)
-        # An append of nothing: its promise is kept when that of every record below `end` is.
+        # An append of nothing: its promise is kept when the promises of all records below `end` are.
         self._host.await_promise(appended or Append(-1, 0, 0, 0, -1, end))
         return {"created": appended is not None}
 
@@ -185,7 +185,7 @@ class AdminCalls:
     def _op_offsets(self, group: str, topic: str) -> dict[str, Any]:
         call_arguments.check_name("group", group)
         self._topic(topic)
-        # A copy: offset commits change the table meanwhile.
+        # A copy: offset commits change the table during the iteration.
         table = dict(self._host.store.state.offsets.get((group, topic), {}))
         return {str(queue_id): offset for queue_id, offset in table.items()}
 

@@ -23,7 +23,7 @@ from raymq.store.requests import Append
 
 logger = logging.getLogger("raymq.commit_log")
 
-#: receiving a batch of this size takes long enough that the shard's thread can append another one meanwhile
+#: receiving a batch of this size takes so long that the shard's thread can append another one in that time
 LARGE_BYTES = 128 << 10
 #: puts, and bytes of large ones, that are appended before they are published
 GROUP_PUTS_MAX = 64
@@ -92,14 +92,13 @@ class Appender:
         size = batch_bytes(checked.request.batch)
         entry = QueuedPut(ticket, checked, size if size >= LARGE_BYTES else 0)
         if entry.size:
+
+            def may_queue() -> bool:
+                fits = not self._bytes or self._bytes + entry.size <= QUEUED_BYTES_MAX
+                return fits or self._ended
+
             with self._space:
-                self._space.wait_for(
-                    lambda: (
-                        not self._bytes
-                        or self._bytes + entry.size <= QUEUED_BYTES_MAX
-                        or self._ended
-                    )
-                )
+                self._space.wait_for(may_queue)
                 self._bytes += entry.size
         self._queued.append(entry)
         if self._ended:
@@ -112,7 +111,7 @@ class Appender:
         return entry.taken
 
     def _append_inline(self, mine: QueuedPut) -> None:
-        """Append what is queued, in the caller's thread, until its own put is appended."""
+        """Append queued puts in the caller's thread, until its own put is appended."""
         while not mine.taken and self._appending.acquire(blocking=False):
             self._append_group()
             if mine.taken and self._queued:
@@ -120,7 +119,7 @@ class Appender:
                 self._wake.set()
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Append what no caller's thread appends, until `stopping`."""
+        """Append the puts that no caller's thread appends, until `stopping`."""
         while not stopping():
             self._wake.wait()
             self._wake.clear()
@@ -132,7 +131,7 @@ class Appender:
         self._wake.set()
 
     def _append_group(self) -> None:
-        """Needs `_appending`, and releases it."""
+        """Append the first queued puts and publish them together. Needs `_appending`, and releases it."""
         finished: list[PutTicket] = []
         puts: list[AppendedPut] = []
         size = 0
@@ -163,7 +162,7 @@ class Appender:
         notify_all_done(finished)
 
     def end(self) -> None:
-        """Refuse what is queued, and all that comes: the shard has stopped writing."""
+        """Refuse queued and later puts: the shard has stopped writing."""
         with self._space:
             self._ended = True
             self._space.notify_all()

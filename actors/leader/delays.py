@@ -40,8 +40,8 @@ class Delays:
 
     def note_dispatch(self) -> None:
         """Messages were dispatched: wake up, if some are delayed. Callers: the dispatching thread."""
-        if self._store.queue_dispatch.delayed != self._seen:
-            self._seen = self._store.queue_dispatch.delayed
+        if self._store.reput.delayed != self._seen:
+            self._seen = self._store.reput.delayed
             self._wake.set()
 
     def run(self) -> None:

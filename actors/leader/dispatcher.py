@@ -1,4 +1,4 @@
-"""The read side of a leader: dispatches what is confirmed, and holds the reads that wait for it."""
+"""The read side of a leader: dispatches confirmed messages, and holds the reads that wait for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raymq.store.requests import FetchRequest, FetchSlice
 #: while no reader waits for a unit, units are dispatched together: each dispatch alone takes the interpreter from the
 #: puts
 DISPATCH_LINGER_S = 0.01
-#: how often to check meanwhile whether a reader waits for one of the gathered units
+#: how often to check in this time whether a reader waits for one of the gathered units
 LINGER_CHECKS = 5
 #: how long a read that finds nothing waits for messages that were confirmed before it. Dispatch of a queue's first
 #: message waits for a new file
@@ -60,14 +60,14 @@ class Dispatcher:
         #: acknowledged messages may end as late as here, although less is confirmed at present
         self.expected_end = 0
         self._wake = threading.Event()
-        #: set: a caller waits for what is confirmed already, so do not linger
+        #: set: a caller waits for messages that are already confirmed, so do not linger
         self._urgent = threading.Event()
         self._stopping = False
 
     # --- dispatching ----------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Dispatch what is confirmed until `stop`.
+        """Dispatch confirmed messages until `stop`.
 
         An operation that the disk or the kernel refuses is tried again: readers wait, the log is not touched by it.
         """
@@ -91,15 +91,15 @@ class Dispatcher:
         before = self._store.dispatched
         try:
             after = self._store.dispatch(self._store.log.confirmed)
-            if after == before and not self._store.queue_dispatch.index_behind:
+            if after == before and not self._store.reput.index_behind:
                 return False
         finally:
-            self._wake_reads(self._store.queue_dispatch.take_changed_queues())
+            self._wake_reads(self._store.reput.take_changed_queues())
         self._on_dispatched()
         return True
 
     def _linger(self) -> None:
-        """Let units gather, unless a reader waits for one of them."""
+        """Wait until several units can be dispatched together, unless a reader waits for one of them."""
         for _ in range(LINGER_CHECKS):
             if self._awaiting or self._stopping or self._reader_waits_for_confirmed():
                 break
@@ -112,7 +112,7 @@ class Dispatcher:
         self._urgent.clear()
 
     def _reader_waits_for_confirmed(self) -> bool:
-        return bool(self._reads) and self._store.queue_dispatch.concerns(
+        return bool(self._reads) and self._store.reput.concerns(
             self._reads, self._store.log.confirmed
         )
 
@@ -215,7 +215,7 @@ class Dispatcher:
         )
 
     def await_confirmed(self) -> None:
-        """Wait until readers see all that is confirmed now.
+        """Wait until readers see all messages confirmed by now.
 
         After a power loss the confirmed end of a mirror is not known before its follower is connected. The first call
         waits for the end that may have been acknowledged, too.

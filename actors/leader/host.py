@@ -47,7 +47,7 @@ class LeaderHost(ReplicaHost):
     """
 
     mode = "leader"
-    called = "shard"
+    display_name = "shard"
 
     # --- start ----------------------------------------------------------------------------------------------
 
@@ -105,14 +105,14 @@ class LeaderHost(ReplicaHost):
         log.on_appended = self._on_appended
         if self._mirrored:
             # Replication maps files, too, and this process does not see for how long.
-            log.queue.spares = None
+            log.segments.spares = None
         self._ahead = log.allocate_ahead()
         self.maintenance = Maintenance(
-            store.cleaner,
+            store.clean_service,
             clock=self.clock,
             interval_ms=config.clean_resource_interval_ms,
             sample=store.stats.sample,
-            upkeep=store.upkeep.run_once,
+            upkeep=store.checkpoint_service.run_once,
         )
         self.compaction = CompactionService(
             store.compaction,
@@ -163,7 +163,7 @@ class LeaderHost(ReplicaHost):
         return ticket
 
     def _on_appended(self) -> None:
-        """The flusher woken for a small put is awake: it syncs while the put is counted and handed over."""
+        """Let the flusher, which is awake for a small put, sync while the put is counted and handed over."""
         if self._small_put:
             self.acks.publish_early()
 
@@ -237,7 +237,7 @@ class LeaderHost(ReplicaHost):
         return self._admin.call(op, args)
 
     def await_dispatch(self) -> None:
-        """Wait until readers see what is confirmed now. Raises: Unavailable, when that takes too long."""
+        """Wait until readers see all messages confirmed by now. Raises: Unavailable, when that takes too long."""
         self._dispatcher.await_confirmed()
 
     def await_promise(self, appended: Append) -> None:
@@ -301,8 +301,8 @@ class LeaderHost(ReplicaHost):
             "compaction": {"error": self.compaction.failed},
             "metrics": leader_metrics.as_status(self.metrics()),
             "flags": store.flags.names(),
-            "clean": {**store.cleaner.as_status(), "error": self.maintenance.failed},
-            "upkeep": {"error": store.upkeep.failed},
+            "clean": {**store.clean_service.as_status(), "error": self.maintenance.failed},
+            "upkeep": {"error": store.checkpoint_service.failed},
             "store_stats": store.stats.as_status(),
         }
 
@@ -347,7 +347,7 @@ class LeaderHost(ReplicaHost):
     def close(self, timeout_s: float = 10.0) -> None:
         """Orderly stop: no new puts, waiting ones answered, everything synced, satellites stopped.
 
-        Raises: Unavailable when that failed; everything is released all the same.
+        Raises: Unavailable when a step failed; everything is released in any case.
         """
         deadline = self.clock.monotonic_ms() + int(timeout_s * 1000)
         while (

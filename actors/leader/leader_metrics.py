@@ -26,8 +26,12 @@ def damaged_places(scrub: Scrub, log: CommitLog) -> int:
     faults = [fault.fields for fault in scrub.faults]
     known = [(int(each["offset"]), int(each.get("end", each["offset"] + 1))) for each in faults]
     met = [each for each in list(log.damage_met) if each >= log.start]
-    others = [offset for offset in met if not any(low <= offset < high for low, high in known)]
+    others = [offset for offset in met if not _is_inside(offset, known)]
     return len(faults) + len(others)
+
+
+def _is_inside(offset: int, ranges: list[tuple[int, int]]) -> bool:
+    return any(start <= offset < stop for start, stop in ranges)
 
 
 def consumer_lags(store: MessageStore) -> ByTags:
@@ -36,7 +40,7 @@ def consumer_lags(store: MessageStore) -> ByTags:
     Only queues of this shard for which the group has committed offsets: in others its start is not known.
     """
     lags: ByTags = {}
-    # Copies: puts change these tables meanwhile.
+    # Copies: puts change these tables during the iteration.
     for (group, topic), table in islice(list(store.state.offsets.items()), LAGS_MAX):
         lags[topic, group] = sum(
             max(0, store.queue_range(topic, queue_id)[1] - offset)
@@ -59,10 +63,10 @@ def topic_messages(store: MessageStore) -> ByTags:
 
 
 def used_bytes(store: MessageStore) -> int:
-    """Files of the commit log are allocated whole; consume queues by what is in them."""
+    """Bytes of commit log files, which are allocated whole, and of the units in consume queues."""
     ranges = (store.queue_range(topic, queue_id) for topic, queue_id in store.queues())
     units = sum(high - low for low, high in ranges)
-    segments = len(store.log.queue.files) * store.log.config.segment_size_bytes
+    segments = len(store.log.segments.files) * store.log.config.segment_size_bytes
     return segments + units * fmt.UNIT_BYTES
 
 

@@ -58,24 +58,26 @@ class AckQueue:
         )
         #: in the order of the log
         self.puts: deque[AppendedPut] = deque()
-        #: of the last put that began to wait, and the highest end of all
-        self.number = 0
+        #: number of the last put that began to wait
+        self.last_number = 0
+        #: highest end of all puts
         self.end = 0
-        #: how many have left
-        self.answered = 0
-        #: number of the last put that the combiner here has, and of the last one that Replication has
-        self.combined = 0
-        self.submitted = 0
+        #: how many puts have left the queue
+        self.answered_count = 0
+        #: number of the last put that the combiner here has
+        self.combined_up_to = 0
+        #: number of the last put that Replication has
+        self.submitted_up_to = 0
 
     def add(self, put: AppendedPut) -> None:
-        """The put begins to wait."""
+        """Let the put wait."""
         self.puts.append(put)
-        self.number += 1
+        self.last_number += 1
         self.end = max(self.end, put.appended.end_offset)
 
     def take(self) -> AppendedPut:
-        """The first put, which leaves."""
-        self.answered += 1
+        """Remove and return the first put."""
+        self.answered_count += 1
         return self.puts.popleft()
 
 
@@ -120,7 +122,7 @@ class PutAcks:
         #: the confirmed end is the same for all ack modes
         self._readable = promises["quorum"].readable
         nothing, memory = Ends(0, 0, 0, 0), Ends(1, 1, 0, 0)
-        #: readers see what is appended, without a satellite
+        #: readers see a message as soon as it is appended, without a satellite
         self._readable_at_once = self._readable(memory) > self._readable(nothing)
         #: receipts wait for the sync that the next append begins
         self._awaits_sync = any(
@@ -136,7 +138,7 @@ class PutAcks:
         self._await_sync_lock = threading.Lock()
         #: awaiting a sync does not help where the disk is slower than WATCH_US
         self._await_sync_throttle = RetryThrottle()
-        #: guards what the satellites report; order: this one, then `_submit_lock`
+        #: guards the ends that the satellites report; order: this one, then `_submit_lock`
         self._progress_lock = threading.Lock()
         self._ticked_ms = 0
         self._ended = False
@@ -166,7 +168,7 @@ class PutAcks:
                 with self._submit_lock:
                     self._appends.publish(self._log.end)
             except Exception:
-                # The same error comes again in `hand_over`, which reports it.
+                # `hand_over` meets the same error and reports it.
                 pass
 
     def _submit(self, puts: list[AppendedPut]) -> list[PutTicket]:
@@ -181,9 +183,9 @@ class PutAcks:
             self._appends.publish(self._log.end)
             finished = self._enqueue(puts)
             for queue in self._queues.values():
-                if queue.combined < queue.number:
-                    queue.combined = queue.number
-                    queue.combiner.add(queue.number, queue.end, now_ms)
+                if queue.combined_up_to < queue.last_number:
+                    queue.combined_up_to = queue.last_number
+                    queue.combiner.add(queue.last_number, queue.end, now_ms)
                     if queue.replicated:
                         self._submit_to_replication(queue, now_ms)
         self._appends.wake_for_append()
@@ -198,10 +200,10 @@ class PutAcks:
             queue = self._queues[put.acks]
             if put.acks not in acknowledged:
                 acknowledged[put.acks] = queue.promise.acknowledged(ends)
-            if not put.appended.waits or put.appended.end_offset <= acknowledged[put.acks]:
+            if not put.appended.wait_store_ok or put.appended.end_offset <= acknowledged[put.acks]:
                 self._finish(put, self._clock.monotonic())
             elif self._ended:
-                # The ack loop is over.
+                # The ack loop has ended.
                 self._finish_unknown(put)
             else:
                 queue.add(put)
@@ -212,10 +214,10 @@ class PutAcks:
 
     def _submit_to_replication(self, queue: AckQueue, now_ms: int) -> None:
         """Report puts that Replication does not have; where its ring is full, again at the next round."""
-        if queue.submitted < queue.number and self._supervisor.submit(
-            queue.number, queue.end, now_ms
+        if queue.submitted_up_to < queue.last_number and self._supervisor.submit(
+            queue.last_number, queue.end, now_ms
         ):
-            queue.submitted = queue.number
+            queue.submitted_up_to = queue.last_number
 
     def await_pool_space(self) -> None:
         """The transient pool is full. Callers: the appending thread, whose last puts are not published yet."""
@@ -263,7 +265,7 @@ class PutAcks:
             synced = self._appends.await_synced(
                 first.appended.end_offset, lambda: self.waiting == 1 and not appender.waiting
             )
-            self._await_sync_throttle.record(worked=synced)
+            self._await_sync_throttle.note_result(worked=synced)
             self._advance()
         except Exception as error:
             logger.exception("after a put")
@@ -283,7 +285,7 @@ class PutAcks:
                 return
             moved = log.note_confirmed(self._readable(ends))
         try:
-            # Also when no put seems to wait: a put that saw the earlier ends may be about to join its queue.
+            # Also when no put waits: the appending thread may have read older ends and be about to queue its put.
             self._complete(ends, late)
         finally:
             if moved:
@@ -306,7 +308,11 @@ class PutAcks:
                     self._finish(put, now_s)
                     finished.append(put.ticket)
                 for number, end, status in [*reported, *late] if queue.replicated else late:
-                    while puts and queue.answered < number and puts[0].appended.end_offset <= end:
+                    while (
+                        puts
+                        and queue.answered_count < number
+                        and puts[0].appended.end_offset <= end
+                    ):
                         put = queue.take()
                         self._finish_unknown(put, status)
                         finished.append(put.ticket)
@@ -339,10 +345,13 @@ class PutAcks:
         )
 
     def end(self) -> None:
-        """The shard has stopped writing: waiting puts, and those still to come, are finished as unknown."""
+        """Finish waiting and later puts as unknown: the shard has stopped writing."""
         with self._submit_lock:
             self._ended = True
-            left = [queue.take() for queue in self._queues.values() for _ in range(len(queue.puts))]
+            left: list[AppendedPut] = []
+            for queue in self._queues.values():
+                while queue.puts:
+                    left.append(queue.take())
             self.waiting = 0
             # Under the lock: another thread may handle these puts, and no ticket may be finished twice.
             for put in left:

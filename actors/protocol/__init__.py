@@ -1,4 +1,4 @@
-"""Every message between a client and a shard; what travels where.
+"""The messages between a client and a shard, and how each of them travels.
 
     from -> to                  carried by                          messages
     client -> shard             Arrow Flight, stream "put"          flight_messages, row_message

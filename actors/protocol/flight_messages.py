@@ -27,9 +27,9 @@ from raymq.store.requests import PutOutcome
 
 PUT, FETCH, REPLICATE = "put", "fetch", "replicate"
 
-#: rows of a fetch answer: raw RocketMQ records
 #: fields of a FetchSlice in the message that brings its records
 SLICE_ENDS = ("first_offset", "next_offset", "min_offset", "max_offset")
+#: rows of a fetch answer: raw RocketMQ records
 FETCH_SCHEMA = pa.schema([pa.field("record", pa.binary(), nullable=False)])
 #: rows of a replication frame: log bytes
 FRAME_SCHEMA = pa.schema([pa.field("bytes", pa.large_binary(), nullable=False)])

@@ -23,12 +23,13 @@ def pack_row(meta: dict[str, Any], row: Row) -> bytes:
     topic = meta["topic"].encode()
     tag = b"" if row.tag is None else row.tag.encode()
     properties = row.properties or b""
-    flags = (
-        (_HAS_PID if meta["pid"] is not None else 0)
-        | (_HAS_TAG if row.tag is not None else 0)
-        | (_HAS_PROPERTIES if row.properties is not None else 0)
-        | ACKS.index(meta["acks"]) << _ACKS_SHIFT
-    )
+    flags = ACKS.index(meta["acks"]) << _ACKS_SHIFT
+    if meta["pid"] is not None:
+        flags |= _HAS_PID
+    if row.tag is not None:
+        flags |= _HAS_TAG
+    if row.properties is not None:
+        flags |= _HAS_PROPERTIES
     queue, number, read = meta["queue"], meta["id"], meta["read"]
     pid, epoch, seq = meta["pid"] or 0, meta["epoch"], meta["seq"]
     topic_bytes, tag_bytes, rest = len(topic), len(tag), len(properties)

@@ -2,6 +2,20 @@
 
 No constructor recovers or blocks, because an exception in `__init__` on a restart ends a Ray actor for good. The state
 is STARTING until a thread has locked and recovered the replica, which it retries.
+
+Every actor gets one dict of plain values, the spec, because Ray gives it to each restart of the actor, too.
+`cluster/deploy/actor_set.py` makes it, and a test compares its fields with this table:
+
+    cluster, cluster_id, shards, version   name and id of the cluster, its shards, RayMQ's version at its start
+    shard, replica, node                   which replica; its node label, None: all replicas are on one machine
+    role, mode                             "commit_log" or a satellite's role; "leader" or "follower"
+    satellites                             roles of the replica's satellites
+    replication, flush, options            modes of the cluster; the other fields of StoreConfig
+    token, tls, ca, insecure, host         access: see security.md; `host` is the address on which shards listen
+    placement, formed, ephemeral           node labels of all replicas; whether an earlier start has completed
+    data_dir, cluster_dir                  directory of the replica; directory of the cluster
+    peer_data_dir, peer_name               directory and actor of the shard's second replica, if there is one
+    prepare, server, transport             "module:name" of objects in cluster/, which actors/ must not import
 """
 
 from __future__ import annotations
@@ -42,7 +56,7 @@ EXIT_LOOP_DIED = 70
 #: how long Replication waits for the follower's actor to report its address
 PEER_TIMEOUT_S = 2.0
 
-#: glibc's numbers of these options, and what one arena may keep
+#: glibc's numbers of these options, and the bytes that one arena may keep
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 KEEP_BYTES = 16 << 20
 
@@ -94,17 +108,13 @@ def _start_thread(target: Callable[..., None], *args: Any) -> None:
 
 
 def _load(path: str) -> Any:
-    """What "module:name" stands for: actors get their server and their transport by name."""
+    """Import the object named "module:name": actors get their server and their transport by name."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 class CommitLogActor:
-    """Hosts one replica's CommitLog role.
-
-    Spec: {cluster, cluster_id, name, shard, shards, replica, data_dir, mode, replication, flush, token, host,
-    options, server, version}.
-    """
+    """Hosts one replica's CommitLog role."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._spec = spec
@@ -175,32 +185,25 @@ class CommitLogActor:
         """The LeaderHost or FollowerHost of the spec, which recovers the replica."""
         from raymq.actors.follower.host import FollowerHost
         from raymq.actors.leader.host import LeaderHost
-        from raymq.actors.shared.control_block import FLUSHERS
+        from raymq.actors.shared.control_block import COMMIT_REAL_TIME
 
         spec = self._spec
-        leader = spec["mode"] == "leader"
-        config = _config(spec)
-        roles = [FLUSHERS[spec["flush"]]]
-        if leader and spec["replication"] == "mirror":
-            roles.append("replication")
-        if not leader:
-            # As in RocketMQ, a follower has no pool: the bytes that it acknowledges are in its files.
-            config = replace(config, transient_pool=False)
-        if config.transient_pool:
-            roles.append("commit_real_time")
-        facts = ("cluster_id", "shard", "shards", "replica", "replication", "flush", "version")
+        # As in RocketMQ, a follower has no pool: the bytes that it acknowledges are in its files.
+        config = replace(_config(spec), transient_pool=COMMIT_REAL_TIME in spec["satellites"])
         identity = {
-            **{name: spec[name] for name in facts},
+            **_facts(
+                spec, "cluster_id", "shard", "shards", "replica", "replication", "flush", "version"
+            ),
             "name": spec["cluster"],
             "incarnation": self._incarnation,
             "pid": os.getpid(),
         }
-        host_class = LeaderHost if leader else FollowerHost
+        host_class = LeaderHost if spec["mode"] == "leader" else FollowerHost
         return host_class(
             root,
             config,
             identity=identity,
-            roles=tuple(roles),
+            roles=spec["satellites"],
             give_up=lambda reason: _exit_soon(root, reason),
         )
 
@@ -234,7 +237,7 @@ class CommitLogActor:
         """The host's status, or why there is none yet."""
         if self._host is None:
             return {
-                **{k: self._spec[k] for k in ("cluster_id", "shard", "replica", "mode")},
+                **_facts(self._spec, "cluster_id", "shard", "replica", "mode"),
                 "state": "STARTING",
                 "error": self._error,
                 "pid": os.getpid(),
@@ -264,8 +267,7 @@ class CommitLogActor:
 
     def credentials(self) -> dict[str, Any]:
         """Token, addresses and cluster id for a client. Programs inside of Ray are trusted."""
-        names = ("cluster_id", "shards", "token", "ca", "placement")
-        return {name: self._spec[name] for name in names}
+        return _facts(self._spec, "cluster_id", "shards", "token", "ca", "placement")
 
     def set_routes(self, routes: dict[str, str]) -> None:
         """Set the endpoints of all shards, so that each shard can route a client to the others."""
@@ -313,7 +315,7 @@ class SatelliteActor:
         return {"role": self._spec["role"], "pid": os.getpid()}
 
     def close(self) -> None:
-        """Stop the loop after what is under way."""
+        """Stop the loop after its present iteration."""
         self._closed = True
         if self._service is not None:
             self._service.stop()
@@ -354,19 +356,21 @@ class ReplicationActor(SatelliteActor):
 
         _keep_freed_memory()
         spec = self._spec
-        identity = {name: spec[name] for name in ("cluster_id", "shard")}
+        cluster_id, shard = spec["cluster_id"], spec["shard"]
+        make_transport = _load(spec["transport"])
         return Replicator(
             spec["data_dir"],
             _config(spec),
-            **identity,
+            cluster_id=cluster_id,
+            shard=shard,
             replica=spec["replica"],
             follower=spec["replica"] + 1,
-            transport=_load(spec["transport"])(**identity, token=spec["token"]),
+            transport=make_transport(cluster_id=cluster_id, shard=shard, token=spec["token"]),
             peer_endpoint=self._peer_endpoint,
         )
 
     def _peer_endpoint(self) -> str | None:
-        """Where the follower listens now; None while unknown.
+        """The endpoint at which the follower listens now; None while unknown.
 
         On one machine this is in its endpoint file. Across nodes the connecting thread, which may wait, asks the
         follower's actor at each new connection; while that does not answer, the last answer counts.
@@ -392,9 +396,13 @@ class ReplicationActor(SatelliteActor):
         return {**service, "pid": os.getpid()}
 
 
+def _facts(spec: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: spec[name] for name in names}
+
+
 def _config(spec: dict[str, Any]) -> StoreConfig:
     """The store's options as an actor was given them."""
-    return StoreConfig(flush=spec["flush"], **spec.get("options", {}))
+    return StoreConfig(flush=spec["flush"], **spec["options"])
 
 
 def _exit_soon(root: Path, reason: str) -> None:
@@ -419,7 +427,7 @@ def _last_end(root: Path) -> Any:
 
 
 def _read_json(root: Path, name: str) -> Any:
-    """What a replica wrote last; None before, or where it is damaged."""
+    """The value that a replica wrote last; None before the first, or where the file is damaged."""
     try:
         return json.loads(Files().read_file(root / "raymq" / name))
     except (FileNotFoundError, ValueError):

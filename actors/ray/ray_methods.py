@@ -146,7 +146,7 @@ class RayMethods:
         max_records: int,
         wait_ms: int,
     ) -> list[tuple[int, int, int, int, int, Any, dict[str, Any] | None]]:
-        """Read queues; waits while all are empty, up to `wait_ms` or what READ_WAIT_MS_MAX allows.
+        """Read queues; waits while all are empty, up to the lower of `wait_ms` and READ_WAIT_MS_MAX.
 
         Returns: (queue_id, first offset, next offset, min offset, max offset, records or None, error or None) of each
         queue that has records or an error; records are the buffer of a FETCH_SCHEMA batch.

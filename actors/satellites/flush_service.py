@@ -55,8 +55,8 @@ class FlushService(Service):
             else:
                 wait_ms = BUSY_WAIT_MS
                 satellite.appends.await_announced(synced)
-                # Before the grant is checked again, which would delay the put. If the grant has been revoked, what is
-                # published now counts for nothing.
+                # Before the grant is checked again, which would delay the put. Under a revoked grant CommitLog ignores
+                # the published end.
                 self._commit_once(commit)
             if commit.flushed > synced:
                 satellite.appends.poll_next(commit.flushed)
@@ -82,7 +82,7 @@ class FlushService(Service):
             satellite.publish_count(self._syncer.syncs)
         if status is not GrantStatus.FENCED:
             with satellite.blocking_call:
-                flusher.shutdown(satellite.committed)
+                flusher.flush(satellite.committed)
             satellite.publish_count(self._syncer.syncs)
         return status
 
@@ -93,6 +93,6 @@ class FlushService(Service):
         if committed <= commit.flushed:
             return False
         with satellite.blocking_call:
-            commit.commit(committed)
+            commit.flush(committed)
         satellite.publish_count(self._syncer.syncs)
         return True

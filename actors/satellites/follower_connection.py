@@ -21,10 +21,10 @@ class ReplicationStream(Protocol):
     """One connection. One thread sends, another receives and closes."""
 
     def send(self, header: bytes, body: Any) -> None:
-        """Send a frame; `body` is a buffer or None. May block; raises when the connection is gone."""
+        """Send a frame; `body` is a buffer or None. May block; raises when the connection is lost."""
 
     def receive(self, timeout_ms: int) -> tuple[bytes, Any] | None:
-        """The next frame; None after the timeout; raises when the connection is gone."""
+        """The next frame; None after the timeout; raises when the connection is lost."""
 
     def close(self) -> None:
         """End it; a `send` under way raises. May block."""

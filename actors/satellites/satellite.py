@@ -48,7 +48,7 @@ class GrantStatus(Enum):
 
 
 class BlockingCall:
-    """Around a call that may block for long (a sync on a slow disk): a thread publishes heartbeats meanwhile.
+    """Around a call that may block for long (a sync on a slow disk): a thread publishes heartbeats during the call.
 
     A slow disk is not a hung satellite. A stopped process has no heartbeat either way. This is not a generator,
     because it is on the path between a put and its sync.
@@ -56,7 +56,7 @@ class BlockingCall:
 
     def __init__(self, satellite: Satellite) -> None:
         self._satellite = satellite
-        #: now
+        #: whether a blocking call is under way
         self.active = False
 
     def __enter__(self) -> None:
@@ -74,14 +74,14 @@ class Satellite:
         self._replica_dir = str(replica_dir)
         self._clock = clock
         self._files = files
-        #: which role
+        #: a key of control_block.ROLES
         self.role = role
         self.incarnation = new_incarnation()
-        #: of the grant; 0 before
+        #: the fencing token of the grant; 0 before it
         self.fencing_token = 0
         #: the synced (committed, acknowledged) end when the grant was given
         self.base = 0
-        #: what earlier processes have counted
+        #: syncs (commits, frames) that earlier processes have counted
         self._count = 0
         #: the CommitLog that has granted this satellite; 0 before
         self.commit_log_incarnation = 0
@@ -210,17 +210,17 @@ class Satellite:
         self._sync_began_s = self._clock.monotonic()
 
     def publish_synced(self, end_offset: int) -> None:
-        """After the success of the sync that was started last; its time is counted after the report."""
+        """Publish the synced end, then record how long the sync took."""
         ended_s = self._clock.monotonic()
         self.publish_position(end_offset)
         self._record.sync_latency.add(ended_s - self._sync_began_s)
 
     def publish_position(self, end_offset: int) -> None:
-        """After success, then wake CommitLog and, from a flusher, Replication, which combines."""
+        """Publish this role's end, then wake the processes that wait for it."""
         if not self.fencing_token:
             raise broken("a satellite works without a grant", role=self.role)
         self._record.publish_position(self.fencing_token, end_offset)
-        # CommitLog stops to poll before its last check. A wakeup that is lost all the same only delays.
+        # CommitLog stops polling before its last check. A wakeup lost in between only delays.
         self.wake_others(commit_log=not self._control.commit_log_polls)
 
     def publish_failure(self, errno: int) -> None:
@@ -233,13 +233,14 @@ class Satellite:
         self._record.count = self._count + syncs
 
     def wake_others(self, *, commit_log: bool = True) -> None:
-        """Wake the processes that wait for this one: after a commit GroupCommit, then CommitLog, then Replication."""
-        if self.role == control_block.COMMIT_REAL_TIME:
-            self._wakeup.wake("group_commit")
-        if commit_log:
-            self._wakeup.wake(control_block.COMMIT_LOG)
-        if self.role != "replication" and self._control.roles["replication"].granted:
-            self._wakeup.wake("replication")
+        """Wake the running processes that wait for this one. Args: commit_log: whether CommitLog is one of them."""
+        for role in control_block.ROLES[self.role].wakes:
+            if role == control_block.COMMIT_LOG:
+                needs_wakeup = commit_log
+            else:
+                needs_wakeup = self._control.roles[role].granted
+            if needs_wakeup:
+                self._wakeup.wake(role)
 
     def stop(self) -> None:
         """Make the status LEAVING and end the wait. Callers: any thread."""

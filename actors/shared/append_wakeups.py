@@ -94,7 +94,7 @@ class AppendNotifier:
         self.appended = 0
         #: every byte below is in the files, as far as known here
         self.committed = 0
-        #: what the control block says is appended
+        #: the appended end in the control block
         self._published = 0
 
     def begin(self, appended: int) -> None:
@@ -116,9 +116,9 @@ class AppendNotifier:
         """Every byte below is in the log. Callers: after the bytes and before `wake_for_append`."""
         announced = bool(self._control.appending)
         if end_offset == self._published and not announced:
-            # It was published early.
+            # `publish_early` has published this end.
             return
-        # First: what satellites report must not be beyond it.
+        # First: no satellite may report an end beyond it.
         self.appended = end_offset
         self._control.publish_appended(
             end_offset, announced=announced and self._announced_to == "group_commit"
@@ -138,7 +138,7 @@ class AppendNotifier:
     def _group_commit_is_awake(self) -> bool:
         """Whether GroupCommit will see the newest append without being woken. A wrong True only delays the sync."""
         if self._control.group_commit_polls:
-            # It polls the appended end, and checks once more before it sleeps.
+            # GroupCommit polls the appended end, and checks once more before it sleeps.
             return True
         if self._flusher is not None and self._flusher.sync_started >= self.appended:
             # The running sync covers the append, and GroupCommit checks again after each sync.
@@ -205,4 +205,4 @@ class AppendWaiter:
         while control.appended <= synced and self._clock.monotonic() <= deadline:
             os.sched_yield()
         control.group_commit_polls = 0
-        self._throttle.record(worked=control.appended > synced)
+        self._throttle.note_result(worked=control.appended > synced)

@@ -40,10 +40,10 @@ process, and is read and written only as an item of an aligned `memoryview.cast(
 A packed field is (tag & 0x7FFF) << 48 | value, so tag and value change in one move. The tag is a fencing token or the
 log generation. A reader that expects another tag reads 0. Tag 0 is never given, so a zeroed page says nothing.
 
-Fields +4 to +6 survive their writer. If both processes die, these fields hold what the kernel will not report again.
-CommitLog clears them when it begins, while no grant is out. CommitRealTime's position counts under any token: what was
-once written into the files stays there, so committed = max(base, position). CommitLog clears counts and latencies once,
-before its first grant: they are totals over all satellites of one CommitLog process.
+Fields +4 to +6 survive their writer. If both processes die, these fields hold an error that the kernel will not report
+again. CommitLog clears them when it begins, while no grant is out. CommitRealTime's position counts under any token:
+bytes once written into the files stay there, so committed = max(base, position). CommitLog clears counts and latencies
+once, before its first grant: they are totals over all satellites of one CommitLog process.
 
 Invariant: data, then field, then wakeup. x86_64 shows stores to other processes in their order. Where a wakeup is left
 out nothing else orders them: Python has no barrier between processes. So other architectures are refused, see
@@ -71,12 +71,28 @@ VERSION = 1
 
 #: architectures on which the invariant above holds
 ARCHITECTURES = ("x86_64",)
-#: the order is the layout
-ROLES = ("group_commit", "flush_real_time", "replication", "commit_real_time")
-#: flush mode -> the role that syncs
-FLUSHERS: dict[Flush, str] = {"sync": "group_commit", "async": "flush_real_time"}
 COMMIT_LOG = "commit_log"
 COMMIT_REAL_TIME = "commit_real_time"
+
+
+class Role(NamedTuple):
+    """How the other processes of a replica treat the satellite of one role."""
+
+    #: the end at which a granted process begins, a field of `Ends`
+    base: str
+    #: the processes that it wakes when its position has moved, in this order
+    wakes: tuple[str, ...]
+
+
+#: the order is the layout
+ROLES: dict[str, Role] = {
+    "group_commit": Role("synced", (COMMIT_LOG, "replication")),
+    "flush_real_time": Role("synced", (COMMIT_LOG, "replication")),
+    "replication": Role("replicated", (COMMIT_LOG,)),
+    COMMIT_REAL_TIME: Role("committed", ("group_commit", COMMIT_LOG, "replication")),
+}
+#: flush mode -> the role that syncs
+FLUSHERS: dict[Flush, str] = {"sync": "group_commit", "async": "flush_real_time"}
 
 _MAGIC, _VERSION, _BOOT, _INCARNATION, _STATE, _LOG_GENERATION = range(6)
 _PID, _START_TIME, _HEARTBEAT, _HEARTBEAT_ON = range(6, 10)
@@ -121,7 +137,7 @@ def shared_file(replica_dir: str, name: str) -> str:
 
 
 def pack_field(tag: int, value: int) -> int:
-    """Both in one field. Args: value: [0, 2**48)."""
+    """Pack tag and value into one field. Args: value: [0, 2**48)."""
     if not 0 <= value <= _VALUE_MASK:
         raise broken("value does not fit a packed field", value=value)
     return (tag & _TAG_MASK) << INCARNATION_BITS | value
@@ -175,13 +191,14 @@ class RoleRecord:
     base: int = _field(_R_BASE)
 
     def __init__(self, words: memoryview, role: str) -> None:
-        base = _FIRST_ROLE + ROLES.index(role) * _ROLE_FIELDS
-        self._words = words[base : base + _ROLE_FIELDS]
-        latency = _FIRST_LATENCY + ROLES.index(role) * _ROLE_FIELDS
-        self._latency = words[latency : latency + LATENCY_FIELDS]
+        role_fields = list(ROLES).index(role) * _ROLE_FIELDS
+        first = _FIRST_ROLE + role_fields
+        first_latency = _FIRST_LATENCY + role_fields
+        self._words = words[first : first + _ROLE_FIELDS]
+        self._latency = words[first_latency : first_latency + LATENCY_FIELDS]
         #: how long the syncs of all processes took since `clear_counts`. The satellite adds
         self.sync_latency = LatencyCounter(self._latency)
-        #: which role
+        #: a key of ROLES
         self.role = role
 
     def register(self, registration: Registration, now_ms: int) -> None:
@@ -205,7 +222,7 @@ class RoleRecord:
         self._words[_R_FAILURE] = pack_field(token, errno)
 
     def clear(self, base: int) -> None:
-        """Clear what dead processes left. Callers: CommitLog, after acting on it, while the role is not granted."""
+        """Clear the fields of dead processes. Callers: CommitLog, after acting on it, while the role is not granted."""
         for word in (_R_SYNC_STARTED, _R_POSITION, _R_FAILURE):
             self._words[word] = 0
         self.base = base
@@ -323,7 +340,7 @@ class ControlBlock:
         for record in self.roles.values():
             record.clear_counts()
             record.last_granted = 0
-            # Fencing tokens continue all the same: a satellite that waits here must not see an old token again.
+            # Fencing tokens are not reset: a satellite that waits here must not see an old token again.
             record.revoke_grant()
         for word in range(_STATE, _FIRST_ROLE):
             words[word] = 0

@@ -22,7 +22,7 @@ logger = logging.getLogger("raymq.heartbeat")
 
 #: how often CommitLog publishes a heartbeat, and satellites check it
 PERIOD_MS = 500
-#: a CommitLog that is silent for this long is killed. The time is longer than that of a satellite, because a restart of
+#: a CommitLog that is silent for this long is killed. This is longer than a satellite's STALE_MS, because a restart of
 #: CommitLog costs a recovery
 HEARTBEAT_TIMEOUT_MS = 5_000
 #: two checks that are further apart than this prove that the checking process did not run either

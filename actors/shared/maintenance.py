@@ -23,14 +23,14 @@ class Cleaner(Protocol):
     """`store.log.clean.CleanService`, which imports numpy."""
 
     def run_once(self) -> object:
-        """One pass: delete what may go."""
+        """Delete the files that may be deleted, once."""
 
     def delete_now(self) -> None:
         """Delete expired files at any hour for a while."""
 
 
 class Maintenance:
-    """Threads: `run` is one of its own."""
+    """The jobs of the loop. Threads: `run` is one of its own."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Maintenance:
         self.failed: str | None = None
 
     def step(self) -> None:
-        """One iteration."""
+        """Sample statistics, run the upkeep, and delete files when the next pass is due."""
         now_ms = self._clock.monotonic_ms()
         if self._sample is not None:
             self._sample(now_ms)

@@ -87,10 +87,10 @@ class ProcessHandle:
         """Whether it has ended (a zombie has)."""
         return self.wait_exit(0)
 
-    def kill(self) -> None:
-        """SIGKILL; works on stopped processes too, returns before the process is gone."""
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal. SIGKILL works on stopped processes too; this returns before the process has ended."""
         try:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(self._pidfd, number)
         except ProcessLookupError:
             return
 

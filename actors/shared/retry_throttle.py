@@ -22,8 +22,8 @@ class RetryThrottle:
             return False
         return True
 
-    def record(self, *, worked: bool) -> None:
-        """The result of a try."""
+    def note_result(self, *, worked: bool) -> None:
+        """Skip more occasions after a failure, none after a success."""
         if worked:
             self._next_pause = 1
         else:

@@ -67,7 +67,7 @@ class Wakeup:
                 except BlockingIOError:
                     return
                 except OSError:
-                    # That receiver is gone; perhaps there is another one.
+                    # That receiver has ended; perhaps it has a successor.
                     sender.close()
                     del self._senders[role]
             self._connect(role)

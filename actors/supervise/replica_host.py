@@ -1,4 +1,4 @@
-"""What the CommitLog processes of a leader and of a follower have in common: start, ack loop, failure and stop."""
+"""Base class of the leader's and the follower's CommitLog process: start, ack loop, failure and stop."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ Body = Callable[[], None]
 class ReplicaHost(ABC):
     """The process that owns the log of one replica and supervises its satellites.
 
-    A subclass opens the log (`_open`), makes what works on it (`_make_parts`) and names the service loops.
+    A subclass opens the log (`_open`), creates the parts that work on it (`_make_parts`) and names the service loops.
     """
 
     #: "leader" or "follower"
     mode: str
-    #: the replica in messages
-    called: str
+    #: how error messages call this replica
+    display_name: str
     log: CommitLog
 
     def __init__(
@@ -95,22 +95,15 @@ class ReplicaHost(ABC):
             undo.callback(self.supervisor.close)
             undo.callback(self._heartbeat.stop)
             self._recover()
-            if self._fenced.unfinished_sync is not None:
-                self.log.rewrite(self._fenced.unfinished_sync[0])
+            self._rewrite_unfinished_sync()
             # Recovered bytes may be in the page cache only: they are synced before anything relies on them.
             self._sync_log()
-            self.supervisor.begin(self.log.end, self.log.synced, self.log.confirmed)
-            self.log.on_poisoned = self.supervisor.poison
-            # Damage that the scrub finds is logged and counted; the replica goes on.
-            self.scrub = scrub_of_log(self.log, on_fault=lambda fault: logger.error("%s", fault))
+            self._begin_grants()
             self._make_parts(undo)
-            self._threads = self._make_threads()
-            undo.callback(self._end_threads)
-            for thread in self._threads:
-                thread.start()
+            self._start_threads(undo)
             undo.pop_all()
 
-    # --- what a subclass adds -------------------------------------------------------------------------------
+    # --- for a subclass to implement ------------------------------------------------------------------------
 
     @abstractmethod
     def _open(self) -> None:
@@ -118,7 +111,7 @@ class ReplicaHost(ABC):
 
     @abstractmethod
     def _recover(self) -> None:
-        """Recover what `_open` has not, after `_fence_old`."""
+        """Call `_fence_old` and recover the log, unless `_open` has done both."""
 
     @abstractmethod
     def _abandon(self) -> None:
@@ -126,7 +119,7 @@ class ReplicaHost(ABC):
 
     @abstractmethod
     def _make_parts(self, undo: contextlib.ExitStack) -> None:
-        """Everything that works on the open store; the threads are not started yet."""
+        """Create the parts that work on the open store; the threads are not started yet."""
 
     def _retried_loops(self) -> dict[str, Body]:
         """The service loops that start again after a transient error; any other error stops the replica."""
@@ -171,15 +164,32 @@ class ReplicaHost(ABC):
             # The previous process died before it could report this.
             raise Corrupt(
                 f"a sync of {self._root} failed (errno {self._fenced.failed_sync_errno}) before the restart; its "
-                "unsynced bytes cannot be trusted: rebuild this replica",
+                "unsynced bytes cannot be trusted; see docs/operating/runbook.md, 'An fsync failed'",
                 path=str(self._root),
                 rule="poisoned",
             )
 
+    def _rewrite_unfinished_sync(self) -> None:
+        """Make the pages of a sync that died with its process dirty again: the next sync covers them."""
+        if self._fenced.unfinished_sync is not None:
+            self.log.rewrite(self._fenced.unfinished_sync[0])
+
     def _sync_log(self) -> None:
-        """Bring to the disk what is in the pool or the page cache. Callers: while no satellite is granted."""
+        """Sync the bytes in the pool and the page cache. Callers: while no satellite is granted."""
         self.log.commit_pool()
         self.log.sync()
+
+    def _begin_grants(self) -> None:
+        self.supervisor.begin(self.log.end, self.log.synced, self.log.confirmed)
+        self.log.on_poisoned = self.supervisor.poison
+
+    def _start_threads(self, undo: contextlib.ExitStack) -> None:
+        # Damage that the scrub finds is logged and counted; the replica goes on.
+        self.scrub = scrub_of_log(self.log, on_fault=lambda fault: logger.error("%s", fault))
+        self._threads = self._make_threads()
+        undo.callback(self._end_threads)
+        for thread in self._threads:
+            thread.start()
 
     def _make_threads(self) -> list[threading.Thread]:
         retried = {"acks": self._run_acks, **self._retried_loops()}
@@ -257,7 +267,7 @@ class ReplicaHost(ABC):
         """
         if self._stopping or self.failed is not None:
             return
-        logger.error("the %s stops writing: %s", self.called, error)
+        logger.error("the %s stops writing: %s", self.display_name, error)
         self.failed = error
         try:
             self._answer_waiting()
@@ -276,7 +286,7 @@ class ReplicaHost(ABC):
             return
         cause = f"stopped writing: {self.failed}" if self.failed else "is stopping"
         raise Unavailable(
-            f"the {self.called} {cause}", field="shard", status="SERVICE_NOT_AVAILABLE"
+            f"the {self.display_name} {cause}", field="shard", status="SERVICE_NOT_AVAILABLE"
         )
 
     # --- status ---------------------------------------------------------------------------------------------
@@ -330,7 +340,7 @@ class ReplicaHost(ABC):
         self.supervisor.close()
 
     def _end_threads(self) -> None:
-        """Stop the service loops that were started, and answer what none of them will answer."""
+        """Stop the service loops that were started, and answer the requests that none of them will answer."""
         self._stopping = True
         self.scrub.wake()
         self._wake_threads()

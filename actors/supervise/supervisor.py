@@ -66,7 +66,7 @@ class SatelliteProgress(NamedTuple):
 
 
 class Supervisor:
-    """Grants the leases of one replica's satellites, and combines what they publish."""
+    """Grants the leases of one replica's satellites, and combines the ends that they publish."""
 
     def __init__(
         self,
@@ -87,7 +87,9 @@ class Supervisor:
         for role in roles:
             if role not in control_block.ROLES:
                 raise Rejected(
-                    f"{role!r} is not a satellite role", field="roles", limit=control_block.ROLES
+                    f"{role!r} is not a satellite role",
+                    field="roles",
+                    limit=tuple(control_block.ROLES),
                 )
         self._clock = clock
         self._files = files
@@ -154,22 +156,22 @@ class Supervisor:
             unfinished: tuple[int, int] | None = None
             killed = []
             for role in control_block.ROLES:
-                record = self.control.roles[role]
-                record.revoke_grant()
-                registration = record.registration()
-                if registration and registration.incarnation == record.last_granted:
+                role_record = self.control.roles[role]
+                role_record.revoke_grant()
+                registration = role_record.registration()
+                if registration and registration.incarnation == role_record.last_granted:
                     handle = ProcessHandle.open(registration.process, files=self._files)
                     if handle is not None:
                         _kill_and_wait(handle, role, timeout_ms)
                         killed.append(f"{role} {registration.process.pid}")
                 # After its death: it may have begun a sync, or failed, in its last moment.
-                failed = record.failure[1] or failed
-                token, started = record.sync_started
-                synced = record.position(token)
+                failed = role_record.failure[1] or failed
+                token, started = role_record.sync_started
+                synced = role_record.position(token)
                 if started > synced:
                     start, stop = unfinished or (synced, started)
                     unfinished = (min(start, synced), max(stop, started))
-                record.clear_counts()
+                role_record.clear_counts()
             return FenceReport(killed, failed, unfinished)
 
     def begin(self, appended: int, synced: int, confirmed: int) -> None:
@@ -185,9 +187,9 @@ class Supervisor:
                 lease.suspended = False
             if self._rings is not None:
                 self._rings.reset()
-            bases = dict.fromkeys(FLUSH_ROLES, synced) | {control_block.COMMIT_REAL_TIME: appended}
-            for role, record in self.control.roles.items():
-                record.clear(base=bases.get(role, confirmed))
+            bases = {"synced": synced, "committed": appended, "replicated": confirmed}
+            for role, role_record in self.control.roles.items():
+                role_record.clear(base=bases[control_block.ROLES[role].base])
             self.incarnation = new_incarnation()
             now_ms = self._clock.monotonic_ms()
             self._last_tick_ms = self._watch_from_ms = now_ms
@@ -209,8 +211,7 @@ class Supervisor:
             now_ms = self._clock.monotonic_ms()
             self.control.heartbeat_ms = now_ms
             if now_ms - self._last_tick_ms > STALE_MS // 2:
-                # This process did not run for a while (machine paused or overloaded), and perhaps the others did not
-                # either.
+                # This process did not run for a while (machine paused or overloaded), so perhaps no other did.
                 self._watch_from_ms = now_ms
             self._last_tick_ms = now_ms
             self._check_failures()
@@ -225,7 +226,7 @@ class Supervisor:
         """Revoke the role's lease, kill its process, wait for its end. The role is not granted until `begin`.
 
         For a truncation: revoke every role, cut, zero, sync, begin.
-        Raises: Unavailable if the process does not end in time; the grant is gone all the same.
+        Raises: Unavailable if the process does not end in time; the grant is revoked in any case.
         """
         with self._lock:
             lease = self._leases[role]
@@ -239,7 +240,7 @@ class Supervisor:
                 )
 
     def poison(self, reason: str) -> None:
-        """Grant no role from now on; what the witness has not synced is never acknowledged. Callers: any thread."""
+        """Grant no role from now on. Bytes that the witness has not synced stay unacknowledged. Callers: any thread."""
         with self._lock:
             if self.poisoned is None:
                 self.poisoned = reason
@@ -384,17 +385,15 @@ class Supervisor:
             self._grant(lease, candidate, witnessed)
 
     def _grant(self, lease: Lease, candidate: Candidate, witnessed: int) -> None:
-        """Needs `_lock`. Args: witnessed: for a flusher, what the witness has synced."""
+        """Needs `_lock`. Args: witnessed: for a flusher, the end that the witness has synced."""
         with self._ends_lock:
+            # A predecessor has ended, so it publishes nothing more.
+            committed = self._read_committed()
             if lease.role in FLUSH_ROLES:
                 # The witness may have synced an append that is not published yet.
-                base = self._synced = max(self._synced, min(witnessed, self._read_committed()))
-            elif lease.role == control_block.COMMIT_REAL_TIME:
-                # The predecessor has ended, so it publishes nothing more.
-                base = self._read_committed()
-            else:
-                require(lease.role == "replication", "no base for a grant", role=lease.role)
-                base = self._replicated
+                self._synced = max(self._synced, min(witnessed, committed))
+            ends = self._ends(committed)
+        base = getattr(ends, control_block.ROLES[lease.role].base)
         lease.grant(candidate, base, self._clock.monotonic_ms())
         self.appends.wake(lease.role)
 

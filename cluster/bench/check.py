@@ -1,4 +1,4 @@
-"""Compares what a benchmark was promised with what the log holds: nothing lost, repeated or out of order.
+"""Compares the receipts of a benchmark with the messages in the log: nothing lost, repeated or out of order.
 
 The promise is a worker's `Ledger`: which of its rows were acknowledged. A row whose
 outcome is unknown may be there once or not at all. A refused row must not be there. Does not import Ray.
@@ -129,7 +129,7 @@ class Verdict:
         return sum(counts) + self.phantom + self.unread
 
     def add(self, other: Verdict) -> None:
-        """Add what was found elsewhere."""
+        """Add the counts and examples of another verdict."""
         for name, value in vars(other).items():
             if name != "examples":
                 setattr(self, name, getattr(self, name) + value)
@@ -144,8 +144,9 @@ class Verdict:
 class SequenceCheck:
     """The rows of one worker in one queue, as they are read."""
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    def __init__(self, rows_of: str) -> None:
+        #: worker and queue of the rows, for the faults in words
+        self._rows_of = rows_of
         self._seen = np.zeros(1024, dtype=np.uint8)
         self._highest = -1
         self.verdict = Verdict()
@@ -173,10 +174,10 @@ class SequenceCheck:
         self.verdict.disorder += int(late.sum())
         for word, rows in (("is there again", repeated), ("comes too late", late)):
             for sequence in sequences[rows][:EXAMPLES_MAX].tolist():
-                self.verdict.note(f"{self._where}: sequence {sequence} {word}")
+                self.verdict.note(f"{self._rows_of}: sequence {sequence} {word}")
 
     def finish(self, ledger: QueueLedger | None, *, short: bool = False) -> Verdict:
-        """Compare what was read with what was promised. `short`: the queue ends before what was promised."""
+        """Compare the rows read with the ledger. `short`: the queue ends before the acknowledged rows do."""
         verdict, promised = self.verdict, ledger or QueueLedger()
         self._grow(promised.next_sequence)
         expected = np.zeros(len(self._seen), dtype=bool)
@@ -198,7 +199,7 @@ class SequenceCheck:
         ):
             setattr(verdict, name, getattr(verdict, name) + int(rows.sum()))
             for sequence in np.flatnonzero(rows)[:EXAMPLES_MAX].tolist():
-                verdict.note(f"{self._where}: sequence {sequence} {word}")
+                verdict.note(f"{self._rows_of}: sequence {sequence} {word}")
         return verdict
 
     def _grow(self, size: int) -> None:
@@ -236,8 +237,8 @@ class QueueChecks:
         found = self.checks.get((worker, queue_index))
         if found is None:
             topic, queue = self._plan.topic_and_queue(queue_index)
-            where = f"worker {worker}, {topic} queue {queue}"
-            found = self.checks[worker, queue_index] = SequenceCheck(where)
+            rows_of = f"worker {worker}, {topic} queue {queue}"
+            found = self.checks[worker, queue_index] = SequenceCheck(rows_of)
         return found
 
     def finish(
@@ -273,7 +274,7 @@ def verify(
     """Read ranges back and compare every row with the ledgers.
 
     Yields the rows of each piece read, at the end the verdict.
-    Raises: OffsetOutOfRange when retention deleted rows meanwhile; Unavailable.
+    Raises: OffsetOutOfRange when retention deletes rows before they are read; Unavailable.
     """
     checks = QueueChecks(plan)
     for place in ranges:

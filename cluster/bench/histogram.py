@@ -24,7 +24,7 @@ _HALF_BITS = 10
 VALUE_MAX = (1 << 33) - 1
 SLOTS = (33 - _HALF_BITS) * _HALF + _HALF
 
-#: what reports show, in percent
+#: the percentiles of reports
 PERCENTILES = (50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99, 100.0)
 
 
@@ -63,7 +63,7 @@ class Histogram:
         self.sum += int(found.sum())
 
     def record_repeated(self, value: int, count: int) -> None:
-        """Add one value `count` times: what a batch sent and acknowledged as one is."""
+        """Add one value `count` times, for the messages of a batch that was acknowledged as one."""
         value = min(max(int(value), 0), VALUE_MAX)
         self._counts[_slots(np.array([value], dtype=np.int64))[0]] += count
         self.max = max(self.max, value) if count else self.max

@@ -14,7 +14,7 @@ from .check import Ledger, QueueRange, Verdict
 from .histogram import Histogram
 from .plan import BenchPlan
 
-#: what a worker reports before it waits for the others
+#: a worker's report before it waits for the others
 READY = "ready"
 
 
@@ -94,7 +94,7 @@ class Received:
 
     #: (worker, queue index) -> rows of this run
     rows: dict[tuple[int, int], int]
-    #: what is known without the ledgers: duplicates, disorder
+    #: the faults known without the ledgers: duplicates, disorder
     verdict: Verdict
     #: from the start to the last row
     seconds: float
@@ -114,12 +114,12 @@ class Job:
     ranges: tuple[QueueRange, ...] = ()
     #: read: wait for more until the control has the ends
     live: bool = False
-    #: verify: what was promised
+    #: verify: the acknowledged rows
     ledgers: tuple[Ledger, ...] = ()
 
 
 class Meter:
-    """Counts what is done by the tick in which it was done. Threads: needs the owner's lock."""
+    """Counts messages by the tick in which they were sent or read. Threads: needs the owner's lock."""
 
     def __init__(self, channel: str, plan: BenchPlan, start: float) -> None:
         self._channel = channel
@@ -142,4 +142,7 @@ class Meter:
     def take(self, before: int | None) -> list[Snapshot]:
         """The ticks below `before` (None: all), removed."""
         numbers = sorted(n for n in self._ticks if before is None or n < before)
-        return [Snapshot(self._channel, n, self._ticks.pop(n)) for n in numbers]
+        found = []
+        for number in numbers:
+            found.append(Snapshot(self._channel, number, self._ticks.pop(number)))
+        return found

@@ -18,7 +18,7 @@ _PACKAGES = ("ray", "pyarrow", "numpy")
 
 
 def machine(cluster: Mapping[str, Any], files: Files | None = None) -> dict[str, Any]:
-    """The machine that ran the benchmark. Args: `cluster` is what `Cluster.describe` returns."""
+    """The machine that ran the benchmark. Args: `cluster`: the result of `Cluster.describe`."""
     return {
         "host": platform.node(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -30,7 +30,7 @@ def machine(cluster: Mapping[str, Any], files: Files | None = None) -> dict[str,
 
 
 def versions() -> dict[str, str]:
-    """The versions of what takes part; a package that is missing is left out."""
+    """The versions of the packages in use; a missing package is left out."""
     found = {name: version_of(name) for name in _PACKAGES}
     present = {name: version for name, version in found.items() if version is not None}
     return {"raymq": __version__, "python": platform.python_version(), **present}

@@ -70,7 +70,7 @@ class RowMaker:
         """Rows for messages that are due at these times, wall clock.
 
         Returns: (queue index, its rows' due times, PUT_SCHEMA batch), one per queue. Without keys all rows go
-        to one queue, those of the next call to the next; keys choose among the queues of one topic.
+        to one queue, the rows of the next call to the next queue; keys choose among the queues of one topic.
         """
         plan, turn = self._plan, self._turn
         self._turn += 1
@@ -151,7 +151,7 @@ def body_bytes(bodies: pa.Array) -> int:
 def read_headers(bodies: pa.Array, run: int) -> tuple[npt.NDArray[np.void], Int64s]:
     """The headers of the rows that belong to a run, and which rows these are.
 
-    Bodies that are too short, or whose size is not what they say, belong to none: verification
+    Bodies that are too short, or whose header has another size, belong to none: verification
     misses them.
     """
     offsets = value_offsets(bodies).astype(np.int64)
@@ -164,7 +164,7 @@ def read_headers(bodies: pa.Array, run: int) -> tuple[npt.NDArray[np.void], Int6
 
 
 def damaged_rows(bodies: pa.Array, headers: npt.NDArray[np.void], rows: Int64s) -> int:
-    """How many of the rows differ from what their header says they were."""
+    """How many of the rows have another payload than their header says."""
     block, damaged, start = payload_block(), 0, 0
     ends = np.cumsum(headers["size"])
     inside = (headers["payload"] >= 0) & (headers["payload"] < _STARTS)

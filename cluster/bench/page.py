@@ -208,7 +208,10 @@ def _cards(report: dict[str, Any]) -> str:
     throughput, latency = channel["throughput"], channel["latency"]
     sound = report["verification"]["sound"]
     verified = report["verification"]["log"] is not None
-    word = "sound" if sound and verified else "not verified" if sound else "FAULTS"
+    if not sound:
+        word = "FAULTS"
+    else:
+        word = "sound" if verified else "not verified"
     style = "good" if sound and verified else "bad"
     cards = [
         (f"{throughput['messages_per_s']:,.0f}", "messages/s", ""),
@@ -229,7 +232,7 @@ _NAMES = {"raymq": "RayMQ", "python": "Python", "ray": "Ray"}
 
 
 def _measured_on(report: dict[str, Any]) -> str:
-    """When, on which machine and with which versions: what a comparison needs."""
+    """The facts that a comparison needs: date, machine and versions."""
     machine = report["machine"]
     finished = datetime.fromtimestamp(report["finished_at_ms"] / 1000, timezone.utc)
     versions = ", ".join(

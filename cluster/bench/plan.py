@@ -16,7 +16,7 @@ from raymq.store.promise import Acks
 Int64s = npt.NDArray[np.int64]
 Rng = np.random.Generator
 
-#: a body begins with what verification needs (messages.HEADER)
+#: a body begins with the fields of verification (messages.HEADER)
 BODY_BYTES_MIN = 48
 #: the default limit of a shard
 BODY_BYTES_MAX = 4 << 20
@@ -76,7 +76,7 @@ class LognormalSize:
         return min(self.median * math.exp(self.sigma**2 / 2), float(BODY_BYTES_MAX))
 
     def draw(self, rng: Rng, count: int) -> Int64s:
-        """Sizes in bytes, cut to what a body may have."""
+        """Sizes in bytes, cut to the limits of a body."""
         drawn = rng.lognormal(math.log(self.median), self.sigma, count)
         return np.clip(drawn, BODY_BYTES_MIN, BODY_BYTES_MAX).astype(np.int64)
 
@@ -103,7 +103,7 @@ class Keys:
 class BenchPlan:
     """All options of a benchmark; pickled to every worker."""
 
-    #: send; read what was sent before; both at once, timed from sending to reading
+    #: send; read earlier messages; both at once, timed from sending to reading
     mode: Literal["produce", "consume", "e2e"] = "produce"
     #: topics are named `topic`, or `topic-0`, `topic-1` ... where there are several
     topic: str = "bench"
@@ -139,7 +139,7 @@ class BenchPlan:
     run: int = 1
 
     def __post_init__(self) -> None:
-        """Raises: Rejected naming the option, its limit and what to do."""
+        """Raises: Rejected naming the option, its limit and the advice."""
         for name, most in _COUNTS_MAX.items():
             _between(name, getattr(self, name), 1, most)
         if self.rate is not None:
@@ -282,7 +282,7 @@ def parse_keys(text: str) -> Keys | None:
 
 
 def plan_of(options: Mapping[str, Any]) -> BenchPlan:
-    """The plan of a command's options; what is None or not a field of a plan is left out.
+    """The plan of a command's options; options that are None or not a field of a plan are left out.
 
     Raises: Rejected.
     """

@@ -10,7 +10,7 @@ from .run import Round, Watcher
 
 #: how often per second the live table is drawn
 _DRAWN_HZ = 4
-#: seconds between two merges of what the workers reported
+#: seconds between two merges of the workers' reports
 _MERGED_S = 0.5
 
 

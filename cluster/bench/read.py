@@ -1,7 +1,7 @@
 """How a benchmark's worker reads: one consumer and one thread per topic, over its queues.
 
 Live (mode e2e) it waits for new messages, and a latency counts from a message's due time to its read. On a backlog
-(mode consume) a latency is that of one poll. Does not import Ray.
+(mode consume) a latency is the time of one poll. Does not import Ray.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ def as_dict(outcome: Outcome, clock: Clock | None = None) -> dict[str, Any]:
     """Everything that was requested, found and verified, as JSON takes it."""
     plan, round_ = outcome.plan, outcome.round
     options = asdict(plan)
-    # It follows from `shards`, and may be thousands of numbers.
+    # The list follows from `shards`, and may be thousands of numbers.
     del options["used_indexes"]
     options["size"] = {"kind": type(plan.size).__name__, **options["size"]}
     return {

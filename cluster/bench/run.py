@@ -62,7 +62,7 @@ class Round:
     series: dict[str, Series] = field(default_factory=dict)
     sent: list[Sent] = field(default_factory=list)
     received: list[Received] = field(default_factory=list)
-    #: what was found when the log was read back
+    #: the faults found when the log was read back
     verdict: Verdict = field(default_factory=Verdict)
 
     def take(self, item: Any) -> None:
@@ -109,9 +109,9 @@ class Outcome:
     cluster: dict[str, Any]
     #: the round that counts: the only one, or the best of the search
     round: Round
-    #: what the log holds; None: not asked for
+    #: the faults in the log; None: not asked for
     verdict: Verdict | None
-    #: what the consumers of the run got; None: there were none
+    #: the faults at the run's consumers; None: there were none
     consumed: Verdict | None
     #: of the search for the highest rate: each round's rate, figures and whether it was kept up
     search: list[dict[str, Any]] = field(default_factory=list)
@@ -292,7 +292,7 @@ class Bench:
             raise Unavailable(f"not one message was acknowledged: {why}", field="bench")
 
     def _compare_received(self, found: Round) -> None:
-        """Compare what the consumers got with what was promised."""
+        """Compare the rows that the consumers got with the acknowledged rows."""
         verdict = self._consumed = self._consumed or Verdict()
         got: dict[tuple[int, int], int] = {}
         for each in found.received:
@@ -321,7 +321,7 @@ class Bench:
         }
 
     def _visible_ends(self, ledgers: Sequence[Ledger] = ()) -> Ends:
-        """As `_ends`, once readers see what was promised to this run and `ledgers`.
+        """As `_ends`, once readers see the acknowledged rows of this run and of `ledgers`.
 
         With flush=async and a transient pool, or acks=leader and a mirror, that is later than the
         receipt. Gives up when the ends have not moved for VISIBLE_S.

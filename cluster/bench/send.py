@@ -83,7 +83,7 @@ class MessageTransport:
     """Sends single messages through Producer: one answer per message."""
 
     def __init__(self, cluster: Cluster, plan: BenchPlan) -> None:
-        # Here the linger time is the producer's: the schedule hands over what is due at once.
+        # Here the linger time is the producer's: the schedule hands over due messages at once.
         self._producer = Producer(cluster, acks=plan.acks, linger_ms=plan.linger_ms)
         self._cluster = cluster
 
@@ -141,7 +141,7 @@ class Schedule:
         return max(int((now - self._start) * self._rate) + 1 - self.taken, 0)
 
     def take(self, now: float) -> npt.NDArray[np.float64] | None:
-        """Due times of the next batch: a full one, or what has waited for the linger time."""
+        """Due times of the next batch: a full one, or the messages that have waited for the linger time."""
         count = min(self.waiting(now), self._batch)
         if not count or (count < self._batch and now < self.next_time(now)):
             return None
@@ -278,7 +278,7 @@ class Sending:
             self._changed.notify_all()
 
     def _finish_schedule(self, schedule: Schedule, end: float) -> int:
-        """Send what was due before the end. Returns: how many messages could not be sent.
+        """Send the messages due before the end. Returns: how many messages could not be sent.
 
         These count with the time that they have waited so far.
         """

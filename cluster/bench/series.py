@@ -12,7 +12,7 @@ from .plan import BenchPlan
 class Series:
     """One channel of a round.
 
-    Throughput is what was done within the measured ticks. Latencies are those of everything done
+    Throughput counts the measured ticks. Latencies count all messages
     from the end of the warm-up on, including those after the end: without them the slowest ones would be missing.
     """
 

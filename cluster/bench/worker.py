@@ -87,5 +87,5 @@ def serve(pipe: Connection, job: Job, cluster: Cluster) -> None:
             pipe.send(Bug(f"a worker ended with {type(error).__name__}: {error}"))
         pipe.send(None)
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
-        # The process that wanted the result is gone, or is ending everything.
+        # The process that wanted the result has ended, or is ending everything.
         return

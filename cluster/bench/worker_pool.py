@@ -22,7 +22,7 @@ from .worker import serve, work
 LEAD_S = 0.2
 _JOIN_S = 5.0
 
-#: number of the worker, and what it reported; None: it has ended
+#: number of the worker, and its report; None: the worker has ended
 Event = tuple[int, Any]
 
 
@@ -73,11 +73,11 @@ class LocalWorkers:
         """Say where live readers end: queue index -> offset."""
         self._send(ends)
 
-    def _send(self, what: Any) -> None:
+    def _send(self, message: Any) -> None:
         for pipe in self._pipes:
             # A worker that ended just now is reported by `events`.
             with contextlib.suppress(OSError):
-                pipe.send(what)
+                pipe.send(message)
 
     def close(self) -> None:
         """End the workers that still run."""
@@ -114,7 +114,7 @@ class Gate:
         self._ends = ends
 
     async def ends(self) -> dict[int, int] | None:
-        """Where to end; None: not known yet."""
+        """The ends of all queues; None: not known yet."""
         return self._ends
 
 

@@ -1,1 +1,1 @@
-"""The command line: words, what they do, doctor, Grafana."""
+"""The command line: grammar, commands, doctor, Grafana."""

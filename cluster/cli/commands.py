@@ -15,7 +15,7 @@ from raymq.store.files import Files
 from .console import EXIT_FAULT, EXIT_OK, EXIT_UNAVAILABLE, Console, cluster_of, connect
 from .status_text import status_lines
 
-#: what parsing `raymq start` finds beside the options of the function `start`
+#: results of parsing `raymq start` that are no options of the function `start`
 _NOT_OF_START = ("command", "run", "json", "data_dir")
 
 

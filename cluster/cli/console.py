@@ -78,17 +78,17 @@ class Console:
         print(text, file=self.stderr, flush=True)
 
     def flush(self) -> None:
-        """Write out what is buffered."""
+        """Write out the buffered text."""
         self.stdout.flush()
 
 
 def cluster_of(options: argparse.Namespace, console: Console) -> Any:
-    """The cluster that `--cluster` and `--token-file` name. Raises: what `raymq.connect` raises."""
+    """The cluster that `--cluster` and `--token-file` name. Raises: the errors of `raymq.connect`."""
     return connect(options.cluster, options.token_file, console)
 
 
 def connect(target: str | None, token_file: str | None, console: Console) -> Any:
-    """A handle on the cluster. Raises: what `raymq.connect` raises; Rejected for a token file."""
+    """A handle on the cluster. Raises: the errors of `raymq.connect`; Rejected for a token file."""
     token = None
     if token_file is not None:
         try:

@@ -1,4 +1,4 @@
-"""`raymq doctor`: what would make RayMQ fail or slow on this machine, and what to do about it.
+"""`raymq doctor`: conditions that would make RayMQ fail or slow on this machine, with advice for each.
 
 A check of the machine is a pure function of facts, so that each verdict is tested without such a machine; `examine`
 gathers the facts. A data directory is judged by the code that `raymq start` runs.
@@ -37,6 +37,7 @@ from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected
 from raymq.store.files import Files
 
+from .status_text import size_text
 from .tls_check import NotTaken, validity
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -66,9 +67,9 @@ class Check:
 
     name: str
     verdict: Verdict
-    #: what is there
+    #: the state of the machine
     found: str
-    #: what to do; empty when nothing is
+    #: empty when nothing must be done
     advice: str = ""
 
 
@@ -84,13 +85,8 @@ def _fail(name: str, found: str, advice: str) -> Check:
     return Check(name, "fail", found, advice)
 
 
-def _amount(size: int) -> str:
-    """Bytes as text."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size >> 20} MiB"
-
-
 def examine(data_dir: str | None = None, *, ephemeral: bool = False) -> list[Check]:
-    """All checks of this machine; with `data_dir` also those of that directory.
+    """All checks of this machine; with `data_dir` also the checks of that directory.
 
     `ephemeral`: judge the directory as `raymq start --ephemeral` would.
     """
@@ -192,11 +188,11 @@ def check_shared_memory(size: int | None, free: int | None) -> Check:
     """The space of Ray's object store and of the transient pools."""
     if size is None or free is None:
         return _fail("/dev/shm", "missing", "mount a tmpfs there: Ray needs it")
-    found = f"{_amount(free)} free of {_amount(size)}"
+    found = f"{size_text(free)} free of {size_text(size)}"
     if free < _SHM_FAIL_BYTES:
         advice = (
-            "Ray keeps its objects on disk, slowly, and --transient-pool is refused: delete what dead processes left "
-            "there, or make it larger (a container: --shm-size)"
+            "Ray keeps its objects on disk, slowly, and --transient-pool is refused: delete the files of dead "
+            "processes there, or make it larger (a container: --shm-size)"
         )
         return _fail("/dev/shm", found, advice)
     if size < _SHM_WARN_BYTES:
@@ -254,13 +250,13 @@ def check_tls(environment: Mapping[str, str], files: Files, now_s: float) -> Che
 
 
 def check_disk(place: str, free: int | None, needed: int = _DISK_FAIL_BYTES) -> Check:
-    """Space for what a start allocates: a segment and the next one, which is allocated ahead."""
+    """Space for the files of a start: a segment and the next one, which is allocated ahead."""
     if free is None:
         return _fail("disk space", f"{place} cannot be examined", "name an existing disk")
-    found = f"{_amount(free)} free at {place}"
+    found = f"{size_text(free)} free at {place}"
     if free < needed:
         advice = (
-            f"up to {_amount(needed)} are allocated at the start (less with --segment-size-bytes): free some, or "
+            f"up to {size_text(needed)} are allocated at the start (less with --segment-size-bytes): free some, or "
             "choose another disk"
         )
         return _fail("disk space", found, advice)
@@ -294,7 +290,7 @@ def examine_data_dir(data_dir: str, files: Files, *, ephemeral: bool = False) ->
 
 
 def _check_place(place: Path, files: Files) -> Check:
-    """A directory that `start` accepts, with what the operator should know about it."""
+    """A directory that `start` accepts, with its risks."""
     reason = volatile_reason(place, files)
     if reason is not None:
         advice = "choose a disk, unless the messages may be lost"
@@ -356,7 +352,7 @@ def check_shard(facts: Mapping[str, Any], now_ms: int) -> Check:
         found = f"{state}: {cause or 'no cause is known'}"
         return _fail(name, found, 'see docs/operating.md, "When something is wrong"')
     if cause or facts.get("writable") is False:
-        advice = "RayMQ tries again by itself; see to what is named, and to this machine's limits and disk"
+        advice = "RayMQ tries again by itself; repair the named cause, and check this machine's limits and disk"
         return _warn(name, f"RUNNING, but {cause}", advice)
     leases = facts.get("roles", {}).get("roles", {})
     idle = [role for role, lease in leases.items() if not lease["granted"]]
@@ -367,7 +363,7 @@ def check_shard(facts: Mapping[str, Any], now_ms: int) -> Check:
     if last and now_ms - last["time_ms"] < _LAST_END_MS:
         minutes = (now_ms - last["time_ms"]) // 60_000
         found = f"RUNNING; its process ended itself {minutes} minutes ago: {last['reason']}"
-        return _warn(name, found, "Ray started it again; see to what is named")
+        return _warn(name, found, "Ray started it again; repair the named cause")
     return _ok(name, "RUNNING")
 
 
@@ -376,7 +372,7 @@ def _has(module: str) -> bool:
 
 
 def _space_of(path: str) -> tuple[int | None, int | None]:
-    """Size and free bytes of a file system; None for what cannot be asked."""
+    """Size and free bytes of a file system; None where the system does not say."""
     try:
         usage = shutil.disk_usage(path)
     except OSError:

@@ -69,7 +69,7 @@ def install(directory: str | None, target: RayTarget | None, *, files: Files) ->
 
 
 def dashboards_folder(session_dir: Path, files: Files) -> Path:
-    """Where the Grafana of a Ray session takes dashboards from. Raises: Rejected when that folder does not exist."""
+    """The dashboards folder of a Ray session's Grafana. Raises: Rejected when that folder does not exist."""
     try:
         text = files.read_file(session_dir / _PROVIDER).decode("utf-8", "replace")
     except OSError:

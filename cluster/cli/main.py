@@ -50,7 +50,7 @@ class _Parser(argparse.ArgumentParser):
     def option(self, words: str, text: str, **more: Any) -> None:
         """Add an option or an argument.
 
-        Args: `words` are its names and what its value is: VALUE, [VALUE] if the value may be left out, or one|of|these.
+        Args: `words` are its names and its value: VALUE, [VALUE] if the value may be left out, or one|of|these.
         `text` is its help.
         """
         names = words.split()
@@ -347,7 +347,7 @@ def _store(words: Any) -> None:
 
 def _store_repair(verbs: Any) -> None:
     repair = _command(
-        verbs, "repair", store_commands.repair, "say what would mend a store; --yes does it"
+        verbs, "repair", store_commands.repair, "print a repair plan; --yes carries it out"
     )
     repair.option(*_STORE_DIR)
     repair.flag("--yes", "carry the plan out; no process may have the store open")
@@ -361,7 +361,7 @@ def _store_repair(verbs: Any) -> None:
     )
     repair.option(
         "--rebuild consumequeue|chain|index|checkpoint|marks|config",
-        "rebuild this from the log even if it is sound; may be repeated (default: only what is damaged)",
+        "rebuild this from the log even if it is sound; may be repeated (default: only damaged files)",
         action="append",
     )
 
@@ -381,7 +381,7 @@ def _store_export(verbs: Any) -> None:
         "--to OFFSET", "queue offset before which to end (default: the end)", least=0, dest="stop"
     )
     export.number("--file-mib N", "MiB after which a new file is begun (default: 256)", default=256)
-    export.flag("--behind-damage", "of a damaged log also what is readable after the damage")
+    export.flag("--behind-damage", "also export the readable messages after damage in the log")
 
 
 def _store_import(verbs: Any) -> None:

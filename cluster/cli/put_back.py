@@ -1,6 +1,6 @@
 """Messages that were printed or exported, as arguments of `Producer.send`: the way back into a topic.
 
-Three forms are read: the lines of `raymq consume -o json`, those of `raymq store dump`, and the rows of
+Three forms are read: the lines of `raymq consume -o json`, the lines of `raymq store dump`, and the rows of
 `raymq store export`. Body, key, tag, index keys and properties come back byte for byte. A message keeps its queue id
 if the topic has that queue; else its key decides. Offset, times, hosts, ids, flags and the properties that belong to
 RocketMQ or RayMQ are new.
@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 from raymq.cluster.messages.keys import key_of
 from raymq.cluster.messages.message import INDEX_KEYS, SYSTEM_PROPERTIES
 from raymq.store.errors import Rejected
-from raymq.store.format import SYSTEM_TOPICS
 from raymq.store.records.properties import TAGS
+from raymq.store.topics import is_system_topic
 
-_INTERNAL_PREFIX = "rmq_sys_"
 #: fields that `send` takes as they are
 _SENT = ("tag", "properties", "deliver_at_ms")
 #: fields of `consume -o json` that a new message cannot keep
@@ -35,11 +34,6 @@ class PutBack(NamedTuple):
     queue_id: int | None
     #: body, key, tag, index_keys, properties, deliver_at_ms: those that it has
     fields: dict[str, Any]
-
-
-def is_internal(topic: str) -> bool:
-    """Whether a topic is one that RayMQ or RocketMQ keeps for itself."""
-    return topic in SYSTEM_TOPICS or topic.startswith(_INTERNAL_PREFIX)
 
 
 def of_line(line: bytes, number: int) -> PutBack | None:
@@ -104,7 +98,7 @@ def _key(given: dict[str, Any]) -> bytes | None:
 
 
 def _present(fields: dict[str, Any]) -> dict[str, Any]:
-    """Without what the message does not have. An empty body or key is one."""
+    """The fields that the message has. An empty body or key counts as a field."""
     return {name: value for name, value in fields.items() if value not in (None, (), {})}
 
 
@@ -120,8 +114,8 @@ class Sender:
         self._queues = {name: int(facts["queues"]) for name, facts in cluster.topics().items()}
 
     def send(self, message: PutBack, *, topic: str | None = None) -> None:
-        """Send it to `topic`, by default to its own. Raises: what `Producer.send` raises at once."""
-        if is_internal(message.topic or ""):
+        """Send the message to `topic`, by default to its own. Raises: the immediate errors of `Producer.send`."""
+        if is_system_topic(message.topic or ""):
             self.left_out += 1
             return
         to = topic or str(message.topic)

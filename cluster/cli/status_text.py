@@ -1,4 +1,4 @@
-"""The lines of `raymq status`: health first, then what an operator asks next; bytes and pids when asked for."""
+"""The lines of `raymq status`: health first, then the facts of each shard; bytes and pids with `verbose`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def status_lines(
 ) -> Iterator[str]:
     """The text of a cluster's status.
 
-    Args: `status` is what `Cluster.status` returns, `topics` what `Cluster.topics` returns (None: not known).
+    Args: `status`: the result of `Cluster.status`; `topics`: the result of `Cluster.topics` (None: not known).
     """
     shards = status["shards"]
     metrics = [shard["metrics"] for shard in shards if shard.get("metrics")]
@@ -102,11 +102,11 @@ def _protection(shard: Facts) -> str:
         return ""
     nodes = shard.get("nodes")
     if nodes:
-        return f"mirror on the nodes {', '.join(nodes)}: what is confirmed outlives either machine"
+        return f"mirror on the nodes {', '.join(nodes)}: confirmed messages outlive either machine"
     host = str(shard.get("endpoint") or "").removeprefix(TLS_PREFIX).rpartition(":")[0].strip("[]")
     if is_loopback(host):
         return (
-            "mirror on one machine: what is confirmed outlives a process or one copy, not the disk"
+            "mirror on one machine: confirmed messages outlive a process or one copy, not the disk"
         )
     return ""
 

@@ -172,7 +172,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
         queue_id=options.queue_id,
         start=options.start,
         stop=options.stop,
-        behind_damage=options.behind_damage,
+        after_damage=options.behind_damage,
     )
     with StoreProgress(console.stderr) as progress:
         done = export(

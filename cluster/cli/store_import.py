@@ -11,8 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raymq.store.errors import Rejected
+from raymq.store.topics import is_system_topic
 
-from .put_back import PutBack, Sender, is_internal, of_record
+from .put_back import PutBack, Sender, of_record
 
 _COLUMNS = ("topic", "queue_id", "body", "properties")
 #: rows decoded at a time
@@ -20,7 +21,7 @@ _ROWS = 10_000
 
 
 def send_export(source: Path, cluster: Any, *, topic: str | None) -> Sender:
-    """Send every message of an export, or those of one topic. Returns: what was sent, all of it acknowledged.
+    """Send every message of an export, or of one of its topics. Returns: the sender, whose messages are acknowledged.
 
     Raises: Rejected when `source` is not an export, or the cluster lacks a topic: nothing was sent.
     """
@@ -59,7 +60,7 @@ def _check_topics(files: list[Path], cluster: Any, topic: str | None) -> None:
         highest = table.group_by("topic").aggregate([("queue_id", "max")])
         for row in highest.to_pylist():
             queues[row["topic"]] = max(queues.get(row["topic"], 0), row["queue_id_max"] + 1)
-    wanted = {name for name in queues if not is_internal(name)}
+    wanted = {name for name in queues if not is_system_topic(name)}
     if topic is not None:
         if topic not in wanted:
             fault = f"the export has no message of topic {topic!r}; it has {', '.join(sorted(wanted)) or 'no topics'}"

@@ -31,24 +31,24 @@ class StoreProgress:
         if self._bars is not None:
             self._bars.stop()
 
-    def report(self, what: str, done: int, total: int) -> None:
+    def report(self, walk: str, done: int, total: int) -> None:
         """Show `done` of `total` bytes of one walk."""
         now = self._monotonic()
         if now - self._began < _QUIET_S:
             return
         if self._rich:
-            self._draw(what, done, total)
+            self._draw(walk, done, total)
         elif now - self._printed >= _LINE_S:
             self._printed = now
-            print(f"{what}: {100 * done // max(total, 1)} %", file=self._stream, flush=True)
+            print(f"{walk}: {100 * done // max(total, 1)} %", file=self._stream, flush=True)
 
-    def _draw(self, what: str, done: int, total: int) -> None:
+    def _draw(self, walk: str, done: int, total: int) -> None:
         if self._bars is None:
             from rich.console import Console
             from rich.progress import Progress
 
             self._bars = Progress(console=Console(file=self._stream), transient=True)
             self._bars.start()
-        if what not in self._tasks:
-            self._tasks[what] = self._bars.add_task(what, total=total)
-        self._bars.update(self._tasks[what], completed=done, total=total)
+        if walk not in self._tasks:
+            self._tasks[walk] = self._bars.add_task(walk, total=total)
+        self._bars.update(self._tasks[walk], completed=done, total=total)

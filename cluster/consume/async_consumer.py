@@ -29,9 +29,9 @@ RECHECK_S = 1.0
 class AsyncConsumer(OpenClient):
     """Reads a topic in one event loop, with the methods and options of `raymq.Consumer`, awaited.
 
-    It opens with `async with`, or with its first call. One thread per shard reads ahead. A call only takes what is
-    there, so a cancelled `poll` loses no message and moves no position. One task at a time may use it. It does not
-    pickle or survive a fork.
+    It opens with `async with`, or with its first call. One thread per shard reads ahead. A call only takes messages
+    that are fetched already, so a cancelled `poll` loses no message and moves no position. One task at a time may use
+    it. It does not pickle or survive a fork.
 
     Example:
         ```python
@@ -67,7 +67,7 @@ class AsyncConsumer(OpenClient):
 
     Raises:
         Rejected: an unknown topic or queue, a bad option, or `start` is missing; raised when the consumer opens.
-        OffsetOutOfRange: a queue does not hold the offset to read; `min` and `max` say what it holds.
+        OffsetOutOfRange: a queue does not hold the offset to read; `min` and `max` are its range.
         Corrupt: a stored message is damaged. `seek` after it to continue.
         Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
     """
@@ -126,7 +126,7 @@ class AsyncConsumer(OpenClient):
         loop, changed = asyncio.get_running_loop(), self._changed
 
         def notify() -> None:
-            # A loop that was closed meanwhile has no waiting task.
+            # A closed loop has no waiting task.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(changed.set)
 
@@ -227,7 +227,7 @@ class AsyncConsumer(OpenClient):
     # --- end ------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Stop reading. No offset is committed. A second call does nothing. A cancelled call closes it all the same."""
+        """Stop reading. No offset is committed. A second call does nothing. A cancelled call closes it, too."""
         self._closed = True
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())

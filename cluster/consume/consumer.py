@@ -69,7 +69,7 @@ class Consumer(OpenClient):
 
     Raises:
         Rejected: an unknown topic or queue, a bad option, or `start` is missing.
-        OffsetOutOfRange: a queue does not hold the offset to read; `min` and `max` say what it holds.
+        OffsetOutOfRange: a queue does not hold the offset to read; `min` and `max` are its range.
         Corrupt: a stored message is damaged. `seek` after it to continue.
         Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
     """
@@ -92,7 +92,7 @@ class Consumer(OpenClient):
             check_group_name(config.group)
         self.topic = topic
         self.group = config.group
-        #: what warnings call this consumer
+        #: how warnings call this consumer
         self.name = type(self).__name__
         self._unavailable_timeout_ms = config.unavailable_timeout_ms
         self._clock = clock or Clock()

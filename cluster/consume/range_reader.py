@@ -16,7 +16,7 @@ from raymq.store.clock import Clock
 from raymq.store.errors import Unavailable
 from raymq.store.requests import FetchRequest
 
-from .checked import checked
+from .verify_crcs import verify_slices
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
@@ -56,7 +56,7 @@ class RangeReader:
                 if self._stream is None:
                     self._stream = self._routes.fetch_stream(self._shard)
                 found = self._stream.fetch(request)
-                found = checked(found, self._routes, self._topic, self._shard)
+                found = verify_slices(found, self._routes, self._topic, self._shard)
             except Unavailable:
                 self.close()
                 if self._clock.monotonic() > until:

@@ -18,7 +18,7 @@ from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
 from raymq.store.requests import FetchRequest, FetchSlice
 
-from .checked import checked
+from .verify_crcs import verify_slices
 
 #: longest wait of one fetch at the shard
 WAIT_MS = 10_000
@@ -92,22 +92,23 @@ class ShardReader(FetchThread):
     def _fetch(self, stream: FetchStream) -> bool:
         """One fetch, once the consumer has taken the pieces of this shard. False: end, or open a new stream."""
         state = self._state
+
+        def must_return() -> bool:
+            return state.closed or self._stream is not stream
+
+        def may_fetch() -> bool:
+            return not state.ahead[self.shard] and bool(self._wanted())
+
         with state.changed:
-            state.changed.wait_for(
-                lambda: (
-                    state.closed
-                    or self._stream is not stream
-                    or (not state.ahead[self.shard] and self._wanted())
-                )
-            )
-            if state.closed or self._stream is not stream:
+            state.changed.wait_for(lambda: must_return() or may_fetch())
+            if must_return():
                 return False
             self._turn += 1
             wanted = self._wanted()
         found = stream.fetch(
             FetchRequest(state.topic, wanted, state.fetch_bytes, state.fetch_records, WAIT_MS)
         )
-        found = checked(found, self._routes, state.topic, self.shard)
+        found = verify_slices(found, self._routes, state.topic, self.shard)
         with state.changed:
             state.down.pop(self.shard, None)
             for part in found:

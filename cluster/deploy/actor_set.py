@@ -2,9 +2,9 @@
 
 Functions over an initialised `ray` module.
 
-Every actor is detached (it outlives the process that started it), restarts without limit and never retries a call
-(a retried append would be a second append). It reserves no CPU in Ray. All roles of a replica stay on the machine that
-has its disk.
+Every actor is detached: it outlives the process that started it. It restarts without limit, and never retries a call,
+because a retried append would be a second append. It reserves no CPU in Ray. All roles of a replica stay on the machine
+that has its disk.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def specs(
     options: dict[str, Any],
     ca: bytes | None = None,
 ) -> list[dict[str, Any]]:
-    """One plain dict per actor, in starting order: what its constructor gets."""
+    """One plain dict per actor, in starting order: the argument of its constructor."""
     from raymq import __version__
 
     common = {name: getattr(record, name) for name in _RECORD_FIELDS} | {
@@ -83,17 +83,17 @@ def specs(
         "transport": _TRANSPORT,
         "version": __version__,
     }
-    mirrored = record.replicas > 1
     return [
         {
             **common,
             "shard": shard,
             "replica": replica,
             "role": role,
+            "satellites": record.roles(replica)[1:],
             "mode": "leader" if replica == 0 else "follower",
             "data_dir": str(paths.replica(shard, replica)),
-            "peer_data_dir": str(paths.replica(shard, 1)) if mirrored else None,
-            "peer_name": actor_name(record.name, shard, 1, "commit_log") if mirrored else None,
+            "peer_data_dir": str(paths.replica(shard, 1)),
+            "peer_name": actor_name(record.name, shard, 1, "commit_log"),
             "node": node_of(record, shard, replica),
         }
         for shard in range(record.shards)
@@ -111,7 +111,7 @@ def create(
 ) -> tuple[list[Member], bool]:
     """Create the actors that do not run yet; running ones are kept.
 
-    Args: `specs` are those of the function `specs`; `timeout_s` is how long a running first shard may take to answer.
+    Args: `specs`: the result of the function `specs`; `timeout_s` is how long a running first shard may take to answer.
 
     Returns: all actors, and whether the cluster was started by this call (its first shard did not
     run).
@@ -166,7 +166,7 @@ def _actor_classes(ray: Any) -> dict[str, Any]:
 def _check_running(ray: Any, record: ClusterRecord, timeout_s: float) -> bool:
     """Whether the cluster runs already.
 
-    Raises: Rejected when what runs is another cluster of the same name (they would share actors),
+    Raises: Rejected when another cluster of the same name runs (they would share actors),
     or this one in another flush mode or pool mode (running actors keep theirs).
     """
     members = find(ray, record.name, [(0, 0, "commit_log")])
@@ -301,7 +301,7 @@ def _lines(members: list[Member], states: dict[str, dict[str, Any]]) -> str:
 
 
 def _ready(ray: Any, call: Any, timeout_s: float) -> dict[str, Any]:
-    """What a CommitLog answers when it is asked whether it is ready."""
+    """The answer of a CommitLog's `ready`."""
     try:
         state: dict[str, Any] = ray.get(call, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
@@ -317,8 +317,8 @@ def _absent(state: str, error: str) -> dict[str, Any]:
 
 def _line(member: Member, state: dict[str, Any]) -> str:
     error = state.get("error")
-    where = f"shard {member.shard} replica {member.replica}: {state['state']}"
-    return f"{where} ({error})" if error else where
+    line = f"shard {member.shard} replica {member.replica}: {state['state']}"
+    return f"{line} ({error})" if error else line
 
 
 def find(ray: Any, cluster: str, record_roles: Iterable[tuple[int, int, str]]) -> list[Member]:
@@ -362,9 +362,9 @@ def is_another(ray: Any, record: ClusterRecord, *, clock: Clock) -> bool:
 def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) -> dict[str, str]:
     """Close every actor in order, end it, and wait until Ray has forgotten it.
 
-    Leaders come first: they answer waiting calls and sync what is left, for which the satellites must still run. Then
-    followers, then satellites. Coordinators of durable queues come last and lose nothing. A waiting getter asks for a
-    new one at once, and is refused only when the shards are gone.
+    Leaders come first: they answer waiting calls and sync the rest of the log, for which the satellites must still run.
+    Then followers, then satellites. Coordinators of durable queues come last and lose nothing. A waiting getter asks
+    for a new one at once, and is refused only when the shards have ended.
     Returns: actor name -> "closed" or why it was ended without an orderly close.
     """
     members = find(ray, record.name, all_roles(record))
@@ -383,7 +383,7 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
             wait_s = timeout_s if member.role == "commit_log" else _CALL_TIMEOUT_S
             outcomes[member.name] = _outcome(ray, member, call, wait_s)
         for member in wave:
-            # This ends the process and frees the name; after close() alone Ray would restart the actor.
+            # `kill` ends the process and frees the name; after close() alone Ray would restart the actor.
             ray.kill(member.handle, no_restart=True)
     _wait_gone(ray, record.name, members, clock)
     coordinators = coordinator_name(record.name, "")

@@ -39,6 +39,6 @@ def major_version(java: str) -> int:
 
 
 def parse_major(text: str) -> int:
-    """The major version in what `java -version` prints; 0 if it is not there ("1.8.0" is 8)."""
+    """The major version in the output of `java -version`; 0 if it is not there ("1.8.0" is 8)."""
     found = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(found[1]) if found else 0

@@ -1,6 +1,6 @@
 """The Ray that `start` owns: started detached from the shell, ended with all its processes.
 
-It is `ray start --head --block` in a session of its own. It outlives the shell, and uses free ports and a private
+The Ray is `ray start --head --block` in a session of its own. It outlives the shell, and uses free ports and a private
 session directory. It never touches another Ray of the machine: `ray stop`, which ends all of them, is not used, nor is
 the machine-wide "current cluster" file. It runs with RAY_AUTH_MODE from the environment, else "token". In a Ray without
 a token, streaming calls of a driver that finds one in ~/.ray/auth_token hang.
@@ -66,8 +66,8 @@ def start_owned(
     deadline = clock.monotonic_ms() + int(timeout_s * 1000)
     lost = ray_host.load_owned(paths, files)
     if lost is not None:
-        # It was not ended by `stop`: it crashed, the machine was rebooted, or it is dying.
-        progress(f"Ray at {lost.address} is lost and is replaced: {ailment(lost, files)}")
+        # No `stop` ended that Ray: it crashed, the machine was rebooted, or it is dying.
+        progress(f"Ray at {lost.address} is lost and is replaced: {why_unhealthy(lost, files)}")
         stop_owned(paths, files=files, clock=clock)
     progress("starting Ray")
     for attempts_left in reversed(range(_ATTEMPTS)):
@@ -83,7 +83,7 @@ def start_owned(
     raise Unavailable("Ray did not start")
 
 
-def ailment(owned: OwnedRay, files: Files) -> str | None:
+def why_unhealthy(owned: OwnedRay, files: Files) -> str | None:
     """Why this Ray will not serve again, as its processes show; None: they run.
 
     Ray itself takes about a second to notice a killed server, and hangs with a stopped one (SIGSTOP).
@@ -92,9 +92,9 @@ def ailment(owned: OwnedRay, files: Files) -> str | None:
         return f"its head process (pid {owned.pid}) has ended"
     if not owned.address:
         return "its start was not finished"
-    there = running(owned.family, files)
+    processes = running(owned.family, files)
     for name in SERVERS:
-        states = [state for command, state in there if command == name]
+        states = [state for command, state in processes if command == name]
         if not states:
             return f"its {name} has ended"
         if "T" in states:
@@ -103,14 +103,14 @@ def ailment(owned: OwnedRay, files: Files) -> str | None:
 
 
 def stop_owned(paths: ClusterPaths, *, files: Files, clock: Clock) -> list[int]:
-    """End the directory's own Ray, if any, and wait until all its processes are gone.
+    """End the directory's own Ray, if any, and wait until all its processes have ended.
 
     Returns: the pids that had to be killed. Raises: Unavailable when a process cannot be ended.
     """
     owned = ray_host.load_owned(paths, files)
     if owned is None:
         return []
-    grace_ms = _STOP_GRACE_MS if ailment(owned, files) is None else _DYING_GRACE_MS
+    grace_ms = _STOP_GRACE_MS if why_unhealthy(owned, files) is None else _DYING_GRACE_MS
     try:
         killed = end_family(owned.family, files=files, clock=clock, grace_ms=grace_ms)
     except TimeoutError as error:
@@ -253,7 +253,7 @@ def owned_environment(mark: str, files: Files) -> dict[str, str]:
     environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "3"
     # An owned Ray is a cluster of its own, whatever the shell's RAY_ADDRESS says.
     environment.pop("RAY_ADDRESS", None)
-    # Ray runs workers at nice 15: the shards would get only what local producers leave.
+    # Ray runs workers at nice 15: the shards would get only the CPU that local producers leave.
     environment.setdefault("RAY_worker_niceness", "0")
     # With several arenas the threads of gRPC return large buffers to the kernel and take them again, see
     # actors/ray/actor_classes.py.

@@ -34,7 +34,7 @@ Placement = tuple[tuple[str, ...], ...]
 
 
 class Address(NamedTuple):
-    """Where a replica listens, and the address that it gives to clients."""
+    """The address on which a replica listens, and the address that it gives to clients."""
 
     bind: str
     advertised: str
@@ -72,7 +72,7 @@ def place(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
 
 
 def check_host(host: str) -> None:
-    """Raises: Rejected for a `host` that cannot be that of shards on several nodes."""
+    """Raises: Rejected for a `host` on which shards on several nodes cannot all listen."""
     if host != NODE_HOST and host not in _WILDCARDS:
         message = (
             f"host={host!r} together with nodes: each shard listens on its own node's address; leave host out, or say "

@@ -1,8 +1,8 @@
 """Finds and ends all processes of one detached program.
 
 A pid alone does not identify a process, because pids are reused. A process is (pid, start time, boot id). A family is
-every process that inherited its leader's mark in the environment (even children in a session of their own, such as a
-Java gateway), plus the Ray workers in the leader's session.
+every process that inherited its leader's mark in the environment, even in a session of its own, such as a Java gateway.
+The Ray workers in the leader's session belong to it, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from raymq.actors.shared.processes import boot_id_hash
+from raymq.actors.shared.processes import ProcessHandle, ProcessIdentity, boot_id_hash
 from raymq.store.clock import Clock
 from raymq.store.files import Files
 
@@ -85,12 +85,12 @@ def _living(family: Family, files: Files) -> Iterator[_Facts]:
         # Ray's workers overwrite their environment with their title ("ray::IDLE"), so they have no mark. A child in a
         # session of its own is found by its mark only.
         in_session = session_is_ours and facts.session == family.pid
-        if _has_mark(pid, family.mark, files) or (in_session and _is_ray_worker(pid, files)):
+        if mark_of(pid, files) == family.mark or (in_session and _is_ray_worker(pid, files)):
             yield facts
 
 
 def end_family(family: Family, *, files: Files, clock: Clock, grace_ms: int) -> list[int]:
-    """SIGTERM to the leader, SIGKILL to what is left after `grace_ms`; returns when no process is left.
+    """SIGTERM to the leader, SIGKILL to the others after `grace_ms`; returns when no process is left.
 
     Returns: the pids that had to be killed. Raises: TimeoutError when a killed process does not end.
     """
@@ -116,19 +116,13 @@ def end_family(family: Family, *, files: Files, clock: Clock, grace_ms: int) -> 
 
 
 def _signal(pid: int, started: int, number: int, files: Files) -> bool:
-    """Signal exactly that process: the descriptor pins it, then its start time is compared."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
+    """Signal exactly that process. Returns: whether it was there."""
+    handle = ProcessHandle.open(ProcessIdentity(pid, started), files=files)
+    if handle is None:
         return False
-    try:
-        if start_time(pid, files) != started:
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(descriptor, number)
-        return True
-    finally:
-        os.close(descriptor)
+    with contextlib.closing(handle):
+        handle.kill(number)
+    return True
 
 
 def _facts(pid: int, files: Files) -> _Facts | None:
@@ -151,12 +145,17 @@ def _is_ray_worker(pid: int, files: Files) -> bool:
     return _proc_file(pid, "cmdline", files).startswith(b"ray::")
 
 
-def _has_mark(pid: int, mark: str, files: Files) -> bool:
-    return f"{MARK}={mark}".encode() in _proc_file(pid, "environ", files).split(b"\0")
+def mark_of(pid: int, files: Files) -> str:
+    """The mark in a process's environment; empty without one."""
+    for item in _proc_file(pid, "environ", files).split(b"\0"):
+        name, _, value = item.partition(b"=")
+        if name == MARK.encode():
+            return value.decode("ascii", "replace")
+    return ""
 
 
 def _proc_file(pid: int, name: str, files: Files) -> bytes:
-    """The file's content; empty when the process is gone or another user's."""
+    """The file's content; empty when the process has ended or is another user's."""
     try:
         return files.read_file(Path(f"/proc/{pid}/{name}"))
     except (FileNotFoundError, ProcessLookupError, PermissionError):

@@ -34,7 +34,7 @@ HOST_LABEL = "raymq-host"
 #: 127.0.0.1 in a form that Ray does not change: `ray.init` would replace 127.0.0.1 by the machine's own address
 LOOPBACK = "::ffff:127.0.0.1"
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", LOOPBACK)
-#: what `ray.init` raises when it cannot connect
+#: the errors of a `ray.init` that cannot connect
 CONNECT_ERRORS = (ConnectionError, RuntimeError, TimeoutError, ValueError, OSError)
 #: variable -> value that this process adopted from the Ray of a cluster
 _adopted: dict[str, str] = {}
@@ -44,7 +44,7 @@ _adopted: dict[str, str] = {}
 class OwnedRay:
     """The Ray that `start` started for one data directory."""
 
-    #: host:port of its GCS, what `ray.init(address=...)` takes
+    #: host:port of its GCS, as `ray.init(address=...)` takes it
     address: str
     pid: int
     start_time: int
@@ -86,7 +86,7 @@ def load_target(paths: ClusterPaths, files: Files) -> RayTarget | None:
 
 
 def save_target(paths: ClusterPaths, target: RayTarget, files: Files) -> None:
-    """Durable: at return, so that a later `stop` finds what runs."""
+    """Durable: at return, so that a later `stop` finds the Ray."""
     files.write_file_atomic(paths.ray, (json.dumps(asdict(target), indent=2) + "\n").encode())
 
 
@@ -175,9 +175,9 @@ def _same_address(wanted: str, known: str) -> bool:
 
 @contextlib.contextmanager
 def session(target: RayTarget, timeout_s: float | None = None) -> Iterator[Any]:
-    """This process connected to `target`; yields the `ray` module.
+    """Connect this process to `target` and yield the `ray` module.
 
-    Disconnects at the end only what it connected.
+    Disconnects at the end only if it connected.
 
     Args: timeout_s bounds how long Ray may take to answer; None: Ray's own patience, which may be endless.
     Raises: Unavailable when Ray does not answer, Rejected when this process is connected to another
@@ -247,11 +247,11 @@ def wait_for_answer(
     *,
     timeout_s: float,
     clock: Clock,
-    ailment: Callable[[], str | None] = lambda: None,
+    why_unhealthy: Callable[[], str | None] = lambda: None,
 ) -> str | None:
     """Wait until the Ray accepts a driver, which a separate process tries (ray_probe.py).
 
-    Returns: None when it did, else why not: the answer of `ailment`, which is polled, or Ray's own message.
+    Returns: None when it did, else why not: the answer of `why_unhealthy`, which is polled, or Ray's own message.
     Raises: Unavailable when Ray is silent for longer than `timeout_s`.
     """
     if target.owned is not None:
@@ -267,7 +267,7 @@ def wait_for_answer(
         )
         try:
             while (code := probe.poll()) is None:
-                fault = ailment()
+                fault = why_unhealthy()
                 if fault is not None:
                     return fault
                 if clock.monotonic_ms() > deadline:
@@ -284,7 +284,7 @@ def wait_for_answer(
             return None
         printed.seek(0)
         lines = printed.read().decode("utf-8", "replace").strip().splitlines()
-    return ailment() or (lines[-1] if lines else f"a driver ended with {code}")
+    return why_unhealthy() or (lines[-1] if lines else f"a driver ended with {code}")
 
 
 def importable(environment: dict[str, str]) -> dict[str, str]:
@@ -335,7 +335,7 @@ def _adopt_authentication(owned: OwnedRay) -> None:
 
     `ray.init` with an explicit address never turns token mode on by itself. It stays set, as Ray
     itself leaves it after a local start: a later `ray.init(address=cluster.ray_address)` of this
-    process needs it too. It replaces what was adopted from another cluster's Ray, but not what the user set.
+    process needs it too. The setting replaces one adopted from another cluster's Ray, but never one made by the user.
 
     Raises: Rejected when the environment asks for another mode.
     """

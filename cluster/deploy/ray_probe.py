@@ -1,7 +1,7 @@
 """`python -m raymq.cluster.deploy.ray_probe ADDRESS`: ends with 0 when the Ray there takes a driver.
 
-ray_host.py runs it before this process connects. `ray.init` in a dying Ray may wait for ever or abort its process, and
-a thread in it cannot be interrupted. A process can be ended.
+ray_host.py runs it before this process connects. `ray.init` in a dying Ray may hang or abort its process, and a thread
+in it cannot be interrupted. A process can be ended.
 """
 
 from __future__ import annotations

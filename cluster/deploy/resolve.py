@@ -52,7 +52,7 @@ class RayResolver:
 
 
 def save_endpoints(paths: ClusterPaths, endpoints: dict[int, str], files: Files) -> None:
-    """Where the leaders listen now, for `connect` on the machine of `start` without asking Ray."""
+    """Write the leaders' present endpoints, for `connect` on the machine of `start` without asking Ray."""
     body = {str(shard): endpoint for shard, endpoint in sorted(endpoints.items())}
     files.write_file_atomic(paths.endpoints, json.dumps(body).encode())
 

@@ -1,4 +1,4 @@
-"""Removes what dead processes left in /tmp/raymq-<uid>: wakeup sockets, queue sockets, sessions of Ray.
+"""Removes the files of dead processes from /tmp/raymq-<uid>: wakeup sockets, queue sockets, sessions of Ray.
 
 A SIGKILL leaves socket files, and a replica's directory stays for the next start. A connection attempt shows whether a
 process listens on a socket. That also holds for containers that share /tmp and do not see each other's processes.
@@ -21,7 +21,7 @@ from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError
 from raymq.store.files import Files
 
-from .process_tree import MARK
+from .process_tree import mark_of
 
 #: a younger entry may be about to be used
 _YOUNG_MS = 60_000
@@ -31,7 +31,7 @@ _SESSION = re.compile(r"ray-([0-9a-f]{8})")
 
 
 def sweep(files: Files, clock: Clock, closed: Iterable[Path] = ()) -> list[str]:
-    """Remove what no living process owns.
+    """Remove the files that no living process owns.
 
     Args: `closed` are replicas that have just been closed: their entries are removed even when young.
     Returns: the names removed. An entry that cannot be removed stays for the next time.
@@ -65,19 +65,12 @@ def sweep(files: Files, clock: Clock, closed: Iterable[Path] = ()) -> list[str]:
 
 def _living_marks(files: Files) -> set[str]:
     """The first letters of the marks of all owned Rays that have a process, as in their directories' names."""
-    found = set()
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                for item in files.read_file(Path(f"/proc/{entry}/environ")).split(b"\0"):
-                    name, _, value = item.partition(b"=")
-                    if name == MARK.encode():
-                        found.add(value.decode("ascii", "replace")[:8])
-    return found
+    pids = filter(str.isdigit, os.listdir("/proc"))
+    return {mark_of(int(pid), files)[:8] for pid in pids}
 
 
 def _sockets(path: Path) -> list[Path]:
-    """The sockets at or below a path, which for a session of Ray are those of its servers."""
+    """The sockets at or below a path, which for a session of Ray belong to its servers."""
     if stat.S_ISSOCK(os.lstat(path).st_mode):
         return [path]
     found = []

@@ -64,9 +64,9 @@ def key_properties(keys: pa.Array) -> pa.Array:
     if not binary.any():
         return as_text
     coded = _base64(keys.filter(pa.array(binary)))
-    where = np.full(len(keys), -1, dtype=np.int64)
-    where[binary] = np.arange(len(coded))
-    spread = coded.take(pa.array(where, mask=where < 0))
+    coded_of_row = np.full(len(keys), -1, dtype=np.int64)
+    coded_of_row[binary] = np.arange(len(coded))
+    spread = coded.take(pa.array(coded_of_row, mask=coded_of_row < 0))
     return pc.coalesce(as_text, _joined("__KEY_B64\x01", spread))
 
 

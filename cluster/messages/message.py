@@ -24,7 +24,7 @@ from .keys import BASE64_KEY, TEXT_KEY, key_property
 INDEX_KEYS = "KEYS"
 INDEX_KEY_SEPARATOR = " "
 
-#: property names that users neither see nor set: RayMQ's own, and those of RocketMQ's clients and brokers.
+#: property names that users neither see nor set: RayMQ's own, and the names that RocketMQ's clients and brokers set.
 #: Source: MessageConst.STRING_HASH_SET of RocketMQ 5.3.3.
 _ROCKETMQ = """
     WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET
@@ -56,7 +56,7 @@ class Message:
     """
 
     topic: str
-    #: any bytes, or what a codec made
+    #: any bytes, or the output of a codec
     body: bytes
     #: partition and ordering key: messages with one key go to one queue, in order
     key: bytes | None = None
@@ -128,12 +128,12 @@ def property_bytes(
     return parts or None
 
 
-def check_properties_size(size: int, what: str) -> None:
+def check_properties_size(size: int, fields: str) -> None:
     """Raises: Rejected when `size` bytes of properties leave no room for the producer's stamp."""
     size += STAMP_BYTES
     if size > PROPERTIES_MAX_BYTES:
         raise Rejected(
-            f"{what} make {size} bytes, the limit is {PROPERTIES_MAX_BYTES}: put large values into the body",
+            f"{fields} make {size} bytes, the limit is {PROPERTIES_MAX_BYTES}: put large values into the body",
             field="properties",
             limit=PROPERTIES_MAX_BYTES,
         )

@@ -56,9 +56,9 @@ def murmur2_column(keys: pa.Array) -> UInt32s:
         h[rows] = h[rows] * m ^ k
         position += 1
         rows = rows[words[rows] > position]
-    rest = lengths & 3
+    tail_bytes = lengths & 3
     for size in (1, 2, 3):
-        rows = np.flatnonzero(rest == size)
+        rows = np.flatnonzero(tail_bytes == size)
         if len(rows):
             at = starts[rows] + 4 * words[rows]
             tail = np.zeros(len(rows), dtype=np.uint32)

@@ -56,7 +56,7 @@ class DeferredSend(TaskSteps):
         return (yield from future.__await__())
 
     def fail(self, error: RayMQError) -> None:
-        """The message will not be sent."""
+        """Finish with the reason why the message is not sent."""
         self.accepted.set_exception(error)
         # Read here, or asyncio would log it: `flush` raises it when no task awaits the message.
         self.accepted.exception()
@@ -105,7 +105,7 @@ class AsyncProducer(OpenClient):
         max_message_bytes: bytes (default 4 MiB) of the largest body.
         clock: replaces the system's clock in tests.
 
-    The options cost what those of `Producer` cost.
+    See `Producer` for the cost of each option.
 
     Guarantees:
         Those of `Producer`: order per queue, each message stored once, receipts that mean what `acks` promises.
@@ -138,7 +138,7 @@ class AsyncProducer(OpenClient):
         self._drainer: asyncio.Task[None] | None = None
         self._released = asyncio.Event()
         self._closed = False
-        #: what is deferred now is not sent any more
+        #: deferred messages are not sent any more
         self._ending = False
 
     def _bind(self) -> asyncio.AbstractEventLoop:
@@ -204,7 +204,7 @@ class AsyncProducer(OpenClient):
         A cancelled wait cancels nothing. Raises: as the sends fail.
         """
         loop = self._bind()
-        # The columns come after what was sent before. How that ends is raised to the callers that sent it.
+        # The columns come after all earlier sends. Failures of these are raised to their own callers.
         await self._drained(loop, None)
         futures = await asyncio.to_thread(self._batcher.add_columns, topic, data, queue_id)
         waits = [asyncio.wrap_future(future) for future in futures]
@@ -213,7 +213,7 @@ class AsyncProducer(OpenClient):
     async def resend(self, sent: Coroutine[Any, Any, Receipt]) -> Receipt:
         """Send a message again that raised DeliveryUnknown, with the same sequence number: see `Producer.resend`.
 
-        Args: `sent` is what `send` returned. A cancelled wait does not take the message back.
+        Args: `sent` is the result of `send`. A cancelled wait does not take the message back.
         """
         self._bind()
         if isinstance(sent, DeferredSend) and sent.done():
@@ -244,7 +244,7 @@ class AsyncProducer(OpenClient):
                     deferred.fail(error)
                     self._failed.append(deferred)
                 except Exception as error:
-                    # Later messages must not wait for ever.
+                    # Later messages must not wait without end.
                     deferred.fail(Bug(f"send: {error!r}"))
                     self._failed.append(deferred)
                 self._deferred.popleft()
@@ -264,7 +264,7 @@ class AsyncProducer(OpenClient):
                 raise closed_error()
             if self._acquire_nowait(message.size):
                 return self._add(message)
-            # Batches that linger have to be sent, or no bytes would ever be answered.
+            # Open batches have to be sent, or no bytes would ever be answered.
             self._batcher.request_flush_open()
             left = deferred.until - asyncio.get_running_loop().time()
             if left <= 0:
@@ -288,7 +288,7 @@ class AsyncProducer(OpenClient):
         return {**self._batcher.statistics(), "deferred_messages": len(self._deferred)}
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Send what lingers and wait up to `timeout` seconds until every send so far has an outcome.
+        """Send all open batches and wait up to `timeout` seconds until every send so far has an outcome.
 
         Raises: the first failure that no caller has seen; TimeoutError when the time is up.
         """
@@ -311,13 +311,13 @@ class AsyncProducer(OpenClient):
         failed = [deferred for deferred in self._failed if not deferred.observed]
         self._failed.clear()
         self._batcher.sender.raise_failure()
-        for deferred in failed[:1]:
-            deferred.accepted.result()
+        if failed:
+            failed[0].accepted.result()
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush for up to `timeout` seconds, then close. Sends without a receipt fail. A second call does nothing.
 
-        Raises: the first failure that no caller has seen; the producer is closed all the same.
+        Raises: the first failure that no caller has seen; the producer is closed in any case.
         """
         if self._closed:
             return
@@ -332,7 +332,7 @@ class AsyncProducer(OpenClient):
         self._raise_failure()
 
     async def _end_drainer(self) -> None:
-        """Wait for the drainer: what it accepts meanwhile is sent, and must not be called unsent."""
+        """Wait for the drainer. A message that it accepts until then is sent, so it must not be failed as unsent."""
         self._ending = True
         self._batcher.sender.stop_look_ups()
         drainer = self._drainer
@@ -361,6 +361,6 @@ class AsyncProducer(OpenClient):
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    # No task waits in a loop that was closed meanwhile.
+    # No task waits in a closed loop.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call)

@@ -1,6 +1,6 @@
 """Sends Arrow batches to the shards of their queues: idempotent, in order, within one byte limit.
 
-`Producer`, the Spark sink and `Queue` are made of it. It imports no Ray.
+`Producer`, the Spark sink and `Queue` are built on `BatchSender`. The module imports no Ray.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class BatchSender:
         self._producer_id = new_producer_id() if producer_id is None else producer_id
         self._epoch = epoch
         self._clock = clock or Clock()
-        #: the bytes of all that is not answered
+        #: the bytes of all batches without an answer
         self.limiter = ByteLimiter(self.config.buffer_bytes, self.config.max_block_ms)
         self._unanswered: set[BatchFuture] = set()
         self._failures: deque[Failure] = deque(maxlen=FAILURES_MAX)
@@ -76,7 +76,7 @@ class BatchSender:
         self._lock = threading.Lock()
         self._queues: dict[tuple[str, int], tuple[QueueSequence, ShardSender]] = {}
         self._senders: dict[int, ShardSender] = {}
-        #: (topic, queue, shard, producer id, epoch) -> what is sent again of that producer
+        #: (topic, queue, shard, producer id, epoch) -> sequence of the batches resent for that producer
         self._resends: dict[tuple[str, int, int, int, int], QueueSequence] = {}
         self._closed = threading.Event()
         self._look_ups_stopped = threading.Event()
@@ -117,7 +117,7 @@ class BatchSender:
             ) from error
 
     def stop_look_ups(self) -> None:
-        """A look-up that waits for a shard fails from now on."""
+        """Fail every look-up that waits for a shard, from now on."""
         self._look_ups_stopped.set()
 
     # --- sending --------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class BatchSender:
         """Account for a batch with its outcome and wake its callers. A second call for one changes nothing."""
         if not future.done():
             failed = isinstance(outcome, RayMQError)
-            self._statistics.record(future, self._clock.monotonic(), failed=failed)
+            self._statistics.add(future, self._clock.monotonic(), failed=failed)
             if isinstance(outcome, RayMQError):
                 # Before its callers wake: one of them marks it as seen, or `raise_failure` looks for it.
                 future.failure = Failure(outcome)
@@ -282,8 +282,8 @@ class BatchSender:
         self._failures.clear()
         for failure in unseen:
             failure.observed = True
-        for failure in unseen[:1]:
-            raise failure.error
+        if unseen:
+            raise unseen[0].error
 
     @property
     def in_own_process(self) -> bool:
@@ -296,7 +296,7 @@ class BatchSender:
         return bool(self._senders) and not self._closed.is_set()
 
     def close(self) -> None:
-        """End at once: what is not answered fails. Call `flush` before."""
+        """Close at once. Unacknowledged batches fail. Call `flush` before."""
         if not self.in_own_process:
             return
         self._look_ups_stopped.set()
@@ -308,7 +308,7 @@ class BatchSender:
 
 
 def _checked(topic: str, batch: pa.RecordBatch | Row) -> pa.RecordBatch | Row:
-    """The form in which a batch is sent: a single small row goes as such. Raises: Rejected."""
+    """The form in which a batch is sent: a single small row as a Row. Raises: Rejected."""
     row = check_put(topic, batch, max_message_bytes=_ANY_SIZE)
     if row is not None:
         return row
@@ -335,7 +335,7 @@ class SendStatistics:
         self._queue_s = 0.0
         self._ack_s = 0.0
 
-    def record(self, batch: BatchFuture, now: float, *, failed: bool) -> None:
+    def add(self, batch: BatchFuture, now: float, *, failed: bool) -> None:
         """Count a batch that was answered at `now`, seconds of the monotonic clock."""
         with self._lock:
             self._batches += 1

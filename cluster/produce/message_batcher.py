@@ -1,6 +1,6 @@
 """Batches messages per queue and sends each batch when it is full, lingered long enough, or waited for.
 
-`Producer`, `AsyncProducer` and `Queue` are made of it: it has what they need beyond the public methods of `Producer`.
+`Producer`, `AsyncProducer` and `Queue` are built on `MessageBatcher`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class OpenBatch:
     """A batch that takes messages. It is closed when it is full, lingered long enough, or waited for."""
 
     #: topic and queue
-    where: tuple[str, int]
+    queue_key: tuple[str, int]
     acks: Acks
     #: when its first message came, seconds of the monotonic clock
     begun: float
@@ -80,19 +80,24 @@ class OpenBatch:
 
         Raises: Rejected for a value that its column cannot hold.
         """
-        bodies, tags, properties, born = self.bodies, self.tags, self.properties, self.born
-        self.bodies, self.tags, self.properties, self.born = [], [], [], []
-        # Its futures need the batcher no more, nor what it keeps alive.
+        # The batch's futures must not keep the batcher alive any longer.
         self.future.open_batch = None
-        if len(bodies) == 1 and self.size <= BATCH_BYTES_MAX:
-            return Row(bodies[0], tags[0], properties[0], born[0])
+        try:
+            if len(self.bodies) == 1 and self.size <= BATCH_BYTES_MAX:
+                return Row(self.bodies[0], self.tags[0], self.properties[0], self.born[0])
+            return self._to_record_batch()
+        finally:
+            for values in (self.bodies, self.tags, self.properties, self.born):
+                values.clear()
+
+    def _to_record_batch(self) -> pa.RecordBatch:
         _, tag, encoded, time = PUT_SCHEMA.types
         try:
             columns = [
-                binary_array(bodies),
-                _column(tags, tag),
-                _column(properties, encoded),
-                _column(born, time),
+                binary_array(self.bodies),
+                _column(self.tags, tag),
+                _column(self.properties, encoded),
+                _column(self.born, time),
             ]
         except (TypeError, ValueError) as error:
             # Only this batch fails: the thread that closes it may serve others.
@@ -138,7 +143,7 @@ class MessageBatcher:
         self._due: deque[OpenBatch] = deque()
         #: topic -> queue of messages without a key; moves on with every batch
         self._sticky: dict[str, int] = {}
-        #: what the linger thread must write to, beside what is due
+        #: senders that the linger thread must pump, besides those of due batches
         self._to_pump: set[ShardSender] = set()
         self.closed = False
         self._linger_state = _LingerState()
@@ -159,7 +164,7 @@ class MessageBatcher:
     def _acquire(self, size: int) -> None:
         """Wait until `size` bytes fit into the buffer. Raises: Unavailable after `max_block_ms`."""
         if not self.limiter.acquire_nowait(size):
-            # Batches that linger have to be sent, or no bytes would ever be answered.
+            # Open batches have to be sent, or no bytes would ever be answered.
             self.flush_open(keep_stalled=True)
             self.limiter.acquire(size)
 
@@ -168,7 +173,7 @@ class MessageBatcher:
     ) -> tuple[SendFuture, ShardSender | None]:
         """Add a message, whose bytes are acquired, to its batch.
 
-        Args: without `may_block` the linger thread writes what is full.
+        Args: without `may_block` the linger thread writes full batches.
         Returns: the message's future; the sender that the caller must pump.
         Raises: as `Producer.send`; the bytes are released.
         """
@@ -193,12 +198,12 @@ class MessageBatcher:
             self._check_open()
             if queue_id is None:
                 queue_id = self._sticky_queue(topic, route.queues)
-            where, properties = (topic, queue_id), message.properties
+            queue_key, properties = (topic, queue_id), message.properties
             if message.later is not None:
                 # The queue's shard keeps it until then: one sequence per shard, since its timers are one queue.
-                where = (TIMER_TOPIC, route.shard_of(queue_id))
+                queue_key = (TIMER_TOPIC, route.shard_of(queue_id))
                 properties = waiting_properties(topic, queue_id, message.properties, message.later)
-            batch, ready = self._batch_for(where, message.acks)
+            batch, ready = self._batch_for(queue_key, message.acks)
             batch.bodies.append(message.body)
             batch.tags.append(message.tag)
             batch.properties.append(properties)
@@ -328,18 +333,18 @@ class MessageBatcher:
     # --- open batches ---------------------------------------------------------------------------
 
     def _batch_for(
-        self, where: tuple[str, int], acks: Acks
+        self, queue_key: tuple[str, int], acks: Acks
     ) -> tuple[OpenBatch, ShardSender | None]:
         """The open batch of a queue, and the sender to pump if another batch was closed for it. Needs the lock."""
-        batch, ready = self._open.get(where), None
+        batch, ready = self._open.get(queue_key), None
         if batch is not None:
             if batch.acks == acks:
                 return batch, None
             # Messages with other acks go first, because order holds over both.
             ready = self._close_batch(batch)
         now = self._clock.monotonic()
-        batch = OpenBatch(where, acks, now, now + self._linger_s, self)
-        self._open[where] = batch
+        batch = OpenBatch(queue_key, acks, now, now + self._linger_s, self)
+        self._open[queue_key] = batch
         if self._linger_s:
             self._due.append(batch)
             if self._linger_wakes > batch.due:
@@ -355,8 +360,8 @@ class MessageBatcher:
             return None
         batch.close(self._clock.monotonic())
         batch.future.owner = self
-        topic, queue_id = batch.where
-        del self._open[batch.where]
+        topic, queue_id = batch.queue_key
+        del self._open[batch.queue_key]
         if self._sticky.get(topic) == queue_id:
             self._sticky[topic] = (queue_id + 1) % self.sender.topic(topic).queues
         try:
@@ -400,7 +405,7 @@ class MessageBatcher:
         now = self._clock.monotonic()
         with self._changed:
             for batch in list(self._open.values()):
-                if not keep_stalled or not self.sender.stalled(*batch.where):
+                if not keep_stalled or not self.sender.stalled(*batch.queue_key):
                     senders.add(self._close_batch(batch))
                 elif batch.due > now + STALLED_S:
                     batch.due = now
@@ -428,26 +433,24 @@ class MessageBatcher:
         """Whether a batch whose linger time is over should stay open and collect more messages.
 
         A batch that cannot be written yet would only wait in the shard's queue. Kept open, it goes out as one larger
-        batch. It is closed all the same once a caller waits for its receipt, or after `delivery_timeout_ms`. That
+        batch. It is closed in any case once a caller waits for its receipt, or after `delivery_timeout_ms`. That
         timeout starts when a batch is closed, so an open batch would never expire.
         """
         expired = now - batch.begun >= self.config.delivery_timeout_ms / 1000
         if batch.closed or not batch.due or expired:
             return False
-        return self.sender.stalled(*batch.where)
+        return self.sender.stalled(*batch.queue_key)
 
-    def _close_due(self, was_busy: bool) -> tuple[set[ShardSender], float | None]:
-        """Close the batches whose linger time is over. Needs the lock.
+    def _has_due(self, now: float) -> bool:
+        """Whether the first linger time is over. Needs the lock."""
+        return bool(self._due) and (self._due[0].closed or self._due[0].due <= now)
 
-        Returns: the senders to pump. Without any, the seconds to wait; None: until a message comes. A thread that
-        `was_busy` waits for the linger time instead, so that the next messages need not wake it.
-        """
+    def _close_due(self, now: float) -> set[ShardSender]:
+        """Close the batches whose linger time is over. Needs the lock. Returns: the senders to pump."""
         senders = self._to_pump.copy()
         self._to_pump.clear()
-        now = self._clock.monotonic()
         kept: list[OpenBatch] = []
-        while self._due and (self._due[0].closed or self._due[0].due <= now):
-            was_busy = True
+        while self._has_due(now):
             batch = self._due.popleft()
             if self._keep_open(batch, now):
                 batch.due = now + STALLED_S
@@ -455,14 +458,16 @@ class MessageBatcher:
             elif (sender := self._close_batch(batch)) is not None:
                 senders.add(sender)
         self._due.extendleft(reversed(kept))
-        wait_s = self._linger_s if was_busy else None
+        return senders
+
+    def _next_wakeup(self, now: float, was_busy: bool) -> float:
+        """When the linger thread must wake by itself; math.inf: a message wakes it. Needs the lock.
+
+        A thread that `was_busy` stays for one more linger time, so that the next messages need not wake it.
+        """
         if self._due:
-            wait_s = self._due[0].due - now
-        if senders:
-            self._linger_wakes = 0.0
-        else:
-            self._linger_wakes = math.inf if wait_s is None else now + wait_s
-        return senders, wait_s
+            return self._due[0].due
+        return now + self._linger_s if was_busy else math.inf
 
     # --- end ------------------------------------------------------------------------------------
 
@@ -535,15 +540,17 @@ def _linger(state: _LingerState, changed: threading.Condition) -> None:
             if batcher is None:
                 changed.wait()
                 continue
-            senders, wait_s = batcher._close_due(was_busy)
+            now = batcher._clock.monotonic()
+            was_busy = was_busy or batcher._has_due(now)
+            senders = batcher._close_due(now)
+            wakeup = 0.0 if senders else batcher._next_wakeup(now, was_busy)
+            batcher._linger_wakes = wakeup
             was_busy = bool(senders)
-            if not senders:
-                if wait_s is None:
-                    # Perhaps the last reference: then `__del__` runs here.
-                    state.batcher = batcher = None
-                else:
-                    changed.wait(wait_s)
-                continue
+            if wakeup == math.inf:
+                # Perhaps the last reference: then `__del__` runs here.
+                state.batcher = batcher = None
+            elif not senders:
+                changed.wait(wakeup - now)
         _pump(senders)
 
 

@@ -62,8 +62,8 @@ class Producer(OpenClient):
         request_timeout_ms: milliseconds (default 30,000) of silence after which the producer connects to the shard
             again and resends. A time below that of a slow sync costs needless resends.
         in_flight_bytes: bytes (default 16 MiB) under way to one shard. With less than 4 MiB the disk waits for batches.
-        codec: makes the body of what `send` is given: "bytes" (default), "json", "msgpack" or "arrow-ipc". Its name
-            travels in the property `content-type`, which costs about 20 bytes per message unless it is "bytes".
+        codec: makes bodies of values: "bytes" (default), "json", "msgpack" or "arrow-ipc". Its name travels in the
+            property `content-type`, which costs about 20 bytes per message unless it is "bytes".
         max_message_bytes: bytes (default 4 MiB) of the largest body that `send` accepts. The cluster has a limit of its
             own.
         clock: replaces the system's clock in tests.
@@ -74,7 +74,7 @@ class Producer(OpenClient):
         A batch without a receipt is sent again with the same sequence numbers until `delivery_timeout_ms` is over, so
         that it is stored once.
 
-        A receipt means that the promise of `acks` was kept. `statistics` counts what was sent and how it was batched.
+        A receipt means that the promise of `acks` was kept. `statistics` counts messages, batches and their times.
 
     Raises:
         Rejected: at once, for an unknown option value or a message that cannot be stored.
@@ -111,7 +111,7 @@ class Producer(OpenClient):
 
         Args:
             topic: the topic's name, or a Message, which brings all but `queue_id` and `acks`.
-            body: what the producer's codec encodes; bytes by default.
+            body: a value that the producer's codec encodes; bytes by default.
             key: messages with one key go to one queue. Without key and `queue_id`, messages fill a batch of one queue,
                 then of the next.
             tag: a word that readers can filter by.
@@ -151,7 +151,7 @@ class Producer(OpenClient):
         """Send a message again whose future raised DeliveryUnknown, with the same sequence number.
 
         A shard that has stored the message answers with its receipt (`duplicate`), else it stores the message now,
-        after what was sent meanwhile. The messages of one batch go together, and a second call for one of them sends
+        after the messages sent since. The messages of one batch go together, and a second call for one of them sends
         nothing. Messages of one queue must be sent again in the order of their sends, because the shard refuses gaps.
         Any producer of the same cluster may do it, even when the first one is closed.
 
@@ -169,7 +169,7 @@ class Producer(OpenClient):
         return self._batcher.resend(sent)
 
     def statistics(self) -> dict[str, int | float]:
-        """Count what was sent so far and how it was batched.
+        """Count the messages so far, their batches and their times.
 
         Answered messages: `messages`, `batches`, `bytes` (bodies, properties and 128 bytes for each message), and
         `failed_messages`, those without a receipt. Means: `batch_messages_mean`, `batch_bytes_mean`, `queue_ms_mean`
@@ -179,7 +179,7 @@ class Producer(OpenClient):
         return self._batcher.statistics()
 
     def flush(self, timeout: float | None = None) -> None:
-        """Send what lingers and wait up to `timeout` seconds until every send so far has an outcome.
+        """Send all open batches and wait up to `timeout` seconds until every send so far has an outcome.
 
         Raises: the first failure that no caller has seen; TimeoutError when the time is up.
         """
@@ -189,7 +189,7 @@ class Producer(OpenClient):
     def close(self, timeout: float | None = None) -> None:
         """Flush for up to `timeout` seconds, then close. Sends without a receipt fail. A second call does nothing.
 
-        Raises: the first failure that no caller has seen; the producer is closed all the same.
+        Raises: the first failure that no caller has seen; the producer is closed in any case.
         """
         if not self._batcher.closed:
             self._batcher.close(timeout)

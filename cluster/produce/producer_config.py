@@ -1,4 +1,4 @@
-"""The options of a producer: their types, their defaults and their checks; what a closed producer raises."""
+"""The options of a producer: their types, their defaults and their checks; and the error of a closed producer."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class QueueSequence:
     unknown: str | None = None
     #: why no batch can be sent any more
     fenced: RayMQError | None = None
-    #: for batches that `resend` sends: each has its sequence already
+    #: for batches that `resend` sends, each with the sequence of its first try
     resends: bool = False
 
     def unstored_before(self, sequence: int) -> int:
@@ -84,7 +84,7 @@ class QueueSequence:
         return sum(rows for start, rows in self.unstored if start < sequence)
 
     def close_up(self) -> None:
-        """Close the gaps of what was not stored. The batches that wait have been moved down already."""
+        """Close the sequence gaps that unstored batches left. Waiting batches have been moved down already."""
         self.reordered = False
         if self.resends:
             self.unknown = None

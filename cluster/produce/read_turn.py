@@ -23,7 +23,7 @@ class ReadTurn:
     """Which thread may read the acks. Every method needs the sender's lock.
 
     A caller that sends one batch and blocks on its receipt reads the ack itself, because waking the receiver thread
-    costs half as much as the round trip. The receiver thread is *parked* meanwhile.
+    costs half as much as the round trip. The receiver thread is *parked* during such reads.
     """
 
     def __init__(self, lock: threading.RLock) -> None:
@@ -69,7 +69,9 @@ class ReadTurn:
         """
         self.wanted = False
         self.receiver_parked = True
-        reads, tick_s, idle_s, seen = self.caller_reads, PARK_TICK_S, 0.0, 0
+        reads = self.caller_reads
+        tick_s, idle_s = PARK_TICK_S, 0.0
+        seen = 0
         try:
             # The stream has one reader at a time, even while it is being closed.
             while self.caller_reading or not (must_return() or idle_s >= PARK_S):
@@ -102,5 +104,5 @@ class ReadTurn:
         return True
 
     def reset(self) -> None:
-        """The stream is gone, and with it the error of a caller's read."""
+        """Forget the error of a caller's read: its stream is closed."""
         self._error = None

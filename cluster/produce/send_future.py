@@ -1,4 +1,4 @@
-"""The receipt of a batch on its way, and what `send` returns: a light reference to one message of the batch."""
+"""The receipt of a batch on its way, and the result of `send`: a light reference to one message of the batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Failure:
 
 
 class BatchFuture(Future[BatchReceipt]):
-    """The receipt of a batch. A caller that blocks on it may read the shard's acks itself meanwhile."""
+    """The receipt of a batch. A caller that blocks on it may read the shard's acks itself while it waits."""
 
     #: the batch, while messages are still added to it
     open_batch: OpenBatch | None = None
@@ -41,7 +41,7 @@ class BatchFuture(Future[BatchReceipt]):
     owner: MessageBatcher | None = None
     #: set before the future fails
     failure: Failure | None = None
-    #: set before it fails with DeliveryUnknown: what `resend` takes
+    #: set before the future fails with DeliveryUnknown, for `resend`
     unknown: UnknownBatch | None = None
     #: the receipt of the resend
     resent: BatchFuture | None = None
@@ -61,7 +61,7 @@ class BatchFuture(Future[BatchReceipt]):
     def result(self, timeout: float | None = None) -> BatchReceipt:
         """Wait up to `timeout` seconds. A failure that it raises counts as seen.
 
-        Raises: what the batch failed with; TimeoutError when the time is up: the send goes on.
+        Raises: the batch's error; TimeoutError when the time is up: the send goes on.
         """
         sender = self.sender
         try:
@@ -102,8 +102,8 @@ class SendFuture:
     def result(self, timeout: float | None = None) -> Receipt:
         """Wait up to `timeout` seconds for the receipt; None: as long as the delivery may take.
 
-        Waiting ends the linger time, because the caller sends nothing meanwhile.
-        Raises: what the send failed with; TimeoutError when the time is up: the send goes on, ask again.
+        Waiting ends the linger time, because the caller sends nothing while it waits.
+        Raises: the send's error; TimeoutError when the time is up: the send goes on, ask again.
         """
         open_batch = self._batch.open_batch
         if open_batch is not None:
@@ -199,7 +199,7 @@ def _wake(
     answer: asyncio.Future[BatchReceipt],
     done: Future[BatchReceipt],
 ) -> None:
-    # No task waits in a loop that was closed meanwhile.
+    # No task waits in a closed loop.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(_copy, answer, done)
 

@@ -10,10 +10,10 @@ Order     Batches are written in the order of `add`; up to IN_FLIGHT_BATCHES_MAX
 Resend    When the stream breaks, every unacknowledged batch is written again in the same order with the same sequence
           numbers. The shard recognises a sequence that it has stored, so nothing is lost or stored twice.
 Drain     When the shard refuses a batch, writing stops until all acks are in. Sequence numbers are then closed up over
-          what was not stored, and writing resumes. This is rare and may be slow.
+          the batches that were not stored, and writing resumes. This is rare and may be slow.
 
 The window has no thread, clock or socket. Events are method calls with the time in milliseconds. They append their
-effects to a list of the caller, so that a caller that is interrupted still has those that were decided.
+effects to a list of the caller, so that an interrupted caller still has the effects decided until then.
 `next_write` is the effect *write*: the caller asks for one batch at a time and writes it before it asks again.
 """
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -52,6 +52,8 @@ STORAGE_FULL_MS = 2_000
 #: between two warnings that a batch is sent again
 WARN_PAUSE_MS = 60_000
 
+Consequence = Literal["resend", "fenced", "unknown", "fail"]
+
 
 @dataclass(eq=False)
 class InFlightBatch:
@@ -74,6 +76,36 @@ class InFlightBatch:
     full: StorageFull | None = None
     #: since when every answer to this batch was `full`
     full_since_ms: int | None = None
+
+    def note_full(self, answer: RayMQError, now_ms: int) -> None:
+        """Note whether the shard answered that it has no room, and since when it does."""
+        if not isinstance(answer, StorageFull):
+            self.full = self.full_since_ms = None
+            return
+        self.full = answer
+        if self.full_since_ms is None:
+            self.full_since_ms = now_ms
+
+
+def _consequence_of(error: RayMQError, batch: InFlightBatch) -> Consequence:
+    """The consequence of a refusal.
+
+    resend   the error may pass, or the gap before the batch closes when order is restored
+    fenced   a newer producer with the queue's id exists
+    unknown  the sender does not know which rows of the queue the shard has stored
+    fail     the batch is not stored
+    """
+    gap = _is_gap(error)
+    if error.retriable or (gap and batch.queue.reordered):
+        return "resend"
+    if isinstance(error, Fenced):
+        return "fenced"
+    return "unknown" if gap or batch.uncertain or isinstance(error, Bug) else "fail"
+
+
+def _is_gap(error: RayMQError) -> bool:
+    """Whether the shard lacks rows before the batch."""
+    return isinstance(error, Rejected) and error.fields.get("field") == "sequence"
 
 
 # --- effects --------------------------------------------------------------------------------------
@@ -111,7 +143,7 @@ class SendWindow:
         #: answered with an error that may pass
         self._retry: list[InFlightBatch] = []
         #: queues of which a batch was refused since order was restored last
-        self._touched: set[QueueSequence] = set()
+        self._queues_to_reorder: set[QueueSequence] = set()
         #: a stream takes batches
         self._writable = False
         #: nothing is written until all acks are in
@@ -135,7 +167,7 @@ class SendWindow:
         """Take a batch and give it the next sequence numbers of its queue.
 
         An `uncertain` batch, which another sender gave up, keeps its own.
-        Raises: Rejected when the window is closed; what fenced the queue.
+        Raises: Rejected when the window is closed; the error that fenced the queue.
         """
         queue = batch.queue
         if self.closed:
@@ -227,40 +259,34 @@ class SendWindow:
     def _refused(
         self, batch: InFlightBatch, error: RayMQError, now_ms: int, effects: Effects
     ) -> None:
-        """Decide whether a refused batch is sent again, fails when order is restored, or fails now."""
+        """Fail a refused batch now, or keep it until order is restored: then it is sent again or fails."""
         queue = batch.queue
-        gap = isinstance(error, Rejected) and error.fields.get("field") == "sequence"
-        full_since_ms, batch.full, batch.full_since_ms = batch.full_since_ms, None, None
-        if error.retriable:
-            self._last_error = error
-            self._moved = self._moved or isinstance(error, Unavailable)
-            self._retry.append(batch)
-            if isinstance(error, DeliveryUnknown):
-                batch.uncertain, batch.unknown = True, error
-                if now_ms >= self._quiet_until_ms:
-                    self._quiet_until_ms = now_ms + WARN_PAUSE_MS
-                    effects.append(WarnResend(batch, error))
-            elif isinstance(error, StorageFull):
-                batch.full = error
-                batch.full_since_ms = now_ms if full_since_ms is None else full_since_ms
-        elif gap and queue.reordered:
-            # An earlier batch was refused: the gap closes when order is restored.
-            self._retry.append(batch)
-        elif isinstance(error, Fenced):
-            queue.fenced = error
-            self._retry.append(batch)
-        elif gap or batch.uncertain or isinstance(error, Bug):
-            # A shard that does not know what it did may have stored the batch.
-            batch.uncertain = batch.uncertain or isinstance(error, Bug)
-            queue.unknown = error.message
-            if gap and queue.resends:
-                queue.unknown += "; resend the messages before it first"
-            self._retry.append(batch)
-        else:
+        consequence = _consequence_of(error, batch)
+        if consequence == "fail":
             effects.append(Complete(batch, error))
             queue.unstored.append((batch.sequence, batch.data.num_rows))
+        else:
+            self._retry.append(batch)
+        if consequence == "fenced":
+            queue.fenced = error
+        elif consequence == "unknown":
+            # After a bug the shard may have stored the batch.
+            batch.uncertain = batch.uncertain or isinstance(error, Bug)
+            queue.unknown = error.message
+            if queue.resends and _is_gap(error):
+                queue.unknown += "; resend the messages before it first"
+        elif error.retriable:
+            self._last_error = error
+            self._moved = self._moved or isinstance(error, Unavailable)
+        batch.note_full(error, now_ms)
+        if isinstance(error, DeliveryUnknown):
+            batch.uncertain = True
+            batch.unknown = error
+            if now_ms >= self._quiet_until_ms:
+                self._quiet_until_ms = now_ms + WARN_PAUSE_MS
+                effects.append(WarnResend(batch, error))
         queue.reordered = True
-        self._touched.add(queue)
+        self._queues_to_reorder.add(queue)
 
     @property
     def drained(self) -> bool:
@@ -276,7 +302,7 @@ class SendWindow:
         return 0 if self._moved else self._backoff_ms()
 
     def resume(self, now_ms: int, effects: Effects) -> bool:
-        """Restore the order of what is sent again. Returns: whether to look the shard up again: it is elsewhere."""
+        """Put the batches to resend back into their order. Returns: whether to look the shard up again."""
         reconnect = self._moved
         if reconnect:
             self.disconnected()
@@ -301,11 +327,11 @@ class SendWindow:
     def _give_up(self, error: Rejected, effects: Effects) -> None:
         """Fail every batch: the server does not take the stream.
 
-        An earlier stream may have carried a batch to where it was stored: the refusal came too late for it.
+        An `uncertain` batch may be stored: an earlier stream has carried it.
         """
         for batch in self._take_all():
             queue = batch.queue
-            self._touched.add(queue)
+            self._queues_to_reorder.add(queue)
             if batch.uncertain:
                 queue.unknown = queue.unknown or error.message
                 effects.append(Complete(batch, self._delivery_unknown(batch, error.message)))
@@ -324,8 +350,9 @@ class SendWindow:
         """Whether to leave the stream: the shard is silent, or a batch's time is up."""
         if not (self.unacked or self.waiting):
             return False
+        oldest = (self.unacked or self.waiting)[0]
         silent = now_ms - self.progress_ms >= self._config.request_timeout_ms
-        return silent or now_ms >= (self.unacked or self.waiting)[0].deadline_ms
+        return silent or now_ms >= oldest.deadline_ms
 
     # --- order is restored ----------------------------------------------------------------------
 
@@ -334,7 +361,9 @@ class SendWindow:
         batches = sorted(
             [*self._retry, *self.unacked, *self.waiting], key=lambda batch: batch.number
         )
-        self._retry, self.unacked, self.waiting = [], deque(), deque()
+        self._retry = []
+        self.unacked = deque()
+        self.waiting = deque()
         self._in_flight_bytes = 0
         return batches
 
@@ -345,8 +374,8 @@ class SendWindow:
         """
         batches = self._take_all()
         self.draining = self._moved = False
-        queues = {batch.queue for batch in batches} | self._touched
-        self._touched = set()
+        queues = {batch.queue for batch in batches} | self._queues_to_reorder
+        self._queues_to_reorder = set()
         for batch in batches:
             # A batch that may be stored and is given up leaves its queue's end unknown.
             if now_ms >= batch.deadline_ms and batch.uncertain and batch.queue.unknown is None:
@@ -401,7 +430,7 @@ class SendWindow:
         return Unavailable(why, shard=self._shard)
 
     def _delivery_unknown(self, batch: InFlightBatch, why: str) -> DeliveryUnknown:
-        """The error of a batch that may be stored. Its future gets what a resend needs."""
+        """The error of a batch that may be stored. Its future gets the fields that a resend needs."""
         queue, answer = batch.queue, batch.unknown
         batch.future.unknown = UnknownBatch(
             queue.topic,

@@ -1,6 +1,6 @@
 """Delivers batches to one shard over one put stream: in order, and each stored once.
 
-Rules     `SendWindow` decides what is written, what is sent again and what a batch's outcome is.
+Rules     `SendWindow` decides which batches are written and resent, and the outcome of each batch.
 Threads   Any thread may call `add` and `pump`. One receiver thread connects and reads acks, unless a caller that is
           blocked on a receipt reads them itself (`read_while_waiting`).
 """
@@ -77,7 +77,7 @@ class ShardSender:
             return self._window.stalled
 
     def pump(self) -> None:
-        """Write what may be written now. When another thread writes, that thread does it."""
+        """Write the batches that may be written now, unless another thread writes: then that thread writes them."""
         with self._lock:
             if self._writing:
                 return
@@ -200,7 +200,7 @@ class ShardSender:
                     self._window.ack(ack, now_ms, effects)
                 return self._window.drained
         finally:
-            self._carry_out(effects)
+            self._perform(effects)
 
     def _resume(self) -> bool:
         """All acks of a drain are in: resume. Returns: whether on the same stream."""
@@ -208,7 +208,7 @@ class ShardSender:
         with self._lock:
             self._wait_unless_closed(self._window.begin_resume())
             reconnect = self._window.resume(self._clock.monotonic_ms(), effects)
-        self._carry_out(effects)
+        self._perform(effects)
         return not reconnect
 
     def _broke(self, error: RayMQError) -> None:
@@ -216,7 +216,7 @@ class ShardSender:
         with self._lock:
             self._stream = None
             self._window.broke(error, self._clock.monotonic_ms(), effects)
-        self._carry_out(effects)
+        self._perform(effects)
 
     def _detach(self, stream: PutStream | None, connection: Connection | None) -> None:
         """Close the stream when no other thread uses it any more."""
@@ -241,14 +241,16 @@ class ShardSender:
         Raises: the error of a caller's read.
         """
         window, turn = self._window, self._turn
+
+        def oldest() -> int | None:
+            return window.unacked[0].number if window.unacked else None
+
+        def must_return() -> bool:
+            return window.closed or window.draining or self._stream is not stream
+
         with self._lock:
             if turn.wanted and len(window.unacked) <= 1 and not window.draining:
-                turn.park(
-                    oldest=lambda: window.unacked[0].number if window.unacked else None,
-                    must_return=lambda: (
-                        window.closed or window.draining or self._stream is not stream
-                    ),
-                )
+                turn.park(oldest, must_return)
 
     def read_while_waiting(self, future: BatchFuture, timeout: float | None) -> float | None:
         """Read acks on the caller's thread until `future` is done.
@@ -256,7 +258,7 @@ class ShardSender:
         A caller that blocks on a receipt anyway reads it itself: waking the receiver thread costs half as much again
         as the round trip. Does nothing while the receiver thread or another caller reads.
 
-        Args: `timeout` in seconds; None waits for ever. Below CALLER_TIMEOUT_MIN_S the receiver thread keeps the
+        Args: `timeout` in seconds; None waits without limit. Below CALLER_TIMEOUT_MIN_S the receiver thread keeps the
         stream, because a blocked read cannot be timed out.
         Returns: the seconds of `timeout` that are left.
         """
@@ -305,18 +307,18 @@ class ShardSender:
 
     # --- effects, time and end ------------------------------------------------------------------
 
-    def _carry_out(self, effects: Effects) -> None:
-        """Do what the window has decided, outside the lock: callbacks of futures may send again."""
+    def _perform(self, effects: Effects) -> None:
+        """Perform the window's effects, outside the lock: callbacks of futures may send again."""
         try:
-            self._do(effects)
+            self._perform_each(effects)
         except BaseException:
-            # Ctrl-C: the other batches get their outcomes all the same.
-            self._do(effects)
+            # Ctrl-C: the other batches must get their outcomes, too.
+            self._perform_each(effects)
             raise
-        # A thread that waits must not keep the batches alive, nor what their callbacks refer to.
+        # A thread that waits must not keep the batches alive, nor the objects that their callbacks refer to.
         effects.clear()
 
-    def _do(self, effects: Effects) -> None:
+    def _perform_each(self, effects: Effects) -> None:
         for effect in effects:
             if isinstance(effect, Complete):
                 self._on_outcome(effect.batch.future, effect.outcome)
@@ -356,7 +358,7 @@ class ShardSender:
             self._changed.notify_all()
             if self._receiving is not None:
                 self._receiving.abort()
-        self._carry_out(effects)
+        self._perform(effects)
         if threading.get_ident() not in (self._turn.caller, self._thread.ident):
             # A callback may close, on the thread that reads. Then the receiver thread waits for that one.
             self._thread.join()

@@ -1,7 +1,7 @@
 """The process that assigns the items of one durable queue to requests, as a Ray actor.
 
 Items do not pass through it: a get reads them from the shard, a put writes them there. All of its state is in the log
-(log.AssignmentLog), so it may die at any time and a successor continues.
+(assignment_log.py), so it may die at any time and a successor continues.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
 from raymq.store.requests import FetchRequest
 
+from .assignment_log import Assignment, AssignmentLog
 from .local_socket import METHODS, LocalServer, socket_path
-from .log import Assignment, AssignmentLog
 
 logger = logging.getLogger("raymq")
 
@@ -162,7 +162,7 @@ class QueueCoordinator:
         if not putter.done.done():
             self._putters.pop(request, None)
             putter.done.set_result(False)
-            # It may have been queued before a put that needs less room.
+            # The put may have been queued before one that needs less room.
             self._admit()
         return putter.done.result()
 

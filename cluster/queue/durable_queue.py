@@ -24,10 +24,10 @@ from raymq.cluster.paths import NAMESPACE, actor_name, coordinator_name
 from raymq.store.clock import Clock
 from raymq.store.errors import Corrupt, OffsetOutOfRange, RayMQError, Rejected, Unavailable
 
+from .assignment_log import make_topics
 from .coordinator import CoordinatorActor
 from .local_socket import WAIT_S as SOCKET_WAIT_S
 from .local_socket import NotLocal, local_client
-from .log import make_topics
 from .queue_client import RETRY_TIMEOUT_S, Items, QueueClient, attach, end_quietly, not_in_this_ray
 
 #: concurrent calls of the coordinator: each waiting get or put is one
@@ -86,10 +86,10 @@ class Queue:
         A put that returned (with `linger_ms=0`) is stored as the cluster promises.
 
         Each item is assigned to one get, durably, before that get returns: a get takes at least as long as a put. When
-        the coordinator or the cluster dies meanwhile, the call continues under the same request number and gets the
+        the coordinator or the cluster dies before, the call continues under the same request number and gets the
         same item. When a get raises or is cancelled, the next get of as many items by this handle returns its items.
 
-        An item is gone from the queue only if the process that got it dies, as in the original. A waiting `get` whose
+        An item is lost from the queue only if the process that got it dies, as in the original. A waiting `get` whose
         process dies can take one item with it up to 5 s later. The item is still in the topic, and a Consumer of `name`
         reads it until its file is deleted. That happens 72 hours after the put, or as `start(file_reserved_hours=...)`
         says.
@@ -144,7 +144,7 @@ class Queue:
         _ = self.actor
 
     def _begin(self) -> None:
-        """Make what does not pickle."""
+        """Create the attributes that are not pickled."""
         given = self._given_codec
         self._codec = codecs.codec(given) if isinstance(given, str) else given
         #: properties of every item
@@ -324,7 +324,7 @@ class Queue:
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """Add an item. `block` and `timeout` (seconds) are for a full queue, not for the disk.
 
-        Raises: Full; ValueError for a negative timeout; Rejected; what a send raises.
+        Raises: Full; ValueError for a negative timeout; Rejected; the errors of a send.
         """
         body = self._codec.encode(item)
         self._put([body], self._reserve(1, _waits(block, timeout)))
@@ -361,7 +361,7 @@ class Queue:
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
         """Add items in order: all of them, or none when they do not fit.
 
-        Raises: Full; TypeError when `items` is not iterable; Rejected; what a send raises.
+        Raises: Full; TypeError when `items` is not iterable; Rejected; the errors of a send.
         """
         if not isinstance(items, Iterable):
             raise TypeError("Argument 'items' must be an Iterable")
@@ -443,7 +443,7 @@ class Queue:
     # --- get ------------------------------------------------------------------------------------
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Take the next item; `timeout` in seconds, None for ever.
+        """Take the next item; `timeout` in seconds, None without limit.
 
         Raises: Empty; ValueError for a negative timeout; Unavailable when coordinator or shard cannot be reached
         for 60 s; Rejected for an item of a codec that this handle does not accept; Corrupt, once, for a damaged item.

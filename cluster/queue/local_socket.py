@@ -42,7 +42,7 @@ class NotLocal(Exception):
 
 
 def socket_path(cluster: Cluster, name: str) -> Path:
-    """Where the coordinator of a queue listens, its successors too. Raises: Rejected for a foreign directory."""
+    """The socket of a queue's coordinator and of its successors. Raises: Rejected for a foreign directory."""
     digest = hashlib.sha256(f"{cluster.cluster_id}:{name}".encode()).hexdigest()
     return run_dir(Files()) / f"queue-{digest[:24]}"
 
@@ -67,7 +67,7 @@ class LocalClient:
         weakref.finalize(self, _close_all, self._free)
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call the coordinator. Raises: NotLocal; what the coordinator raised."""
+        """Call the coordinator. Raises: NotLocal; the coordinator's error."""
         connection = self._connection()
         try:
             connection.sendall(json.dumps([method, *arguments]).encode() + b"\n")
@@ -142,7 +142,7 @@ class LocalServer:
     def close(self) -> None:
         """Stop listening and close all connections."""
         if self._server is not None:
-            # The file may be gone, or belong to a successor.
+            # The file may be deleted, or belong to a successor.
             with contextlib.suppress(OSError):
                 if os.stat(self._path).st_ino == self._inode:
                     os.unlink(self._path)
@@ -191,7 +191,7 @@ class _Connection(asyncio.Protocol):
             self._transport.write(json.dumps(answer).encode() + b"\n")
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Source: asyncio. The caller is gone or uses an actor call: its request must not take an item."""
+        """Source: asyncio. The caller has ended or uses an actor call: its request must not take an item."""
         self._transport = None
         if self._request is not None:
             asyncio.ensure_future(self._handlers["forget"](self._request))

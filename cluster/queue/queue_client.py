@@ -45,7 +45,7 @@ LINGER_IN_FLIGHT_BYTES = 4 * LINGER_BYTES
 #: limits of one fetch
 FETCH_BYTES = 8 << 20
 FETCH_RECORDS = 10_000
-#: what the first fetch reads ahead; doubled each time that this reader takes neighbouring items
+#: read-ahead of the first fetch; doubled each time that this reader takes neighbouring items
 AHEAD_BYTES = 128 << 10
 AHEAD_RECORDS = 128
 #: the largest factor of the two above
@@ -219,24 +219,24 @@ def attach(cluster: Cluster) -> None:
 
 
 def not_in_this_ray(cluster: Cluster) -> str:
-    """Which cluster a Queue looked for in the Ray of this process, and what to do when it is not there."""
+    """The text of an error: which cluster a Queue did not find in this process's Ray, and what to do."""
     here = ray_host.connected_address()
     place = "" if cluster.data_dir is None else f" of {cluster.data_dir}"
     found = f"looked for cluster {cluster.name!r}{place} in the Ray at {here}, to which this process is connected"
-    there = None
+    target = None
     if cluster.data_dir is not None:
-        there = ray_host.running_target(ClusterPaths(cluster.data_dir), Files())
-    if there is None or there.address == here:
+        target = ray_host.running_target(ClusterPaths(cluster.data_dir), Files())
+    if target is None or target.address == here:
         again = f"raymq start {cluster.data_dir or '<its data directory>'}"
         return f"{found}; it does not run. Start it: {again}"
     return (
-        f"{found}; it runs in the Ray at {there.address}. Leave ray.init() out, a Queue then connects this process to "
+        f"{found}; it runs in the Ray at {target.address}. Leave ray.init() out, a Queue then connects this process to "
         f"that Ray, or call ray.init(raymq.connect({cluster.name!r}).ray_address) instead"
     )
 
 
 def end_quietly(client: QueueClient) -> None:
-    """Close the client when its queue's handle is gone, or the program ends."""
+    """Close the client when its queue's handle is deleted, or the program ends."""
     # No caller is left to see a failure.
     with contextlib.suppress(RayMQError):
         client.close(END_FLUSH_S)

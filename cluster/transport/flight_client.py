@@ -25,7 +25,7 @@ CALL_TIMEOUT_S = 30.0
 #: a restarted server for up to two minutes. Retries would hide broken connections.
 _OPTIONS = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
 
-#: exceptions of a stream or call whose server is gone
+#: exceptions of a stream or call whose server has ended
 BROKEN = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 
 

@@ -33,12 +33,12 @@ UNREAD_BYTES_MAX = 16 << 10
 #: with this many bytes on their way in, the write of an ack may wait for the read of a batch
 BUSY_BYTES = 128 << 10
 
-#: exceptions of a stream whose other side is gone
+#: exceptions of a stream whose other side has left
 GONE = (flight.FlightError, pa.ArrowException, OSError)
 
 
 def chunks(reader: Any) -> Iterator[Any]:
-    """The messages of a stream until the client ends it or is gone."""
+    """The messages of a stream until the client ends it or leaves."""
     while True:
         try:
             chunk = reader.read_chunk()
@@ -158,9 +158,11 @@ class PutStreamServer:
         number, read = 0, -1
         result: PutTicket | RayMQError
         try:
-            words, batch = bytes(chunk.app_metadata or b""), chunk.data
-            single = unpack_row(words) if batch is None else None
-            meta, batch = (flight_messages.unpack(words), batch) if single is None else single
+            metadata, batch = bytes(chunk.app_metadata or b""), chunk.data
+            if batch is None and (single := unpack_row(metadata)) is not None:
+                meta, batch = single
+            else:
+                meta = flight_messages.unpack(metadata)
             number, read = int(meta["id"]), int(meta.get("read", -1))
             if batch is None:
                 raise Rejected("the message has no rows", field="batch", limit="a record batch")
@@ -185,7 +187,7 @@ class PutStreamServer:
             except RayMQError as error:
                 result = error
             except Exception as error:
-                # Without an answer the producer would wait for ever, for this batch and all later ones.
+                # Without an answer the producer would wait for this batch and all later ones without end.
                 result = Bug(f"put: {error!r}")
         self._answers.append(_Answer(number, result, size))
         # The put may have been finished before its answer was queued.
@@ -276,5 +278,5 @@ def _ack(answer: _Answer) -> bytes:
     except RayMQError as error:
         return flight_messages.pack({"id": answer.number, "error": to_wire(error)})
     except Exception as error:
-        # As in `_put`.
+        # Without an answer the producer would wait for this batch and all later ones without end.
         return flight_messages.pack({"id": answer.number, "error": to_wire(Bug(f"put: {error!r}"))})

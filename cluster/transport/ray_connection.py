@@ -1,4 +1,4 @@
-"""A client's connection to a shard through its Ray actor: what `flight_client.ShardConnection` does over Flight.
+"""A client's connection to a shard through its Ray actor, with the methods of `flight_client.ShardConnection`.
 
 For clients that reach only Ray's port (`ray://`). It has no generators or sockets. Put streams are pipelined actor
 calls, and long polls are calls that wait a short time each. Only this module of the clients' side imports Ray; it is
@@ -115,7 +115,7 @@ class _Stream:
         self._aborted: Future[None] = Future()
 
     def _result(self, reference: Any) -> Any:
-        """The answer of a call. Raises: the call's error; Unavailable when the stream is broken meanwhile."""
+        """The answer of a call. Raises: the call's error; Unavailable when the stream breaks before it."""
         try:
             # Not with Ray Client, where each try costs a round trip.
             if type(reference) is ray.ObjectRef:
@@ -139,7 +139,7 @@ class _Stream:
     def abort(self) -> None:
         """Break the stream: threads that read or write it get Unavailable. Calls under way may still be done."""
         self._left = True
-        # It may be broken already.
+        # The future may be finished already.
         with contextlib.suppress(InvalidStateError):
             self._aborted.set_result(None)
 

@@ -23,8 +23,8 @@ IDLE_S = 5.0
 class ReceiveMemory:
     """Counts bytes that are received and not answered. Threads: any.
 
-    Streams wait in the order in which they came, so that small batches cannot overtake a large one for ever. A stream
-    that waits is not read, but gRPC receives its messages all the same, without a limit. So every stream's client is
+    Streams wait in the order in which they came, so that small batches cannot keep a large one waiting. A stream
+    that waits is not read, but gRPC receives its messages nevertheless, without a limit. So every stream's client is
     sent a share, and producers keep no more than that in flight.
     """
 
@@ -41,7 +41,7 @@ class ReceiveMemory:
         #: bytes that each stream may have in flight: an equal part of the limit
         self.share = limit_bytes
         self._streams = 0
-        #: guards all fields; notified when bytes are released and when a stream's client has gone
+        #: guards all fields; notified when bytes are released and when a stream's client has left
         self._changed = threading.Condition()
         self._limit = limit_bytes
         self._idle_s = idle_s
@@ -66,26 +66,30 @@ class ReceiveMemory:
             self._streams += change
             self.share = max(SHARE_BYTES_MIN, self._limit // max(1, self._streams))
 
-    def acquire(self, size: int, gone: Callable[[], bool]) -> bool:
+    def acquire(self, size: int, client_left: Callable[[], bool]) -> bool:
         """Wait until `size` more bytes are within the limit, and acquire them. A size above the limit must be alone.
 
-        Returns: False, with nothing acquired, once `gone()`: the stream's client has left.
+        Returns: False, with nothing acquired, once `client_left()`: the stream's client has left.
         """
         with self._changed:
             if self._turns or not self._fits(size):
-                self._await_turn(size, gone)
-                if gone():
+                self._await_turn(size, client_left)
+                if client_left():
                     return False
             self.used += size
             if self.used > self._peak:
                 self._peak = self.used
             return True
 
-    def _await_turn(self, size: int, gone: Callable[[], bool]) -> None:
+    def _await_turn(self, size: int, client_left: Callable[[], bool]) -> None:
         turn = object()
+
+        def may_go_on() -> bool:
+            return client_left() or (self._turns[0] is turn and self._fits(size))
+
         self._turns.append(turn)
         try:
-            self._changed.wait_for(lambda: gone() or (self._turns[0] is turn and self._fits(size)))
+            self._changed.wait_for(may_go_on)
         finally:
             self._turns.remove(turn)
             self._changed.notify_all()
@@ -105,7 +109,7 @@ class ReceiveMemory:
                 self._trimmer.start()
 
     def wake(self) -> None:
-        """Have waiting streams check again whether their client has gone."""
+        """Have waiting streams check again whether their client has left."""
         with self._changed:
             self._changed.notify_all()
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from raymq.cluster.arguments import check_number
 from raymq.cluster.paths import actor_name
 from raymq.store.errors import RayMQError, Rejected, Unavailable
-from raymq.store.format import SYSTEM_TOPICS, check_topic_name
+from raymq.store.format import check_topic_name
+from raymq.store.topics import refuse_system_topic
 
 from .ask import first
 from .connection import Connection, FetchStream, Transport, open_connection
@@ -156,12 +157,7 @@ class Routes:
             route = self._topics.get(name)
         if route is None:
             check_topic_name(name)
-            if name in SYSTEM_TOPICS or name.startswith("rmq_sys_"):
-                raise Rejected(
-                    f"topic {name} is a system topic; choose another name",
-                    field="topic",
-                    limit="not a system topic",
-                )
+            refuse_system_topic(name)
             raise Rejected(
                 f"topic {name!r} does not exist; create it first: "
                 f"cluster.create_topic({name!r}) or `raymq topic create {name}`",
@@ -171,7 +167,7 @@ class Routes:
         return route
 
     def first(self, op: str, args: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """What the first shard that answers says. Raises: Unavailable when no shard is known; as `ask.first`."""
+        """The answer of the first shard that answers. Raises: Unavailable when no shard is known; as `ask.first`."""
         with self._lock:
             shards = sorted(self.endpoints)
         if not shards:

@@ -1,7 +1,7 @@
 """TLS of the shards' connections, with the certificate variables that Ray itself uses.
 
-With RAY_USE_TLS=1 in the environment of `start`, every shard serves with TLS: the certificate and
-the key are those of its own node (RAY_TLS_SERVER_CERT, RAY_TLS_SERVER_KEY, as for Ray's own ports).
+With RAY_USE_TLS=1 in the environment of `start`, every shard serves with TLS. It uses the certificate
+and the key of its own node (RAY_TLS_SERVER_CERT, RAY_TLS_SERVER_KEY, as for Ray's own ports).
 Clients check the certificate against RAY_TLS_CA_CERT. An endpoint without encryption is "host:port", one with TLS is
 "tls://host:port". For users these are raymq:// and raymq+tls:// URLs.
 """

@@ -29,7 +29,7 @@ _FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add what folders list: a new example or decision needs no line in mkdocs.yml."""
+    """Add the files of folders: a new example or decision needs no line in mkdocs.yml."""
     docs = Path(config.docs_dir)
     decisions = [f"decisions/{path.name}" for path in sorted((docs / "decisions").glob("*.md"))]
     examples = [page for page in OUTSIDE.values() if page.startswith("examples/")]

@@ -1,6 +1,6 @@
 """The pages that are made from the code: `python docs/_generate/reference_pages.py` writes them.
 
-They are committed, so that links lead to them everywhere. A test compares them with the code.
+The pages are committed, so that links lead to them everywhere. A test compares them with the code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 # --- the command line ----------------------------------------------------------------------------
 
-#: what an argument is whose parser has no help for it
+#: description of an argument whose parser has no help for it
 ARGUMENTS = {
     "directory": "the data directory, or one store in it",
     "data_dir": "the data directory of the cluster",
@@ -61,13 +61,13 @@ def commands(
 
 
 def arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """What a command takes, `--help` apart: positional arguments first."""
+    """The arguments of a command without `--help`: positional ones first."""
     found = [x for x in parser._actions if not isinstance(x, argparse._HelpAction)]
     return sorted(found, key=lambda action: bool(action.option_strings))
 
 
 def argument_text(action: argparse.Action) -> str:
-    """What an argument means, with its choices and its default; empty where neither parser nor page says so."""
+    """The meaning of an argument, with its choices and its default; empty where neither parser nor page says so."""
     text = action.help or ARGUMENTS.get(action.dest, "")
     if not text:
         return ""
@@ -136,7 +136,7 @@ def _argument_name(action: argparse.Action) -> str:
 
 
 def _value(action: argparse.Action) -> str:
-    """What follows an option, with a blank before it; empty for a switch."""
+    """The value of an option, with a blank before it; empty for a switch."""
     if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
         return ""
     choices = "|".join(map(str, action.choices)) if action.choices is not None else None
@@ -145,7 +145,7 @@ def _value(action: argparse.Action) -> str:
 
 # --- the configuration ---------------------------------------------------------------------------
 
-#: options of a store by what they are about; what stands nowhere here is listed at the end
+#: options of a store by subject; options that stand nowhere here are listed at the end
 GROUPS = {
     "Flush and replication": (
         "flush sync_flush_timeout_ms slave_timeout_ms flush_interval_ms flush_least_pages "
@@ -196,7 +196,7 @@ NO_OPTIONS = {
     "target",
 }
 
-#: the environment variables that RayMQ reads, beside those of TLS
+#: the environment variables that RayMQ reads, beside the variables of TLS
 VARIABLES = {
     "RAYMQ_HOME": "directory of the list of clusters that this user started; default `~/.raymq`",
     "RAYMQ_TOKEN": "the token, for `raymq://` addresses",
@@ -272,7 +272,7 @@ def start_flags() -> dict[str, str]:
     return {x.dest: x.option_strings[0] for x in start._actions if x.option_strings}
 
 
-#: what a later start asks for to see whether the option may change
+#: options of a later start, which show whether the option may change
 _OTHER: dict[str, Any] = {
     "name": "other",
     "shards": 2,
@@ -498,7 +498,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-#: page -> what makes it
+#: page -> the function that makes it
 PAGES = {"cli.md": cli_page, "configuration.md": configuration_page}
 
 

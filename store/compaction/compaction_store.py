@@ -16,10 +16,11 @@ import pyarrow as pa
 
 from raymq.store import record
 from raymq.store.clock import Clock
-from raymq.store.errors import Corrupt, OffsetOutOfRange, RayMQError, Unavailable
+from raymq.store.errors import Corrupt, RayMQError, Unavailable
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE
 from raymq.store.queues.consume_queues import ConsumeQueues
+from raymq.store.queues.reader import out_of_range
 from raymq.store.records.keys import key_column
 from raymq.store.requests import FetchSlice
 from raymq.store.state import ShardState
@@ -43,7 +44,7 @@ class CompactionStore:
     """Callers: any thread reads; one advances and compacts. It changes no record of the commit log."""
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues, state: ShardState) -> None:
-        self._log = log
+        self._commit_log = log
         self._queues = queues
         self._state = state
         self._files = log.files
@@ -62,12 +63,13 @@ class CompactionStore:
     def load(self) -> None:
         """After the store's recovery: finish an interrupted swap, open every queue, cut the remains of a crash.
 
-        The commit log still has what is cut, and may delete it only after it is synced here (`holds_from`).
+        The commit log still has the records that are cut, and may delete them only after they are synced here
+        (`holds_from`).
         Raises: Corrupt where files are missing or have other sizes.
         """
-        root = self._log.root
-        if self._log.crashed:
-            self._settle_names()
+        root = self._commit_log.root
+        if self._commit_log.crashed:
+            self._sync_directories()
         swap.finish_interrupted(root, files=self._files)
         self._positions = swap.read_positions(root, files=self._files)
         noted = self._read_synced()
@@ -77,11 +79,11 @@ class CompactionStore:
                 if name.isdigit():
                     self._load(topic, int(name), noted.get((topic, int(name))))
         self._synced = noted
-        self._note({key: log.end for key, log in self._logs.items()})
+        self._note({key: sparse.end for key, sparse in self._logs.items()})
 
-    def _settle_names(self) -> None:
-        """Sync what a killed process wrote, before the commit log may delete its records. Raises: OSError."""
-        waiting = [self._log.root / DIRECTORY]
+    def _sync_directories(self) -> None:
+        """Sync the names that a killed process made, before the commit log may delete the records. Raises: OSError."""
+        waiting = [self._commit_log.root / DIRECTORY]
         while waiting:
             place = waiting.pop()
             if self._files.is_dir(place):
@@ -89,30 +91,30 @@ class CompactionStore:
                 waiting += [place / name for name in self._files.list(place)]
 
     def _load(self, topic: str, queue_id: int, synced: tuple[int, int] | None) -> None:
-        swap.drop_unfinished(self._log.root, topic, queue_id, files=self._files)
-        log = self._make(topic, queue_id)
-        log.load()
-        end = log.end
-        if self._log.crashed:
+        swap.drop_unfinished(self._commit_log.root, topic, queue_id, files=self._files)
+        sparse = self._make(topic, queue_id)
+        sparse.load()
+        end = sparse.end
+        if self._commit_log.crashed:
             # A queue without a note was never synced here, or is one of RocketMQ's.
-            end = synced or ((0, 0) if self._log.own else end)
-        self._logs[topic, queue_id] = log
+            end = synced or ((0, 0) if self._commit_log.own else end)
+        self._logs[topic, queue_id] = sparse
         queue = self._queues.find(topic, queue_id)
         following = max(
             self._state.next_offsets.get((topic, queue_id), 0), queue.max_offset if queue else 0
         )
-        # Of a queue that the log has lost the end of, these offsets will be other messages.
-        log.cut(end, following or log.next_offset)
+        # If the log lost the end of a queue, other messages will get these offsets.
+        sparse.cut(end, following or sparse.next_offset)
         name = f"{topic}_{queue_id}"
         if following and self._positions.get(name, -1) >= following:
             self._positions[name] = following - 1
 
     def _make(self, topic: str, queue_id: int) -> SparseLog:
-        config = self._log.config
+        config = self._commit_log.config
         sizes = file_sizes(
             config.compaction_file_size_bytes, config.compaction_queue_file_size_bytes
         )
-        places = directories(self._log.root, topic, queue_id)
+        places = directories(self._commit_log.root, topic, queue_id)
         return SparseLog(*places, *sizes, files=self._files)
 
     def close(self) -> None:
@@ -127,9 +129,9 @@ class CompactionStore:
         """Close every file, as a crash would."""
         with self._lock:
             self._closed = True
-            for log in self._logs.values():
-                with log.lock:
-                    log.close()
+            for sparse in self._logs.values():
+                with sparse.lock:
+                    sparse.close()
             self._logs.clear()
 
     # --- filling --------------------------------------------------------------------------------------------
@@ -141,10 +143,10 @@ class CompactionStore:
 
     def next_offset(self, topic: str, queue_id: int) -> int:
         """The queue offset that is copied next."""
-        log = self._logs.get((topic, queue_id))
+        sparse = self._logs.get((topic, queue_id))
         position = self._positions.get(f"{topic}_{queue_id}", -1) + 1
         passed = self._passed.get((topic, queue_id), 0)
-        return max(position, passed, 0 if log is None else log.next_offset)
+        return max(position, passed, 0 if sparse is None else sparse.next_offset)
 
     def advance(self, topic: str, queue_id: int) -> bool:
         """Copy a slice of records that the compacted queue lacks. Returns: whether there was any.
@@ -161,17 +163,17 @@ class CompactionStore:
             units = queue.read(offset, min(_COPIED_MAX, queue.max_offset - offset))
             if queue.max_offset <= offset or not len(units):
                 return False
-            log = self._logs.get((topic, queue_id))
-            if log is None:
-                log = self._logs[topic, queue_id] = self._make(topic, queue_id)
+            sparse = self._logs.get((topic, queue_id))
+            if sparse is None:
+                sparse = self._logs[topic, queue_id] = self._make(topic, queue_id)
             total = np.cumsum(np.where(units["size"] == BLANK_SIZE, 0, units["size"]))
             fits = max(1, int(np.searchsorted(total, _COPIED_BYTES, side="right")))
-            self._copy(log, units[:fits], offset)
-            # Where the end of a slice was not copied, the next one begins after it all the same.
+            self._copy(sparse, units[:fits], offset)
+            # The next slice begins after this one even where the end was not copied.
             self._passed[topic, queue_id] = offset + fits
             return True
 
-    def _copy(self, log: SparseLog, units: Any, offset: int) -> None:
+    def _copy(self, sparse: SparseLog, units: Any, offset: int) -> None:
         offsets = offset + np.arange(len(units))
         solid = units["size"] != BLANK_SIZE
         units, offsets = units[solid], offsets[solid]
@@ -179,7 +181,7 @@ class CompactionStore:
             return
         positions, sizes = units["position"].astype(np.int64), units["size"].astype(np.int64)
         # Damaged records are noted and left out: they must not block all later ones.
-        found, rows = self._log.undamaged_records(positions, sizes)
+        found, rows = self._commit_log.undamaged_records(positions, sizes)
         batch = record.decode(*found)
         keyed = key_column(batch.column("properties")).is_valid().to_numpy(zero_copy_only=False)
         times = batch.column("store_time_ms").to_numpy()
@@ -188,8 +190,8 @@ class CompactionStore:
             copied: Any = np.zeros(len(kept), dtype=UNIT_DTYPE)
             copied["size"], copied["tags_code"] = found.sizes[keyed], units["tags_code"][kept]
             copied["store_time_ms"], copied["offset"] = times[keyed], offsets[kept]
-            with log.lock:
-                log.append(found.data, found.starts[keyed], copied)
+            with sparse.lock:
+                sparse.append(found.data, found.starts[keyed], copied)
 
     def queues(self) -> list[Key]:
         """Topic and queue id of every compacted queue."""
@@ -210,12 +212,12 @@ class CompactionStore:
     def sync(self) -> None:
         """fdatasync the copied records, and note how far they go. Durable: at return. Raises: OSError, StorageFull."""
         with self._lock:
-            ends = {key: log.end for key, log in self._logs.items()}
+            ends = {key: sparse.end for key, sparse in self._logs.items()}
             if ends == self._synced:
                 return
-            for log in self._logs.values():
-                with log.lock:
-                    log.sync()
+            for sparse in self._logs.values():
+                with sparse.lock:
+                    sparse.sync()
             self._note(ends)
 
     def _note(self, ends: dict[Key, tuple[int, int]]) -> None:
@@ -223,13 +225,15 @@ class CompactionStore:
         if ends != self._synced:
             value = {f"{topic}/{queue_id}": list(end) for (topic, queue_id), end in ends.items()}
             self._files.write_file_atomic(
-                self._log.root / "raymq" / _SYNCED, json.dumps(value).encode()
+                self._commit_log.root / "raymq" / _SYNCED, json.dumps(value).encode()
             )
             self._synced = ends
 
     def _read_synced(self) -> dict[Key, tuple[int, int]]:
         try:
-            value: Any = json.loads(self._files.read_file(self._log.root / "raymq" / _SYNCED))
+            value: Any = json.loads(
+                self._files.read_file(self._commit_log.root / "raymq" / _SYNCED)
+            )
             found = {}
             for name, (start, size) in value.items():
                 topic, _, queue_id = name.rpartition("/")
@@ -255,42 +259,42 @@ class CompactionStore:
     # --- compacting -----------------------------------------------------------------------------------------
 
     def compact(self, topic: str, queue_id: int, *, roll: bool = False) -> int | None:
-        """Keep of a queue's sealed files the latest message of each key; one without a body takes its key away.
+        """Keep of a queue's sealed files the latest message of each key; a message with an empty body deletes its key.
 
-        `roll` copies what is dispatched and ends the file that is being written first, so that all is looked at.
-        Readers are held up for the exchange only. Returns: the queue offset of the last message
-        that was looked at; None when there is nothing new in sealed files.
+        `roll` first copies the dispatched messages and ends the file that is being written, so that every dispatched
+        message is compacted. Readers wait for the exchange only. Returns: the queue offset of the last compacted
+        message; None when there is nothing new in sealed files.
         Raises: OSError, StorageFull, with the old files in place.
         """
         while roll and self.advance(topic, queue_id):
             pass
-        log = self._logs.get((topic, queue_id))
-        if log is None:
+        sparse = self._logs.get((topic, queue_id))
+        if sparse is None:
             return None
-        root, files = self._log.root, self._files
-        with self._lock, log.lock:
-            if roll and log.pairs and log.pairs[-1].count:
-                log.seal()
+        root, files = self._commit_log.root, self._files
+        with self._lock, sparse.lock:
+            if roll and sparse.pairs and sparse.pairs[-1].count:
+                sparse.seal()
             # Sealed files are synced; after a crash nothing of them may count as unsynced.
             self.sync()
-            pairs = [pair for pair in log.pairs if pair.sealed]
+            pairs = [pair for pair in sparse.pairs if pair.sealed]
         last_offset = max((pair.offset_at(-1) for pair in pairs if pair.count), default=-1)
         if last_offset <= self._positions.get(f"{topic}_{queue_id}", -1):
             return None
         swap.drop_unfinished(root, topic, queue_id, files=files)
-        names = write_compacted(pairs, log)
-        for directory in log.directories:
+        names = write_compacted(pairs, sparse)
+        for directory in sparse.directories:
             if names:
                 files.sync_dir(directory / COMPACTING)
         old = [pair.log.path.name for pair in pairs]
         plan = swap.Swap(topic, queue_id, old, names, last_offset)
-        with self._lock, log.lock:
+        with self._lock, sparse.lock:
             if self._closed:
                 raise Unavailable("the store was closed", field="store")
             swap.commit(root, plan, files=files)
             swap.finish(root, plan, files=files)
             self._positions = swap.read_positions(root, files=files)
-            log.take(names)
+            sparse.take(names)
             # The next file may begin at a lower place than the last one did: the noted end must not be above it.
             self._note({key: other.end for key, other in self._logs.items()})
         return last_offset
@@ -302,7 +306,7 @@ class CompactionStore:
     ) -> FetchSlice:
         """Read a compacted queue from `offset`: the next messages that are left, with gaps in their offsets.
 
-        Any offset from 0 to the queue's end may be asked for: what was compacted away is skipped.
+        Any offset from 0 to the queue's end may be asked for: superseded messages are skipped.
         Raises: OffsetOutOfRange beyond the end.
         """
         queue = self._queues.find(topic, queue_id)
@@ -310,13 +314,7 @@ class CompactionStore:
         if high < offset <= self._state.next_offsets.get((topic, queue_id), 0):
             high = offset
         if not 0 <= offset <= high:
-            raise OffsetOutOfRange(
-                f"queue {queue_id} of {topic} holds offsets 0 to {high}, not {offset}; seek() to choose",
-                min=0,
-                max=high,
-                offset=offset,
-                queue_id=queue_id,
-            )
+            raise out_of_range(topic, queue_id, offset, 0, high)
         found = self.read(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
         if found is None:
             following = max(offset, min(self.next_offset(topic, queue_id), high))
@@ -330,16 +328,16 @@ class CompactionStore:
         """The next messages that are left from `offset` on; None: none is."""
         while self.advance(topic, queue_id) and self.next_offset(topic, queue_id) <= offset:
             pass
-        log = self._logs.get((topic, queue_id))
-        return None if log is None else log.read(offset, max_bytes, max_records)
+        sparse = self._logs.get((topic, queue_id))
+        return None if sparse is None else sparse.read(offset, max_bytes, max_records)
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """From the first message that is left to the queue's end."""
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return 0, 0
-        log = self._logs.get((topic, queue_id))
-        first = None if log is None else log.first_offset
+        sparse = self._logs.get((topic, queue_id))
+        first = None if sparse is None else sparse.first_offset
         return queue.min_offset if first is None else first, queue.max_offset
 
 
@@ -372,7 +370,7 @@ class CompactionService:
                 try:
                     self._store.compact(topic, queue_id)
                 except Corrupt as error:
-                    # It stays as it is. The others are compacted all the same.
+                    # The damaged queue stays as it is, and the others are compacted.
                     damage = error
             if damage is not None:
                 raise damage
@@ -385,7 +383,7 @@ class CompactionService:
                 more = self.step(clock.monotonic_ms())
                 self.failed = None
             except Exception as error:
-                # Not only ours: with this thread the deletion of old files would end, unseen.
+                # Any error, or the deletion of old files would end unseen with this thread.
                 self.failed, more = str(error), False
             if not more:
                 self._wake.wait(_STEP_S)

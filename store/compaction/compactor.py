@@ -8,22 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store import record
+from raymq.store.arrays import Bools
 from raymq.store.records.keys import key_column
 
-from .sparse_log import Pair, SparseLog
-
-Bools = npt.NDArray[np.bool_]
+from .sparse_log import SegmentPair, SparseLog
 
 #: units decoded at a time
 _SLICE_UNITS = 8192
 
 
-def slices(pair: Pair) -> Iterator[pa.RecordBatch]:
+def slices(pair: SegmentPair) -> Iterator[pa.RecordBatch]:
     """The records of a pair, decoded, some thousands at a time."""
     units = pair.units()
     for low in range(0, pair.count, _SLICE_UNITS):
@@ -31,7 +29,7 @@ def slices(pair: Pair) -> Iterator[pa.RecordBatch]:
         yield record.decode(*pair.records_of(part), part["size"])
 
 
-def rows_to_keep(pairs: list[Pair]) -> list[Bools]:
+def rows_to_keep(pairs: list[SegmentPair]) -> list[Bools]:
     """For each pair which of its records stay.
 
     Memory: the keys of all of them, once each, and some 20 bytes per record.
@@ -56,7 +54,7 @@ def rows_to_keep(pairs: list[Pair]) -> list[Bools]:
     return np.split(keep, ends[:-1])
 
 
-def write_compacted(pairs: list[Pair], log: SparseLog) -> list[str]:
+def write_compacted(pairs: list[SegmentPair], log: SparseLog) -> list[str]:
     """Write the records of sealed pairs that stay into `compacting` beside them; sealed and synced.
 
     Returns: the names of the new files. Callers: sealed pairs never change, so no lock is needed.

@@ -9,7 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from raymq.store import record
-from raymq.store.queues import get_message
+from raymq.store.queues.get_message import (
+    BYTES_MAX,
+    BYTES_MIN,
+    RECORDS_AT_ONCE,
+    GetMessage,
+    GetMessageResult,
+    GetMessageStatus,
+    nothing,
+)
 from raymq.store.queues.message_filter import MessageFilter
 
 from .compaction_store import CompactionStore
@@ -17,7 +25,7 @@ from .compaction_store import CompactionStore
 
 def get_compacted(
     store: CompactionStore,
-    plain: get_message.GetMessage,
+    plain: GetMessage,
     topic: str,
     queue_id: int,
     offset: int,
@@ -25,22 +33,20 @@ def get_compacted(
     *,
     max_bytes: int,
     wanted: MessageFilter | None,
-) -> get_message.GetMessageResult:
+) -> GetMessageResult:
     """`GetMessage.get` of a compacted queue, which holds messages from the first one that is left on."""
     low, high = store.queue_range(topic, queue_id)
     refused = plain.refuse(topic, queue_id, offset, low, high)
     if refused is not None:
         return refused
-    max_bytes = min(max(max_bytes, get_message.BYTES_MIN), get_message.BYTES_MAX)
-    count = max_nums if wanted is None else max(max_nums, get_message.RECORDS_AT_ONCE)
+    max_bytes = min(max(max_bytes, BYTES_MIN), BYTES_MAX)
+    count = max_nums if wanted is None else max(max_nums, RECORDS_AT_ONCE)
     found = store.read(topic, queue_id, offset, max_bytes=max_bytes, max_records=count)
     if found is None:
         # All records copied after it were superseded by the last messages of their keys. Later ones may not be copied
         # yet.
         following = max(offset, min(store.next_offset(topic, queue_id), high))
-        return get_message.nothing(
-            get_message.GetMessageStatus.NO_MATCHED_MESSAGE, following, low, high
-        )
+        return nothing(GetMessageStatus.NO_MATCHED_MESSAGE, following, low, high)
     good = np.ones(len(found.units), dtype=np.bool_)
     if wanted is not None:
         matching = wanted.units(found.units["tags_code"].astype(np.int64))
@@ -55,10 +61,6 @@ def get_compacted(
     # Among these records more may be wanted than were asked for.
     following = int(offsets[rows[max_nums]]) if len(rows) > max_nums else found.next_offset
     rows = rows[:max_nums]
-    status = (
-        get_message.GetMessageStatus.FOUND
-        if len(rows)
-        else get_message.GetMessageStatus.NO_MATCHED_MESSAGE
-    )
+    status = GetMessageStatus.FOUND if len(rows) else GetMessageStatus.NO_MATCHED_MESSAGE
     records = pa.chunked_array([found.records.take(pa.array(rows))], pa.binary())
-    return get_message.GetMessageResult(status, following, low, high, records, offsets[rows], False)
+    return GetMessageResult(status, following, low, high, records, offsets[rows], False)

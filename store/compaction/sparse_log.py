@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from raymq.store import format as fmt
 from raymq.store import record
+from raymq.store.arrays import Int64s
 from raymq.store.errors import Corrupt
 from raymq.store.files import Files
 from raymq.store.log.mapped_file import MappedFile, not_yet_made
@@ -27,16 +28,14 @@ from raymq.store.records.record_walk import first_fault
 
 from .units import COMPACTING, UNIT_BYTES, UNIT_DTYPE, end_unit
 
-Int64s = npt.NDArray[np.int64]
-
 _LONG = np.arange(8)
 #: units read at a time while their end is looked for
 SCAN_UNITS = 8192
 POINTS = "no record where its unit says"
 
 
-class Pair:
-    """A log file and the file of its units; both have the name of the log file's first byte."""
+class SegmentPair:
+    """A log file and the file of its units; both are named after the offset of the log file's first byte."""
 
     def __init__(self, start: int, log: MappedFile, queue: MappedFile) -> None:
         self.start = start
@@ -73,12 +72,14 @@ class Pair:
         good = (starts >= 0) & (sizes >= fmt.RECORD_MIN_BYTES) & (ends <= self.log.size)
         good[1:] &= starts[1:] >= ends[:-1]
         row = len(good) if good.all() else int(good.argmin())
-        data, where = memoryview(b""), starts[:0]
+        data, begins = memoryview(b""), starts[:0]
         if row:
-            data, where = read_together(self.log.read, self.log.read_into, starts[:row], ends[:row])
-        fault = first_fault(data, where, sizes[:row], starts[:row] + self.start)
+            data, begins = read_together(
+                self.log.read, self.log.read_into, starts[:row], ends[:row]
+            )
+        fault = first_fault(data, begins, sizes[:row], starts[:row] + self.start)
         if fault is None and row == len(good):
-            return data, where
+            return data, begins
         row, rule = (row, POINTS) if fault is None else fault
         raise Corrupt(
             f"{self.log.path} at {int(starts[row])}: the record is damaged ({rule}); `raymq store verify` says more",
@@ -130,7 +131,7 @@ class Part(NamedTuple):
 
 
 class SparseLog:
-    """Append, find, cut. Callers: `lock` guards everything but what is sealed; readers take it for their moment."""
+    """Append, find, cut. Callers: `lock` guards everything except sealed files. Readers hold it while they read."""
 
     def __init__(
         self, log: Path, queue: Path, file_bytes: int, queue_file_bytes: int, *, files: Files
@@ -140,7 +141,7 @@ class SparseLog:
         self._sizes = (file_bytes, queue_file_bytes // UNIT_BYTES * UNIT_BYTES)
         self.lock = threading.RLock()
         self._files = files
-        self.pairs: list[Pair] = []
+        self.pairs: list[SegmentPair] = []
 
     def compacting(self) -> SparseLog:
         """A new log of the same file sizes, in the sub-directories `compacting`."""
@@ -161,7 +162,7 @@ class SparseLog:
         return (self.pairs[-1].start, self.pairs[-1].log_bytes) if self.pairs else (0, 0)
 
     def load(self) -> None:
-        """Open what is there; of the last pair, if its making was cut off, nothing was used, and it goes.
+        """Open the files. If a crash interrupted the creation of the last pair, delete that pair: it is unused.
 
         Raises: Corrupt where another file has no partner.
         """
@@ -194,14 +195,14 @@ class SparseLog:
             for directory, size in zip(self.directories, self._sizes, strict=True)
         )
 
-    def _open(self, start: int) -> Pair:
+    def _open(self, start: int) -> SegmentPair:
         log, queue = (
             MappedFile.open(directory / fmt.file_name(start), start, size, files=self._files)
             for directory, size in zip(self.directories, self._sizes, strict=True)
         )
-        return Pair(start, log, queue)
+        return SegmentPair(start, log, queue)
 
-    def _is_sealed(self, pair: Pair) -> bool:
+    def _is_sealed(self, pair: SegmentPair) -> bool:
         at = pair.log_bytes
         if at + fmt.BLANK_BYTES > pair.log.size:
             return False
@@ -213,7 +214,7 @@ class SparseLog:
         """Append records, in as many files as they need, by ascending queue offset.
 
         Args: `starts`: where each begins in `view`; `units`: UNIT_DTYPE, with any positions.
-        Raises: StorageFull, OSError; `cut` mends what they leave.
+        Raises: StorageFull, OSError; `cut` removes a half-written record.
         """
         low, count = 0, len(units)
         while low < count:
@@ -227,7 +228,7 @@ class SparseLog:
             if low < count:
                 self.seal()
 
-    def _fitting(self, pair: Pair, sizes: Int64s) -> int:
+    def _fitting(self, pair: SegmentPair, sizes: Int64s) -> int:
         """How many records still fit: a blank record and an end unit must fit after them."""
         room = pair.log.size - pair.log_bytes - fmt.BLANK_BYTES
         units = pair.queue.size // UNIT_BYTES - 1 - pair.count
@@ -240,7 +241,9 @@ class SparseLog:
             )
         return max(0, min(fits, units))
 
-    def _write(self, pair: Pair, view: memoryview, starts: Int64s, units: npt.NDArray[Any]) -> None:
+    def _write(
+        self, pair: SegmentPair, view: memoryview, starts: Int64s, units: npt.NDArray[Any]
+    ) -> None:
         records = record.select(view, starts, units["size"])
         edges = value_offsets(records).astype(np.int64)
         data = value_bytes(records)[edges[0] : edges[-1]].copy()
@@ -288,7 +291,7 @@ class SparseLog:
     # --- cutting and replacing ------------------------------------------------------------------------------
 
     def cut(self, end: tuple[int, int], next_offset: int) -> None:
-        """Drop records after `end` (see there), or with a queue offset from `next_offset` on, and zero their bytes.
+        """Drop records after `end` (a value of the property), or from queue offset `next_offset` on, and zero them.
 
         Durable: at return.
         """
@@ -313,16 +316,16 @@ class SparseLog:
                 return
             self._remove(self.pairs.pop())
 
-    def _remove(self, pair: Pair) -> None:
+    def _remove(self, pair: SegmentPair) -> None:
         pair.log.destroy()
         pair.queue.destroy()
         for directory in self.directories:
             self._files.sync_dir(directory)
 
     def take(self, names: list[str]) -> None:
-        """Files of these names have taken the place of the sealed ones: look again. The last, open one stays.
+        """Open the files of these names, which have replaced the sealed ones. The last, open one stays.
 
-        Callers: with the lock. Readers keep what they were given of the old ones.
+        Callers: with the lock. Readers keep records that they read from the old files.
         """
         stays = [pair for pair in self.pairs if not pair.sealed]
         for pair in self.pairs:

@@ -29,12 +29,12 @@ class Swap:
     queue_id: int
     old: list[str]
     new: list[str]
-    #: queue offset of the last message that was looked at
+    #: queue offset of the last compacted message
     last_offset: int
 
 
 def commit(root: Path, swap: Swap, *, files: Files) -> None:
-    """From here on the new files count. Durable: at return."""
+    """Replace the old files by the new ones, as a decision that a start carries out. Durable: at return."""
     fail_point("compaction.built")
     files.write_file_atomic(root / "raymq" / _RECORD, json.dumps(asdict(swap)).encode())
     fail_point("compaction.committed")
@@ -60,14 +60,14 @@ def finish(root: Path, swap: Swap, *, files: Files) -> None:
 
 
 def finish_interrupted(root: Path, *, files: Files) -> None:
-    """At a start: the swap that was committed and not finished, if there is one."""
+    """Finish a swap that an earlier process committed and did not finish."""
     path = root / "raymq" / _RECORD
     if files.exists(path):
         finish(root, Swap(**json.loads(files.read_file(path))), files=files)
 
 
 def drop_unfinished(root: Path, topic: str, queue_id: int, *, files: Files) -> None:
-    """New files that were never committed."""
+    """Remove new files that were never committed."""
     for directory in directories(root, topic, queue_id):
         files.remove_tree(directory / COMPACTING)
 

@@ -135,10 +135,9 @@ class DelayHook(PutHook):
         if isinstance(batch, Row):
             batch = batch.to_batch()
         properties = batch.column("properties").fill_null(b"")
-        out, topic, queue = (
-            pc.struct_field(pc.extract_regex(properties, pattern), 0)
-            for pattern in (_OUT, _TOPIC, _QUEUE)
-        )
+        out = _extracted(properties, _OUT)
+        topic = _extracted(properties, _TOPIC)
+        queue = _extracted(properties, _QUEUE)
         wrong = pc.match_substring_regex(properties, f"(?s:{_WRONG})")
         missing = out.null_count + topic.null_count + queue.null_count
         if request.queue_id or missing or pc.any(wrong).as_py():
@@ -164,9 +163,13 @@ class DelayHook(PutHook):
                 check_keys(name, batch, rows)
 
 
+def _extracted(properties: pa.Array, pattern: str) -> pa.Array:
+    return pc.struct_field(pc.extract_regex(properties, pattern), 0)
+
+
 def out_time_ms(deliver_ms: int) -> int:
     """The second whose end is the first full second at or after `deliver_ms`: its messages are due at its end."""
-    return -(-deliver_ms // PRECISION_MS) * PRECISION_MS - PRECISION_MS
+    return (deliver_ms - 1) // PRECISION_MS * PRECISION_MS
 
 
 def _deliver_ms(properties: dict[str, str], now_ms: int) -> int | None:

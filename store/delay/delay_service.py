@@ -18,7 +18,7 @@ from raymq.store.delay_levels import LEVELS_SERVICE
 from raymq.store.failpoints import fail_point
 from raymq.store.format import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
-from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
+from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue, Units
 
 from .delayed_record import by_queue, fitting, waiting_rows
 from .timer_store import TimerMessageStore
@@ -33,11 +33,21 @@ RUN_MESSAGES = 8192
 
 
 class DelayRun(NamedTuple):
-    """What one call delivered."""
+    """Result of one delivery call."""
 
     messages: int
     #: when to call again, ms; now or before: there is more to do; None: nothing waits
     next_due_ms: int | None
+
+
+class LevelSlice(NamedTuple):
+    """Result of one group of a level."""
+
+    #: messages delivered or skipped
+    delivered: int
+    next_offset: int
+    #: when the next message is due; None: none waits
+    due_ms: int | None
 
 
 def level_offsets(store: MessageStore) -> dict[int, int]:
@@ -74,8 +84,9 @@ class ScheduleMessageService:
             offset = self._corrected(level, offsets.get(level, 0), queue)
             due: int | None = now_ms
             while due is not None and due <= now_ms and count < limit:
-                delivered, offset, due = self._deliver_slice(level, queue, offset, now_ms)
-                count += delivered
+                found = self._deliver_slice(level, queue, offset, now_ms)
+                count += found.delivered
+                offset, due = found.next_offset, found.due_ms
             if due is not None:
                 next_due = due if next_due is None else min(next_due, due)
         return DelayRun(count, None if next_due is None else next_due - ahead_ms)
@@ -96,37 +107,40 @@ class ScheduleMessageService:
 
     def _deliver_slice(
         self, level: int, queue: ConsumeQueue, offset: int, now_ms: int
-    ) -> tuple[int, int, int | None]:
-        """One group of a level. Returns: messages looked at, the next offset, when that is due."""
+    ) -> LevelSlice:
+        """Deliver one group of a level."""
         if offset >= queue.max_offset:
-            return 0, offset, None
+            return LevelSlice(0, offset, None)
         units = queue.read(offset, SLICE_ROWS)
-        at = units["tags_code"].astype(np.int64)
-        # No store time is in the future. The level's delay was longer when the record was stored, or in the store that
-        # stored it.
-        far = at > now_ms + self.levels_ms[level - 1]
+        due_count = self._due_count(level, units, now_ms)
+        if not due_count:
+            return LevelSlice(0, offset, int(units["tags_code"][0]))
         blank = units["size"] == BLANK_SIZE
-        due = (at <= now_ms) | far | blank
-        ready = len(due) if due.all() else int(due.argmin())
-        if not ready:
-            return 0, offset, int(at[0])
-        sizes = np.where(blank, 0, units["size"])[:ready].astype(np.int64)
+        sizes = np.where(blank, 0, units["size"])[:due_count].astype(np.int64)
         count = fitting(sizes, self._store.config.group_bytes_max)
         positions = units["position"][:count].astype(np.int64)
-        there = ~blank[:count] & (positions >= self._store.log.start)
-        found, _ = waiting_rows(self._store.log, positions[there], sizes[:count][there])
-        messages = [message for each in found if (message := each.delivered()) is not None]
+        is_stored = ~blank[:count] & (positions >= self._store.log.start)
+        found, _ = waiting_rows(self._store.log, positions[is_stored], sizes[:count][is_stored])
+        delivered = [each.delivered() for each in found]
+        messages = [message for message in delivered if message is not None]
         self.skipped += int((~blank[:count]).sum()) - len(messages)
         next_offset = offset + count
         self._note(level, next_offset, by_queue(messages))
         fail_point("delay.group_appended")
+        due_ms: int | None = now_ms
         if next_offset >= queue.max_offset:
-            return count, next_offset, None
-        if count < ready:
-            return count, next_offset, now_ms
-        if count < len(units):
-            return count, next_offset, int(at[count])
-        return count, next_offset, now_ms
+            due_ms = None
+        elif due_count == count < len(units):
+            due_ms = int(units["tags_code"][count])
+        return LevelSlice(count, next_offset, due_ms)
+
+    def _due_count(self, level: int, units: Units, now_ms: int) -> int:
+        """How many of the first units are due."""
+        deliver_ms = units["tags_code"].astype(np.int64)
+        # No store time is in the future: the level's delay was configured longer when the record was stored.
+        is_too_far = deliver_ms > now_ms + self.levels_ms[level - 1]
+        is_due = (deliver_ms <= now_ms) | is_too_far | (units["size"] == BLANK_SIZE)
+        return len(is_due) if is_due.all() else int(is_due.argmin())
 
 
 class DelayService:

@@ -98,7 +98,7 @@ def _may_receive(topic: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def host_of(text: str) -> tuple[str, int]:
-    """An address and port from what `record.decode` made of them."""
+    """Address and port of a host column of `record.decode`."""
     address, _, port = text.rpartition(":")
     return address.strip("[]"), int(port)
 

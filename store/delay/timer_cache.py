@@ -54,11 +54,8 @@ def read_check(path: Path, *, files: Files) -> TimerCheck | None:
     """The file's content; None when it is missing or too short."""
     if not files.exists(path):
         return None
-    fd = files.open_file(path, writable=False)
-    try:
+    with files.opened(path, writable=False) as fd:
         data = files.pread(fd, _LONGS.size, 0)
-    finally:
-        files.close(fd)
     return TimerCheck(*_LONGS.unpack(data)) if len(data) == _LONGS.size else None
 
 
@@ -95,7 +92,7 @@ class TimerCache:
         return read_check(self._check_path, files=self._files)
 
     def load(self, check: TimerCheck | None, time_ms: int) -> bool:
-        """Take over the complete part of the files, for the seconds from `time_ms` on.
+        """Load the complete part of the files, for the seconds from `time_ms` on.
 
         Returns: whether the files are valid; otherwise the cache is empty and must be filled from the timer topic.
         """
@@ -128,12 +125,11 @@ class TimerCache:
         records = units["position"].astype(np.int64)
         ends = records + units["record_size"]
         magic = units["magic"]
-        if not (
-            bool((units["size"] == UNIT_BYTES).all() & (records >= 0).all())
-            and bool(((magic > 0) & (magic <= _MAGIC_ALL)).all())
-            and bool((records[1:] >= ends[:-1]).all())
-            and (not len(ends) or int(ends[-1]) <= self._known_end)
-        ):
+        sizes_right = (units["size"] == UNIT_BYTES).all()
+        magics_right = ((magic > 0) & (magic <= _MAGIC_ALL)).all()
+        ascending = (records >= 0).all() and (records[1:] >= ends[:-1]).all()
+        within_log = not len(ends) or int(ends[-1]) <= self._known_end
+        if not (sizes_right and magics_right and ascending and within_log):
             return False
         return self._fill(positions, units, time_ms)
 
@@ -144,10 +140,12 @@ class TimerCache:
             return False
         rows = np.flatnonzero(slots >= time_ms)
         rows = rows[np.argsort(slots[rows], kind="stable")]
-        slots, places = slots[rows], positions[rows]
+        slots = slots[rows]
+        places = positions[rows]
         previous = units["previous"][rows].astype(np.int64)
-        same = slots[1:] == slots[:-1]
-        if not (~same | (previous[1:] == places[:-1]) | (previous[1:] == NONE)).all():
+        begins_second = slots[1:] != slots[:-1]
+        is_linked = (previous[1:] == places[:-1]) | (previous[1:] == NONE)
+        if not (begins_second | is_linked).all():
             return False
         waiting = np.where(units["magic"][rows] & MAGIC_DELETE, -1, 1)
         for low, high in _runs(slots):
@@ -162,7 +160,7 @@ class TimerCache:
         return not len(seconds) or int(np.ptp(seconds)) < WHEEL_SLOTS * PRECISION_MS
 
     def add(self, due: Due, positions: Int64s, sizes: Int64s, time_ms: int) -> None:
-        """Add records of the timer topic, in its order. Those before the second `time_ms` wait for nothing any more.
+        """Add records of the timer topic, in its order. Records before the second `time_ms` do not wait any more.
 
         Raises: StorageFull, OSError; then the cache must be loaded again.
         """

@@ -36,7 +36,7 @@ def taken_over(check: TimerCheck, before: TimerProgress, topic_end: int) -> Time
         end, time = before.queue, min(time, before.time)
     progress = before
     if time < before.time:
-        progress = before.turned_back(time)
+        progress = before.clock_set_back(time)
     elif time > before.time:
         progress = before.at_time(time)
     return replace(progress, queue=end, imported=end)

@@ -86,14 +86,13 @@ class TimerLog:
     def place(self, count: int) -> Int64s:
         """The positions that the next `count` units get."""
         number, inside = divmod(self.end, self._file_size)
-        first = number * self._file_units + -(-inside // UNIT_BYTES)
+        first = number * self._file_units + (inside + UNIT_BYTES - 1) // UNIT_BYTES
         if inside // UNIT_BYTES >= self._file_units:
             first = (number + 1) * self._file_units
         ordinals = np.arange(first, first + count, dtype=np.int64)
-        return (
-            ordinals // self._file_units * self._file_size
-            + ordinals % self._file_units * UNIT_BYTES
-        )
+        files, rows = np.divmod(ordinals, self._file_units)
+        positions: Int64s = files * self._file_size + rows * UNIT_BYTES
+        return positions
 
     def append(self, units: Units) -> None:
         """Write units; they must have been given the next places. Raises: StorageFull, OSError."""

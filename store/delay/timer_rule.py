@@ -1,6 +1,6 @@
 """In which second a record of the timer topic is due: a function of the record alone.
 
-So the wheel can be rebuilt from the timer topic, and a few numbers say what was delivered.
+So the wheel can be rebuilt from the timer topic, and a few numbers say which records were delivered.
 RocketMQ counts a roll from the time it reads the record, RayMQ from the record's store time; the bytes allow both.
 Source: TimerMessageStore#doEnqueue, RocketMQ 5.3.3.
 """
@@ -75,8 +75,8 @@ def _floor(times_ms: Int64s) -> Int64s:
     return times_ms - times_ms % PRECISION_MS
 
 
-class Past(NamedTuple):
-    """Progress from before the clock was set back: records below `queue` were delivered below (`time`, `at`)."""
+class EarlierProgress(NamedTuple):
+    """Progress before the clock was set back: records below `queue` were delivered if before (`time`, `at`)."""
 
     queue: int
     time: int
@@ -97,7 +97,7 @@ class TimerProgress:
     time: int = 0
     #: offset of the timer topic to which that second is delivered
     at: int = 0
-    past: tuple[Past, ...] = ()
+    past: tuple[EarlierProgress, ...] = ()
     #: rolls below this offset were taken over from RocketMQ's files: they are done
     imported: int = 0
 
@@ -105,7 +105,7 @@ class TimerProgress:
     def of(cls, values: dict[str, Any]) -> TimerProgress:
         """From `ShardState.progress`."""
         known = {each.name: values[each.name] for each in fields(cls) if each.name in values}
-        known["past"] = tuple(Past(*each) for each in values.get("past", ()))
+        known["past"] = tuple(EarlierProgress(*each) for each in values.get("past", ()))
         return cls(**known)
 
     def values(self) -> dict[str, Any]:
@@ -124,9 +124,9 @@ class TimerProgress:
                 left &= offsets >= min(old.at, old.queue)
         return left
 
-    def turned_back(self, time_ms: int) -> TimerProgress:
+    def clock_set_back(self, time_ms: int) -> TimerProgress:
         """The progress after the clock was set back to the second `time_ms`."""
-        past = (*self.past, Past(self.queue, self.time, self.at))
+        past = (*self.past, EarlierProgress(self.queue, self.time, self.at))
         return replace(self, time=time_ms, at=0, past=past)
 
     def at_time(self, time_ms: int) -> TimerProgress:

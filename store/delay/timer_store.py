@@ -3,7 +3,7 @@
 They wait in the timer topic. Each group of deliveries is appended together with how far they came (`TimerProgress`),
 so the log alone says which messages were delivered. Wheel and timer log only find due messages, in order of (second
 due, offset in the timer topic). Source: TimerMessageStore, RocketMQ 5.3.3, which delivers again after a crash, drops
-after three failed puts, and loses what is due in a stop of more than seven days.
+after three failed puts, and loses messages that are due in a stop of more than seven days.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ ENQUEUE_MS, DEQUEUE_MS = "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"
 
 #: records of the timer topic read at a time
 SLICE_ROWS = 4096
+#: most such slices of one call
+SLICES_LOADED_MAX = 16
 #: how often the files are completed on disk, while anything moves (timerFlushIntervalMs)
 SYNC_INTERVAL_MS = 1000
 #: how often to check while the log has not reached its former end, or the end that the timers need
@@ -51,8 +53,8 @@ class DueRows(NamedTuple):
     magic: Int32s | Int64s
     enqueue_ms: Int64s
 
-    def where(self, kept: Any) -> DueRows:
-        """Only some: a mask, row numbers or a slice."""
+    def select(self, kept: Any) -> DueRows:
+        """Some of the records, by a mask, row numbers or a slice."""
         return DueRows(*(column[kept] for column in self))
 
 
@@ -109,7 +111,7 @@ class TimerMessageStore:
         return self._topic.first_that_may_wait(progress.time) if progress.time else 0
 
     def run(self, now_ms: int, *, limit: int) -> tuple[int, int | None]:
-        """Take in new records of the topic and deliver due messages, at most about `limit`.
+        """Load new records of the topic and deliver due messages, at most about `limit`.
 
         Returns: how many were delivered, and when to call again; None: nothing waits.
         Raises: StorageFull, Unavailable, OSError; the next call delivers the rest.
@@ -121,31 +123,32 @@ class TimerMessageStore:
                 return 0, now_ms + WAIT_MS
             return self._run(now_ms, limit)
         except BaseException:
-            # It is not known how much of it the files have: they are loaded as after a crash.
+            # The files may hold part of this step, so they are loaded again as after a crash.
             self._ready = False
             raise
 
     def _run(self, now_ms: int, limit: int) -> tuple[int, int | None]:
         floor = now_ms - now_ms % timer_rule.PRECISION_MS
         if floor < self._progress.time:
-            self._append([], self._progress.turned_back(floor))
+            self._append([], self._progress.clock_set_back(floor))
             self._second = None
-        count = self._take_in(now_ms, limit)
-        behind = self._progress.queue < self._topic.end
+        count = self._load_records(now_ms, limit)
+        has_more = self._progress.queue < self._topic.end
         first = self._cache.wheel.first()
-        # A confirmed cancellation counts: all records are taken in before a second is delivered.
-        if not behind or (first is not None and first < floor and self._blocked):
+        is_due = first is not None and first < floor
+        # All records are loaded before a second is delivered, so that confirmed cancellations take effect.
+        if not has_more or (is_due and self._blocked):
             count += self._deliver(now_ms, floor, limit - count)
             first = self._cache.wheel.first()
         self._sync_if_due(now_ms)
-        if behind or (first is not None and first < floor):
+        if has_more or (first is not None and first < floor):
             return count, now_ms
         time = floor if first is None else min(floor, first)
         if time > self._progress.time:
             self._progress = self._progress.at_time(time)
         due = None if first is None else first + timer_rule.PRECISION_MS
         if self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0) > self._progress.queue:
-            # A roll, or a put, that is not confirmed yet.
+            # A roll or a put is not confirmed yet.
             due = now_ms + WAIT_MS if due is None else min(due, now_ms + WAIT_MS)
         return count, due
 
@@ -169,7 +172,7 @@ class TimerMessageStore:
         if check is not None and check.queue_offset > self._topic.end:
             if check.queue_offset == self._read_by(check):
                 return False
-            # The files belong to records that the log lost.
+            # The log lost the records that the files belong to.
             check = None
         self._load(check, progress)
         self._ready = True
@@ -214,12 +217,8 @@ class TimerMessageStore:
         while offset < progress.queue:
             rows = self._topic.read(offset, min(SLICE_ROWS, progress.queue - offset))
             # Rolls below the import were put again by the import.
-            self._add(
-                rows.where(
-                    (rows.due.magic & timer_rule.MAGIC_ROLL == 0)
-                    | (rows.offsets >= progress.imported)
-                )
-            )
+            is_roll = rows.due.magic & timer_rule.MAGIC_ROLL != 0
+            self._add(rows.select(~is_roll | (rows.offsets >= progress.imported)))
             offset = max(rows.next_offset, offset + 1)
         self._progress = replace(progress, queue=max(offset, progress.queue))
 
@@ -244,13 +243,14 @@ class TimerMessageStore:
 
     # --- from the topic into the wheel ----------------------------------------------------------------------
 
-    def _take_in(self, now_ms: int, limit: int) -> int:
-        """Look at confirmed records of the topic; deliver those that come too late for the wheel."""
-        count = looked = 0
+    def _load_records(self, now_ms: int, limit: int) -> int:
+        """Put confirmed records of the topic into the wheel; deliver those that come too late for it."""
+        count = 0
         self._blocked = False
-        while self._progress.queue < self._topic.end and count < limit and looked < 16 * SLICE_ROWS:
+        for _ in range(SLICES_LOADED_MAX):
+            if self._progress.queue >= self._topic.end or count >= limit:
+                break
             rows = self._topic.read(self._progress.queue, SLICE_ROWS)
-            looked += SLICE_ROWS
             first = self._cache.wheel.first()
             if first is None or first < now_ms - now_ms % timer_rule.PRECISION_MS:
                 rows = self._that_fit(rows)
@@ -266,7 +266,7 @@ class TimerMessageStore:
         for count in range(1, len(rows.offsets) + 1):
             if not self._cache.takes(rows.due.slot_ms[:count]):
                 self._blocked = True
-                first = rows.where(slice(count - 1))
+                first = rows.select(slice(count - 1))
                 return first._replace(next_offset=int(rows.offsets[count - 1]))
         return rows
 
@@ -275,21 +275,21 @@ class TimerMessageStore:
         late = np.flatnonzero(rows.due.slot_ms < self._progress.time)
         # A timer and its cancellation are rolled together, and may both be late after that.
         due = DueRows(rows.positions, rows.sizes, rows.due.magic, rows.due.enqueue_ms)
-        cancelled = self._cancelled(due.where(late))
+        cancelled = self._cancelled(due.select(late))
         done = count = 0
         while len(late):
             fit = fitting(rows.sizes[late], self._log.config.group_bytes_max)
             stop = int(late[fit - 1]) + 1
             offset = int(rows.offsets[stop - 1]) + 1
-            messages, _ = self._messages(due.where(late[:fit]), cancelled, now_ms)
+            messages, _ = self._messages(due.select(late[:fit]), cancelled, now_ms)
             progress = replace(self._progress, queue=offset)
             if messages:
                 self._append(messages, progress)
-            self._add(rows.where(slice(done, stop)))
+            self._add(rows.select(slice(done, stop)))
             self._progress = progress
             count += fit
             late, done = late[fit:], stop
-        self._add(rows.where(slice(done, None)))
+        self._add(rows.select(slice(done, None)))
         queue = max(rows.next_offset, self._progress.queue)
         self._progress = replace(self._progress, queue=queue)
         return count
@@ -335,10 +335,10 @@ class TimerMessageStore:
 
     def _cancelled(self, rows: DueRows) -> frozenset[str]:
         """The keys that the cancellations among these records name."""
-        delete = (rows.magic & timer_rule.MAGIC_DELETE != 0) & (
-            rows.magic & timer_rule.MAGIC_ROLL == 0
-        )
-        found, _ = waiting_rows(self._log, rows.positions[delete], rows.sizes[delete])
+        is_delete = rows.magic & timer_rule.MAGIC_DELETE != 0
+        is_due = rows.magic & timer_rule.MAGIC_ROLL == 0
+        chosen = rows.select(is_delete & is_due)
+        found, _ = waiting_rows(self._log, chosen.positions, chosen.sizes)
         return frozenset(decode(each.properties).get(timer_rule.DELETE_KEY, "") for each in found)
 
     def _deliver_group(self, second: Second, now_ms: int) -> int:
@@ -350,7 +350,7 @@ class TimerMessageStore:
         count = len(second.rows.positions)
         if low < count:
             high = low + fitting(second.rows.sizes[low:], self._log.config.group_bytes_max)
-            rows = second.rows.where(slice(low, high))
+            rows = second.rows.select(slice(low, high))
             messages, offset = self._messages(rows, second.cancelled, now_ms)
         ends = high == count
         if ends:
@@ -402,8 +402,8 @@ class TimerMessageStore:
     # --- the files ------------------------------------------------------------------------------------------
 
     def _sync_if_due(self, now_ms: int) -> None:
-        waits = 0 <= self._next_sync_ms - now_ms <= SYNC_INTERVAL_MS
-        if self._dirty and not waits and self._sync(now_ms):
+        too_early = 0 <= self._next_sync_ms - now_ms <= SYNC_INTERVAL_MS
+        if self._dirty and not too_early and self._sync(now_ms):
             self._next_sync_ms = now_ms + SYNC_INTERVAL_MS
 
     def _sync(self, now_ms: int) -> bool:

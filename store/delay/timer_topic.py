@@ -33,8 +33,8 @@ class TimerRows(NamedTuple):
     #: the offset after the last
     next_offset: int
 
-    def where(self, kept: Any) -> TimerRows:
-        """Only some: a mask or a slice."""
+    def select(self, kept: Any) -> TimerRows:
+        """Some of the records, by a mask or a slice."""
         return TimerRows(
             self.offsets[kept],
             self.positions[kept],
@@ -70,8 +70,10 @@ class TimerTopic:
         offsets = np.arange(offset, offset + len(units), dtype=np.int64)
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
-        there = (sizes != BLANK_SIZE) & (positions >= self._log.start)
-        offsets, positions, sizes = offsets[there], positions[there], sizes[there]
+        is_stored = (sizes != BLANK_SIZE) & (positions >= self._log.start)
+        offsets = offsets[is_stored]
+        positions = positions[is_stored]
+        sizes = sizes[is_stored]
         following = offset + len(units)
         # Bodies are compared when they are delivered.
         batch, rows = undamaged_batch(self._log, positions, sizes, check_crc=False)

@@ -60,7 +60,7 @@ class IndexBuilder:
         return self.failed is None or self._clock.monotonic_ms() >= self._retry_at_ms
 
     def add(self, start: int, end: int, unit: KeyedUnit | None) -> None:
-        """Take records [start, end) that were just dispatched; None when they have no keys."""
+        """Keep records [start, end) that were just dispatched, to index them together; None when they have no keys."""
         if start != self._seen:
             # The index lags: it reads these records from the log later.
             return
@@ -83,7 +83,7 @@ class IndexBuilder:
             # The records were deleted after the log's start was read: the next call begins later.
             pass
         except (OSError, StorageFull, Corrupt) as error:
-            self._forget_taken()
+            self._forget_units()
             self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
             if self.failed is None:
                 logger.warning("the index falls behind: %s", error)
@@ -98,15 +98,16 @@ class IndexBuilder:
         return self._records >= BATCH_RECORDS or self._bytes >= BATCH_BYTES
 
     def due(self, dispatched: int) -> bool:
-        """Whether to index now: enough records were taken, or some below `dispatched` are in the log only."""
+        """Whether to index now: enough records wait, or some below `dispatched` are in the log only."""
         return self.full or self._seen < dispatched
 
-    def _forget_taken(self) -> None:
-        self._units, self._records, self._bytes = [], 0, 0
+    def _forget_units(self) -> None:
+        self._units = []
+        self._records = self._bytes = 0
 
     def _flush(self) -> None:
         units, records = self._units, self._records
-        self._forget_taken()
+        self._forget_units()
         if not units:
             self._service.indexed = self._seen
             return
@@ -125,7 +126,9 @@ class IndexBuilder:
 
     def _put_few(self, units: list[KeyedUnit]) -> None:
         """Index a few records one by one, which costs a tenth of the arrays."""
-        hashes, positions, times = [], [], []
+        hashes: list[int] = []
+        positions: list[int] = []
+        times: list[int] = []
         for unit in units:
             for row, position in enumerate(unit.positions.tolist()):
                 for key in keys_of(unit.keyed.rows(row, row + 1).data):
@@ -152,12 +155,9 @@ class IndexBuilder:
         view, base, walk = self._log.walk(
             at, upto, check_crc=False, check_position=False, limit=SLICE_RECORDS
         )
-        end, size = walk.end, self._log.config.segment_size_bytes
-        following = at - at % size + size
-        if walk.reason is record.WalkStop.BLANK or end > following - fmt.BLANK_BYTES:
-            end = following
-        elif end == at and walk.reason is not record.WalkStop.STOPPED:
-            end = self._log.behind_damage(at, upto)
+        end = self._log.next_walk_start(at, walk)
+        if end == at and walk.reason is not record.WalkStop.STOPPED:
+            end = self._log.next_record_after(at, upto)
             self._log.note_damage(self._log.damage(at, walk.reason.value))
         if len(walk.positions):
             batch = record.decode(view, walk.positions - base, walk.sizes, columns=_COLUMNS)
@@ -175,11 +175,7 @@ class IndexBuilder:
             return False
         topics = batch.column("topic").dictionary_encode()
         table = np.array([topic_hash(name) for name in topics.dictionary.to_pylist()], np.uint32)
-        self._put(
-            table[topics.indices.to_numpy()],
-            keyed,
-            positions,
-            batch.column("store_time_ms").to_numpy(),
-            end,
-        )
+        topic_hashes = table[topics.indices.to_numpy()]
+        times_ms = batch.column("store_time_ms").to_numpy()
+        self._put(topic_hashes, keyed, positions, times_ms, end)
         return True

@@ -51,7 +51,7 @@ SCAN_ENTRIES = 1 << 16
 #: slots and entries that are this close together are read in one call
 ITEM_GAP_BYTES = 4096
 #: most such gaps in one read
-STRETCH_ITEMS = 16
+GAPS_MAX = 16
 _SLOT = np.dtype(">i4")
 
 
@@ -350,15 +350,15 @@ class IndexFile:
         if not len(numbers):
             return np.empty(0, dtype=dtype)
         low, high = int(numbers.min()), int(numbers.max()) + 1
-        if (high - low) * dtype.itemsize <= ITEM_GAP_BYTES * min(len(numbers), STRETCH_ITEMS):
-            stretch = self._read(at + low * dtype.itemsize, at + high * dtype.itemsize)
-            return np.frombuffer(stretch, dtype=dtype)[numbers - low]
+        if (high - low) * dtype.itemsize <= ITEM_GAP_BYTES * min(len(numbers), GAPS_MAX):
+            data = self._read(at + low * dtype.itemsize, at + high * dtype.itemsize)
+            return np.frombuffer(data, dtype=dtype)[numbers - low]
         different, rows = np.unique(numbers, return_inverse=True)
         starts = at + different * dtype.itemsize
-        data, where = read_together(
+        items, item_starts = read_together(
             self._read, self._read_into, starts, starts + dtype.itemsize, gap_bytes=ITEM_GAP_BYTES
         )
-        return gather(data, where, dtype)[rows]
+        return gather(items, item_starts, dtype)[rows]
 
     def _follow(
         self,
@@ -371,23 +371,31 @@ class IndexFile:
     ) -> tuple[list[int], int]:
         """Follow a chain for at most `steps` entries. Returns: offsets of hits, and the next number; 0: the chain
         ends."""
-        begin, count, most = header.begin_time_ms, header.count, self._entry_count
-        blocks, unpack_from = self._blocks, _ENTRY.unpack_from
+        # Entries hold whole seconds since the file's begin time. RocketMQ stops at a negative one, too.
+        first_second = max(0, (begin_ms - header.begin_time_ms) // 1000)
+        last_second = (end_ms - header.begin_time_ms) // 1000
+        count, blocks = header.count, self._blocks
+        unpack_from = _ENTRY.unpack_from
         offsets: list[int] = []
         with self._living:
             self._open_fd()
             for _ in range(steps):
-                if not 0 < number < most:
+                if number <= 0:
                     break
-                block, row = divmod(number, BLOCK_ENTRIES)
-                entries = blocks.get(block) or self._read_block(block)
-                found, offset, seconds, previous = unpack_from(entries, row * ENTRY_BYTES)
+                entries = blocks.get(number // BLOCK_ENTRIES) or self._read_block(
+                    number // BLOCK_ENTRIES
+                )
+                found, offset, seconds, previous = unpack_from(
+                    entries, number % BLOCK_ENTRIES * ENTRY_BYTES
+                )
                 # Entries written since the header was read are passed over.
                 if number < count:
-                    time_ms = begin + 1000 * seconds if number > 1 else begin
-                    if seconds < 0 or time_ms + 999 < begin_ms:
+                    if number == 1 and seconds > 0:
+                        # The first entry counts from another time: that of the file before.
+                        seconds = 0
+                    if seconds < first_second:
                         return offsets, 0
-                    if found == key_hash and time_ms <= end_ms:
+                    if found == key_hash and seconds <= last_second:
                         offsets.append(offset)
                 if previous >= number:
                     return offsets, 0
@@ -418,9 +426,9 @@ class IndexFile:
         )
 
     def find(
-        self, key_hash: int, begin_ms: int, end_ms: int, some: int = CHAIN_STEPS
+        self, key_hash: int, begin_ms: int, end_ms: int, page_size: int = CHAIN_STEPS
     ) -> Iterator[list[int]]:
-        """Physical offsets of a hash's records that may be stored in [begin_ms, end_ms], the newest `some` first.
+        """Physical offsets of a hash's records that may be stored in [begin_ms, end_ms], newest first, in pages.
 
         Source: IndexFile#selectPhyOffset. An entry knows only the second; RocketMQ leaves out records of the first one,
         here the caller compares exactly. RocketMQ also takes the first entry's time for the file's begin time.
@@ -428,11 +436,11 @@ class IndexFile:
         header = self.header
         place = HEADER.size + key_hash % self._slot_count * SLOT_BYTES
         number = int.from_bytes(self._read(place, place + SLOT_BYTES), "big", signed=True)
-        some = min(some, LOCKED_STEPS)
-        for _ in range(0, CHAIN_STEPS, some):
+        page_size = min(page_size, LOCKED_STEPS)
+        for _ in range(0, CHAIN_STEPS, page_size):
             if not 0 < number < self._entry_count:
                 break
-            offsets, number = self._follow(header, number, some, key_hash, begin_ms, end_ms)
+            offsets, number = self._follow(header, number, page_size, key_hash, begin_ms, end_ms)
             if offsets:
                 yield offsets
         while number > 0:
@@ -442,9 +450,9 @@ class IndexFile:
             spans = part["seconds"][rows].astype(np.int64)
             spans[rows + low == 1] = 0
             times_ms = header.begin_time_ms + 1000 * spans
-            right = (times_ms <= end_ms) & (times_ms + 999 >= begin_ms)
-            if right.any():
-                yield part["physical_offset"][rows[right]].tolist()
+            in_span = (times_ms <= end_ms) & (times_ms + 999 >= begin_ms)
+            if in_span.any():
+                yield part["physical_offset"][rows[in_span]].tolist()
             if len(rows) and times_ms[-1] + 999 < begin_ms:
                 break
             number = low - 1
@@ -469,24 +477,25 @@ class IndexFile:
             rows, numbers = rows[inside], numbers[inside]
             if not len(rows):
                 break
-            met = self._items(start, numbers, ENTRY_DTYPE)
-            known = numbers < header.count
-            spans = np.where(numbers > 1, met["seconds"].astype(np.int64), 0)
-            times_ms = header.begin_time_ms + 1000 * spans
-            too_old = known & (times_ms + 999 < begin_ms)
-            hit = known & (met["hash"] == key_hashes[rows]) & (times_ms <= end_ms) & ~too_old
-            found_rows.append(rows[hit])
-            found_offsets.append(met["physical_offset"][hit].astype(np.int64))
-            left[rows[hit]] -= 1
-            before = met["previous"].astype(np.int64)
-            on = (before < numbers) & ~too_old & (left[rows] > 0)
-            rows, numbers = rows[on], before[on]
+            entries = self._items(start, numbers, ENTRY_DTYPE)
+            is_known = numbers < header.count
+            seconds = np.where(numbers > 1, entries["seconds"].astype(np.int64), 0)
+            times_ms = header.begin_time_ms + 1000 * seconds
+            too_old = is_known & (times_ms + 999 < begin_ms)
+            has_hash = entries["hash"] == key_hashes[rows]
+            is_hit = is_known & has_hash & (times_ms <= end_ms) & ~too_old
+            found_rows.append(rows[is_hit])
+            found_offsets.append(entries["physical_offset"][is_hit].astype(np.int64))
+            left[rows[is_hit]] -= 1
+            previous = entries["previous"].astype(np.int64)
+            goes_on = (previous < numbers) & ~too_old & (left[rows] > 0)
+            rows, numbers = rows[goes_on], previous[goes_on]
         else:
             for row in rows.tolist():
-                # A chain of thousands: looked through as a whole.
-                gone = sum(int((part == row).sum()) for part in found_rows)
+                # A chain of thousands is scanned as a whole.
+                done = sum(int((part == row).sum()) for part in found_rows)
                 every = list(chain.from_iterable(self.find(int(key_hashes[row]), begin_ms, end_ms)))
-                rest = np.array(every[gone : int(wanted[row])], dtype=np.int64)
+                rest = np.array(every[done : int(wanted[row])], dtype=np.int64)
                 found_rows.append(np.full(len(rest), row, np.int64))
                 found_offsets.append(rest)
         return np.concatenate(found_rows), np.concatenate(found_offsets)

@@ -19,7 +19,8 @@ from raymq.store.records.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARA
 #: between topic and key in the text that is hashed
 TOPIC_SEPARATOR = "#"
 
-_BLANK, _NAME_END, _VALUE_END = ord(KEY_SEPARATOR), NAME_VALUE_SEPARATOR[0], PROPERTY_SEPARATOR[0]
+_BLANK = ord(KEY_SEPARATOR)
+_NAME_END, _VALUE_END = NAME_VALUE_SEPARATOR[0], PROPERTY_SEPARATOR[0]
 _INTEGER_MIN = -(1 << 31)
 _NONE = np.empty(0, dtype=np.int64)
 
@@ -90,14 +91,14 @@ def hash_keys(topic_hashes: UInt32s | int, keyed: Keyed) -> Hashes:
 
 
 class _Spans(NamedTuple):
-    """Stretches [start, end) of the properties of some records, ascending by row."""
+    """Ranges [start, end) of the properties of some records, ascending by row."""
 
     #: which record
     rows: Int64s
     starts: Int64s
     ends: Int64s
 
-    def where(self, kept: Any) -> _Spans:
+    def select(self, kept: Any) -> _Spans:
         """Some of them, by a mask or by row numbers."""
         return _Spans(self.rows[kept], self.starts[kept], self.ends[kept])
 
@@ -108,7 +109,10 @@ def _hash_chunk(topic_hashes: UInt32s | int, data: Bytes, offsets: Int64s) -> Ha
     seeds = topic_hashes if isinstance(topic_hashes, int) else topic_hashes[keys.rows]
     # hash(topic# + key) = hash(topic#) * 31 ** length(key) + hash(key)
     signed = (np.uint32(seeds) * _POWER[lengths] + hashes).view(np.int32)
-    return Hashes(keys.rows, np.where(signed == _INTEGER_MIN, 0, np.abs(signed)).astype(np.int32))
+    values = np.abs(signed)
+    # Java's Math.abs of the least integer is negative; RocketMQ takes 0.
+    values[signed == _INTEGER_MIN] = 0
+    return Hashes(keys.rows, values)
 
 
 # --- where the keys are -------------------------------------------------------------------------------------------
@@ -135,11 +139,13 @@ def _property_values(data: Bytes, offsets: Int64s, name: bytes) -> _Spans:
     whole = (name_starts == offsets[rows]) | (data[name_starts - 1] == _VALUE_END)
     starts, rows = starts[whole], rows[whole]
     value_ends = np.append(np.flatnonzero(data == _VALUE_END), len(data))
+    next_value_ends = value_ends[np.searchsorted(value_ends, starts)]
     # The last value of a record may lack its separator.
-    ends = np.minimum(value_ends[np.searchsorted(value_ends, starts)], offsets[rows + 1])
-    found = _Spans(rows, starts, ends)
-    found = found.where(ends > starts)
-    return found.where(np.append(found.rows[1:] != found.rows[:-1], True)[: len(found.rows)])
+    ends = np.minimum(next_value_ends, offsets[rows + 1])
+    filled = _Spans(rows, starts, ends).select(ends > starts)
+    is_last = np.ones(len(filled.rows), dtype=np.bool_)
+    is_last[:-1] = filled.rows[1:] != filled.rows[:-1]
+    return filled.select(is_last)
 
 
 def _ends_of_name(data: Bytes, name: bytes) -> Int64s:
@@ -165,23 +171,23 @@ def _split_at_blanks(data: Bytes, values: _Spans) -> _Spans:
     rows = np.concatenate((values.rows, values.rows[value_of]))[order]
     ends = np.sort(np.concatenate((values.ends, blanks)))
     words = _Spans(rows, starts[order], ends)
-    return words.where(words.ends > words.starts)
+    return words.select(words.ends > words.starts)
 
 
 def _interleaved(first: _Spans, second: _Spans) -> _Spans:
     """Merge both by row; where both have a row, `first` comes first."""
     both = _Spans(*(np.concatenate(pair) for pair in zip(first, second, strict=True)))
-    return both.where(np.argsort(both.rows, kind="stable"))
+    return both.select(np.argsort(both.rows, kind="stable"))
 
 
-# --- the hashes of stretches --------------------------------------------------------------------------------------
+# --- the hashes of ranges -----------------------------------------------------------------------------------------
 
 
 def _span_hashes(data: Bytes, spans: _Spans) -> tuple[UInt32s, Int64s]:
-    """Java's hash of each stretch, modulo 2 ** 32, and its number of UTF-16 units."""
+    """Java's hash of each range, modulo 2 ** 32, and its number of UTF-16 units."""
     _, starts, ends = spans
     lengths = ends - starts
-    # With running sums of byte[i] * 31 ** -i, the hash of a stretch is one difference times 31 ** (end - 1).
+    # With running sums of byte[i] * 31 ** -i, the hash of a range is one difference times 31 ** (end - 1).
     sums = np.zeros(len(data) + 1, dtype=np.uint32)
     np.cumsum(data.astype(np.uint32) * _INVERSE[: len(data)], dtype=np.uint32, out=sums[1:])
     hashes = (sums[ends] - sums[starts]) * _POWER[ends - 1]
@@ -195,7 +201,7 @@ def _span_hashes(data: Bytes, spans: _Spans) -> tuple[UInt32s, Int64s]:
 
 
 def _hash_wide(data: Bytes, starts: Int64s, ends: Int64s) -> tuple[UInt32s, Int64s]:
-    """`_span_hashes` of stretches that are not ASCII, one by one."""
+    """`_span_hashes` of ranges that are not ASCII, one by one."""
     pairs = zip(starts.tolist(), ends.tolist(), strict=True)
     texts = [data[a:b].tobytes().decode("utf-8", "replace") for a, b in pairs]
     hashes = np.array([fmt.java_hash(text) & 0xFFFFFFFF for text in texts], dtype=np.uint32)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,17 @@ _NAME_FORMAT = "%Y%m%d%H%M%S"
 MARK_STEP_BYTES = 64 << 20
 
 
+class _Mark(NamedTuple):
+    """The content of `raymq/index`: the state of the last sync."""
+
+    #: name of the newest file with an entry; empty without one
+    file: str
+    #: its entries
+    entries: int
+    #: everything below this is indexed
+    indexed: int
+
+
 class IndexService:
     """One thread builds, cuts, syncs and deletes; any may look up.
 
@@ -42,15 +54,15 @@ class IndexService:
         self._directory = root / "index"
         self._mark_path = root / "raymq" / "index"
         self._slots, self._entries = config.max_hash_slot_num, config.max_index_num
-        self._fs = files
+        self._files = files
         self._clock = clock
         #: oldest first; replaced, never changed in place: readers keep the list that they took
-        self._files: tuple[IndexFile, ...] = ()
+        self._index_files: tuple[IndexFile, ...] = ()
         self._mark: Meta | None = None
-        self._synced: tuple[str, int, int] | None = None
+        self._synced: _Mark | None = None
         #: everything below this is indexed
         self.indexed = 0
-        #: held by dispatch, which appends, and by the upkeep and cleaning threads, which sync and drop
+        #: held by dispatch, which appends, and by the checkpoint and cleaning threads, which sync and drop
         self._changing = threading.Lock()
 
     # --- opening --------------------------------------------------------------------------------------------
@@ -65,20 +77,22 @@ class IndexService:
         RocketMQ crashed.
         """
         self._mark = self._open_mark()
-        name, count, upto = (self._mark.get(key) for key in ("file", "count", "indexed"))
+        upto = self._mark.get("indexed")
         try:
             self._open_files()
             if upto is not None:
                 self.indexed = max(min(upto, uncut, log_end), log_start)
-                self._restore(name, count, crashed=crashed)
+                self._restore(self._mark.get("file"), self._mark.get("count"), crashed=crashed)
             elif crashed:
                 # Files that may not be on disk are dropped.
-                self._drop(lambda file: file.header.end_time_ms > time_ms or file.empty)
-                ends = [file.header.end_offset for file in self._files]
+                files = self._index_files
+                late = [file for file in files if file.empty or file.header.end_time_ms > time_ms]
+                self._delete(late)
+                ends = [file.header.end_offset for file in self._index_files]
                 self.indexed = max(min(max(ends, default=0), log_end), log_start)
             else:
-                self._drop(lambda file: file.empty)
-                self.indexed = log_end if self._files else log_start
+                self._delete([file for file in self._index_files if file.empty])
+                self.indexed = log_end if self._index_files else log_start
             self._cut_to(self.indexed)
         except (Corrupt, StorageFull):
             # The index is damaged, was made with other options, or cannot be repaired for lack of space: it is only a
@@ -88,26 +102,26 @@ class IndexService:
 
     def _open_mark(self) -> Meta:
         try:
-            return Meta.open(self._mark_path, files=self._fs)
+            return Meta.open(self._mark_path, files=self._files)
         except Corrupt:
-            self._fs.unlink(self._mark_path)
-            mark = Meta.open(self._mark_path, files=self._fs)
+            self._files.unlink(self._mark_path)
+            mark = Meta.open(self._mark_path, files=self._files)
             mark.update({"file": None, "count": 1, "indexed": 0})
             return mark
 
     def _open_files(self) -> None:
-        for name in self._fs.list(self._directory):
+        for name in self._files.list(self._directory):
             path = self._directory / name
-            file = IndexFile.open(path, self._slots, self._entries, files=self._fs)
-            self._files = (*self._files, file)
+            file = IndexFile.open(path, self._slots, self._entries, files=self._files)
+            self._index_files = (*self._index_files, file)
 
     def _restore(self, name: str | None, count: int, *, crashed: bool) -> None:
         """Drop the entries written after the mark."""
         if name is None:
             self._drop_all(self.indexed)
             return
-        self._drop(lambda file: file.path.name > name)
-        last = self._files[-1] if self._files else None
+        self._delete([file for file in self._index_files if file.path.name > name])
+        last = self._index_files[-1] if self._index_files else None
         if last is None or last.path.name != name or not 1 < count <= last.header.count:
             # The file was removed or changed: its records must be indexed again.
             raise Corrupt(f"{self._directory / name} does not fit its mark", rule="index mark")
@@ -116,35 +130,32 @@ class IndexService:
 
     def _cut_to(self, physical_offset: int) -> None:
         """Drop the entries of records at or above an offset."""
-        while self._files:
-            last = self._files[-1]
+        while self._index_files:
+            last = self._index_files[-1]
             count = last.number_from(physical_offset)
             if count > 1:
                 if count < last.header.count:
                     last.cut(count)
                 return
-            self._drop([last].__contains__)
+            self._delete([last])
 
     def _drop_all(self, log_start: int) -> None:
         """Delete every file: the index is only a cache."""
-        for file in self._files:
+        for file in self._index_files:
             file.close()
-        self._files = ()
-        for name in self._fs.list(self._directory):
-            self._fs.unlink(self._directory / name)
-        if self._fs.exists(self._directory):
-            self._fs.sync_dir(self._directory)
+        self._index_files = ()
+        for name in self._files.list(self._directory):
+            self._files.unlink(self._directory / name)
+        if self._files.exists(self._directory):
+            self._files.sync_dir(self._directory)
         self.indexed = log_start
 
-    def _drop(self, unwanted: Callable[[IndexFile], bool]) -> int:
-        """Delete files. Returns: how many."""
-        gone = [file for file in self._files if unwanted(file)]
-        if gone:
-            self._files = tuple(file for file in self._files if file not in gone)
-            for file in gone:
+    def _delete(self, files: list[IndexFile]) -> None:
+        if files:
+            self._index_files = tuple(file for file in self._index_files if file not in files)
+            for file in files:
                 file.destroy()
-            self._fs.sync_dir(self._directory)
-        return len(gone)
+            self._files.sync_dir(self._directory)
 
     # --- building -------------------------------------------------------------------------------------------
 
@@ -171,25 +182,25 @@ class IndexService:
             self.indexed = max(self.indexed, upto)
 
     def _current(self) -> IndexFile:
-        last = self._files[-1] if self._files else None
+        last = self._index_files[-1] if self._index_files else None
         if last is not None and last.room > 0:
             return last
-        self._fs.make_dirs(self._directory)
+        self._files.make_dirs(self._directory)
         file = IndexFile.create(
             self._directory / self._next_name(),
             self._slots,
             self._entries,
             None if last is None else last.header,
-            files=self._fs,
+            files=self._files,
         )
         fail_point("index.file_created")
-        self._files = (*self._files, file)
+        self._index_files = (*self._index_files, file)
         return file
 
     def _next_name(self) -> str:
         """The local time as RocketMQ names index files, but later than the newest file's name."""
         name = _name_of(datetime.fromtimestamp(self._clock.now_ms() / 1000))
-        last = self._files[-1].path.name if self._files else ""
+        last = self._index_files[-1].path.name if self._index_files else ""
         if name > last:
             return name
         time = datetime.strptime(last[:14], _NAME_FORMAT) + timedelta(milliseconds=int(last[14:]))
@@ -202,23 +213,21 @@ class IndexService:
         looked through again. Raises: OSError.
         """
         with self._changing:
-            files, upto = self._files, self.indexed
+            files, upto = self._index_files, self.indexed
             for file in files:
                 if file.dirty:
                     file.sync()
             fail_point("index.synced")
             # A new file without an entry does not count.
             last = next((file for file in reversed(files) if not file.empty), None)
-            state = ("", 1, upto) if last is None else (last.path.name, last.header.count, upto)
-            before = self._synced
-            moved = (
-                before is None
-                or state[:2] != before[:2]
-                or not 0 <= upto - before[2] < MARK_STEP_BYTES
-            )
-            if self._mark is not None and (moved or (closing and state != before)):
-                self._mark.update({"file": state[0] or None, "count": state[1], "indexed": upto})
-                self._synced = state
+            mark = _Mark("", 1, upto)
+            if last is not None:
+                mark = _Mark(last.path.name, last.header.count, upto)
+            if self._mark is not None and _is_due(self._synced, mark, closing=closing):
+                self._mark.update(
+                    {"file": mark.file or None, "count": mark.entries, "indexed": upto}
+                )
+                self._synced = mark
             return files[-2].header.end_time_ms if len(files) > 1 else 0
 
     def delete_expired(self, min_physical_offset: int) -> int:
@@ -227,16 +236,16 @@ class IndexService:
         Source: IndexService#deleteExpiredFile.
         """
         with self._changing:
-            gone = [
-                each for each in self._files[:-1] if each.header.end_offset < min_physical_offset
-            ]
-            return self._drop(gone.__contains__)
+            older = self._index_files[:-1]
+            expired = [file for file in older if file.header.end_offset < min_physical_offset]
+            self._delete(expired)
+            return len(expired)
 
     # --- looking up -----------------------------------------------------------------------------------------
 
     def _newest_first(self, begin_ms: int, end_ms: int) -> Iterator[IndexFile]:
         """The files that may have records stored in [begin_ms, end_ms]."""
-        for file in reversed(self._files):
+        for file in reversed(self._index_files):
             header = file.header
             if file.empty or header.begin_time_ms > end_ms:
                 continue
@@ -247,17 +256,19 @@ class IndexService:
                 return
 
     def find(
-        self, topic: str, key: str, begin_ms: int, end_ms: int, some: int = CHAIN_STEPS
+        self, topic: str, key: str, begin_ms: int, end_ms: int, page_size: int = CHAIN_STEPS
     ) -> Iterator[list[int]]:
         """Physical offsets of records that may have a key and be stored in [begin_ms, end_ms], newest first.
 
-        They come `some` at a time. Another key may have the same hash. Source: IndexService#queryOffset.
+        They come `page_size` at a time. Another key may have the same hash. Source: IndexService#queryOffset.
         """
         hashed = key_hash(topic, key)
         for file in self._newest_first(begin_ms, end_ms):
-            # The file was deleted, and so were its records.
-            with contextlib.suppress(Unavailable):
-                yield from file.find(hashed, begin_ms, end_ms, some)
+            try:
+                yield from file.find(hashed, begin_ms, end_ms, page_size)
+            except Unavailable:
+                # The file was deleted, and its records with it.
+                continue
 
     def find_many(
         self, key_hashes: Int64s, wanted: int, begin_ms: int, end_ms: int
@@ -269,29 +280,38 @@ class IndexService:
         for file in self._newest_first(begin_ms, end_ms):
             if not (left > 0).any():
                 break
-            # As above.
+            # The file may be deleted meanwhile, and its records with it.
             with contextlib.suppress(Unavailable):
-                some, places = file.find_many(key_hashes, left, begin_ms, end_ms)
-                left -= np.bincount(some, minlength=len(left))
-                rows.append(some)
-                offsets.append(places)
+                found_rows, found_offsets = file.find_many(key_hashes, left, begin_ms, end_ms)
+                left -= np.bincount(found_rows, minlength=len(left))
+                rows.append(found_rows)
+                offsets.append(found_offsets)
         return np.concatenate(rows), np.concatenate(offsets)
 
     @property
     def last(self) -> tuple[int, int]:
         """Store time (ms) and physical offset of the newest indexed record; (0, 0) without one."""
-        files = self._files
+        files = self._index_files
         header = files[-1].header if files else None
         return (header.end_time_ms, header.end_offset) if header else (0, 0)
 
     def close(self) -> None:
         """Close every file."""
-        files, self._files = self._files, ()
+        files, self._index_files = self._index_files, ()
         for file in files:
             file.close()
         if self._mark is not None:
             self._mark.close()
             self._mark = None
+
+
+def _is_due(synced: _Mark | None, mark: _Mark, *, closing: bool) -> bool:
+    """Whether to write the mark: after each new entry, after much log without keys, and at a stop."""
+    if synced is None or (mark.file, mark.entries) != (synced.file, synced.entries):
+        return True
+    if not 0 <= mark.indexed - synced.indexed < MARK_STEP_BYTES:
+        return True
+    return closing and mark != synced
 
 
 def _name_of(time: datetime) -> str:

@@ -6,75 +6,119 @@ numpy calls of `query_keys`.
 
 from __future__ import annotations
 
-from itertools import count
+from typing import NamedTuple
 
-from raymq.store.checksum import body_crc
+import numpy as np
+import pyarrow as pa
+
+from raymq.store.arrays import Bools, Int64s
+from raymq.store.checksum import BODY_CRC_MASK, crc32
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.records.binary_columns import binary_array
 from raymq.store.records.keys import keys_of
-from raymq.store.records.one_record import record_at
+from raymq.store.records.one_record import record_at, records_each
 from raymq.store.records.record_walk import WalkStop
 
 from .index_service import IndexService
 
 #: later than any store time
 TIME_MAX_MS = (1 << 63) - 1
-#: bytes read for one record; a larger one is read whole
-LOOK_BYTES = 2048
+#: bytes read for each record are a multiple of the one, and at most the other; a larger record is read once more
+READ_BYTES_STEP, READ_BYTES_MAX = 64, 8192
 
 
-def newest(
-    log: CommitLog,
-    index: IndexService,
-    topic: str,
-    key: str,
-    limit: int,
-    span: tuple[int, int],
-    *,
-    exact: bool,
-) -> dict[int, bytes]:
-    """The newest records of a key by physical offset, `limit` at most.
+class KeyHits(NamedTuple):
+    """Messages found: hit i says that key `keys[i]` is one of message `rows[i]` of `records`."""
 
-    Args: `span`: the first and the last store time (ms); `exact`: as of `Query.by_key`.
-    Entries of deleted files are left out, and so are those at which no record begins: RocketMQ leaves such entries
-    when it cuts a log. Raises: Corrupt for a record whose body is damaged, or that the disk does not give back.
-    """
-    found: dict[int, bytes] = {}
-    begin_ms, end_ms = span
-    low, high = log.start, log.confirmed
-    for places in index.find(topic, key, begin_ms, end_ms, limit):
-        stored = [place for place in places if low <= place < high]
-        heads = log.read_each(stored, LOOK_BYTES)
-        for at, place in zip(count(0, LOOK_BYTES), stored, strict=False):
-            data = heads
-            parts = record_at(data, at, place - at)
-            if parts is None or parts[0] > at + LOOK_BYTES:
-                data = _read_whole(log, place, heads[at : at + 4])
-                parts = record_at(data, 0, place)
+    keys: Int64s
+    rows: Int64s
+    #: physical offset of each record
+    places: Int64s
+    #: raw RocketMQ records, in the order of the log, each once
+    records: pa.Array
+
+    def select(self, kept: Bools) -> KeyHits:
+        """Some of the hits, with all records."""
+        return self._replace(keys=self.keys[kept], rows=self.rows[kept])
+
+
+class KeySearch:
+    """Callers: any thread."""
+
+    def __init__(self, log: CommitLog, index: IndexService) -> None:
+        self._log = log
+        self._index = index
+        #: enough for the largest record of the last query: messages of one application are about as large as each other
+        self._read_bytes = 2048
+
+    def find(
+        self, topic: str, key: str, limit: int, span: tuple[int, int], *, exact: bool
+    ) -> KeyHits:
+        """The newest messages of a key, `limit` at most.
+
+        Args: `span`: the first and the last store time (ms); `exact`: as of `Query.by_key`.
+        Raises: Corrupt for a record whose body is damaged, or that the disk does not give back.
+        """
+        found = self._newest(topic, key, limit, span, exact)
+        places = sorted(found)
+        raw = [found[place] for place in places]
+        if raw:
+            largest = max(map(len, raw))
+            steps = (largest + READ_BYTES_STEP - 1) // READ_BYTES_STEP
+            self._read_bytes = min(steps * READ_BYTES_STEP, READ_BYTES_MAX)
+        return KeyHits(
+            keys=np.zeros(len(raw), dtype=np.int64),
+            rows=np.arange(len(raw)),
+            places=np.fromiter(places, np.int64, len(places)),
+            records=binary_array(raw),
+        )
+
+    def _newest(
+        self, topic: str, key: str, limit: int, span: tuple[int, int], exact: bool
+    ) -> dict[int, bytes]:
+        """Records by physical offset.
+
+        Entries of deleted files are left out, and so are those at which no record begins: RocketMQ leaves such entries
+        when it cuts a log.
+        """
+        log, nbytes = self._log, self._read_bytes
+        found: dict[int, bytes] = {}
+        begin_ms, end_ms = span
+        low, high = log.start, log.confirmed
+        for candidates in self._index.find(topic, key, begin_ms, end_ms, limit):
+            places = [place for place in candidates if low <= place < high]
+            data = log.read_each(places, nbytes)
+            starts = range(0, len(data), nbytes)
+            each = records_each(data, nbytes, places)
+            for place, start, parts in zip(places, starts, each, strict=True):
+                source = data
                 if parts is None:
+                    source = self._read_whole(place, data[start : start + 4])
+                    parts = record_at(source, 0, place)
+                    if parts is None:
+                        continue
+                    start = 0
+                end, time_ms, topic_at, topic_end, body_at, body_end, crc = parts
+                if not begin_ms <= time_ms <= end_ms:
                     continue
-                at = 0
-            end, time_ms, topic_at, topic_end, body_at, body_end, crc = parts
-            if not begin_ms <= time_ms <= end_ms:
-                continue
-            if exact and not (
-                str(data[topic_at:topic_end], "utf-8", "replace") == topic
-                and key in keys_of(data[topic_end + 2 : end])
-            ):
-                continue
-            # A slice of bytes is a copy, which for small bodies costs less than a view.
-            body = (data if data is heads else memoryview(data))[body_at:body_end]
-            if body and body_crc(body) != crc:
-                raise log.damage(place, WalkStop.BAD_CRC.value)
-            # A key that stands twice in one message gives the same offset twice.
-            found[place] = data[at:end]
-            if len(found) == limit:
-                return found
-    return found
+                if exact and not (
+                    str(source[topic_at:topic_end], "utf-8", "replace") == topic
+                    and key in keys_of(source[topic_end + 2 : end])
+                ):
+                    continue
+                # `body_crc`, without a call of Python's for each record.
+                if body_at < body_end and crc32(source[body_at:body_end]) & BODY_CRC_MASK != crc:
+                    raise log.damage(place, WalkStop.BAD_CRC.value)
+                # A key that stands twice in one message gives the same offset twice.
+                found[place] = source[start:end]
+                if len(found) == limit:
+                    return found
+        return found
 
-
-def _read_whole(log: CommitLog, place: int, size_field: bytes) -> bytes:
-    """All bytes of a record that is larger than LOOK_BYTES; b"" where no record of a possible size begins."""
-    size = int.from_bytes(size_field, "big")
-    left_in_file = log.config.segment_size_bytes - place % log.config.segment_size_bytes
-    is_possible = LOOK_BYTES < size <= min(left_in_file, log.config.record_bytes_max)
-    return log.read_each([place], size) if is_possible else b""
+    def _read_whole(self, place: int, size_field: bytes) -> bytes:
+        """All bytes of a record; none where no record of a possible size begins."""
+        config = self._log.config
+        size = int.from_bytes(size_field, "big")
+        left_in_file = config.segment_size_bytes - place % config.segment_size_bytes
+        is_possible = size <= min(left_in_file, config.record_bytes_max)
+        return self._log.read_each([place], size) if is_possible else b""

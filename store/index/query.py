@@ -23,11 +23,11 @@ from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.records.record_decode import decode_column
 
 from .index_service import IndexService
-from .key_search import TIME_MAX_MS
-from .query_keys import KeyHits, KeyQuery, check_query
+from .key_search import TIME_MAX_MS, KeyHits, KeySearch
+from .query_keys import KeyQuery, check_query
 
 #: bytes read for one record; a larger one is read whole
-LOOK_BYTES = 8 << 10
+FIRST_READ_BYTES_BY_OFFSET = 8 << 10
 #: hex digits of a message id: store host and physical offset, with an IPv4 and an IPv6 host
 ID_DIGITS, ID_DIGITS_V6 = 32, 56
 
@@ -58,6 +58,7 @@ class Query:
         self._log = log
         self._queues = queues
         self._index = index
+        self._one_key = KeySearch(log, index)
 
     # --- by key ---------------------------------------------------------------------------------------------
 
@@ -74,7 +75,7 @@ class Query:
         """The newest messages of a topic with a key or unique key, stored in [begin_ms, end_ms].
 
         Args: `max_num`: at most `config.max_msgs_num_batch` are returned. `exact`: without it messages of other keys
-        and topics with the same hash are returned too, as RocketMQ's broker does; its clients look closer.
+        and topics with the same hash are returned too, as by RocketMQ's broker. RocketMQ's clients filter them out.
         Raises: Rejected for a bad number, topic or key.
         Source: DefaultMessageStore#queryMessage. Times are compared exactly; RocketMQ knows the second only.
         """
@@ -93,11 +94,13 @@ class Query:
         end_ms: int = TIME_MAX_MS,
         exact: bool = False,
     ) -> KeyHits:
-        """The newest messages of each of many keys, found together. Args and errors are those of `by_key`."""
+        """The newest messages of each of many keys, found together. Args and errors: as for `by_key`."""
         check_query(topic, keys, max_num)
         limit = min(max_num, self._log.config.max_msgs_num_batch)
-        query = KeyQuery(self._log, self._index, topic, (begin_ms, end_ms), exact)
-        return query.find(keys, limit)
+        span = (begin_ms, end_ms)
+        if len(keys) == 1:
+            return self._one_key.find(topic, keys[0], limit, span, exact=exact)
+        return KeyQuery(self._log, self._index, topic, span, exact).find(keys, limit)
 
     # --- by place -------------------------------------------------------------------------------------------
 
@@ -117,16 +120,12 @@ class Query:
                 max=high,
                 offset=offset,
             )
-        view, base, walk = log.walk(offset, high, limit=1, nbytes=LOOK_BYTES)
+        view, base, walk = log.walk(offset, high, limit=1, nbytes=FIRST_READ_BYTES_BY_OFFSET)
         if walk.reason is record.WalkStop.UNREADABLE:
             raise log.damage(offset, READABLE)
         if walk.reason is record.WalkStop.BAD_CRC:
-            raise Corrupt(
-                f"the body of the record at offset {offset} is damaged: its CRC differs",
-                path=str(log.root / "commitlog"),
-                offset=offset,
-                rule="body CRC",
-            )
+            fault = f"the body of the record at offset {offset} is damaged: its CRC differs"
+            raise Corrupt(fault, path=str(log.root / "commitlog"), offset=offset, rule="body CRC")
         batch = record.decode(view, walk.positions - base, walk.sizes)
         if not batch.num_rows or self._is_inside_another(batch):
             raise Rejected(

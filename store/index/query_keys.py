@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from raymq.store.arrays import Int64s
+from raymq.store.arrays import Bools, Int64s
 from raymq.store.errors import OffsetOutOfRange, Rejected
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records.keys import keys_of
@@ -24,35 +22,25 @@ from raymq.store.records.record_decode import decode_column
 
 from .index_keys import key_hashes
 from .index_service import IndexService
-from .key_search import newest
-
-Bools = npt.NDArray[np.bool_]
+from .key_search import KeyHits
 
 #: keys that are looked up one by one: that costs less than to follow few chains in step
 FEW_KEYS = 8
-
-
-class KeyHits(NamedTuple):
-    """Messages found: hit i says that key `keys[i]` is one of message `rows[i]` of `records`."""
-
-    keys: Int64s
-    rows: Int64s
-    #: physical offset of each record
-    places: Int64s
-    #: raw RocketMQ records, in the order of the log, each once
-    records: pa.Array
 
 
 def check_query(topic: str, keys: Sequence[str], max_num: int) -> None:
     """Raises: Rejected for a bad number, topic or key."""
     separator = PROPERTY_SEPARATOR.decode()
     bad = next((key for key in keys if not key or separator in key), None)
-    if max_num < 1 or not topic or bad is not None:
-        raise Rejected(
-            f"a query has a topic, keys and a max_num of 1 or more, not {topic!r}, {bad!r}, {max_num}",
-            field="key" if bad is not None else "topic" if not topic else "max_num",
-            limit="topic, keys, max_num >= 1",
-        )
+    if bad is not None:
+        field, fault = "key", f"key {bad!r} is empty or contains a separator; give another key"
+    elif not topic:
+        field, fault = "topic", "topic is empty; give its name"
+    elif max_num < 1:
+        field, fault = "max_num", f"max_num is {max_num}; give 1 or more"
+    else:
+        return
+    raise Rejected(fault, field=field, limit="topic, keys, max_num >= 1")
 
 
 @dataclass(frozen=True)
@@ -68,30 +56,30 @@ class KeyQuery:
 
     def find(self, keys: Sequence[str], limit: int) -> KeyHits:
         """At most `limit` messages of each key: twice as many candidates are asked for until that many are hits."""
-        if len(keys) == 1:
-            alone = newest(
-                self.log, self.index, self.topic, keys[0], limit, self.span, exact=self.exact
-            )
-            places = sorted(alone)
-            records = pa.array([alone[place] for place in places], pa.binary())
-            rows = np.arange(len(places))
-            return KeyHits(np.zeros_like(rows), rows, np.array(places, dtype=np.int64), records)
         asked, wanted = np.arange(len(keys)), limit
         rounds: list[KeyHits] = []
         while True:
-            some = [keys[row] for row in asked.tolist()]
-            found, offsets = self._candidates(some, wanted)
-            hits = self._hits_among(some, found, offsets)
-            # Candidates may be of another time or key, or name a message twice: after these there may be more.
-            has_more = np.bincount(found, minlength=len(some)) >= wanted
-            again = has_more & (np.bincount(hits.keys, minlength=len(some)) < limit)
-            kept = ~again[hits.keys]
-            if wanted > limit:
-                kept &= _newest(hits.keys, limit)
-            rounds.append(hits._replace(keys=asked[hits.keys[kept]], rows=hits.rows[kept]))
-            if not again.any():
+            hits, is_unfinished = self._round([keys[row] for row in asked.tolist()], wanted, limit)
+            rounds.append(hits._replace(keys=asked[hits.keys]))
+            if not is_unfinished.any():
                 return _together(rounds)
-            asked, wanted = asked[again], 2 * wanted
+            asked = asked[is_unfinished]
+            wanted *= 2
+
+    def _round(self, keys: Sequence[str], wanted: int, limit: int) -> tuple[KeyHits, Bools]:
+        """Look at `wanted` candidates of each key. Returns: the hits of finished keys, and which keys are not.
+
+        Candidates may be of another time or key, or name a message twice: after them there may be more hits.
+        """
+        candidate_keys, offsets = self._candidates(keys, wanted)
+        hits = self._hits_among(keys, candidate_keys, offsets)
+        has_more = np.bincount(candidate_keys, minlength=len(keys)) >= wanted
+        has_few = np.bincount(hits.keys, minlength=len(keys)) < limit
+        is_unfinished = has_more & has_few
+        kept = ~is_unfinished[hits.keys]
+        if wanted > limit:
+            kept &= _newest(hits.keys, limit)
+        return hits.select(kept), is_unfinished
 
     def _candidates(self, keys: Sequence[str], wanted: int) -> tuple[Int64s, Int64s]:
         """Rows of `keys`, and physical offsets of records that may match."""
@@ -101,45 +89,47 @@ class KeyQuery:
         offsets: list[int] = []
         for row, key in enumerate(keys):
             parts = self.index.find(self.topic, key, *self.span, wanted)
-            some = list(islice(chain.from_iterable(parts), wanted))
-            rows += [row] * len(some)
-            offsets += some
+            found = list(islice(chain.from_iterable(parts), wanted))
+            rows += [row] * len(found)
+            offsets += found
         return np.array(rows, dtype=np.int64), np.array(offsets, dtype=np.int64)
 
     def _hits_among(self, keys: Sequence[str], found: Int64s, offsets: Int64s) -> KeyHits:
         """The hits among the candidates, and all their records, in the order of the log."""
-        inside = (offsets >= self.log.start) & (offsets < self.log.confirmed)
-        found, offsets = _each_once(found[inside], offsets[inside], len(keys))
+        is_confirmed = (offsets >= self.log.start) & (offsets < self.log.confirmed)
+        found, offsets = _each_once(found[is_confirmed], offsets[is_confirmed], len(keys))
         # Several keys of one message are candidates of one record, which is read once.
-        first = _changes(offsets)
-        places, place_of = offsets[first], np.cumsum(first) - 1
-        there, times_ms, records = self._read(places)
-        in_span = there.copy()
-        in_span[there] = (times_ms >= self.span[0]) & (times_ms <= self.span[1])
-        # Records are numbered among those that were read: those of deleted files are not.
-        record_of = np.cumsum(there) - 1
-        hits = KeyHits(found, record_of[place_of], places[there], records)
-        right = in_span[place_of]
+        is_new_place = _changes(offsets)
+        places = offsets[is_new_place]
+        place_of_candidate = np.cumsum(is_new_place) - 1
+        is_record, times_ms, records = self._read(places)
+        in_span = is_record.copy()
+        in_span[is_record] = (times_ms >= self.span[0]) & (times_ms <= self.span[1])
+        # Only records that were read have a number: those of deleted files have none.
+        record_of_place = np.cumsum(is_record) - 1
+        record_of_candidate = record_of_place[place_of_candidate]
+        hits = KeyHits(found, record_of_candidate, places[is_record], records)
+        is_hit = in_span[place_of_candidate]
         if self.exact:
-            right &= self._have_key(hits, keys, right)
-        return hits._replace(keys=hits.keys[right], rows=hits.rows[right])
+            is_hit &= self._have_key(hits, keys, is_hit)
+        return hits.select(is_hit)
 
     def _read(self, places: Int64s) -> tuple[Bools, Int64s, pa.Array]:
         """Which of the places have a record, those records' store times, and the records, raw. Args: ascending.
 
         Raises: Corrupt for a record whose body is damaged, or that the disk does not give back.
         """
-        there = np.zeros(len(places), dtype=bool)
+        is_record = np.zeros(len(places), dtype=bool)
         # Records below the log's start were deleted.
         first = int(np.searchsorted(places, self.log.start))
         if first == len(places):
-            return there, np.empty(0, np.int64), pa.array([], pa.binary())
+            return is_record, np.empty(0, np.int64), pa.array([], pa.binary())
         try:
             found = self.log.records_at(places[first:])
         except OffsetOutOfRange:
             return self._read(places)
-        there[first:] = found.there
-        return there, found.times_ms, found.records
+        is_record[first:] = found.is_record
+        return is_record, found.times_ms, found.records
 
     def _have_key(self, hits: KeyHits, keys: Sequence[str], asked: Bools) -> Bools:
         """Which of the `asked` hits are of messages that have the topic and the very key."""
@@ -147,13 +137,11 @@ class KeyQuery:
         topics = batch.column("topic").to_pylist()
         names = [set(keys_of(text)) for text in batch.column("properties").to_pylist()]
         rows = zip(hits.keys.tolist(), hits.rows.tolist(), asked.tolist(), strict=True)
-        return np.array(
-            [
-                wanted and topics[row] == self.topic and keys[key] in names[row]
-                for key, row, wanted in rows
-            ],
-            dtype=bool,
-        )
+        has_key = [
+            wanted and topics[row] == self.topic and keys[key] in names[row]
+            for key, row, wanted in rows
+        ]
+        return np.array(has_key, dtype=bool)
 
 
 def _each_once(found: Int64s, offsets: Int64s, key_count: int) -> tuple[Int64s, Int64s]:

@@ -1,1 +1,1 @@
-"""The log of one replica on disk: files, chain, marks, flush and recovery. It knows records only by their walk."""
+"""The log of one replica on disk: files, chain, marks, flush and recovery. Records are opaque bytes with boundaries."""

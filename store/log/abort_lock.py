@@ -87,18 +87,10 @@ def refuse_foreign_directory(root: Path, *, files: Files) -> None:
             limit="no batchconsumequeue",
         )
     names = set(files.list(root))
-    known = {
-        "commitlog",
-        "consumequeue",
-        "raymq",
-        "checkpoint",
-        "abort",
-        "abort.bak",
-        "lock",
-        "config",
-        "index",
-    }
-    if names and not names & {"commitlog", "raymq", "lock"} and names - known:
+    is_store = bool(names & {"commitlog", "raymq", "lock"})
+    # A store that was created or copied in part may have these alone.
+    derived = {"consumequeue", "checkpoint", "abort", "abort.bak", "config", "index"}
+    if not is_store and names - derived:
         raise Rejected(
             f"{root} is not empty and not a store (it holds {', '.join(sorted(names)[:3])}...); give an empty or new "
             "directory",

@@ -64,11 +64,8 @@ def check_units(units: list[ChainUnit], data: memoryview) -> None:
     base = units[0].start
     for unit in units:
         if crc32c(data[unit.start - base : unit.end - base]) != unit.crc:
-            raise Corrupt(
-                f"bytes [{unit.start}, {unit.end}) arrived damaged",
-                offset=unit.start,
-                rule="chain crc",
-            )
+            fault = f"bytes [{unit.start}, {unit.end}) arrived damaged"
+            raise Corrupt(fault, offset=unit.start, rule="chain crc")
 
 
 class Chain:

@@ -62,7 +62,7 @@ class CleanService:
     def __init__(
         self, log: CommitLog, store: Cleaned, *, flags: RunningFlags, reserved_hours_min: float = 0
     ) -> None:
-        """Args: `reserved_hours_min` counts where `file_reserved_hours` is less."""
+        """Args: `reserved_hours_min`: the retention where `file_reserved_hours` is less."""
         self._reserved_hours_min = reserved_hours_min
         self._log = log
         self._store = store
@@ -110,14 +110,14 @@ class CleanService:
         return hour in map(int, self._config.delete_when.split(";"))
 
     def _watch_disk(self) -> bool:
-        """Look how full the disks are, and set or clear the flags. Returns: whether to delete at once.
+        """Measure how full the disks are, and set or clear the flags. Returns: whether to delete at once.
 
         Source: CleanCommitLogService#isSpaceToDelete: of several directories the emptiest counts, and those that are
         too full get no new files.
         """
-        config, queue = self._config, self._log.queue
-        ratios = {path: self._files.used_ratio(path) for path in queue.write_to}
-        queue.full = frozenset(
+        config, segments = self._config, self._log.segments
+        ratios = {path: self._files.used_ratio(path) for path in segments.write_to}
+        segments.full = frozenset(
             path for path, ratio in ratios.items() if ratio > config.disk_space_clean_forcibly_ratio
         )
         self.log_ratio = min(ratios.values())
@@ -144,7 +144,7 @@ class CleanService:
         self._store.forget_before(start)
         deleted = 0
         # A store that was closed in between has no files.
-        while self._log.queue.files and self._log.start < start:
+        while self._log.segments.files and self._log.start < start:
             if deleted:
                 self._clock.sleep_ms(self._config.delete_files_interval_ms)
             self._log.delete_first()
@@ -163,7 +163,7 @@ class CleanService:
     def _new_start(self, *, at_once: bool) -> int:
         """The offset up to which this pass may delete."""
         limit = min(self._log.confirmed, self._log.synced)
-        files = [file for file in self._log.queue.files[1:] if file.start < limit]
+        files = [file for file in self._log.segments.files[1:] if file.start < limit]
         found = self._log.start
         if at_once and files:
             found = files[-1].start
@@ -189,9 +189,11 @@ class CleanService:
         found = self._log.start
         for file in files:
             stamp_ms = first_store_time(file)
-            if stamp_ms <= (newest_ms if stamp_ms > now_ms else now_ms) - reserved_ms:
+            is_future = stamp_ms > now_ms
+            reference_ms = newest_ms if is_future else now_ms
+            if stamp_ms <= reference_ms - reserved_ms:
                 found = file.start
-            elif stamp_ms <= now_ms:
+            elif not is_future:
                 # Younger than the limit, and so are all later files.
                 break
         return found
@@ -217,7 +219,7 @@ class CleanService:
 
         A start that has to walk from an older file meets this snapshot on its way, and knows all from there on.
         """
-        for file in reversed(self._log.queue.files):
+        for file in reversed(self._log.segments.files):
             if file.start < limit:
                 complete_at, _ = read_head(file)
                 if complete_at is not None and complete_at <= limit:

@@ -35,7 +35,7 @@ class CommitRealTime:
     pool: PoolReader
     writer: SegmentWriter
     clock: Clock
-    #: its `commit_` options count, and `transient_pool_slice_bytes`
+    #: only its `commit_*` options and `transient_pool_slice_bytes` are used
     config: StoreConfig
     _: KW_ONLY
     #: everything below is in the files
@@ -76,11 +76,8 @@ class CommitRealTime:
             return self.commit(appended)
         segment_of = self.writer.segment_of
         # The committed position's file is full: it is committed whatever the page rule says.
-        full = segment_of(appended) > segment_of(self.committed)
-        if (
-            pages >= self.config.commit_least_pages
-            or full
-            or appended - self.committed >= self.config.transient_pool_slice_bytes
-        ):
+        file_full = segment_of(appended) > segment_of(self.committed)
+        slice_full = appended - self.committed >= self.config.transient_pool_slice_bytes
+        if pages >= self.config.commit_least_pages or file_full or slice_full:
             return self.commit(appended)
         return self.committed

@@ -1,4 +1,6 @@
-"""The commit log: the bytes of one replica, their chain and their marks. It knows records only by their walk.
+"""The commit log: the bytes of one replica, their chain and their marks.
+
+It treats records as opaque bytes; only recovery walks their boundaries.
 
 A leader appends records that `message_store` encodes, a follower appends units as they arrive. Recovery, truncation and
 the order "data, chain, mark" are the same for both.
@@ -19,6 +21,7 @@ import pyarrow as pa
 
 from raymq.store import format as fmt
 from raymq.store import record
+from raymq.store.arrays import Int64s
 from raymq.store.checksum import crc32c, crc32c_padded
 from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
@@ -34,7 +37,7 @@ from .checkpoint import Checkpoint
 from .flush import FlushFailed
 from .log_files import open_log_files, read_each, read_of
 from .log_pool import LogPool
-from .log_reads import WALK_BYTES, Int64s, Records, Stored, WalkedPiece
+from .log_reads import WALK_BYTES, Records, Stored, WalkedPiece
 from .log_scan import Known, Scan, Visit, foreign_end, next_record, scan
 from .mapped_file import MappedFile
 from .mapped_file_queue import AllocateAhead
@@ -91,7 +94,7 @@ class CommitLog:
         refuse_foreign_directory(root, files=files)
         self._lock = StoreLock(root, files=files)
         self._lock.acquire()
-        #: what is open, closed in the opposite order
+        #: closes all open parts, in the opposite order
         self._opened = contextlib.ExitStack()
         self._opened.callback(self._lock.release)
         try:
@@ -123,16 +126,18 @@ class CommitLog:
         self._opened.callback(self.chain.close)
         self.checkpoint = Checkpoint.open(self.root / "checkpoint", files=self.files)
         self._opened.callback(self.checkpoint.close)
-        self.queue = open_log_files(self.root, self.config, files=self.files)
-        self._opened.callback(self.queue.close)
-        self.queue.load()
-        if self.queue.files:
+        self.segments = open_log_files(self.root, self.config, files=self.files)
+        self._opened.callback(self.segments.close)
+        self.segments.load()
+        if self.segments.files:
             # A deletion that a crash broke off is finished.
-            self.chain.delete_before(self.queue.min_offset)
+            self.chain.delete_before(self.segments.min_offset)
         self._finish_cut()
         store_id = self.meta.get("store_id") or uuid.uuid4().hex
         self._identity = {"store_id": store_id, "boot_id": boot_id, **identity}
-        self.pool = LogPool(self.root, self.config, self.queue, files=self.files, clock=self.clock)
+        self.pool = LogPool(
+            self.root, self.config, self.segments, files=self.files, clock=self.clock
+        )
         self._opened.callback(self.pool.close)
         if not self.pool.find_old(self.meta, store_id, same_boot=self.same_boot):
             # The pool is gone with the machine, or with a container's /dev/shm. Bytes that only the pool had are lost
@@ -141,7 +146,7 @@ class CommitLog:
         self.abort.create()
         self.end = 0
         self._ahead = AllocateAhead(
-            self.queue,
+            self.segments,
             lambda: self.end,
             window_bytes=self.config.prewrite_window_bytes,
             warm=self.config.warm_mapped_file,
@@ -163,7 +168,7 @@ class CommitLog:
         cut = self.meta.get("cut")
         if cut is not None:
             self.marks.lower(cut)
-            self.queue.truncate_to(cut)
+            self.segments.truncate_to(cut)
             self.chain.load()
             self.chain.truncate_to(cut)
             self.chain.sync()
@@ -173,12 +178,12 @@ class CommitLog:
     @property
     def start(self) -> int:
         """The first physical offset stored."""
-        return self.queue.min_offset
+        return self.segments.min_offset
 
     @property
     def end_max(self) -> int:
         """Nothing is stored at or above this, whatever recovery may find."""
-        files = self.queue.files
+        files = self.segments.files
         return files[-1].start + self.config.segment_size_bytes if files else 0
 
     @property
@@ -215,11 +220,11 @@ class CommitLog:
 
         Raises: OffsetOutOfRange below the log's start; Corrupt naming the first byte that the disk does not give back.
         """
-        return read_of(self.queue, start, stop, self.end)
+        return read_of(self.segments, start, stop, self.end)
 
     def read_each(self, places: Sequence[int], nbytes: int) -> bytes:
         """The first `nbytes` at each place, in one piece: `log_files.read_each`."""
-        return read_each(self.queue, places, nbytes, self.end)
+        return read_each(self.segments, places, nbytes, self.end)
 
     def records(
         self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, whole: bool = True
@@ -229,15 +234,15 @@ class CommitLog:
         Raises: OffsetOutOfRange below the log's start; Corrupt for the first that is damaged or cannot be read.
         """
         if not whole:
-            return log_reads.read_some(self.queue, positions, sizes, self.end)
+            return log_reads.read_some(self.segments, positions, sizes, self.end)
         # In a foreign store the physical offsets inside records were never checked.
         return log_reads.read_records(
-            self.queue, positions, sizes, self.end, check_crc=check_crc, check_position=self.own
+            self.segments, positions, sizes, self.end, check_crc=check_crc, check_position=self.own
         )
 
     def records_at(self, places: Int64s) -> Stored:
         """The records that begin at these places: `log_reads.stored_at`."""
-        return log_reads.stored_at(self.queue, places, self.end)
+        return log_reads.stored_at(self.segments, places, self.end)
 
     def walk(
         self,
@@ -260,9 +265,15 @@ class CommitLog:
             check_position=check_position,
         )
 
+    def next_walk_start(self, at: int, walk: record.Walk) -> int:
+        """Where to walk on after a walk from `at`: its end, or the next file where only a blank record follows."""
+        file_end = self._file_end(at)
+        is_full = walk.end > file_end - fmt.BLANK_BYTES
+        return file_end if is_full or walk.reason is record.WalkStop.BLANK else walk.end
+
     def damage(self, offset: int, fault: str) -> Corrupt:
         """The error for a damaged record at a physical offset."""
-        return log_reads.damaged(self.queue, offset, fault)
+        return log_reads.damaged(self.segments, offset, fault)
 
     def note_damage(self, error: Corrupt) -> None:
         """Remember damage that is passed over, for status. Each place is logged once. Callers: any thread."""
@@ -286,9 +297,9 @@ class CommitLog:
                 bad = max(0, int(np.searchsorted(positions[rows], at, side="right")) - 1)
                 rows = np.delete(rows, bad)
 
-    def behind_damage(self, offset: int, upto: int) -> int:
+    def next_record_after(self, offset: int, upto: int) -> int:
         """Where the next whole record begins after a damaged one at `offset`; `upto` when none does below it."""
-        found = next_record(self.queue, offset + 1, upto)
+        found = next_record(self.segments, offset + 1, upto)
         return upto if found is None else found
 
     def _file_end(self, offset: int) -> int:
@@ -297,7 +308,7 @@ class CommitLog:
         return offset - offset % size + size
 
     def _current(self) -> MappedFile:
-        file = self.queue.find(self.end)
+        file = self.segments.find(self.end)
         if file is None:
             raise broken("the tail has a file", end=self.end)
         return file
@@ -316,8 +327,8 @@ class CommitLog:
         # A snapshot leaves 5/8 of a file (see `snapshot_bytes_max`), of which a record of any size wastes at most
         # half.
         needed = 1 + (total_bytes - max(self.room(), 0)) // (size // 4)
-        want = -(-self.end // size) * size + needed * size
-        while self.end_max < want:
+        used = (self.end + size - 1) // size * size
+        while self.end_max < used + needed * size:
             self._next_file()
 
     def allocate_ahead(self) -> AllocateAhead:
@@ -329,7 +340,7 @@ class CommitLog:
         self._ahead.next_file(self.config.allocate_timeout_ms)
 
     def _begin_file_at_end(self) -> None:
-        """The log's end is in a file. Raises: as `_next_file`."""
+        """Make a file where the log's end is in none. Raises: as `_next_file`."""
         if self.end >= self.end_max:
             self._next_file()
 
@@ -389,7 +400,7 @@ class CommitLog:
             raise
 
     def _take_back(self, file: MappedFile, position: int, length: int) -> None:
-        """Zeros over a failed append; where that fails too, no further append, and the next start cuts here."""
+        """Write zeros over a failed append. If that fails too, appends stop and the next start cuts here."""
         try:
             file.pwrite(bytes(length), position)
         except (OSError, RayMQError) as error:
@@ -405,7 +416,7 @@ class CommitLog:
     def seal(self, epoch: int) -> None:
         """End the current file with a blank record and move to the next one."""
         self._check_writable()
-        if not self.queue.files:
+        if not self.segments.files:
             self._next_file()
             return
         start, left = self.end, self._file_end(self.end) - self.end
@@ -442,7 +453,7 @@ class CommitLog:
             self._write(data[unit.start - base : unit.end - base], unit)
 
     def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
-        """Replace the chain from `units[0].start` on by the leader's; write the bytes that this log lacks.
+        """Replace this log's chain units from `units[0].start` with the leader's, and write the missing bytes.
 
         The bytes this log has are the same: the caller compared them. Raises: Corrupt when a CRC does not fit.
         """
@@ -498,7 +509,7 @@ class CommitLog:
             raise OSError(errno.EIO, f"an earlier sync failed: {self.poisoned}")
         end = self.committed
         try:
-            self.queue.sync_range(min(self.synced, end), end)
+            self.segments.sync_range(min(self.synced, end), end)
         except OSError as error:
             self.poison(f"fdatasync: {error}")
             raise
@@ -506,21 +517,21 @@ class CommitLog:
         return end
 
     def rewrite(self, start: int) -> None:
-        """Write the bytes from `start` (or the synced mark) on again, so that their pages are dirty once more.
+        """Rewrite the bytes from `start` (or the synced mark) so that their pages are dirty again.
 
-        A flusher died inside a sync: had that failed, the error died with it and the pages count as clean.
+        A flusher died during a sync. If the sync failed, its error is lost and the kernel counts the pages as clean.
         """
         position = max(start, self.synced, self.start)
         while position < self.end:
             stop = min(self.end, self._file_end(position), position + REWRITE_BYTES)
             data = self.read(position, stop)
-            file = self.queue.find(position)
+            file = self.segments.find(position)
             if file is not None:
                 file.pwrite(data, position - file.start)
             position = stop
 
     def poison(self, reason: str) -> None:
-        """Latch a failed sync: no further append, no further sync, and the next start refuses."""
+        """Record a failed sync: no further append, no further sync, and the next start refuses the store."""
         if not self.sync_failed:
             self.sync_failed = True
             self.poisoned = reason
@@ -548,15 +559,15 @@ class CommitLog:
 
         Durable: at return. Callers: `clean.CleanService`, which knows which files may go.
         """
-        first = self.queue.files[0]
+        first = self.segments.files[0]
         require(
             first.start + first.size <= min(self.confirmed, self.synced),
-            "only what is confirmed and synced is deleted",
+            "only confirmed and synced bytes are deleted",
             start=first.start,
             confirmed=self.confirmed,
             synced=self.synced,
         )
-        self.queue.delete_first()
+        self.segments.delete_first()
 
     # --- the transient pool ---------------------------------------------------------------------------------
 
@@ -586,10 +597,10 @@ class CommitLog:
             )
         self.commit_pool()
         try:
-            # A cut that dies half done is finished at the next start: its leftovers look like damage.
+            # The next start finishes a cut that a crash interrupted: the rest of it looks like damage.
             self.meta.update({"cut": offset})
             self.marks.lower(offset)
-            self.queue.truncate_to(offset)
+            self.segments.truncate_to(offset)
             fail_point("log.cut_after_zero")
             self.chain.truncate_to(offset)
             # Units of the bytes that were cut must not come back over the bytes that replace them.
@@ -612,16 +623,16 @@ class CommitLog:
         self,
         scan_from: int,
         visit: Visit | None = None,
-        settle: Callable[[int], None] | None = None,
+        before_boot_note: Callable[[int], None] | None = None,
         *,
         queues_end: int = 0,
     ) -> Scan:
         """Walk from `scan_from`, where a record starts, decide about the stop position, finish the log.
 
-        `visit(view, segment_start, walk)` sees the valid records of each file in order. `settle(end)` is called before
-        this boot is noted. It cuts what a power loss may have torn: once the boot is noted, a restart trusts
-        everything it finds. `queues_end`: the end of the last record that a consume queue knows; a log
-        that RocketMQ wrote and closed in order ends there.
+        `visit(view, segment_start, walk)` sees the valid records of each file in order. `before_boot_note(end)` cuts
+        the files that a power loss may have torn: once this boot is noted, a restart trusts everything it finds.
+        `queues_end`: the end of the last record that a consume queue knows; a log that RocketMQ wrote and closed in
+        order ends there.
         Raises: Corrupt, with nothing changed, where the decision table says so.
         """
         self.pool.restore(self.marks.appended_end)
@@ -629,20 +640,19 @@ class CommitLog:
         end = found.end
         if found.row.decision is Decision.TRUNCATE:
             self.marks.lower(end)
-            self.queue.truncate_to(end)
-        elif (
-            self.queue.files and self.queue.files[-1].start >= end + self.config.segment_size_bytes
-        ):
-            self.queue.truncate_to(end)
+            self.segments.truncate_to(end)
+        elif self.end_max >= end + 2 * self.config.segment_size_bytes:
+            # Whole files lie after the end.
+            self.segments.truncate_to(end)
         self.end = end
-        tail = self.queue.find(end)
+        tail = self.segments.find(end)
         if tail is not None:
             # After the end there are zeros, but perhaps in reserved blocks only: write them ahead again.
             tail.prewritten = end - tail.start
         self.chain.truncate_to(min(found.believed, end))
         self.chain.sync()
         self.complete_chain()
-        # From now on these units vouch for the recovered bytes, after another power loss too.
+        # From now on these units prove the recovered bytes, after another power loss too.
         self.chain.sync()
         self.marks.lower(end)
         self.marks.appended_end = end
@@ -650,8 +660,8 @@ class CommitLog:
             # All of it was read from the disk. Acks do not sync the marks, so this is how far they are durable.
             self.sync()
             self.marks.lower(end)
-        if settle is not None:
-            settle(end)
+        if before_boot_note is not None:
+            before_boot_note(end)
         self._note_boot()
         self.recovered = found
         return found
@@ -660,9 +670,9 @@ class CommitLog:
         """Where the log ends. Raises: Corrupt where the decision table says so."""
         appended = self.marks.appended_end
         if not self.own:
-            appended = foreign_end(self.queue, queues_end, crashed=self.crashed)
+            appended = foreign_end(self.segments, queues_end, crashed=self.crashed)
         found = scan(
-            self.queue,
+            self.segments,
             self.chain,
             Known(self.own, self.same_boot, self.synced, appended),
             files=self.files,
@@ -682,19 +692,11 @@ class CommitLog:
         return found
 
     def _note_boot(self) -> None:
-        """From here on the marks of this boot count. A recovery that fails before it finds the same facts again."""
+        """Note this boot, whose marks are valid from here on. A recovery that fails earlier can be repeated."""
         left_pool = self.pool.left(self.meta.get("pool"))
         pool_name = self.pool.open(self.end)
-        self.meta.update(
-            {
-                "format": 1,
-                "clean": False,
-                "cut": None,
-                QUEUES_DOUBTFUL: None,
-                "pool": pool_name,
-                **self._identity,
-            }
-        )
+        boot = {"format": 1, "clean": False, "cut": None, QUEUES_DOUBTFUL: None, "pool": pool_name}
+        self.meta.update({**boot, **self._identity})
         if left_pool and pool_name is None:
             self.pool.remove()
 

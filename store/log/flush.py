@@ -125,7 +125,8 @@ class _Flusher:
     on_sync_started: Callable[[int], None] = _ignore
     on_flushed: Callable[[int], None] = _ignore
 
-    def _flush(self, appended: int) -> int:
+    def flush(self, appended: int) -> int:
+        """Sync all bytes below `appended`. Returns: flushed. Raises: FlushFailed."""
         if appended > self.flushed:
             self.on_sync_started(appended)
             fail_point("flush.before_sync")
@@ -137,30 +138,29 @@ class _Flusher:
 
 
 class GroupCommit(_Flusher):
-    """One sync for every put that waits: the sync is the clock.
+    """One sync for all puts that wait. Each sync starts when the previous one ends.
 
-    RocketMQ's two lists of requests, which it swaps at each round, are watermarks here: a round syncs
-    what was appended when it began, and later puts wait for the next. The combiner decides which put was late.
+    RocketMQ's two lists of requests, which it swaps at each round, are watermarks here. A round syncs the bytes that
+    were appended before it began, and later puts wait for the next. The combiner decides which put was late.
     """
-
-    def commit(self, appended: int) -> int:
-        """Sync all that was appended. Returns: flushed. Raises: FlushFailed."""
-        return self._flush(appended)
 
 
 @dataclass(eq=False)
 class FlushRealTime(_Flusher):
-    """Sync in the background: when enough pages are dirty, thoroughly every now and then."""
+    """Sync in the background.
+
+    Every `flush_interval_ms` if `flush_least_pages` are dirty, every `flush_thorough_interval_ms` in any case.
+    """
 
     clock: Clock
-    #: its `flush_` options count
+    #: only its `flush_*` options are used
     config: StoreConfig = field(default_factory=StoreConfig)
 
     def __post_init__(self) -> None:
         self._last_flush_ms = self._last_thorough_ms = self.clock.monotonic_ms()
 
     def wait_ms(self) -> int:
-        """Until the next flush is due."""
+        """Time until the next flush is due."""
         return max(
             0, self._last_flush_ms + self.config.flush_interval_ms - self.clock.monotonic_ms()
         )
@@ -183,9 +183,5 @@ class FlushRealTime(_Flusher):
             least = 0
         dirty = appended // PAGE_BYTES - self.flushed // PAGE_BYTES
         if appended > self.flushed and dirty >= least:
-            return self._flush(appended)
+            return self.flush(appended)
         return self.flushed
-
-    def shutdown(self, appended: int) -> int:
-        """Flush the rest. Returns: flushed. Raises: FlushFailed. RocketMQ tries up to ten times."""
-        return self._flush(appended)

@@ -19,15 +19,13 @@ _Read = TypeVar("_Read")
 
 
 def open_log_files(root: Path, config: StoreConfig, *, files: Files) -> MappedFileQueue:
-    """The queue of a store's commit log files, not loaded, in all the directories that they are in.
+    """The segments of a store's commit log, not loaded, in all their directories.
 
     Durable: the names of all files, whichever process made or removed them. Deletes the spare files of earlier
     processes.
     """
-    directories = [
-        Path(name).absolute()
-        for name in (*config.commit_log_paths, *config.read_only_commit_log_paths)
-    ]
+    names = (*config.commit_log_paths, *config.read_only_commit_log_paths)
+    directories = [Path(name).absolute() for name in names]
     note_directories(root, directories, files=files)
     write_to = directories[: len(config.commit_log_paths)]
     for path in write_to:
@@ -36,7 +34,7 @@ def open_log_files(root: Path, config: StoreConfig, *, files: Files) -> MappedFi
     for path in dict.fromkeys((root / "commitlog", *write_to, *others)):
         if files.is_dir(path):
             files.sync_dir(path)
-    queue = MappedFileQueue(
+    segments = MappedFileQueue(
         root / "commitlog",
         config.segment_size_bytes,
         files=files,
@@ -46,37 +44,37 @@ def open_log_files(root: Path, config: StoreConfig, *, files: Files) -> MappedFi
     spares = root / "raymq" / "spare"
     if config.recycle_commit_log_files or files.exists(spares):
         found = SpareFiles(spares, config.segment_size_bytes, files=files)
-        queue.spares = found if config.recycle_commit_log_files else None
-    return queue
+        segments.spares = found if config.recycle_commit_log_files else None
+    return segments
 
 
-def read_of(queue: MappedFileQueue, start: int, stop: int, end: int) -> bytes:
+def read_of(segments: MappedFileQueue, start: int, stop: int, end: int) -> bytes:
     """Log bytes [start, stop), which lie in one file; `end` is the log's. For many: `read_into`.
 
     Raises: OffsetOutOfRange for deleted bytes; Corrupt for bytes that are missing, or that the disk cannot read.
     """
-    return _in_file(queue, start, end, lambda file, at: file.read(at, at + stop - start))
+    return _in_file(segments, start, end, lambda file, at: file.read(at, at + stop - start))
 
 
-def read_into(queue: MappedFileQueue, target: memoryview, start: int, end: int) -> None:
+def read_into(segments: MappedFileQueue, target: memoryview, start: int, end: int) -> None:
     """`read_of` into memory that is there."""
-    _in_file(queue, start, end, lambda file, at: file.read_into(target, at))
+    _in_file(segments, start, end, lambda file, at: file.read_into(target, at))
 
 
 def _in_file(
-    queue: MappedFileQueue, start: int, end: int, use: Callable[[MappedFile, int], _Read]
+    segments: MappedFileQueue, start: int, end: int, use: Callable[[MappedFile, int], _Read]
 ) -> _Read:
-    file = queue.find(start)
+    file = segments.find(start)
     if file is not None:
         try:
             return use(file, start - file.start)
         except Unavailable:
-            if start >= queue.min_offset:
+            if start >= segments.min_offset:
                 raise
-    raise _missing(queue, start, end)
+    raise _missing(segments, start, end)
 
 
-def read_each(queue: MappedFileQueue, places: Sequence[int], nbytes: int, end: int) -> bytes:
+def read_each(segments: MappedFileQueue, places: Sequence[int], nbytes: int, end: int) -> bytes:
     """`read_of` of so many bytes at each place, in one piece; zeros after the end of a file, and where it was deleted.
 
     Quickest where places of one file follow each other.
@@ -84,11 +82,11 @@ def read_each(queue: MappedFileQueue, places: Sequence[int], nbytes: int, end: i
     found: list[bytes] = []
     done = 0
     while done < len(places):
-        file = queue.find(places[done])
+        file = segments.find(places[done])
         same: Sequence[int] = places[done : done + 1]
         try:
             if file is None:
-                raise _missing(queue, places[done], end)
+                raise _missing(segments, places[done], end)
             low, high = file.start, file.start + file.size
             same = places[done:]
             if min(same) < low or max(same) >= high:
@@ -96,7 +94,7 @@ def read_each(queue: MappedFileQueue, places: Sequence[int], nbytes: int, end: i
                 same = same[: next(apart)]
             found.append(file.read_each([place - low for place in same], nbytes))
         except Unavailable:
-            if places[done] >= queue.min_offset:
+            if places[done] >= segments.min_offset:
                 raise
             same = places[done : done + 1]
             found.append(bytes(nbytes))
@@ -106,17 +104,9 @@ def read_each(queue: MappedFileQueue, places: Sequence[int], nbytes: int, end: i
     return found[0] if len(found) == 1 else b"".join(found)
 
 
-def _missing(queue: MappedFileQueue, start: int, end: int) -> OffsetOutOfRange | Corrupt:
-    if 0 <= start < queue.min_offset:
-        return OffsetOutOfRange(
-            f"the log begins at {queue.min_offset}; what stood at {start} was deleted",
-            min=queue.min_offset,
-            max=end,
-            offset=start,
-        )
-    return Corrupt(
-        f"no commit log file holds offset {start}",
-        path=str(queue.directory),
-        offset=start,
-        rule="offset has a file",
-    )
+def _missing(segments: MappedFileQueue, start: int, end: int) -> OffsetOutOfRange | Corrupt:
+    if 0 <= start < segments.min_offset:
+        fault = f"the log begins at {segments.min_offset}; the bytes at {start} were deleted"
+        return OffsetOutOfRange(fault, min=segments.min_offset, max=end, offset=start)
+    fault = f"no commit log file holds offset {start}"
+    return Corrupt(fault, path=str(segments.directory), offset=start, rule="offset has a file")

@@ -26,11 +26,17 @@ class LogPool:
     """The transient pool of one log, if there is one. Callers: the log's one appender."""
 
     def __init__(
-        self, root: Path, config: StoreConfig, queue: MappedFileQueue, *, files: Files, clock: Clock
+        self,
+        root: Path,
+        config: StoreConfig,
+        segments: MappedFileQueue,
+        *,
+        files: Files,
+        clock: Clock,
     ) -> None:
         self._root = root
         self._config = config
-        self._queue = queue
+        self._segments = segments
         self._files = files
         self._clock = clock
         #: appends go here; None: they go into the files
@@ -42,8 +48,7 @@ class LogPool:
         #: since when there is no room and nothing was committed, monotonic ms
         self._stalled_ms: int | None = None
 
-    # --- from start to stop ---
-    # ------------------------------------------------------------------------------------------
+    # --- from start to stop ---------------------------------------------------------------------------------
 
     def find_old(self, meta: Meta, store_id: str, *, same_boot: bool) -> bool:
         """Look for the pool of the process before.
@@ -151,7 +156,7 @@ class LogPool:
 
     def _copy(self, pool: TransientPool, stop: int) -> None:
         for offset, data in pool.pieces(pool.committed, stop):
-            file = self._queue.find(offset)
+            file = self._segments.find(offset)
             if file is None:
                 raise Corrupt(
                     f"no commit log file takes offset {offset}, which the transient pool holds",

@@ -10,25 +10,24 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import format as fmt
 from raymq.store import record
-from raymq.store.checksum import stretch_crcs
+from raymq.store.arrays import Bools, Int64s
+from raymq.store.checksum import range_crcs
 from raymq.store.errors import Corrupt
 from raymq.store.files import READABLE
-from raymq.store.records.record_walk import first_fault, gather, records_at
+from raymq.store.records.record_walk import FoundRecords, first_fault, gather, records_at
 
 from .log_files import read_into, read_of
 from .mapped_file_queue import MappedFileQueue
 from .read_together import read_together
 
-Int64s = npt.NDArray[np.int64]
 _INT = np.dtype(">i4")
 
 #: bytes read where perhaps a record begins; a larger one is read whole
-HEAD_BYTES = 2048
+FIRST_READ_BYTES = 2048
 #: bytes read at a time on a walk; a larger record is read whole
 WALK_BYTES = 1 << 20
 POINTS = "a unit points at its record"
@@ -47,7 +46,7 @@ class Records(NamedTuple):
 
 
 class WalkedPiece(NamedTuple):
-    """A stretch of a log file, and the records that a walk over it found."""
+    """A range of a log file, and the records that a walk over it found."""
 
     view: memoryview
     #: physical offset of the first byte of `view`
@@ -55,10 +54,10 @@ class WalkedPiece(NamedTuple):
     walk: record.Walk
 
 
-def damaged(queue: MappedFileQueue, offset: int, fault: str) -> Corrupt:
+def damaged(segments: MappedFileQueue, offset: int, fault: str) -> Corrupt:
     """The error for a record at a physical offset."""
-    file = queue.find(offset)
-    path = queue.directory if file is None else file.path
+    file = segments.find(offset)
+    path = segments.directory if file is None else file.path
     return Corrupt(
         f"{path}: the record at offset {offset} is damaged ({fault}); `raymq store verify` says more",
         path=str(path),
@@ -68,7 +67,7 @@ def damaged(queue: MappedFileQueue, offset: int, fault: str) -> Corrupt:
 
 
 def read_records(
-    queue: MappedFileQueue,
+    segments: MappedFileQueue,
     positions: Int64s,
     sizes: Int64s,
     end: int,
@@ -81,22 +80,27 @@ def read_records(
     Raises: OffsetOutOfRange below the log's start; Corrupt for the first that is damaged, that cannot be read, or that
     is none.
     """
-    found = read_some(queue, positions, sizes, end)
+    found = read_some(segments, positions, sizes, end)
     fault = first_fault(
         found.data, found.starts, sizes, positions if check_position else None, check_crc=check_crc
     )
     if fault is not None:
-        raise damaged(queue, int(positions[fault.row]), fault.rule)
+        raise damaged(segments, int(positions[fault.row]), fault.rule)
     return found
 
 
 def read_some(
-    queue: MappedFileQueue, positions: Int64s, sizes: Int64s, end: int, *, overlapping: bool = False
+    segments: MappedFileQueue,
+    positions: Int64s,
+    sizes: Int64s,
+    end: int,
+    *,
+    overlapping: bool = False,
 ) -> Records:
-    """`read_records` without a check of the records. Each must lie inside its file all the same."""
+    """`read_records` without a check of the records. Each must lie inside its file."""
     if not len(positions):
         return Records(memoryview(b""), positions, sizes)
-    size = queue.file_size
+    size = segments.file_size
     ends = positions + sizes
     good = (sizes >= fmt.RECORD_MIN_BYTES) & (positions >= 0) & (positions % size + sizes <= size)
     if overlapping:
@@ -106,14 +110,15 @@ def read_some(
     if not good.all():
         row = int(good.argmin())
         raise Corrupt(
-            f"a record of {int(sizes[row])} bytes was said to be at offset {int(positions[row])}: there is none",
-            path=str(queue.directory),
+            f"a consume queue or index names a record of {int(sizes[row])} bytes at offset {int(positions[row])}, but "
+            "no record can be there; run `raymq store verify`",
+            path=str(segments.directory),
             offset=int(positions[row]),
             rule=POINTS,
         )
     data, starts = read_together(
-        lambda begin, stop: read_of(queue, begin, stop, end),
-        lambda target, begin: read_into(queue, target, begin, end),
+        lambda begin, stop: read_of(segments, begin, stop, end),
+        lambda target, begin: read_into(segments, target, begin, end),
         positions,
         ends,
         apart=positions[1:] // size > positions[:-1] // size,
@@ -125,45 +130,61 @@ class Stored(NamedTuple):
     """The records at some places of a log."""
 
     #: at which of them a whole record begins
-    there: npt.NDArray[np.bool_]
+    is_record: Bools
     #: those records, raw, and their store times (ms)
     records: pa.Array
     times_ms: Int64s
 
 
-def stored_at(queue: MappedFileQueue, places: Int64s, end: int) -> Stored:
+def stored_at(segments: MappedFileQueue, places: Int64s, end: int) -> Stored:
     """The records at ascending physical offsets of which it is not certain that a record begins there.
 
     Raises: OffsetOutOfRange below the log's start; Corrupt for a body that is damaged, or that the disk does not give
     back.
     """
-    room = queue.file_size - places % queue.file_size
-    whole = room >= fmt.RECORD_MIN_BYTES
-    lengths = np.minimum(room[whole], HEAD_BYTES)
-    heads = read_some(queue, places[whole], lengths, end, overlapping=True)
+    is_possible, read = _possible_records(segments, places, end)
+    candidates = places[is_possible]
+    found = records_at(read.data, read.starts, candidates)
+    records = record.select(read.data, read.starts[found.is_record], found.sizes)
+    wrong = _first_wrong_body(records, found)
+    if wrong is not None:
+        offset = int(candidates[found.is_record][wrong])
+        raise damaged(segments, offset, record.WalkStop.BAD_CRC.value)
+    is_record = np.zeros(len(places), dtype=np.bool_)
+    is_record[is_possible] = found.is_record
+    return Stored(is_record, records, found.times_ms)
+
+
+def _possible_records(segments: MappedFileQueue, places: Int64s, end: int) -> tuple[Bools, Records]:
+    """At which places a record of a possible size may begin, and its bytes: the first of them, or all."""
+    room = segments.file_size - places % segments.file_size
+    has_head = room >= fmt.RECORD_MIN_BYTES
+    head_lengths = np.minimum(room[has_head], FIRST_READ_BYTES)
+    heads = read_some(segments, places[has_head], head_lengths, end, overlapping=True)
     sizes = np.zeros(len(places), dtype=np.int64)
-    sizes[whole] = gather(heads.data, heads.starts, _INT)
-    right = (sizes >= fmt.RECORD_MIN_BYTES) & (sizes <= room)
-    data, starts = heads.data, heads.starts[right[whole]]
-    whole &= right
-    if (sizes[whole] > HEAD_BYTES).any():
+    sizes[has_head] = gather(heads.data, heads.starts, _INT)
+    is_possible = (sizes >= fmt.RECORD_MIN_BYTES) & (sizes <= room)
+    possible_sizes = sizes[is_possible]
+    if (possible_sizes > FIRST_READ_BYTES).any():
         # One of these may not be a record, and its size may reach into the next one.
-        data, starts, _ = read_some(queue, places[whole], sizes[whole], end, overlapping=True)
-    found = records_at(data, starts, places[whole])
-    there = whole.copy()
-    there[whole] = found.there
-    records = record.select(data, starts[found.there], found.sizes)
-    if len(records):
-        # Of the column: there bodies lie close together, which halves the time of their CRCs.
-        _, edges, bodies = records.buffers()
-        at = np.frombuffer(edges, np.int32)[records.offset :][: len(records)].astype(np.int64)
-        begins, ends = at + found.body_starts, at + found.body_ends
-        wrong = stretch_crcs(memoryview(bodies), begins, ends) != found.body_crcs
-        wrong &= ends > begins
-        if wrong.any():
-            at_fault = int(places[there][int(wrong.argmax())])
-            raise damaged(queue, at_fault, record.WalkStop.BAD_CRC.value)
-    return Stored(there, records, found.times_ms)
+        whole = read_some(segments, places[is_possible], possible_sizes, end, overlapping=True)
+        return is_possible, whole
+    starts = heads.starts[is_possible[has_head]]
+    return is_possible, Records(heads.data, starts, possible_sizes)
+
+
+def _first_wrong_body(records: pa.Array, found: FoundRecords) -> int | None:
+    """The first of some records whose body has another CRC; None: all are right."""
+    if not len(records):
+        return None
+    # In the column the bodies lie close together, which halves the time of their CRCs.
+    _, edges, data = records.buffers()
+    begins = np.frombuffer(edges, np.int32)[records.offset :][: len(records)].astype(np.int64)
+    starts = begins + found.body_starts
+    ends = begins + found.body_ends
+    is_wrong = range_crcs(memoryview(data), starts, ends) != found.body_crcs
+    is_wrong &= ends > starts
+    return int(is_wrong.argmax()) if is_wrong.any() else None
 
 
 def walk_piece(

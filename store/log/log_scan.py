@@ -1,4 +1,4 @@
-"""Where a log ends and what is done there, found by reading alone: recovery and `verify` share it."""
+"""Finds the end of a log and decides what to do there, without writing. Recovery and `verify` share it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Scan(NamedTuple):
     #: where the walk began
     begin: int
     end: int
-    #: chain units vouch for all bytes below
+    #: chain units prove all bytes below
     believed: int
     #: why the walk ended
     fault: str
@@ -57,18 +57,18 @@ class Scan(NamedTuple):
     row: RecoveryRow
 
 
-def foreign_end(queue: MappedFileQueue, queues_end: int, *, crashed: bool) -> int:
+def foreign_end(segments: MappedFileQueue, queues_end: int, *, crashed: bool) -> int:
     """Below this a log that RocketMQ wrote may have acknowledged records.
 
     `queues_end`: the end of the last record that a consume queue knows. Only an orderly stop leaves all there.
     """
     if crashed:
-        return queue.files[-1].start + queue.file_size if queue.files else 0
+        return segments.files[-1].start + segments.file_size if segments.files else 0
     return queues_end
 
 
 def scan(
-    queue: MappedFileQueue,
+    segments: MappedFileQueue,
     chain: Chain | None,
     known: Known,
     *,
@@ -82,13 +82,13 @@ def scan(
     Loads the chain; units below `scan_from` are not read. `visit` sees the valid records of each
     piece of each file in order. `top`: bytes from here on do not count, for a cut that was begun takes them away.
     """
-    size = queue.file_size
+    size = segments.file_size
     known = known._replace(synced=min(known.synced, top), appended=min(known.appended, top))
-    believed, differs = _compare_chain(queue, chain, known, scan_from)
+    believed, differs = _compare_chain(segments, chain, known, scan_from)
     limit = top if differs is None else min(differs, top)
-    end = begin = queue.min_offset
+    end = begin = segments.min_offset
     walked = _Walked(end, record.WalkStop.BLANK, "the log ends")
-    for file in queue.files:
+    for file in segments.files:
         if file.start + size <= scan_from:
             end = begin = file.start + size
             continue
@@ -96,7 +96,7 @@ def scan(
         if at > file.start:
             begin = scan_from
         stop = max(0, min(size, limit - file.start))
-        walked = _walk_file(queue, at, file.start + stop, known, believed, visit)
+        walked = _walk_file(segments, at, file.start + stop, known, believed, visit)
         end = walked.end
         if walked.reason is not record.WalkStop.BLANK:
             break
@@ -105,7 +105,7 @@ def scan(
     fault = "bytes differ from their chain unit" if walked.end == differs else walked.fault
     if walked.reason is record.WalkStop.UNREADABLE:
         return Scan(begin, end, believed, fault, UNREADABLE)
-    dirty, later = _after_end(queue, files, end, top)
+    dirty, later = _after_end(segments, files, end, top)
     facts = Facts(
         own=known.own,
         same_boot=known.same_boot,
@@ -126,13 +126,13 @@ class _Walked(NamedTuple):
 
 
 def _walk_file(
-    queue: MappedFileQueue, at: int, stop: int, known: Known, believed: int, visit: Visit | None
+    segments: MappedFileQueue, at: int, stop: int, known: Known, believed: int, visit: Visit | None
 ) -> _Walked:
     """Walk the records of one file from `at`, where one starts, to `stop`."""
     reason = record.WalkStop.STOPPED
     fault = reason.value
     while at < stop:
-        piece = walk_piece(partial(read_of, queue, end=at), at, stop, nbytes=SCAN_BYTES)
+        piece = walk_piece(partial(read_of, segments, end=at), at, stop, nbytes=SCAN_BYTES)
         walk = piece.walk
         reason, fault = walk.reason, walk.reason.value
         if known.own:
@@ -155,20 +155,20 @@ def _walk_file(
 
 
 def _compare_chain(
-    queue: MappedFileQueue, chain: Chain | None, known: Known, scan_from: int
+    segments: MappedFileQueue, chain: Chain | None, known: Known, scan_from: int
 ) -> tuple[int, int | None]:
     """Load the chain and compare it with the bytes from `scan_from` on.
 
-    Returns: the end of the bytes that units vouch for, and the start of the first unit whose bytes differ.
+    Returns: the end of the bytes that units prove, and the start of the first unit whose bytes differ.
     """
-    believed = queue.min_offset
+    believed = segments.min_offset
     if chain is None:
         return believed, None
     verify_from = scan_from
     if not known.same_boot:
         # Its files are synced when they are closed: of the last two any page may be missing.
         verify_from = min(
-            scan_from, max(0, scan_from - scan_from % queue.file_size - queue.file_size)
+            scan_from, max(0, scan_from - scan_from % segments.file_size - segments.file_size)
         )
     chain.load(verify_from)
     head = chain.unit_at(believed)
@@ -179,13 +179,13 @@ def _compare_chain(
     if first is None:
         return (believed if last is None else last.end), None
     believed = first.start
-    top = queue.files[-1].start + queue.file_size if queue.files else 0
+    top = segments.files[-1].start + segments.file_size if segments.files else 0
     for unit in chain.each(believed, top):
-        file = queue.find(unit.start)
+        file = segments.find(unit.start)
         if unit.start != believed or file is None:
             break
         try:
-            same = crc32c(read_of(queue, unit.start, unit.end, unit.end)) == unit.crc
+            same = crc32c(read_of(segments, unit.start, unit.end, unit.end)) == unit.crc
         except Corrupt:
             # The walk meets the unreadable bytes, and reports them.
             break
@@ -197,15 +197,15 @@ def _compare_chain(
     return believed, None
 
 
-def _after_end(queue: MappedFileQueue, files: Files, end: int, top: int) -> tuple[bool, bool]:
+def _after_end(segments: MappedFileQueue, files: Files, end: int, top: int) -> tuple[bool, bool]:
     """Whether there are bytes from the end on, and whether a valid record starts after it."""
     dirty = later = False
-    for file in queue.files:
+    for file in segments.files:
         if file.start + file.size > end and _has_bytes(files, file, max(end, file.start), top):
             dirty = True
             # The scan found the record at the end itself bad.
             at = max(end + 1, file.start)
-            later = later or _first_valid(queue, file, at, top) is not None
+            later = later or _first_valid(segments, file, at, top) is not None
     return dirty, later
 
 
@@ -230,7 +230,7 @@ def _has_bytes(files: Files, file: MappedFile, offset: int, top: int) -> bool:
     return False
 
 
-def _first_valid(queue: MappedFileQueue, file: MappedFile, offset: int, top: int) -> int | None:
+def _first_valid(segments: MappedFileQueue, file: MappedFile, offset: int, top: int) -> int | None:
     """The first record of a file, from `offset` on, with a right magic, length, position and body CRC."""
     end = file.start + file.size
     stop = max(file.start, min(end, top))
@@ -238,26 +238,28 @@ def _first_valid(queue: MappedFileQueue, file: MappedFile, offset: int, top: int
     while low < stop:
         # The last candidate's magic may be in the next piece.
         high = min(stop, low + SEARCH_BYTES + fmt.BLANK_BYTES - 1)
-        piece = _what_is_readable(queue, low, high, end)
-        found = [at - 4 for magic in record.MAGICS for at in _places(piece, magic) if at >= 4]
+        piece = _read_or_zeros(segments, low, high, end)
+        found: list[int] = []
+        for magic in record.MAGICS:
+            found += [at - 4 for at in _places(piece, magic) if at >= 4]
         for start in sorted(found):
-            first = walk_piece(partial(read_of, queue, end=end), low + start, stop, limit=1)
+            first = walk_piece(partial(read_of, segments, end=end), low + start, stop, limit=1)
             if len(first.walk.positions):
                 return low + start
         low += SEARCH_BYTES
     return None
 
 
-def _what_is_readable(queue: MappedFileQueue, low: int, high: int, end: int) -> bytes:
-    """Bytes [low, high), zeros for those that the disk does not give back."""
+def _read_or_zeros(segments: MappedFileQueue, low: int, high: int, end: int) -> bytes:
+    """Bytes [low, high), with zeros in place of pages that the disk does not give back."""
     try:
-        return read_of(queue, low, high, end)
+        return read_of(segments, low, high, end)
     except Corrupt:
         parts = []
         while low < high:
             stop = min(high, low - low % PAGE_BYTES + PAGE_BYTES)
             try:
-                parts.append(read_of(queue, low, stop, end))
+                parts.append(read_of(segments, low, stop, end))
             except Corrupt:
                 parts.append(bytes(stop - low))
             low = stop
@@ -271,11 +273,11 @@ def _places(data: bytes, wanted: bytes) -> Iterator[int]:
         at = data.find(wanted, at + 1)
 
 
-def next_record(queue: MappedFileQueue, offset: int, top: int = NO_TOP) -> int | None:
+def next_record(segments: MappedFileQueue, offset: int, top: int = NO_TOP) -> int | None:
     """The first whole record of the log from `offset` on and below `top`, as `_first_valid` finds it."""
-    for file in queue.files:
+    for file in segments.files:
         if file.start + file.size > offset and file.start < top:
-            found = _first_valid(queue, file, max(offset, file.start), top)
+            found = _first_valid(segments, file, max(offset, file.start), top)
             if found is not None:
                 return found
     return None

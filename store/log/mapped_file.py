@@ -276,7 +276,11 @@ class MappedFile:
             unmapped = None if self._view is None else self._files.forget(self._view)
             # The returned function keeps this object, which must not keep the map.
             self._view = None
-            return lambda: not self._reading and (unmapped is None or unmapped())
+
+        def is_unused() -> bool:
+            return not self._reading and (unmapped is None or unmapped())
+
+        return is_unused
 
     def destroy(self) -> None:
         """Close and delete. Durable: after an fsync of the directory."""

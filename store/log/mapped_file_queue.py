@@ -51,7 +51,7 @@ class MappedFileQueue:
         #: deleted files that become new ones; None: none do
         self.spares: SpareFiles | None = None
         self.file_size = file_size
-        self._fs = files
+        self._files = files
         self._writable = writable
         #: over growth and cuts: the writer and `AllocateAhead` both create files
         self._grow = threading.Lock()
@@ -66,26 +66,21 @@ class MappedFileQueue:
         length, a gap.
         """
         self.close()
-        paths = list_segments(self._read_from, files=self._fs)
+        paths = list_segments(self._read_from, files=self._files)
         for path in paths:
-            if len(path.name) != 20 or not path.name.isdigit():
-                raise Corrupt(
-                    f"{path} does not belong here: files are named by a 20-digit offset",
-                    path=str(path),
-                    rule="file name",
-                )
-        if paths and not_yet_made(paths[-1], self.file_size, files=self._fs):
+            check_name(path)
+        if paths and not_yet_made(paths[-1], self.file_size, files=self._files):
             unfinished = paths.pop()
             if self._writable:
-                self._fs.unlink(unfinished)
-                self._fs.sync_dir(unfinished.parent)
+                self._files.unlink(unfinished)
+                self._files.sync_dir(unfinished.parent)
         size = self.file_size
         before: int | None = None
         try:
             for path in paths:
                 before = check_contiguous(path, before, size)
                 self.files.append(
-                    MappedFile.open(path, before, size, files=self._fs, writable=self._writable)
+                    MappedFile.open(path, before, size, files=self._files, writable=self._writable)
                 )
         except BaseException:
             self.close()
@@ -111,11 +106,11 @@ class MappedFileQueue:
                 start = self.files[-1].start + self.file_size
             else:
                 start -= start % self.file_size
-                self._fs.make_dirs(self.directory)
+                self._files.make_dirs(self.directory)
             path = self._directory_of(start) / f"{start:020d}"
             given = self.spares is not None and self.spares.give(path)
             make = MappedFile.open if given else MappedFile.create
-            file = make(path, start, self.file_size, files=self._fs)
+            file = make(path, start, self.file_size, files=self._files)
             self.files.append(file)
             return file
 
@@ -138,9 +133,9 @@ class MappedFileQueue:
             # Where one of these fails the file stays in the list, and is unlinked again before any younger one.
             spare = None if self.spares is None else self.spares.take(first.path)
             if spare is None:
-                self._fs.unlink(first.path)
+                self._files.unlink(first.path)
                 fail_point("files.unlinked")
-            self._fs.sync_dir(first.path.parent)
+            self._files.sync_dir(first.path.parent)
             # A new list: readers look files up in the one they took.
             self.files = self.files[1:]
             unread = first.retire()
@@ -162,7 +157,7 @@ class MappedFileQueue:
                 last.destroy()
                 # One after the other: were two names lost in the wrong order, a gap would be found
                 # at the next start.
-                self._fs.sync_dir(last.path.parent)
+                self._files.sync_dir(last.path.parent)
             for file in self.files[-1:]:
                 if file.start + self.file_size > offset:
                     file.clear(max(offset - file.start, 0))
@@ -179,6 +174,13 @@ class MappedFileQueue:
         for file in self.files:
             file.close()
         self.files = []
+
+
+def check_name(path: Path) -> None:
+    """Raises: Corrupt for a file whose name is not an offset."""
+    if len(path.name) != 20 or not path.name.isdigit():
+        fault = f"{path} does not belong here: files are named by a 20-digit offset"
+        raise Corrupt(fault, path=str(path), rule="file name")
 
 
 def check_contiguous(path: Path, before: int | None, file_size: int) -> int:
@@ -249,7 +251,7 @@ class AllocateAhead:
         self._running = False
 
     def next_file(self, timeout_ms: int) -> None:
-        """Have one more file made by this worker, so that no disk blocks its caller for long.
+        """Let this worker make one more file, so that no disk blocks the caller for long.
 
         Where the worker does not run, the caller makes it. Callers: one at a time.
         Raises: StorageFull; Unavailable with CREATE_MAPPED_FILE_FAILED after `timeout_ms`, or at once when the last
@@ -266,7 +268,8 @@ class AllocateAhead:
             return
         start = queue.files[-1].start + queue.file_size if queue.files else 0
         with self._made:
-            again, self._wanted = self._wanted == start, start
+            again = self._wanted == start
+            self._wanted = start
             self._wake.set()
             if not (again and self._refused):
                 self._refused = None
@@ -343,7 +346,9 @@ class AllocateAhead:
         if self.caught_up and ready < self._window // 2:
             self._window = min(2 * self._window, self._window_max)
             self.caught_up = False
-        if moved and (ready >= self._window // 2 or (not ready and self._overtaken)):
+        enough = ready >= self._window // 2
+        overtaken_again = not ready and self._overtaken
+        if moved and (enough or overtaken_again):
             return False
         self._overtaken = not ready
         size = self._queue.file_size
@@ -383,11 +388,8 @@ class AllocateAhead:
     @property
     def ready(self) -> int:
         """Pre-written bytes in front of the tail."""
-        tail = self._tail()
-        return sum(
-            max(0, file.start + file.prewritten - max(tail, file.start))
-            for file in self._queue.files
-        )
+        tail, files = self._tail(), self._queue.files
+        return sum(max(0, file.start + file.prewritten - max(tail, file.start)) for file in files)
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Work until `stop`: the body of a thread."""

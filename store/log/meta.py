@@ -88,7 +88,7 @@ def read_meta(path: Path, *, files: Files) -> dict[str, Any]:
 
 def _newest(data: bytes, path: Path) -> tuple[int, dict[str, Any]]:
     slots = [data[:SLOT_BYTES], data[SLOT_BYTES : 2 * SLOT_BYTES]]
-    found = [parsed for slot in slots if (parsed := _parse(slot)) is not None]
+    found = [parsed for parsed in map(_parse, slots) if parsed is not None]
     if not found and all(any(slot) for slot in slots):
         raise Corrupt(
             f"{path} is damaged: neither slot is valid, so the promises of this replica are "

@@ -27,10 +27,10 @@ IDLE_WAIT_S, BUSY_WAIT_S = 0.05, 0.005
 class ReadAhead:
     """Callers: one thread beside the writer."""
 
-    def __init__(self, queue: MappedFileQueue, tail: Callable[[], int], *, files: Files) -> None:
-        self._queue = queue
+    def __init__(self, segments: MappedFileQueue, tail: Callable[[], int], *, files: Files) -> None:
+        self._segments = segments
         self._tail = tail
-        self._fs = files
+        self._files = files
         #: everything from the tail to here was asked for
         self._done = 0
         #: nothing is asked for before the tail moves: a store that is only read needs none of it
@@ -44,15 +44,15 @@ class ReadAhead:
         if tail == self._first_tail:
             return False
         at = max(self._done, tail)
-        file = self._queue.find(at)
+        file = self._segments.find(at)
         if file is None or at >= tail + WINDOW_BYTES:
             return False
         if file is not self._file:
             self.close()
-            self._fd = self._fs.open_file(file.path, writable=False)
+            self._fd = self._files.open_file(file.path, writable=False)
             self._file = file
         length = min(CHUNK_BYTES, file.start + file.size - at)
-        self._fs.read_ahead(self._fd, at - file.start, length)
+        self._files.read_ahead(self._fd, at - file.start, length)
         self._done = at + length
         return True
 
@@ -72,5 +72,5 @@ class ReadAhead:
     def close(self) -> None:
         """Close the file."""
         if self._fd >= 0:
-            self._fs.close(self._fd)
+            self._files.close(self._fd)
             self._fd, self._file = -1, None

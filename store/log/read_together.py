@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-Int64s = npt.NDArray[np.int64]
+from raymq.store.arrays import Int64s
 
 #: neighbours that are this close together are read in one call
 GAP_BYTES = 16 << 10
@@ -44,8 +44,10 @@ def read_together(
         target = memoryview(pa.allocate_buffer(last - first)).cast("B")
         read_into(target, first)
         return target, starts - first
-    lows = np.concatenate(([0], cuts + 1))
-    begins, stops = starts[lows], ends[np.concatenate((cuts, [len(ends) - 1]))]
+    first_rows = np.concatenate(([0], cuts + 1))
+    last_rows = np.concatenate((cuts, [len(ends) - 1]))
+    begins = starts[first_rows]
+    stops = ends[last_rows]
     lengths = stops - begins
     places = np.cumsum(lengths) - lengths
     total = int(lengths.sum())
@@ -57,5 +59,4 @@ def read_together(
             begins.tolist(), places.tolist(), lengths.tolist(), strict=True
         ):
             read_into(data[place : place + length], begin)
-    counts = np.diff(np.append(lows, len(starts)))
-    return data, starts + np.repeat(places - begins, counts)
+    return data, starts + np.repeat(places - begins, last_rows - first_rows + 1)

@@ -40,7 +40,7 @@ class Facts(NamedTuple):
     #: the stop position is below the end that was known to be synced
     below_synced: bool
     #: the stop position is below the end that was published as appended; of a store that RocketMQ wrote, below the
-    #: end of what its consume queues know, or it crashed, so that they prove nothing
+    #: last record of its consume queues, or it crashed, so that they prove nothing
     below_appended: bool
     #: non-zero bytes follow the stop position, in its file or in a later one
     dirty: bool
@@ -116,7 +116,7 @@ def decide(facts: Facts) -> RecoveryRow:
 def written_until(view: memoryview, base: int, walk: Walk, believed: int) -> int:
     """How many records of a walk are believed: those before the first that was not written to its end.
 
-    `believed`: chain units vouch for all bytes below. Of the others only the body has a CRC; header and lengths
+    `believed`: chain units prove all bytes below. Of the others only the body has a CRC; header and lengths
     cannot be lost without the walk noticing, a topic or properties can. Bytes that were never written show as zeros,
     because files are made of zeros and every cut restores them. So a piece of a topic or of properties was lost if it
     is zero up to the record's end, or over all bytes that a sector holds of the record. No topic has a zero byte, and

@@ -90,7 +90,8 @@ class Scrub:
         self._chain = ChainReader(
             self.root / "raymq" / "chain", self.segment_size_bytes, files=self.files
         )
-        self._segment, self._fd, self._path = -1, -1, self.root
+        self._segment = self._fd = -1
+        self._path = self.root
         #: units to come, the next one last
         self._units: list[ChainUnit] = []
         #: the last position at which no unit began
@@ -103,7 +104,7 @@ class Scrub:
         self._passed_ms = 0
         #: found, and not read well since
         self.faults: list[Corrupt] = []
-        self._remember()
+        self._load_position()
         self._saved_at = self.position
 
     def status(self) -> dict[str, Any]:
@@ -248,12 +249,8 @@ class Scrub:
         same = self._is_still_there(unit)
         whole = self._is_whole(unit)
         if same and not whole and unit.end <= self.limit():
-            self._report(
-                unit.start,
-                f"the bytes [{unit.start}, {unit.end}) are not those that were stored",
-                RULE,
-                end=unit.end,
-            )
+            detail = f"the bytes [{unit.start}, {unit.end}) are not those that were stored"
+            self._report(unit.start, detail, RULE, end=unit.end)
 
     def _is_whole(self, unit: ChainUnit) -> bool:
         data = self._read(unit)
@@ -287,12 +284,12 @@ class Scrub:
         segment = position // self.segment_size_bytes * self.segment_size_bytes
         if position > segment:
             if position == self._gap:
-                self._report(position, "no chain unit: nothing vouches for the rest", COVERED)
+                self._report(position, "no chain unit: no CRC covers the rest of the file", COVERED)
                 return segment + self.segment_size_bytes
             # The chain was made again with other edges; files and units begin together.
             self._gap = position
             return segment
-        self._report(segment, "no chain unit: nothing vouches for this file", COVERED)
+        self._report(segment, "no chain unit: no CRC covers this file", COVERED)
         return segment + self.segment_size_bytes
 
     def _report(self, offset: int, detail: str, rule: str, **fields: Any) -> None:
@@ -330,8 +327,8 @@ class Scrub:
     def _memory_path(self) -> Path:
         return self.root / "raymq" / self.memory
 
-    def _remember(self) -> None:
-        """Go on where the last process was. A file that cannot be read begins a new pass: nothing depends on it."""
+    def _load_position(self) -> None:
+        """Continue where the last process stopped. Without a readable file begin a new pass: nothing depends on it."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RayMQError):
             saved = json.loads(self.files.read_file(self._memory_path))
             faults = [Corrupt(item["message"], **item["fields"]) for item in saved["faults"]]
@@ -349,7 +346,7 @@ class Scrub:
     def _close_log(self) -> None:
         if self._fd >= 0:
             self.files.close(self._fd)
-        self._segment, self._fd = -1, -1
+        self._segment = self._fd = -1
 
 
 def scrub_of_log(log: CommitLog, *, on_fault: Callable[[Corrupt], None]) -> Scrub:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from raymq.store.arrays import Int64s
 from raymq.store.records import properties
 from raymq.store.records.record_walk import layout
 from raymq.store.state import INTERNAL_TOPIC, SNAPSHOT, SnapshotParts, reading_internal
 
 from .commit_log import CommitLog
-from .log_reads import Int64s, walk_piece
+from .log_reads import walk_piece
 from .mapped_file import MappedFile
 
 #: bytes read at a time; a larger record is read whole
@@ -49,19 +50,20 @@ def read_head(file: MappedFile, start: int | None = None) -> tuple[int | None, i
 
 def _snapshot_body(view: memoryview, starts: Int64s, sizes: Int64s) -> bytes | None:
     """The body of one record; None when it is not a SNAPSHOT record."""
-    places, _ = layout(view, starts, sizes)
-    body_start, body_end, topic_start, topic_end, low, high = (int(place[0]) for place in places)
-    tag = properties.decode(bytes(view[low:high])).get(properties.TAGS)
-    if view[topic_start:topic_end] != INTERNAL_TOPIC.encode() or tag != SNAPSHOT:
+    parts, _ = layout(view, starts, sizes)
+    topic = view[parts.topic_start[0] : parts.topic_end[0]]
+    text = bytes(view[parts.properties_start[0] : parts.properties_end[0]])
+    tag = properties.decode(text).get(properties.TAGS)
+    if topic != INTERNAL_TOPIC.encode() or tag != SNAPSHOT:
         return None
-    return bytes(view[body_start:body_end])
+    return bytes(view[parts.body_start[0] : parts.body_end[0]])
 
 
 def snapshot_starts(log: CommitLog, limit: int) -> Iterator[int]:
     """Where snapshots begin that are complete at or below `limit`, newest first."""
-    heads = [file.start for file in log.queue.files]
+    heads = [file.start for file in log.segments.files]
     for start in sorted({*heads, *log.marks.snapshots}, reverse=True):
-        file = log.queue.find(start)
+        file = log.segments.find(start)
         if file is not None and start < limit:
             complete_at, _ = read_head(file, start)
             if complete_at is not None and complete_at <= limit:

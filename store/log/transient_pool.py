@@ -148,8 +148,12 @@ class TransientPool(PoolReader):
                 raise _no_room(needed, free) from error
             raise
         words = view[:HEADER_BYTES].cast("q")
-        words[_VERSION], words[_BOOT], words[_STORE] = VERSION, _boot(files), _hash(store_id)
-        words[_ID], words[_SIZE], words[_SEGMENT] = number, size_bytes, segment_bytes
+        words[_VERSION] = VERSION
+        words[_BOOT] = _boot(files)
+        words[_STORE] = _hash(store_id)
+        words[_ID] = number
+        words[_SIZE] = size_bytes
+        words[_SEGMENT] = segment_bytes
         words[_MAGIC] = MAGIC
         words.release()
         return cls(name, fd, view, files=files)
@@ -275,7 +279,7 @@ def _boot(files: Files) -> int:
 
 
 def _next_multiple(offset: int, step: int) -> int:
-    return -(-offset // step) * step
+    return (offset + step - 1) // step * step
 
 
 def _free_bytes(files: Files) -> int:

@@ -68,7 +68,7 @@ class _Gathered:
 
 @dataclass(eq=False, slots=True)
 class AsyncAppend:
-    """The answer to one message, once it is there."""
+    """The future answer to one message."""
 
     _gathered: _Gathered
     _row: int
@@ -80,7 +80,7 @@ class AsyncAppend:
     def result(self, timeout_s: float | None = None) -> int:
         """The message's queue offset, when the store's promise for it is kept.
 
-        Raises: TimeoutError when that is not known yet; what `EmbeddedStore.put` raises.
+        Raises: TimeoutError when that is not known yet; the errors of `EmbeddedStore.put`.
         """
         gathered, row = self._gathered, self._row
         if not gathered.done.wait(timeout_s):
@@ -160,7 +160,7 @@ class AsyncPut:
                 self._append(gathered)
             # One flush serves them all.
             for gathered in taken:
-                self._settle(gathered)
+                self._await_promise(gathered)
             with self._changed:
                 self._waiting_bytes -= sum(gathered.nbytes for gathered in taken)
                 self._changed.notify_all()
@@ -187,9 +187,9 @@ class AsyncPut:
             for one in gathered.split():
                 self._append(one)
 
-    def _settle(self, gathered: _Gathered) -> None:
+    def _await_promise(self, gathered: _Gathered) -> None:
         for one in gathered.alone:
-            self._settle(one)
+            self._await_promise(one)
         try:
             if gathered.append is not None:
                 self._store.wait(gathered.append)

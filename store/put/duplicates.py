@@ -104,8 +104,8 @@ class Search:
                     ahead = int(own.sequences[below]) - sequence
                     high = min(high, int(own.offsets[below]) - ahead + 1)
                 if below:
-                    behind = sequence - int(own.sequences[below - 1])
-                    low = max(low, int(own.offsets[below - 1]) + behind)
+                    distance = sequence - int(own.sequences[below - 1])
+                    low = max(low, int(own.offsets[below - 1]) + distance)
                 else:
                     high = min(high, at)
             at = (low + high) // 2
@@ -148,7 +148,6 @@ class Search:
 
     def _in_log(self, position: int, end: int, sequence: int) -> FoundRun | None:
         """Walk log[position, end), which begins at a record."""
-        size = self._log.config.segment_size_bytes
         while position < end:
             self._begun = self._log.clock.monotonic()
             view, base, walk = self._log.walk(position, end, check_crc=False, limit=self._rows)
@@ -158,33 +157,29 @@ class Search:
                 if found is not None or (own.sequences > sequence).any():
                     return found
             self._end_slice()
-            following = position - position % size + size
-            if walk.reason is record.WalkStop.BLANK or walk.end > following - fmt.BLANK_BYTES:
-                position = following
-            elif walk.end > position:
-                position = walk.end
-            else:
+            begun_at, position = position, self._log.next_walk_start(position, walk)
+            if position == begun_at:
                 return None
         return None
 
     def _own_records(self, view: memoryview, base: int, walk: record.Walk) -> OwnRows:
-        where = walk.positions - base
-        own, sequences, parts = self._stamps(view, where, walk.sizes)
-        own &= gather(view, where + fmt.QUEUE_ID_AT, _INT) == self._queue_id
+        starts = walk.positions - base
+        own, sequences, parts = self._stamps(view, starts, walk.sizes)
+        own &= gather(view, starts + fmt.QUEUE_ID_AT, _INT) == self._queue_id
         own &= parts.topic_end - parts.topic_start == len(self._topic)
         rows = np.flatnonzero(own)
         if len(rows):
             topic = np.dtype(f"V{len(self._topic)}")
             names = gather(view, parts.topic_start[rows], topic).view(np.uint8)
             rows = rows[(names.reshape(len(rows), -1) == self._topic).all(axis=1)]
-        offsets = gather(view, where[rows] + fmt.QUEUE_OFFSET_AT, _LONG).astype(np.int64)
+        offsets = gather(view, starts[rows] + fmt.QUEUE_OFFSET_AT, _LONG).astype(np.int64)
         return OwnRows(offsets, sequences[rows], walk.positions[rows] + walk.sizes[rows])
 
     def _stamps(
-        self, view: memoryview, where: Int64s, sizes: Int64s
+        self, view: memoryview, starts: Int64s, sizes: Int64s
     ) -> tuple[Bools, Int64s, Layout]:
         """Which of these records are the producer's, all their sequences and their parts."""
-        parts, good = layout(view, where, sizes)
+        parts, good = layout(view, starts, sizes)
         good &= parts.properties_end - parts.properties_start >= STAMP_BYTES
         at = np.where(good, parts.properties_start, 0)
         stamps = gather(view, at, _STAMP).view(np.uint8).reshape(len(at), STAMP_BYTES)

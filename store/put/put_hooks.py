@@ -84,7 +84,7 @@ def before_batch(hooks: Sequence[PutHook], request: PutRequest) -> PutRequest:
             same = found[:2] == request[:2] and found[3:] == request[3:]
             if not same or found.batch.num_rows != request.batch.num_rows:
                 raise Rejected(
-                    f"put hook {hook.name} may change what rows hold, not their number, queue or producer",
+                    f"put hook {hook.name} may change the values of rows, not their number, queue or producer",
                     field="hook",
                     limit="as many rows, the same queue",
                 )

@@ -17,7 +17,7 @@ from raymq.store.clock import StoreTimeClock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 from raymq.store.failpoints import fail_point
 from raymq.store.producer_table import UNKNOWN_OFFSET
-from raymq.store.queues.dispatch import UndispatchedUnit
+from raymq.store.queues.reput_service import UndispatchedUnit
 from raymq.store.records.key_check import check_keys
 from raymq.store.records.keys import keyed_rows
 from raymq.store.records.producer_stamp import Stamp
@@ -50,8 +50,8 @@ class CheckedPut(NamedTuple):
     prepared: Prepared
     #: queue offsets of the first and the last row, as far as they are duplicates
     originals: tuple[int, int] = (UNKNOWN_OFFSET, UNKNOWN_OFFSET)
-    #: see `Append.waits`
-    waits: bool = True
+    #: see `Append.wait_store_ok`
+    wait_store_ok: bool = True
 
 
 class PutPath:
@@ -66,7 +66,7 @@ class PutPath:
         self.stamps = StoreTimeClock(log.clock)
         self._state = store.state
         self._queues = store.consume_queues
-        self._dispatch = store.queue_dispatch
+        self._dispatch = store.reput
         self._lock = store.put_lock
         self._flags = store.flags
         self._stats = store.stats
@@ -156,14 +156,14 @@ class PutPath:
             self._check_size(largest, int(prepared.sizes[largest]), limit)
         # The offsets of duplicates are searched here, because no other put waits for it.
         plain = row is not None and not row.properties
-        waits = plain or record.waits(row or request.batch)
-        return CheckedPut(request, prepared, self._originals(request), waits)
+        wait_ok = plain or record.wait_store_ok(row or request.batch)
+        return CheckedPut(request, prepared, self._originals(request), wait_ok)
 
     def append(self, checked: CheckedPut) -> Append:
         """Append a checked batch. The ack is the caller's: nothing is synced at return.
 
         Raises: Rejected for a gap in the sequences, Fenced, StorageFull, Unavailable, OSError; nothing was stored.
-        DeliveryUnknown when the first rows are stored and the next ones could not be: `append` says what is.
+        DeliveryUnknown when the first rows are stored and the next ones could not be: `append` names the stored ones.
         Source: CommitLog#asyncPutMessages; the order of the steps is RocketMQ's.
         """
         lock = self._lock
@@ -177,14 +177,14 @@ class PutPath:
                 raise
             finally:
                 lock.begin_ms = 0
-        appended = self._settled(checked, appended)
+        appended = self._with_original_offsets(checked, appended)
         after_batch(self._hooks, checked.request, appended)
         return appended
 
-    def _settled(self, checked: CheckedPut, appended: Append) -> Append:
+    def _with_original_offsets(self, checked: CheckedPut, appended: Append) -> Append:
         """The answer, with the offsets of rows that were stored before."""
-        if not checked.waits:
-            appended = appended._replace(waits=False)
+        if not checked.wait_store_ok:
+            appended = appended._replace(wait_store_ok=False)
         if not appended.duplicates:
             return appended
         first, last = checked.originals
@@ -307,9 +307,9 @@ class PutPath:
         self, prepared: Prepared, request: PutRequest, row: int, stop: int, now: int
     ) -> Append:
         """Append rows [row, stop), which fit the current file."""
-        log, state = self._log, self._state
+        log, shard_state = self._log, self._state
         # Looked up for each unit: the snapshot of a new segment takes offsets of the internal queue.
-        offset = state.next_offsets.get((request.topic, request.queue_id), 0)
+        offset = shard_state.next_offsets.get((request.topic, request.queue_id), 0)
         data = prepared.encode(
             row, stop, queue_offset=offset, physical_offset=log.end, store_time_ms=now
         )
@@ -329,7 +329,7 @@ class PutPath:
                 None if prepared.keyed is None else prepared.keyed.rows(row, stop),
             )
         )
-        state.apply_rows(
+        shard_state.apply_rows(
             request.topic,
             request.queue_id,
             offset,
@@ -411,12 +411,9 @@ class PutPath:
 
     def _internal(self, kind: str, body: bytes) -> PreparedInner:
         """One record of the internal topic, ready to be appended."""
+        now_ms = self._clock.now_ms()
         message = InnerMessage(
-            state.INTERNAL_TOPIC,
-            state.INTERNAL_QUEUE,
-            body,
-            {TAGS: kind},
-            born_time_ms=self._clock.now_ms(),
+            state.INTERNAL_TOPIC, state.INTERNAL_QUEUE, body, {TAGS: kind}, born_time_ms=now_ms
         )
         prepared = PreparedInner(message, store_host=self._config.store_host)
         self._check_size(0, prepared.size, self._record_bytes_max)
@@ -527,14 +524,14 @@ class PutPath:
 
     def _append_inner(self, records: list[PreparedInner], now: int) -> list[Append]:
         """Append records as one unit. The current file has room for them."""
-        log, state = self._log, self._state
+        log, next_offsets = self._log, self._state.next_offsets
         at = log.end
         end = at + sum(each.size for each in records)
         appends, parts = [], []
         offsets: dict[tuple[str, int], int] = {}
         for each in records:
             key = (each.topic, each.queue_id)
-            offset = offsets.get(key, state.next_offsets.get(key, 0))
+            offset = offsets.get(key, next_offsets.get(key, 0))
             parts.append(each.encode(queue_offset=offset, physical_offset=at, store_time_ms=now))
             if each.queued:
                 offsets[key] = offset + 1

@@ -101,11 +101,11 @@ class ConsumeQueue:
             end = file.start // fmt.UNIT_BYTES + count
             if count < self._file_units:
                 break
-        self.min_offset = self._behind_blanks(first, end)
+        self.min_offset = self._after_blanks(first, end)
         self._set_end(self._without_blank_tail(max(end, self.min_offset)))
         # Units that a start finds count as synced; `note_unsynced` says otherwise.
         self._dirty_from = self.max_offset
-        if after_crash and self._writable and self._anything_behind():
+        if after_crash and self._writable and self._has_data_after_end():
             self._cut_to(self.max_offset)
 
     def resume(self, end: int, below: int) -> None:
@@ -115,7 +115,7 @@ class ConsumeQueue:
         Raises: Corrupt when that unit is not there.
         """
         first = self._queue.min_offset // fmt.UNIT_BYTES
-        self.min_offset = self._behind_blanks(first, end)
+        self.min_offset = self._after_blanks(first, end)
         self._set_end(end)
         self._dirty_from = end
         sound = self._queue.files and first <= end and self.max_physical_offset <= below
@@ -151,7 +151,7 @@ class ConsumeQueue:
             low, count = low + len(part), SCAN_UNITS
         return low
 
-    def _behind_blanks(self, first: int, end: int) -> int:
+    def _after_blanks(self, first: int, end: int) -> int:
         """The offset of the first unit of [first, end) that is not blank, else the end."""
         low, count = first, SCAN_UNITS_FIRST
         while low < end:
@@ -172,13 +172,13 @@ class ConsumeQueue:
             count = SCAN_UNITS
         return end
 
-    def _anything_behind(self) -> bool:
+    def _has_data_after_end(self) -> bool:
         """Whether there are files, or bytes that are not zero, after the end."""
         at = self.max_offset * fmt.UNIT_BYTES
         if self._queue.files[-1].start > at:
             return True
         file = self._queue.find(at)
-        return file is not None and file.data_behind(at - file.start) is not None
+        return file is not None and file.data_after(at - file.start) is not None
 
     def _cut_to(self, end: int) -> None:
         self._cut = True
@@ -324,7 +324,8 @@ class ConsumeQueue:
         Source: ConsumeQueue#correctMinOffset.
         """
         # Units appended from here on are of present records.
-        low, end, count = self.min_offset, self.max_offset, SCAN_UNITS_FIRST
+        low, end = self.min_offset, self.max_offset
+        count = SCAN_UNITS_FIRST
         while low < end:
             file = self._queue.find(low * fmt.UNIT_BYTES)
             stop = end if file is None else min(end, (file.start + file.size) // fmt.UNIT_BYTES)
@@ -388,9 +389,9 @@ class ConsumeQueue:
         file = self._queue.find(at)
         return (self.directory, at) if file is None else (file.path, at - file.start)
 
-    def bytes_behind(self) -> int | None:
+    def bytes_after_end(self) -> int | None:
         """The queue offset after the last unit when there are bytes that are not zero, else None."""
-        if not self._queue.files or not self._anything_behind():
+        if not self._queue.files or not self._has_data_after_end():
             return None
         return self.max_offset
 

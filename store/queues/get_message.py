@@ -51,9 +51,9 @@ class GetMessageStatus(Enum):
     """The result of a read."""
 
     FOUND = "FOUND"
-    #: none of the messages looked at is wanted
+    #: none of the examined messages is wanted
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
-    #: messages looked at are gone from the log
+    #: examined messages are gone from the log
     MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
     #: a consume queue file is missing; the next one is to be read
     OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
@@ -81,11 +81,11 @@ class GetMessageResult(NamedTuple):
 
 
 class _Picked(NamedTuple):
-    """Units that were looked at."""
+    """Examined units."""
 
     #: which of them are wanted and fit
     rows: Int64s
-    #: how many were looked at
+    #: how many were examined
     seen: int
     #: the answer suggests to read from a slave
     far_behind: bool
@@ -169,7 +169,7 @@ class GetMessage:
         self, units: Units, max_nums: int, max_bytes: int, wanted: MessageFilter | None
     ) -> _Picked:
         """Apply filter and limits as if the units were examined one after the other."""
-        config, end = self._config, self._log.end
+        config = self._config
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
         alive = (sizes != BLANK_SIZE) & (positions >= self._log.start)
@@ -183,9 +183,26 @@ class GetMessage:
             good = self._look_at_records(
                 units, np.flatnonzero(good), wanted, min(most, max(max_nums, 1))
             )
-        count = np.cumsum(good) - good
-        taken = np.cumsum(np.where(good, sizes, 0)) - np.where(good, sizes, 0)
-        in_memory = end - positions <= self._memory_bytes
+        good_sizes = np.where(good, sizes, 0)
+        messages_before = np.cumsum(good) - good
+        bytes_before = np.cumsum(good_sizes) - good_sizes
+        in_memory = self._log.end - positions <= self._memory_bytes
+        most_bytes, most_count = self._limits(in_memory)
+        count_reached = messages_before >= np.minimum(most_count, max_nums)
+        bytes_reached = bytes_before + sizes > np.minimum(most_bytes, max_bytes)
+        # The first wanted message always goes, however large.
+        full = (messages_before > 0) & (count_reached | bytes_reached)
+        seen = int(full.argmax()) if full.any() else len(units)
+        rows = np.flatnonzero(good[:seen])
+        status = GetMessageStatus.FOUND
+        if not len(rows):
+            gone = ~alive if matching is None else ~alive & matching
+            status = _status_without_messages(alive[:seen], gone[:seen])
+        return _Picked(rows, seen, bool(not in_memory[seen - 1]), status)
+
+    def _limits(self, in_memory: Bools) -> tuple[Int64s, Int64s]:
+        """The most bytes and the most messages of an answer that reaches each unit."""
+        config = self._config
         most_bytes = np.where(
             in_memory,
             config.max_transfer_bytes_on_message_in_memory,
@@ -196,22 +213,7 @@ class GetMessage:
             config.max_transfer_count_on_message_in_memory,
             config.max_transfer_count_on_message_in_disk,
         )
-        # The first wanted message always goes, however large.
-        full = (count > 0) & (
-            (count >= np.minimum(most_count, max_nums))
-            | (taken + sizes > np.minimum(most_bytes, max_bytes))
-        )
-        seen = int(full.argmax()) if full.any() else len(units)
-        rows = np.flatnonzero(good[:seen])
-        status = GetMessageStatus.FOUND
-        if not len(rows):
-            gone = ~alive[:seen] if matching is None else ~alive[:seen] & matching[:seen]
-            living = np.flatnonzero(alive[:seen])
-            behind = gone[int(living[-1]) :] if len(living) else gone
-            status = GetMessageStatus.NO_MATCHED_MESSAGE
-            if behind.any():
-                status = GetMessageStatus.MESSAGE_WAS_REMOVING
-        return _Picked(rows, seen, bool(not in_memory[seen - 1]), status)
+        return most_bytes, most_count
 
     def _look_at_records(
         self, units: Units, rows: Int64s, wanted: MessageFilter, most: int
@@ -239,7 +241,17 @@ class GetMessage:
         return self._log.records(positions, units["size"].astype(np.int64), check_crc=check_crc)
 
 
-def nothing(status: GetMessageStatus, goes_on: int, low: int, high: int) -> GetMessageResult:
+def _status_without_messages(alive: Bools, gone: Bools) -> GetMessageStatus:
+    """The status after units none of which is wanted: whether a deleted message follows the last one that is there."""
+    living = np.flatnonzero(alive)
+    last_living = int(living[-1]) if len(living) else 0
+    if gone[last_living:].any():
+        return GetMessageStatus.MESSAGE_WAS_REMOVING
+    return GetMessageStatus.NO_MATCHED_MESSAGE
+
+
+def nothing(status: GetMessageStatus, next_offset: int, low: int, high: int) -> GetMessageResult:
     """An answer without messages."""
     records = pa.chunked_array([], pa.binary())
-    return GetMessageResult(status, goes_on, low, high, records, np.empty(0, dtype=np.int64), False)
+    offsets = np.empty(0, dtype=np.int64)
+    return GetMessageResult(status, next_offset, low, high, records, offsets, False)

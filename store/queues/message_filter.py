@@ -40,14 +40,12 @@ class TagFilter:
 
     def __init__(self, expression: str = ALL) -> None:
         """Raises: Rejected for an expression without a tag."""
-        tags = [tag for part in expression.split(_OR) if (tag := part.strip())]
+        parts = [part.strip() for part in expression.split(_OR)]
+        tags = [tag for tag in parts if tag]
         self.looks_at_records = bool(tags) and ALL not in tags
         if expression.strip() and not tags:
-            raise Rejected(
-                f"{expression!r} names no tag; write TagA || TagB, or {ALL}",
-                field="filter",
-                limit="tags",
-            )
+            fault = f"{expression!r} names no tag; write TagA || TagB, or {ALL}"
+            raise Rejected(fault, field="filter", limit="tags")
         self._tags = pa.array([tag.encode() for tag in tags], pa.binary())
         # Units hold the hash as 64 bits, of which RocketMQ compares the lower 32.
         self._codes = np.array([fmt.tags_code(tag) for tag in tags], dtype=np.int32)

@@ -18,7 +18,7 @@ from typing import TypeVar
 from raymq.store.errors import Corrupt, require
 from raymq.store.failpoints import fail_point
 from raymq.store.files import ZERO_CHUNK_BYTES, Data, Files, only_zeros
-from raymq.store.log.mapped_file_queue import check_contiguous
+from raymq.store.log.mapped_file_queue import check_contiguous, check_name
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ class QueueFile:
         self._opened.used(self)
 
     def _use(self, work: Callable[[int], T]) -> T:
-        """Call `work` with a descriptor. Raises: FileNotFoundError after a delete."""
+        """Call `work` with the file's descriptor. Raises: FileNotFoundError after a delete."""
         with self._living:
             if self._fd < 0:
                 if self._ended:
@@ -153,7 +153,7 @@ class QueueFile:
         """Write at a position inside the file. Raises: StorageFull, OSError."""
         self._use(lambda fd: self._opened.files.pwrite(fd, data, position))
 
-    def data_behind(self, position: int) -> int | None:
+    def data_after(self, position: int) -> int | None:
         """The first chunk from `position` on with a byte that is not zero; None without one. Holes are not read."""
         files = self._opened.files
         for begin, end in self._use(lambda fd: files.data_ranges(fd, position, self.size)):
@@ -166,7 +166,7 @@ class QueueFile:
 
     def clear(self, position: int) -> None:
         """Make every byte from a position on zero. Zeros are not written again."""
-        while (found := self.data_behind(position)) is not None:
+        while (found := self.data_after(position)) is not None:
             stop = min(found + ZERO_CHUNK_BYTES, self.size)
             self.pwrite(bytes(stop - found), found)
             position = stop
@@ -209,7 +209,7 @@ class QueueFiles:
         self.directory = directory
         self.file_size = file_size
         self._opened = opened
-        self._fs = opened.files
+        self._files = opened.files
         self._writable = writable
         #: over growth and cuts
         self._grow = threading.Lock()
@@ -225,23 +225,18 @@ class QueueFiles:
         self.close()
         found: list[QueueFile] = []
         unfinished: list[Path] = []
-        for name in self._fs.list(self.directory):
+        for name in self._files.list(self.directory):
             path = self.directory / name
-            if len(name) != 20 or not name.isdigit():
-                raise Corrupt(
-                    f"{path} does not belong here: files are named by a 20-digit offset",
-                    path=str(path),
-                    rule="file name",
-                )
-            length = self._fs.length(path)
-            if unfinished or (length < self.file_size and not any(self._fs.read_file(path))):
+            check_name(path)
+            length = self._files.length(path)
+            if unfinished or (length < self.file_size and not any(self._files.read_file(path))):
                 unfinished.append(path)
             else:
                 found.append(self._checked(path, length, found))
         for path in reversed(unfinished if self._writable else []):
-            self._fs.unlink(path)
+            self._files.unlink(path)
             # One after the other, newest first: the files that a crash leaves begin with an unfinished one again.
-            self._fs.sync_dir(self.directory)
+            self._files.sync_dir(self.directory)
         self.files = found
 
     def _checked(self, path: Path, length: int, before: list[QueueFile]) -> QueueFile:
@@ -297,11 +292,11 @@ class QueueFiles:
         """Make the queue's directory and its topic's. Durable: nothing."""
         missing = []
         for step in (self.directory, *self.directory.parents):
-            if self._fs.is_dir(step):
+            if self._files.is_dir(step):
                 break
             missing.append(step)
         for step in reversed(missing):
-            self._fs.make_dir(step)
+            self._files.make_dir(step)
             self._opened.note_unsynced(step.parent)
 
     def delete_first(self) -> None:
@@ -313,9 +308,9 @@ class QueueFiles:
             require(len(self.files) > 1, "the last file stays", files=len(self.files))
             first = self.files[0]
             # Where one of these fails the file stays in the list, and is unlinked again before any younger one.
-            self._fs.unlink(first.path)
+            self._files.unlink(first.path)
             fail_point("files.unlinked")
-            self._fs.sync_dir(self.directory)
+            self._files.sync_dir(self.directory)
             self.files = self.files[1:]
             first.end()
 
@@ -328,9 +323,9 @@ class QueueFiles:
             while len(self.files) > 1 and self.files[-1].start >= offset:
                 last, self.files = self.files[-1], self.files[:-1]
                 last.end()
-                self._fs.unlink(last.path)
+                self._files.unlink(last.path)
                 # One after the other: were two names lost in the wrong order, a gap would be found at the next start.
-                self._fs.sync_dir(self.directory)
+                self._files.sync_dir(self.directory)
             for file in self.files[-1:]:
                 if file.start + self.file_size > offset:
                     file.clear(max(offset - file.start, 0))

@@ -39,8 +39,8 @@ class Reader:
         """Read records of one queue from `offset`, at least one if there is one, never above the confirmed end.
 
         Returns: raw RocketMQ records as one binary column, without a copy where they are neighbours. Where most of them
-        are neighbours, the first stretch of neighbours only. The caller checks each record (`first_fault`).
-        Raises: OffsetOutOfRange below the queue's first offset, or above what the log holds of it. Corrupt for a
+        are neighbours, only the first group of neighbours. The caller checks each record (`first_fault`).
+        Raises: OffsetOutOfRange below the queue's first offset, or above its last one in the log. Corrupt for a
         damaged consume queue, and for bytes that the disk does not give back.
         """
         low, high = self._queues.range(topic, queue_id)
@@ -48,14 +48,14 @@ class Reader:
             # The log has it: after a restart the queue grows there again, in a mirror with the confirmed end.
             high = offset
         if offset < low or offset > high:
-            raise _out_of_range(topic, queue_id, offset, low, high)
+            raise out_of_range(topic, queue_id, offset, low, high)
         count = min(max_records, high - offset)
         if count <= 0:
             return FetchSlice(queue_id, offset, offset, low, high, _NO_RECORDS, None)
         units = self._units_for(self._queues.get(topic, queue_id), offset, count, max_bytes)
         if not len(units):
             # Deleted since the range was read.
-            raise _out_of_range(topic, queue_id, offset, *self._queues.range(topic, queue_id))
+            raise out_of_range(topic, queue_id, offset, *self._queues.range(topic, queue_id))
         # Queues of foreign stores may have gaps, filled with units that point at nothing.
         solid = units["size"] != BLANK_SIZE
         if not solid[0]:
@@ -68,7 +68,7 @@ class Reader:
         try:
             found = self._read_records(positions, sizes)
         except OffsetOutOfRange as error:
-            raise _out_of_range(
+            raise out_of_range(
                 topic, queue_id, offset, *self._queues.range(topic, queue_id)
             ) from error
         records = record.select(found.data, found.starts, found.sizes)
@@ -115,7 +115,7 @@ class Reader:
         queue = self._queues.find(topic, queue_id)
         if queue is None or not queue.min_offset <= offset < queue.max_offset:
             return
-        # Or the one after a gap: a fetch passes over it.
+        # A fetch passes over a gap, so the message after it is checked.
         units = queue.read(offset, UNITS_FIRST)
         units = units[units["size"] != BLANK_SIZE][:1]
         self._log.records(units["position"].astype(np.int64), units["size"].astype(np.int64))
@@ -141,7 +141,7 @@ class Reader:
 
 
 def _neighbours(positions: Int64s, sizes: Int64s) -> int:
-    """How many of these records to return: the first stretch of neighbours, where it is long and most of them.
+    """How many of these records to return: the first group of neighbours, where it is long and most of them.
 
     Neighbours are copied once, from the file. Others are copied once more, which costs more than the rest of a read.
     """
@@ -149,13 +149,14 @@ def _neighbours(positions: Int64s, sizes: Int64s) -> int:
     apart = positions[1:] != ends[:-1]
     if apart.any():
         first = int(apart.argmax()) + 1
-        stretch = int(ends[first - 1] - positions[0])
-        if stretch >= NEIGHBOURS_MIN_BYTES and 2 * stretch >= int(sizes.sum()):
+        group_bytes = int(ends[first - 1] - positions[0])
+        if group_bytes >= NEIGHBOURS_MIN_BYTES and 2 * group_bytes >= int(sizes.sum()):
             return first
     return len(positions)
 
 
-def _out_of_range(topic: str, queue_id: int, offset: int, low: int, high: int) -> OffsetOutOfRange:
+def out_of_range(topic: str, queue_id: int, offset: int, low: int, high: int) -> OffsetOutOfRange:
+    """The error of a read at an offset that a queue does not hold."""
     return OffsetOutOfRange(
         f"queue {queue_id} of {topic} holds offsets {low} to {high}, not {offset}; seek() to choose",
         min=low,

@@ -126,8 +126,8 @@ class SqlFilter:
         raise self._wrong(node, "is not a condition")
 
     def _check_parts(self, node: Any) -> None:
-        """A part of the parser's tree that is not read here would silently change the meaning of an expression."""
-        # `_property` looks at what is before a column's name.
+        """Refuse parts of the parser's tree that are not read here: they would silently change the meaning."""
+        # `_property` checks the part before a column's name.
         read = {"this", "expression", "expressions", "low", "high", "table", "is_string"}
         if node.key == "ilike":
             read |= {"negate"}
@@ -215,21 +215,21 @@ class SqlFilter:
         return lambda columns, count: on_columns(columns[name], text)
 
     def _between(self, node: Any) -> Condition:
-        value, low, high = (self._operand(node.args[part]) for part in ("this", "low", "high"))
+        value = self._operand(node.args["this"])
+        low, high = self._operand(node.args["low"]), self._operand(node.args["high"])
         numbers = (int, float)
         if isinstance(low, numbers) and isinstance(high, numbers) and low > high:
             raise self._wrong(node, "has its larger bound first")
         if node.args.get("symmetric") is not None:
             raise self._wrong(node, "is not a BETWEEN of RocketMQ")
-        return _join(
-            pc.and_kleene,
-            self._compare(">=", value, low, node),
-            self._compare("<=", value, high, node),
-        )
+        at_least = self._compare(">=", value, low, node)
+        at_most = self._compare("<=", value, high, node)
+        return _join(pc.and_kleene, at_least, at_most)
 
     def _compare(self, sign: str, left: Operand, right: Operand, node: Any) -> Condition:
         if not isinstance(left, Property) and isinstance(right, Property):
-            left, right, sign = right, left, _TURNED.get(sign, sign)
+            left, right = right, left
+            sign = _TURNED.get(sign, sign)
         ordered = sign in _TURNED
         on_columns, on_values = _COMPARE[sign]
         if not isinstance(left, Property):
@@ -242,9 +242,11 @@ class SqlFilter:
             other = right.name
             if not ordered:
                 return lambda columns, count: on_columns(columns[name], columns[other])
-            return lambda columns, count: on_columns(
-                _decimals(columns[name]), _decimals(columns[other])
-            )
+
+            def by_size(columns: Columns, count: int) -> pa.Array:
+                return on_columns(_decimals(columns[name]), _decimals(columns[other]))
+
+            return by_size
         if isinstance(right, (str, bool)) and ordered:
             raise self._wrong(node, "compares by size a value that is not a number")
         if isinstance(right, str):

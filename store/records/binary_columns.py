@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -67,8 +69,8 @@ def binary_array(values: list[bytes]) -> pa.BinaryArray:
     Like `pa.array`, which doubles its buffer until the values fit: in fresh memory that takes twice as long.
     Raises: pa.ArrowInvalid when they have 2 GiB or more; TypeError for anything else.
     """
-    offsets = np.zeros(len(values) + 1, dtype=np.int64)
-    np.cumsum(np.fromiter(map(len, values), dtype=np.int64, count=len(values)), out=offsets[1:])
+    ends = accumulate(map(len, values), initial=0)
+    offsets = np.fromiter(ends, dtype=np.int64, count=len(values) + 1)
     if offsets[-1] > _OFFSET_MAX:
         raise pa.ArrowInvalid(f"{offsets[-1]} bytes of values; a column may have {_OFFSET_MAX}")
     data = b"".join(values)

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.store.arrays import Int64s
+
 from .binary_columns import joined_values, one_value, value_offsets
 from .properties import NAME_VALUE_SEPARATOR, decode
-
-Int64s = npt.NDArray[np.int64]
 
 KEYS, UNIQ_KEY = "KEYS", "UNIQ_KEY"
 KEY_SEPARATOR = " "
@@ -38,7 +37,7 @@ class Keyed(NamedTuple):
     offsets: Int64s
 
     def rows(self, start: int, stop: int) -> Keyed:
-        """Those of rows [start, stop)."""
+        """The properties of rows [start, stop)."""
         offsets = self.offsets[start : stop + 1]
         low = int(offsets[0])
         return Keyed(self.data[low : int(offsets[-1])], offsets - low)
@@ -72,14 +71,14 @@ def has_keys(data: bytes) -> bool:
 
 
 def keyed_row(properties: bytes | None) -> Keyed | None:
-    """The same as `keyed_column` of one row."""
+    """`keyed_column` of one row."""
     if not properties or not has_keys(properties):
         return None
     return Keyed(properties, np.array([0, len(properties)], dtype=np.int64))
 
 
 def keyed_rows(properties: Sequence[bytes]) -> Keyed | None:
-    """The same of several rows."""
+    """`keyed_column` of several rows."""
     if not any(has_keys(each) for each in properties):
         return None
     ends = np.cumsum([0, *map(len, properties)], dtype=np.int64)

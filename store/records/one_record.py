@@ -1,8 +1,10 @@
-"""One record, read without arrays: for a few records arrays cost more than the work."""
+"""One record, or some dozens, read without arrays: for so few records arrays cost more than the work."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
+from functools import cache
 
 from raymq.store import format as fmt
 from raymq.store.checksum import body_crc
@@ -13,7 +15,6 @@ _HEADER_BYTES = fmt.HEADER_BYTES
 _V1, _V2 = fmt.MAGIC_V1, fmt.MAGIC_V2
 _V6 = fmt.SYS_ANY_HOST_V6
 _BYTE_MAX = 127
-
 
 #: end, store time (ms), begin and end of the topic, begin and end of the body, and the body's CRC; places in the view
 Parts = tuple[int, int, int, int, int, int, int]
@@ -51,16 +52,48 @@ def record_at(view: bytes | memoryview, at: int, base: int | None) -> Parts | No
         # A wrong length leads out of the file.
         return None
     end: int = topic_end + 2 + properties_length
-    if (
-        end != at + size
-        or end > len(view)
-        or (base is not None and position != base + at)
-        or body_length < 0
-        or topic_length < 1
-        or properties_length < 0
-    ):
+    if end != at + size or end > len(view):
+        return None
+    if body_length < 0 or topic_length < 1 or properties_length < 0:
+        return None
+    if base is not None and position != base + at:
         return None
     return end, time_ms, topic_at, topic_end, body_at, body_end, crc
+
+
+def records_each(data: bytes, nbytes: int, places: Sequence[int]) -> Iterator[Parts | None]:
+    """`record_at` of each place; None for a record of more than `nbytes` too.
+
+    Args: `data`: the first `nbytes` at each of these physical offsets, one after the other.
+    """
+    rows = zip(_header_every(nbytes).iter_unpack(data), range(0, len(data), nbytes), places)  # noqa: B905
+    for (size, magic, crc, position, flags, time_ms, body_length), at, place in rows:
+        # Nearly all records have this form, which is read here: a call per record takes a third longer.
+        if (
+            magic == _V1
+            and position == place
+            and not flags & _V6
+            and 0 <= body_length <= size - fmt.RECORD_MIN_BYTES
+            and size <= nbytes
+        ):
+            body_at, end = at + _HEADER_BYTES, at + size
+            body_end = body_at + body_length
+            topic_length = data[body_end]
+            topic_end = body_end + 1 + topic_length
+            if (
+                0 < topic_length <= _BYTE_MAX
+                and topic_end + 2 <= end
+                and data[topic_end] << 8 | data[topic_end + 1] == end - topic_end - 2
+            ):
+                yield end, time_ms, body_end + 1, topic_end, body_at, body_end, crc
+                continue
+        parts = record_at(data, at, place - at)
+        yield None if parts is None or parts[0] > at + nbytes else parts
+
+
+@cache
+def _header_every(nbytes: int) -> struct.Struct:
+    return struct.Struct(f"{_HEADER.format}{nbytes - _HEADER_BYTES}x")
 
 
 def is_whole(

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from raymq.store.arrays import Bools, Int32s, Int64s
 from raymq.store.errors import Rejected
 
 STAMP_NAME = "_P"
@@ -49,6 +50,15 @@ class Stamp(NamedTuple):
     producer_id: int
     epoch: int
     first_sequence: int
+
+
+class Stamps(NamedTuple):
+    """The stamps of rows; a row without one has the numbers 0."""
+
+    valid: Bools
+    producers: npt.NDArray[np.uint64]
+    epochs: Int32s
+    sequences: Int64s
 
 
 def check(stamp: Stamp, count: int) -> None:
@@ -106,16 +116,8 @@ def _constant_part(producer_id: int, epoch_high: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(PREFIX + base64.urlsafe_b64encode(bits), dtype=np.uint8)
 
 
-def read_column(
-    stamps: npt.NDArray[np.uint8],
-) -> tuple[
-    npt.NDArray[np.bool_], npt.NDArray[np.uint64], npt.NDArray[np.int32], npt.NDArray[np.int64]
-]:
-    """Read the first 24 property bytes of rows.
-
-    Args: `stamps`, uint8[n, 24]. Returns: valid, producer id, epoch, sequence; numbers are 0 where
-    not valid.
-    """
+def read_column(stamps: npt.NDArray[np.uint8]) -> Stamps:
+    """Read the first 24 property bytes of rows, uint8[n, 24]."""
     values = _FROM_PAIR[np.ascontiguousarray(stamps[:, 3:23]).view("<u2")]
     valid = (values != _INVALID).all(axis=1)
     valid &= (stamps[:, :3] == np.frombuffer(PREFIX, dtype=np.uint8)).all(axis=1)
@@ -126,7 +128,7 @@ def read_column(
     tail = _join(bits[:, 6:])
     epoch = ((head & np.uint64(0xFF)) << np.uint64(12)) | (tail >> np.uint64(36))
     sequence = tail & np.uint64(SEQUENCE_MAX)
-    return valid, producer, epoch.astype(np.int32), sequence.astype(np.int64)
+    return Stamps(valid, producer, epoch.astype(np.int32), sequence.astype(np.int64))
 
 
 def _join(columns: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

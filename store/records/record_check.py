@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store import format as fmt
+from raymq.store.arrays import Int64s
 from raymq.store.errors import Rejected
 
 from .binary_columns import joined_values, one_value, value_lengths, value_offsets
@@ -15,8 +15,6 @@ from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES
 from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, TAGS, WAIT, separators_absent
 from .record_row import BATCH_BYTES_MAX, PUT_SCHEMA, Row, only_row, plain
-
-Int64s = npt.NDArray[np.int64]
 
 _WAITS_NOT = f"{WAIT}\x01false\x02".encode()
 
@@ -47,21 +45,13 @@ def check_put(topic: str, batch: pa.RecordBatch | Row, *, max_message_bytes: int
     for name, column in (("body", body), ("born_time_ms", born)):
         if column.null_count:
             row = pc.index(column.is_null(), True).as_py()
-            raise Rejected(
-                f"row {row} has no {name}; it may not be null",
-                field=name,
-                limit="not null",
-                row=row,
-            )
+            fault = f"row {row} has no {name}; it may not be null"
+            raise Rejected(fault, field=name, limit="not null", row=row)
     # No value is longer than all of them together: most batches need no check of each row.
     edges = value_offsets(body)
     if edges[-1] - edges[0] > max_message_bytes:
-        _check_lengths(
-            value_lengths(body),
-            max_message_bytes,
-            "body",
-            "split it, compress it, or raise max_message_bytes",
-        )
+        advice = "split it, compress it, or raise max_message_bytes"
+        _check_lengths(value_lengths(body), max_message_bytes, "body", advice)
     if tag.null_count == properties.null_count == len(tag):
         return row
     stored = STAMP_BYTES + value_lengths(properties)
@@ -72,12 +62,8 @@ def check_put(topic: str, batch: pa.RecordBatch | Row, *, max_message_bytes: int
     if properties.null_count < len(properties):
         same = one_value(properties) is not None
         _check_properties(properties.slice(0, 1) if same else properties)
-    _check_lengths(
-        stored,
-        fmt.PROPERTIES_MAX_BYTES,
-        "properties",
-        "with what the store adds (producer stamp and tag); put large values into the body",
-    )
+    advice = "with producer stamp and tag, which the store adds; put large values into the body"
+    _check_lengths(stored, fmt.PROPERTIES_MAX_BYTES, "properties", advice)
     return row
 
 
@@ -98,7 +84,7 @@ def batch_bytes(batch: pa.RecordBatch | Row) -> int:
     return size
 
 
-def waits(batch: pa.RecordBatch | Row) -> bool:
+def wait_store_ok(batch: pa.RecordBatch | Row) -> bool:
     """Whether the answer waits for the flush and the replicas: not when every row says WAIT=false.
 
     Source: MessageBatch#generateFromList, which wants the same of all rows.
@@ -163,12 +149,8 @@ def _check_tags(tag: pa.StringArray) -> None:
         # A null slot may span bytes too: only now look row by row.
         for row, text in enumerate(tag.to_pylist()):
             if text and not separators_absent(text):
-                raise Rejected(
-                    f"the tag of row {row} has \\x01 or \\x02, which separate properties",
-                    field="tag",
-                    limit="no \\x01, \\x02",
-                    row=row,
-                )
+                fault = f"the tag of row {row} has \\x01 or \\x02, which separate properties"
+                raise Rejected(fault, field="tag", limit="no \\x01, \\x02", row=row)
 
 
 def _check_properties(properties: pa.BinaryArray) -> None:

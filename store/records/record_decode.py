@@ -9,14 +9,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import format as fmt
+from raymq.store.arrays import Int64s
 from raymq.store.errors import require
 
 from .binary_columns import joined_values, value_offsets
 from .record_walk import gather, layout
 
-Int64s = npt.NDArray[np.int64]
-
-#: what `decode` returns; hosts are "1.2.3.4:5" or "[2001:db8:0:0:0:0:0:1]:5"
+#: the columns of `decode`; hosts are "1.2.3.4:5" or "[2001:db8:0:0:0:0:0:1]:5"
 RECORD_SCHEMA = pa.schema(
     [
         pa.field("topic", pa.string(), nullable=False),
@@ -54,22 +53,22 @@ def decode(
     Raises: Bug for wrong boundaries. The result does not refer to `data`.
     """
     view = memoryview(data).cast("B")
-    where = np.asarray(starts, dtype=np.int64)
-    length = np.asarray(sizes, dtype=np.int64)
+    begins = np.asarray(starts, dtype=np.int64)
+    lengths = np.asarray(sizes, dtype=np.int64)
     schema = RECORD_SCHEMA
     if columns is not None:
         schema = pa.schema([field for field in schema if field.name in columns])
-    if not len(where):
+    if not len(begins):
         return pa.RecordBatch.from_pylist([], schema=schema)
-    _check_bounds(view, where, length)
-    parts, good = layout(view, where, length)
+    _check_bounds(view, begins, lengths)
+    parts, good = layout(view, begins, lengths)
     require(bool(good.all()), "decode is given whole records", row=int(good.argmin()))
 
-    made: dict[str, Any] = _fields(view, where, schema.names)
-    # Six stretches per record (body, gap, topic, gap, properties, gap) over the bytes as they are; taking every sixth
-    # one is the only copy.
+    made: dict[str, Any] = _fields(view, begins, schema.names)
+    # Six ranges per record (body, gap, topic, gap, properties, gap) over the bytes as they are. Taking every sixth one
+    # is the only copy.
     pieces = _pieces(view, np.stack(parts, axis=1).ravel())
-    rows = np.arange(0, len(parts) * len(where), len(parts), dtype=np.int64)
+    rows = np.arange(0, len(parts) * len(begins), len(parts), dtype=np.int64)
     for piece, name in ((0, "body"), (2, "topic"), (4, "properties")):
         if name in schema.names:
             made[name] = pieces.take(pa.array(rows + piece))
@@ -106,7 +105,11 @@ def _fields(view: memoryview, starts: Int64s, names: list[str]) -> dict[str, Any
         order.append(rows)
         parts.append(_fields_of_kind(view, starts[rows], value, names))
     back = pa.array(np.argsort(np.concatenate(order)))
-    return {name: pa.concat_arrays([part[name] for part in parts]).take(back) for name in parts[0]}
+    columns: dict[str, Any] = {}
+    for name in parts[0]:
+        column = pa.concat_arrays([part[name] for part in parts])
+        columns[name] = column.take(back)
+    return columns
 
 
 def _fields_of_kind(
@@ -139,7 +142,7 @@ def _hosts(ips: npt.NDArray[Any], ports: npt.NDArray[Any]) -> pa.StringArray:
 
 
 def _pieces(view: memoryview, edges: Int64s) -> pa.BinaryArray:
-    """The n - 1 stretches between n ascending edges as binary values that point into `view`."""
+    """The n - 1 ranges between n ascending edges as binary values that point into `view`."""
     base = int(edges[0])
     span = int(edges[-1]) - base
     require(span <= 0x7FFFFFFF, "records within 2 GiB", span=span)
@@ -173,13 +176,13 @@ def select(data: Any, starts: npt.ArrayLike, sizes: npt.ArrayLike) -> pa.BinaryA
     Neighbours are not copied: the column then refers to `data`. Args: ascending, within 2 GiB.
     """
     view = memoryview(data).cast("B")
-    where = np.asarray(starts, dtype=np.int64)
-    length = np.asarray(sizes, dtype=np.int64)
-    if not len(where):
+    begins = np.asarray(starts, dtype=np.int64)
+    lengths = np.asarray(sizes, dtype=np.int64)
+    if not len(begins):
         return pa.array([], pa.binary())
-    _check_bounds(view, where, length)
-    ends = where + length
-    if (where[1:] == ends[:-1]).all():
-        return _pieces(view, np.append(where, ends[-1]))
-    edges = np.stack([where, ends], axis=1).ravel()
-    return _pieces(view, edges).take(pa.array(np.arange(0, 2 * len(where), 2)))
+    _check_bounds(view, begins, lengths)
+    ends = begins + lengths
+    if (begins[1:] == ends[:-1]).all():
+        return _pieces(view, np.append(begins, ends[-1]))
+    edges = np.stack([begins, ends], axis=1).ravel()
+    return _pieces(view, edges).take(pa.array(np.arange(0, 2 * len(begins), 2)))

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store import format as fmt
+from raymq.store.arrays import Int64s
 from raymq.store.checksum import body_crc, body_crcs
 from raymq.store.errors import Rejected, require
 
@@ -23,8 +24,6 @@ from .keys import Keyed, keyed_column
 from .producer_stamp import STAMP_BYTES, Stamp, stamp_column
 from .properties import TAG_NAME
 from .record_row import PreparedRow, Row
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +99,9 @@ def prepare(
     Raises: Rejected for a stamp or host that cannot be written.
     """
     store_bytes = fmt.pack_host(*store_host)
-    if row is not None and len(store_bytes) == 8 and not (flag or sys_flag or born_host):
+    is_ipv4 = len(store_bytes) == 8
+    has_defaults = not flag and not sys_flag and born_host is None
+    if row is not None and is_ipv4 and has_defaults:
         topic_bytes, magic = _topic_field(topic)
         return PreparedRow(topic_bytes, magic, queue_id, row, stamp=stamp, host=store_bytes)
     if isinstance(batch, Row):
@@ -228,8 +229,7 @@ def encode_record(
 ) -> bytes:
     """One record with any fields, V1 or V2 by its topic, IPv6 by its hosts.
 
-    The slow general way, for what `prepare` does not write (prepared and retried messages) and as
-    its check.
+    The slow general way: for records that `prepare` does not write (prepared and retried messages), and as its check.
     Raises: Rejected when properties or topic are too long for their length fields.
     """
     topic_field, magic = _topic_field(topic)
@@ -238,11 +238,8 @@ def encode_record(
         ("topic", topic.encode(), 0x7FFF if magic == fmt.MAGIC_V2 else fmt.TOPIC_V1_MAX_CHARS),
     ):
         if len(value) > limit:
-            raise Rejected(
-                f"the {field} has {len(value)} bytes, the limit is {limit}",
-                field=field,
-                limit=limit,
-            )
+            fault = f"the {field} has {len(value)} bytes, the limit is {limit}"
+            raise Rejected(fault, field=field, limit=limit)
     born, store = fmt.pack_host(*born_host), fmt.pack_host(*store_host)
     sys_flag |= fmt.host_flags(born, store)
 

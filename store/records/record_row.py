@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import format as fmt
+from raymq.store.arrays import Int64s
 from raymq.store.checksum import body_crc
 from raymq.store.errors import broken
 
@@ -19,8 +19,6 @@ from .keys import keyed_row
 from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES, Stamp, stamp_bytes
 from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, separators_absent
-
-Int64s = npt.NDArray[np.int64]
 
 #: columns that a producer sends: `properties` are encoded (store/records/properties.py), without the stamp and TAGS
 PUT_SCHEMA = pa.schema(
@@ -77,7 +75,7 @@ def only_row(batch: pa.RecordBatch) -> Row | None:
 
 
 def plain(row: Row, max_message_bytes: int) -> bool:
-    """Whether a row is evidently right. If not, `check_put` finds out what is wrong."""
+    """Whether a row is evidently right. If not, `check_put` names the fault."""
     if len(row.body) > max_message_bytes:
         return False
     stored = STAMP_BYTES
@@ -116,7 +114,9 @@ class PreparedRow:
         self, topic: bytes, magic: int, queue_id: int, row: Row, *, stamp: Stamp | None, host: bytes
     ) -> None:
         """Args: `topic` is its field in the record, `host` the 8 bytes of born and store host."""
-        self._magic, self._queue_id, self._host = magic, queue_id, host
+        self._magic = magic
+        self._queue_id = queue_id
+        self._host = host
         self._body, self._tag, properties, self._born_time_ms = row
         tag = self._tag
         stored = b"" if stamp is None else stamp_bytes(*stamp)

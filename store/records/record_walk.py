@@ -12,13 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.store import format as fmt
-from raymq.store.checksum import stretch_crcs
+from raymq.store.arrays import Bools, Int64s
+from raymq.store.checksum import range_crcs
 from raymq.store.errors import require
 
 from .one_record import is_whole
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 #: the magics of message records, as bytes of the log
 MAGICS = (fmt.MAGIC_V1.to_bytes(4, "big"), fmt.MAGIC_V2.to_bytes(4, "big"))
@@ -115,7 +113,8 @@ def _scan(view: memoryview, position: int, limit: int) -> tuple[Int64s, Int64s, 
     sizes: list[int] = []
     counts: list[int] = []
     unpack = fmt.PREFIX.unpack_from
-    total, at, count, same, last = len(view), position, 0, 0, 0
+    total, at = len(view), position
+    count = same = last = 0
     reason = WalkStop.STOPPED
     while count < limit and at < total:
         if total - at < fmt.BLANK_BYTES:
@@ -281,7 +280,7 @@ def _first_wrong(
     positions: Int64s | None,
     check_crc: bool,
 ) -> tuple[int, WalkStop | None]:
-    """As `_check`, of records whose magics and sizes are right. `positions` None: any is right."""
+    """`_check` of records whose magics and sizes are right. `positions` None: any is right."""
     parts, good = _layout(view, headers, starts, sizes)
     count, fault = len(starts), None
     if not good.all():
@@ -292,7 +291,7 @@ def _first_wrong(
             count, fault = int(wrong.argmax()), WalkStop.WRONG_POSITION
     if check_crc and count:
         body_start, body_end = parts.body_start[:count], parts.body_end[:count]
-        found = stretch_crcs(view, body_start, body_end)
+        found = range_crcs(view, body_start, body_end)
         # Source: RocketMQ compares only when there is a body.
         wrong = (found != headers["body_crc"][:count]) & (body_end > body_start)
         if wrong.any():
@@ -353,7 +352,7 @@ class FoundRecords(NamedTuple):
     """The records at some places of a buffer."""
 
     #: at which of them a whole record begins
-    there: Bools
+    is_record: Bools
     #: bytes and store times (ms) of those records
     sizes: Int64s
     times_ms: Int64s
@@ -362,28 +361,42 @@ class FoundRecords(NamedTuple):
     body_ends: Int64s
     body_crcs: npt.NDArray[np.integer[Any]]
 
+    def select(self, kept: Bools) -> FoundRecords:
+        """Some of the records; the places of the others count as having none."""
+        is_record = self.is_record.copy()
+        is_record[np.flatnonzero(is_record)[~kept]] = False
+        columns = {name: getattr(self, name)[kept] for name in self._fields if name != "is_record"}
+        return FoundRecords(is_record=is_record, **columns)
+
 
 def records_at(view: Any, starts: Int64s, positions: Int64s) -> FoundRecords:
     """The records at `starts` (0 or more) of a buffer, which have these physical offsets.
 
     Bodies are not looked at. `one_record.record_at` does the same for one of them.
     """
-    there = starts <= len(view) - fmt.RECORD_MIN_BYTES
-    where = starts[there]
-    headers = gather(view, where, fmt.HEADER_DTYPE)
+    #: row of `starts` of each candidate
+    rows = np.flatnonzero(starts <= len(view) - fmt.RECORD_MIN_BYTES)
+    headers = gather(view, starts[rows], fmt.HEADER_DTYPE)
     sizes = headers["size"].astype(np.int64)
-    good = (headers["magic"] == fmt.MAGIC_V1) | (headers["magic"] == fmt.MAGIC_V2)
-    good &= headers["physical_offset"] == positions[there]
-    good &= (sizes >= fmt.RECORD_MIN_BYTES) & (where + sizes <= len(view))
-    if not good.all():
-        there[there], where, headers, sizes = good, where[good], headers[good], sizes[good]
-    parts, good = _layout(view, headers, where, sizes)
-    there[there] = good
+    is_message = (headers["magic"] == fmt.MAGIC_V1) | (headers["magic"] == fmt.MAGIC_V2)
+    is_in_place = headers["physical_offset"] == positions[rows]
+    is_inside = (sizes >= fmt.RECORD_MIN_BYTES) & (starts[rows] + sizes <= len(view))
+    is_possible = is_message & is_in_place & is_inside
+    if not is_possible.all():
+        rows = rows[is_possible]
+        headers = headers[is_possible]
+        sizes = sizes[is_possible]
+    begins = starts[rows]
+    parts, adds_up = _layout(view, headers, begins, sizes)
     times_ms = headers["store_time_ms"].astype(np.int64)
-    moved = good & ((headers["sys_flag"] & fmt.SYS_BORN_HOST_V6) != 0)
-    if moved.any():
-        at = where[moved] + fmt.STORE_TIME_AT + fmt.IPV6_EXTRA_BYTES
-        times_ms[moved] = gather(view, at, np.dtype(">i8"))
-    begins, ends = parts.body_start - where, parts.body_end - where
-    found = FoundRecords(there, sizes, times_ms, begins, ends, headers["body_crc"])
-    return found if good.all() else FoundRecords(there, *(column[good] for column in found[1:]))  # type: ignore[arg-type]
+    is_v6 = adds_up & ((headers["sys_flag"] & fmt.SYS_BORN_HOST_V6) != 0)
+    if is_v6.any():
+        at = begins[is_v6] + fmt.STORE_TIME_AT + fmt.IPV6_EXTRA_BYTES
+        times_ms[is_v6] = gather(view, at, np.dtype(">i8"))
+    is_record = np.zeros(len(starts), dtype=np.bool_)
+    is_record[rows] = True
+    body_starts = parts.body_start - begins
+    body_ends = parts.body_end - begins
+    crcs = headers["body_crc"]
+    found = FoundRecords(is_record, sizes, times_ms, body_starts, body_ends, crcs)
+    return found if adds_up.all() else found.select(adds_up)

@@ -10,20 +10,18 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store import format as fmt
+from raymq.store.arrays import Bools, Int64s
 from raymq.store.delay_levels import DEFAULT_LEVELS_MS
 from raymq.store.format import SCHEDULE_TOPIC
 
 from .binary_columns import value_bytes, value_offsets
-from .producer_stamp import STAMP_BYTES, read_column
+from .producer_stamp import STAMP_BYTES, Stamps, read_column
 from .properties import TAG_NAME
 from .record_decode import decode
-
-Int64s = npt.NDArray[np.int64]
 
 #: rows decoded at a time: bounds memory and the time the GIL is held
 SLICE_ROWS = 8192
@@ -46,7 +44,7 @@ class RowRun(NamedTuple):
     store_time_ms: int
     positions: Int64s
     sizes: Int64s
-    #: None when the rows carry no producer stamp
+    #: None when the rows have no producer stamp
     producer: int | None
     epoch: int
     first_sequence: int
@@ -117,7 +115,7 @@ def tags_code_of(
     return fmt.tags_code(found[-1].decode("utf-8", "replace")) if found else 0
 
 
-def queued(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+def queued(batch: pa.RecordBatch) -> Bools:
     """Which rows have a unit in a consume queue: those of no transaction, and committed ones."""
     kind = batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK
     return np.asarray(~np.isin(kind, fmt.SYS_UNQUEUED), dtype=np.bool_)
@@ -133,19 +131,21 @@ def runs(
 ) -> Iterator[RowRun]:
     """Split walked records into runs, in log order.
 
-    Args: `view` holds the segment that starts at physical offset `base_offset`; positions are physical. `columns`,
-    what the batches have (all), at least RUN_COLUMNS.
+    Args: `view` holds the segment that starts at physical offset `base_offset`; positions are physical. `columns`: of
+    the batches (all), at least RUN_COLUMNS.
     PREPARED and ROLLBACK records belong to no queue and are left out.
     """
     for low in range(0, len(positions), SLICE_ROWS):
-        where, length = positions[low : low + SLICE_ROWS], sizes[low : low + SLICE_ROWS]
-        batch = decode(view, where - base_offset, length, columns=columns)
-        keep = queued(batch)
-        if not keep.all():
-            batch = batch.filter(pa.array(keep))
-            where, length = where[keep], length[keep]
+        part_positions = positions[low : low + SLICE_ROWS]
+        part_sizes = sizes[low : low + SLICE_ROWS]
+        batch = decode(view, part_positions - base_offset, part_sizes, columns=columns)
+        is_queued = queued(batch)
+        if not is_queued.all():
+            batch = batch.filter(pa.array(is_queued))
+            part_positions = part_positions[is_queued]
+            part_sizes = part_sizes[is_queued]
         if batch.num_rows:
-            yield from _split(batch, where, length)
+            yield from _split(batch, part_positions, part_sizes)
 
 
 def _split(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[RowRun]:
@@ -155,16 +155,12 @@ def _split(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[
     offsets = batch.column("queue_offset").to_numpy()
     valid, producers, epochs, sequences = producer_stamps(batch.column("properties"))
     rows = np.arange(batch.num_rows)
-    same = (
-        (np.diff(codes) == 0)
-        & (np.diff(queues) == 0)
-        & (np.diff(offsets) == 1)
-        & (valid[1:] == valid[:-1])
-        & (producers[1:] == producers[:-1])
-        & (epochs[1:] == epochs[:-1])
-        & (~valid[1:] | (np.diff(sequences) == 1))
-    )
-    cuts = [0, *(rows[1:][~same]).tolist(), batch.num_rows]
+    same_queue = (codes[1:] == codes[:-1]) & (queues[1:] == queues[:-1])
+    same_producer = (producers[1:] == producers[:-1]) & (epochs[1:] == epochs[:-1])
+    same_stamping = same_producer & (valid[1:] == valid[:-1])
+    next_sequence = ~valid[1:] | (np.diff(sequences) == 1)
+    continues = same_queue & (np.diff(offsets) == 1) & same_stamping & next_sequence
+    cuts = [0, *(rows[1:][~continues]).tolist(), batch.num_rows]
     times = batch.column("store_time_ms").to_numpy()
     names: list[Any] = topics.dictionary.to_pylist()
     for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
@@ -183,11 +179,7 @@ def _split(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[
         )
 
 
-def producer_stamps(
-    properties: pa.Array,
-) -> tuple[
-    npt.NDArray[np.bool_], npt.NDArray[np.uint64], npt.NDArray[np.int32], npt.NDArray[np.int64]
-]:
+def producer_stamps(properties: pa.Array) -> Stamps:
     """The producer of each row, by its properties string.
 
     Returns: whether the row has a stamp, producer id, epoch, sequence; the numbers are 0 where it has none.

@@ -1,1 +1,1 @@
-"""Services of a running store: transactions, retries, upkeep."""
+"""Services of a running store: transactions, retries, checkpoint."""

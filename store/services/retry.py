@@ -53,7 +53,7 @@ def send_back(
 
     Args: `delay_level` 0: the next of the schedule; above: that level; below: the dead letter queue at once. `shard`
     is this store's: a queue of it is taken. A topic that does not exist is created, with 1 queue, here.
-    Returns: the topic where it will be, and what was appended.
+    Returns: the topic where it will be, and the place of the appended record.
     Durable: nothing; the flush service syncs.
     Raises: Rejected for a missing message or a bad group name; as put_inner.
     """

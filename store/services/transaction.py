@@ -123,11 +123,8 @@ class TransactionService:
         size = PreparedInner(half, store_host=config.store_host).size
         limit = config.record_bytes_max - END_RESERVE_BYTES
         if size > limit:
-            raise Rejected(
-                f"the half message makes a record of {size} bytes, the limit is {limit}",
-                field="record",
-                limit=limit,
-            )
+            fault = f"the half message makes a record of {size} bytes, the limit is {limit}"
+            raise Rejected(fault, field="record", limit=limit)
 
     def commit(self, offset: int, *, group: str | None = None) -> Append:
         """Deliver a half message, once. Returns: where; of a repeated commit the offset is unknown.
@@ -138,13 +135,17 @@ class TransactionService:
         """
         with self._lock:
             half = self._open_half(offset, group, Resolution.COMMIT)
-            return self._commit(half) if half is not None else self._again()
+            return self._commit(half) if half is not None else self._repeated_answer()
 
     def rollback(self, offset: int, *, group: str | None = None) -> Append:
         """Drop a half message. Raises: as `commit`."""
         with self._lock:
             half = self._open_half(offset, group, Resolution.ROLLBACK)
-            return self._again() if half is None else self._end(half, Resolution.ROLLBACK, [])
+            return (
+                self._repeated_answer()
+                if half is None
+                else self._append_resolution(half, Resolution.ROLLBACK, [])
+            )
 
     def _open_half(
         self, offset: int, group: str | None, wanted: Resolution
@@ -154,9 +155,9 @@ class TransactionService:
         if found is wanted:
             return None
         if found is not Resolution.OPEN:
-            what = "long ago" if found is None else f"as {found.name}"
+            outcome = "long ago" if found is None else f"as {found.name}"
             raise Rejected(
-                f"half message {offset} was resolved {what}; it cannot become {wanted.name} now",
+                f"half message {offset} was resolved {outcome}; it cannot become {wanted.name} now",
                 field="transaction",
                 limit="an open half message",
             )
@@ -172,11 +173,8 @@ class TransactionService:
             )
         have = half.properties.get("PGROUP")
         if group is not None and have != group:
-            raise Rejected(
-                f"half message {offset} was prepared by producer group {have!r}, not {group!r}",
-                field="group",
-                limit=have,
-            )
+            fault = f"half message {offset} was prepared by producer group {have!r}, not {group!r}"
+            raise Rejected(fault, field="group", limit=have)
         return half
 
     def _commit(self, half: StoredMessage) -> Append:
@@ -187,9 +185,9 @@ class TransactionService:
             sys_flag=half.sys_flag & ~SYS_TRANSACTION_MASK | SYS_COMMITTED,
             prepared_transaction_offset=half.physical_offset,
         )
-        return self._end(half, Resolution.COMMIT, [message])
+        return self._append_resolution(half, Resolution.COMMIT, [message])
 
-    def _end(
+    def _append_resolution(
         self, half: StoredMessage, resolution: Resolution, messages: list[InnerMessage]
     ) -> Append:
         """Put the outcome of a half message, its op record, and the progress of both, as one group."""
@@ -210,7 +208,7 @@ class TransactionService:
         """Put a change of the progress, and messages with it."""
         return self._store.put_inner(messages, progress=ServiceProgress(SERVICE, values))
 
-    def _again(self) -> Append:
+    def _repeated_answer(self) -> Append:
         """The answer to a repeated call: as durable as the log is now."""
         end = self._store.log.end
         time_ms = self._store.state.store_time_ms
@@ -245,14 +243,14 @@ class TransactionService:
                 continue
             checks = int(self._table().get(f"{_CHECKS}{offset}", 0))
             if checks >= self.check_max or age_ms > self.reserved_ms:
-                counts[Resolution.DISCARD] += self._settle(half, Resolution.DISCARD)
+                counts[Resolution.DISCARD] += self._resolve_once(half, Resolution.DISCARD)
                 continue
             asked += 1
             answer = ask(half)
             if answer is Resolution.OPEN:
                 self._count_check(offset, checks + 1)
             else:
-                counts[answer] += self._settle(half, answer)
+                counts[answer] += self._resolve_once(half, answer)
         self._note_offsets()
         return CheckRound(
             asked,
@@ -266,7 +264,7 @@ class TransactionService:
             if self._resolutions().of(offset) is Resolution.OPEN:
                 self._note({f"{_CHECKS}{offset}": checks})
 
-    def _settle(self, half: StoredMessage, resolution: Resolution) -> bool:
+    def _resolve_once(self, half: StoredMessage, resolution: Resolution) -> bool:
         """Resolve a half message unless another call did. Returns: whether this call did it."""
         with self._lock:
             if self._resolutions().of(half.queue_offset) is not Resolution.OPEN:
@@ -282,14 +280,14 @@ class TransactionService:
                 return True
             discarded = resolution is Resolution.DISCARD
             moved = [half.moved(DISCARD_TOPIC, 0, half.properties)] if discarded else []
-            self._end(half, resolution, moved)
+            self._append_resolution(half, resolution, moved)
             return True
 
     def _immunity_ms(self, half: StoredMessage) -> int:
         wanted = half.properties.get("CHECK_IMMUNITY_TIME_IN_SECONDS", "")
         return int(wanted) * 1000 if wanted.isdigit() else self.timeout_ms
 
-    # --- what RocketMQ did and will do ----------------------------------------------------------------------
+    # --- RocketMQ's progress ---------------------------------------------------------------------------------
 
     def take_over(self) -> None:
         """Import the op records that another engine wrote into this store; RayMQ's say nothing new."""
@@ -317,11 +315,8 @@ class TransactionService:
 
     def _note_offsets(self) -> None:
         """Note how far RayMQ is, so that RocketMQ continues there if it opens this store."""
-        ends = {
-            HALF_TOPIC: self._resolutions().min_open,
-            OP_TOPIC: self._store.queue_range(OP_TOPIC, 0)[1],
-        }
-        for topic, offset in ends.items():
+        _, op_end = self._store.queue_range(OP_TOPIC, 0)
+        for topic, offset in ((HALF_TOPIC, self._resolutions().min_open), (OP_TOPIC, op_end)):
             if offset > self._noted(topic):
                 self._store.commit_offsets(GROUP, topic, {0: offset})
 

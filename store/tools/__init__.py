@@ -1,1 +1,1 @@
-"""Tools that check, mend and export a store that is not open. Nothing here serves messages."""
+"""Tools that check, repair and export a store that is not open. Nothing here serves messages."""

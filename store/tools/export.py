@@ -27,7 +27,7 @@ from raymq.store.state import INTERNAL_TOPIC
 
 from .faults import ReportProgress
 from .read_only import ReadOnlyStore
-from .slices import Stretch
+from .slices import RecordRange
 
 #: bytes after which a new file is begun
 FILE_BYTES = 256 << 20
@@ -73,8 +73,8 @@ class Choice:
     queue_id: int | None = None
     start: int | None = None
     stop: int | None = None
-    #: also what is readable after damage
-    behind_damage: bool = False
+    #: also the readable records after damage
+    after_damage: bool = False
 
     def rows(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """Which rows of a decoded slice are chosen. Rows that are in no queue never are."""
@@ -117,7 +117,7 @@ def export(
     """Write the chosen messages of a store into the new directory `target`, as part-00000.parquet and so on.
 
     Raises: Rejected when `target` exists, `root` is not a store, or the store has no message of the topic; Corrupt for
-    a damaged log, unless the choice says `behind_damage`: then its readable rest is exported too. Durable: at return.
+    a damaged log, unless the choice says `after_damage`: then its readable rest is exported too. Durable: at return.
     """
     files = files or Files()
     choice = choice or Choice()
@@ -126,7 +126,7 @@ def export(
     with closing(ReadOnlyStore(root, files, progress)) as store:
         store.scan()
         faults = store.faults.all()
-        if faults and not choice.behind_damage:
+        if faults and not choice.after_damage:
             raise Corrupt(
                 f"the log is damaged: {faults[0].detail} ({faults[0].file} at {faults[0].offset}); "
                 "--behind-damage exports what can be read",
@@ -147,7 +147,7 @@ def _check_topic(store: ReadOnlyStore, choice: Choice) -> None:
         return
     # The consume queues may be lost. The records are the truth.
     wanted = replace(choice, start=None, stop=None)
-    if not any(wanted.rows(part.decode()).any() for part in store.slices(behind=True)):
+    if not any(wanted.rows(part.decode()).any() for part in store.slices(after_damage=True)):
         known = sorted({topic for topic, _, _ in store.queue_directories()})
         queue = "" if choice.queue_id is None else f"queue {choice.queue_id} of "
         raise Rejected(
@@ -189,15 +189,15 @@ def _write(store: ReadOnlyStore, target: Path, choice: Choice, file_bytes: int) 
 
 
 def _tables(store: ReadOnlyStore, choice: Choice) -> Iterator[pa.Table]:
-    for part in store.slices("export", behind=choice.behind_damage):
+    for part in store.slices("export", after_damage=choice.after_damage):
         batch = part.decode()
         keep = choice.rows(batch)
         if keep.any():
             kept = batch if keep.all() else batch.filter(pa.array(keep))
-            yield table_of(kept, part.where(keep))
+            yield table_of(kept, part.select(keep))
 
 
-def table_of(batch: pa.RecordBatch, part: Stretch) -> pa.Table:
+def table_of(batch: pa.RecordBatch, part: RecordRange) -> pa.Table:
     """A decoded slice as a table of SCHEMA."""
     columns = {name: batch.column(name) for name in (*_PLAIN, *_NUMBERS)}
     for name in ("born_time", "store_time"):
@@ -235,10 +235,10 @@ def _one(
     rows: npt.NDArray[np.int64], names: pa.Array, values: pa.Array, name: str, count: int
 ) -> pa.Array:
     """The value of one property in each of `count` rows; of a repeated one the last."""
-    at = np.flatnonzero(pc.equal(names, name).to_numpy(zero_copy_only=False))
-    where = np.full(count, -1, dtype=np.int64)
-    where[rows[at]] = at
-    return values.take(pa.array(where, mask=where < 0))
+    places = np.flatnonzero(pc.equal(names, name).to_numpy(zero_copy_only=False))
+    place_of_row = np.full(count, -1, dtype=np.int64)
+    place_of_row[rows[places]] = places
+    return values.take(pa.array(place_of_row, mask=place_of_row < 0))
 
 
 def _message_ids(hosts: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:

@@ -97,12 +97,8 @@ def from_error(root: Path, error: RayMQError) -> Fault:
     """An error of a reader as a fault."""
     path = str(error.fields.get("path", root))
     name = path.removeprefix(str(root)).lstrip("/") or "."
-    return Fault(
-        name,
-        int(error.fields.get("offset") or 0),
-        str(error.fields.get("rule", "readable")),
-        str(error),
-    )
+    offset = int(error.fields.get("offset") or 0)
+    return Fault(name, offset, str(error.fields.get("rule", "readable")), str(error))
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from raymq.store.records.rows import tag_column
 from raymq.store.state import INTERNAL_TOPIC, PROGRESS
 
 from .faults import Faults, LogVerdict, ReportProgress
-from .slices import Stretch
+from .slices import RecordRange
 
 _BLANK = record.WalkStop.BLANK
 META = "a store with marks has a meta"
@@ -53,11 +53,8 @@ class ReadOnlyStore:
         self.files = files or Files()
         self.progress: ReportProgress = progress or (lambda what, done, total: None)
         if not self.files.exists(root / "commitlog"):
-            raise Rejected(
-                f"{root} is not a store: it has no commitlog directory",
-                field="DIR",
-                limit="a store directory",
-            )
+            fault = f"{root} is not a store: it has no commitlog directory"
+            raise Rejected(fault, field="DIR", limit="a store directory")
         self.faults = Faults(root)
         others = other_directories(root, files=self.files)
         self.segment_size_bytes = self.usual_size([root / "commitlog", *others])
@@ -81,21 +78,19 @@ class ReadOnlyStore:
         self.start = self.log.min_offset if self.log is not None else 0
         self.end = self.start
         #: the records below `end`
-        self.records: list[Stretch] = []
+        self.records: list[RecordRange] = []
         #: records after damage, and the damaged ranges [start, stop) before and between them
-        self.behind: list[Stretch] = []
+        self.after_damage: list[RecordRange] = []
         self.damaged: list[tuple[int, int]] = []
 
     def usual_size(self, directories: list[Path]) -> int:
         """The size that most files have, so that a fault names the file of another size; 0 when all are empty."""
-        sizes = Counter(
-            self.files.length(directory / name)
-            for directory in directories
-            for name in self.files.list(directory)
-            if name.isdigit()
-        )
+        sizes: Counter[int] = Counter()
+        for directory in directories:
+            names = [name for name in self.files.list(directory) if name.isdigit()]
+            sizes.update(self.files.length(directory / name) for name in names)
         # An unfinished file is shorter.
-        return max(((n, size) for size, n in sizes.items() if size), default=(0, 0))[1]
+        return max(filter(None, sizes), key=lambda size: (sizes[size], size), default=0)
 
     @property
     def same_boot(self) -> bool:
@@ -109,19 +104,15 @@ class ReadOnlyStore:
     def scan(self, *, trust_chain: bool = True) -> None:
         """Walk the whole log in memory as recovery does; damage that recovery would report becomes a fault.
 
-        Where that is damage, readable records after it are searched too. Without `trust_chain` the records alone
-        decide where the log ends.
+        After damage, readable records are searched too. Without `trust_chain` the records alone decide where the log
+        ends.
         """
         poisoned = self.meta.get("poisoned")
+        meta_path = self.root / "raymq" / "meta"
         if poisoned:
-            self.faults.add(self.root / "raymq" / "meta", 0, "poisoned", str(poisoned))
+            self.faults.add(meta_path, 0, "poisoned", str(poisoned))
         if not self.own and self.marks.appended_end:
-            self.faults.add(
-                self.root / "raymq" / "meta",
-                0,
-                META,
-                "this replica's identity and promises are gone",
-            )
+            self.faults.add(meta_path, 0, META, "this replica's identity and promises are gone")
         if self.log is None:
             if self.marks.synced_end:
                 self._fault_at(0, LOG_FILES, f"none is; {self.marks.synced_end} bytes were synced")
@@ -135,7 +126,7 @@ class ReadOnlyStore:
             )
             if row.decision is Decision.CORRUPT:
                 self._fault_at(found.end, f"recovery row {row.name}", f"{found.fault}: {row.cause}")
-                self._look_behind(self.log, chain)
+                self._look_after_end(self.log, chain)
             elif self.own:
                 self._leave_out_half_group()
         finally:
@@ -146,7 +137,9 @@ class ReadOnlyStore:
         """Forget the scan and its faults."""
         self.faults = Faults(self.root)
         self.verdict, self.end = None, self.start
-        self.records, self.behind, self.damaged = [], [], []
+        self.records = []
+        self.after_damage = []
+        self.damaged = []
 
     def _leave_out_half_group(self) -> None:
         """Leave out a group of which a crash left the first messages only: a start cuts it off as a whole."""
@@ -156,7 +149,7 @@ class ReadOnlyStore:
         # A group is one append unit, so its first record is within that distance.
         reach = StoreConfig(segment_size_bytes=self.segment_size_bytes).group_bytes_max
         first = int(np.searchsorted(last.positions, self.end - reach))
-        tail = last.where(slice(first, None))
+        tail = last.select(slice(first, None))
         batch = tail.decode()
         begins = pc.and_(
             pc.equal(batch.column("topic"), INTERNAL_TOPIC),
@@ -168,7 +161,7 @@ class ReadOnlyStore:
         row = int(rows[-1])
         if int(json.loads(batch.column("body")[row].as_py())["end"]) > self.end:
             self.end = int(tail.positions[row])
-            self.records[-1] = last.where(slice(first + row))
+            self.records[-1] = last.select(slice(first + row))
 
     def _scan(self, log: MappedFileQueue, chain: Chain | None) -> Scan:
         marks = self.marks
@@ -177,7 +170,7 @@ class ReadOnlyStore:
         cut = self.meta.get("cut")
 
         def visit(view: memoryview, base: int, walk: record.Walk) -> None:
-            self.records.append(Stretch(log, walk.positions, walk.sizes))
+            self.records.append(RecordRange(log, walk.positions, walk.sizes))
             self.progress("commit log", walk.end - log.min_offset, total)
 
         appended = marks.appended_end
@@ -201,7 +194,7 @@ class ReadOnlyStore:
                 end = max(end, queue.max_physical_offset)
                 queue.close()
         except Corrupt:
-            # `check_derived` names it. Until it is mended the queues prove nothing.
+            # `check_derived` names the damage. Until it is repaired the queues prove nothing.
             return sys.maxsize
         return end
 
@@ -219,10 +212,10 @@ class ReadOnlyStore:
             self.root / "commitlog" if file is None else file.path, offset, rule, detail
         )
 
-    def _look_behind(self, log: MappedFileQueue, chain: Chain | None) -> None:
-        """From damage on: every further unit that differs, every record that is whole.
+    def _look_after_end(self, log: MappedFileQueue, chain: Chain | None) -> None:
+        """Find every further chain unit that differs, and every whole record, after damage.
 
-        A record counts here only with a right position, which a leftover of an earlier file seldom has.
+        Such a record must have the right position, which a record of an earlier file seldom has.
         """
         units = [] if chain is None else chain.units(self.end, log.files[-1].start + log.file_size)
         bad = self._differing(log, units)
@@ -245,7 +238,7 @@ class ReadOnlyStore:
             while at < stop:
                 walk = walk_piece(partial(read_of, log, end=stop), at, stop).walk
                 if len(walk.positions):
-                    self.behind.append(Stretch(log, walk.positions, walk.sizes))
+                    self.after_damage.append(RecordRange(log, walk.positions, walk.sizes))
                 at = walk.end
                 if walk.reason is not record.WalkStop.STOPPED:
                     break
@@ -266,14 +259,15 @@ class ReadOnlyStore:
                 found.append(unit)
         return found
 
-    def slices(self, what: str = "", *, behind: bool = False) -> Iterator[Stretch]:
-        """The records below `end`, in slices; `behind`: also those after damage. Progress is reported as `what`."""
+    def slices(self, job: str = "", *, after_damage: bool = False) -> Iterator[RecordRange]:
+        """The records below `end`, in slices; also those after damage. Args: `job`: the name of reported progress."""
         total = max(1, self.end - self.start)
-        for stretch in [*self.records, *self.behind] if behind else self.records:
-            for part in stretch.slices():
+        ranges = [*self.records, *self.after_damage] if after_damage else self.records
+        for each in ranges:
+            for part in each.slices():
                 yield part
-                if what:
-                    self.progress(what, int(part.positions[-1]) - self.start, total)
+                if job:
+                    self.progress(job, int(part.positions[-1]) - self.start, total)
 
     # --- consume queues -------------------------------------------------------------------------------------
 
@@ -286,23 +280,22 @@ class ReadOnlyStore:
             queue = ConsumeQueue(directory, size, files=self.files, writable=False, opened=opened)
             queue.load()
             queue.recover()
-            # Units of deleted log files may stay until their queue's file is only about such.
+            # Units of deleted log files stay until no unit of their queue's file is of a present one.
             queue.correct_min_offset(self.start)
             yield topic, queue_id, queue
 
     def queue_directories(self) -> list[tuple[str, int, Path]]:
         """Topic, queue id and directory of every consume queue."""
         base = self.root / "consumequeue"
-        return sorted(
-            (topic, int(name), base / topic / name)
-            for topic in self.files.list(base)
-            for name in self.files.list(base / topic)
-            if name.isdigit()
-        )
+        found = []
+        for topic in self.files.list(base):
+            names = [name for name in self.files.list(base / topic) if name.isdigit()]
+            found += [(topic, int(name), base / topic / name) for name in names]
+        return sorted(found)
 
     @property
     def queues_end(self) -> int:
-        """Consume queues are believed up to here. A start cuts their units of later records."""
+        """Consume queues are trusted up to here. A start cuts their units of later records."""
         if not self.own or self.same_boot or not self.crashed:
             return self.end
         return min(self.end, self.marks.dispatched_end)
@@ -314,7 +307,7 @@ class ReadOnlyStore:
 
 
 def _hole(log: MappedFileQueue, at: int, start: int) -> bool:
-    """Whether something is missing between `at` and the record at `start`."""
+    """Whether records are missing between `at` and the record at `start`."""
     file = log.find(at)
     if file is None or at >= start:
         return False
@@ -323,11 +316,9 @@ def _hole(log: MappedFileQueue, at: int, start: int) -> bool:
     return not (start == end and last.walk.reason is _BLANK)
 
 
-def joined(stretches: list[Stretch]) -> tuple[np.ndarray, np.ndarray]:
+def joined(ranges: list[RecordRange]) -> tuple[np.ndarray, np.ndarray]:
     """Positions and sizes of all records, ascending."""
-    if not stretches:
+    if not ranges:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    return (
-        np.concatenate([stretch.positions for stretch in stretches]),
-        np.concatenate([stretch.sizes for stretch in stretches]),
-    )
+    positions = np.concatenate([each.positions for each in ranges])
+    return positions, np.concatenate([each.sizes for each in ranges])

@@ -86,7 +86,7 @@ def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> Non
 def _append_records(store: ReadOnlyStore, queues: dict[Queue, ConsumeQueue], upto: int) -> None:
     """Write the units of all records that end at or below `upto`."""
     for part in store.slices("consume queues"):
-        part = part.where(part.positions + part.sizes <= upto)
+        part = part.select(part.positions + part.sizes <= upto)
         if not len(part.positions):
             break
         for group in by_queue(part):
@@ -97,7 +97,10 @@ def _append_records(store: ReadOnlyStore, queues: dict[Queue, ConsumeQueue], upt
 
 
 def _queues_of_log(store: ReadOnlyStore) -> set[Queue]:
-    return {(group.topic, group.queue_id) for part in store.slices() for group in by_queue(part)}
+    found: set[Queue] = set()
+    for part in store.slices():
+        found |= {(group.topic, group.queue_id) for group in by_queue(part)}
+    return found
 
 
 def chain(store: ReadOnlyStore) -> None:
@@ -130,7 +133,7 @@ def write_checkpoint(store: ReadOnlyStore) -> None:
 
 
 def write_marks(store: ReadOnlyStore) -> None:
-    """Marks that vouch for the bytes just read and synced. The next leader finds the confirmed end again."""
+    """Marks of the bytes that were just read and synced. The next leader finds the confirmed end again."""
     if store.log is not None:
         store.log.sync_range(store.start, store.end)
     data = struct.pack("=4q", store.end, store.end, 0, 0).ljust(PAGE_BYTES, b"\0")

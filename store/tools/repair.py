@@ -1,6 +1,6 @@
-"""Mends a store that is not open: first it shows the plan, then, when asked, it runs it.
+"""Repairs a store that is not open: prints a plan, and carries it out when the operator asks for it.
 
-Derived files are made again from the log. The log itself is never mended, only cut, at an offset that the operator
+Derived files are made again from the log. The log itself is never changed, only cut, at an offset that the operator
 names. Files are copied aside before they are changed.
 RocketMQ has no such tool: it cuts a log at the first bad record without asking.
 """
@@ -61,7 +61,7 @@ _FILES = {
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that a repair does."""
+    """One step of a repair."""
 
     #: `log`, or one of PARTS
     part: str
@@ -129,7 +129,7 @@ class Repaired:
     needs_cut: Cut | None
     #: where the copies are; None when nothing was changed
     kept: Path | None
-    #: what `verify` still finds
+    #: the faults that `verify` still finds
     faults: list[Fault]
 
 
@@ -164,7 +164,7 @@ class Repair:
         """The steps that `run` would take. Changes nothing.
 
         Raises: Rejected for a cut that is not needed or not at a record; Corrupt where files are missing or have
-        other sizes, which nothing here mends.
+        other sizes, which nothing here repairs.
         """
         with self._opened() as store:
             return self._plan(store)
@@ -254,14 +254,15 @@ class Repair:
                 field="cut_at",
                 limit=store.end,
             )
-        found: dict[tuple[str, int], list[int]] = {}
-        for part in store.slices(behind=True):
-            for rows in by_queue(part.where(part.positions >= offset)):
+        found: dict[tuple[str, int], tuple[int, int, int]] = {}
+        for part in store.slices(after_damage=True):
+            for rows in by_queue(part.select(part.positions >= offset)):
                 low, high = int(rows.offsets.min()), int(rows.offsets.max())
-                entry = found.setdefault((rows.topic, rows.queue_id), [low, high, 0])
-                entry[:] = [min(entry[0], low), max(entry[1], high), entry[2] + len(rows.offsets)]
-        lost = tuple(Lost(*key, *entry) for key, entry in sorted(found.items()))
-        # Of files that are gone only the marks know.
+                key = (rows.topic, rows.queue_id)
+                first, last, count = found.get(key, (low, high, 0))
+                found[key] = (min(first, low), max(last, high), count + len(rows.offsets))
+        lost = tuple(Lost(*key, *found[key]) for key in sorted(found))
+        # Only the marks know of files that are gone.
         damaged = store.damaged or [(store.end, max(store.end, store.marks.appended_end))]
         return Cut(offset, lost, tuple(damaged))
 
@@ -269,7 +270,9 @@ class Repair:
         log = store.log
         changed = [] if log is None else [f for f in log.files if f.start + f.size > cut.offset]
         names = tuple(f"commitlog/{file.path.name}" for file in changed)
-        pool = "; what is in the transient pool only goes too" if store.meta.get("pool") else ""
+        pool = (
+            "; bytes that are only in the transient pool go too" if store.meta.get("pool") else ""
+        )
         return Step("log", f"cut the log: {cut}{pool}", names)
 
     # --- the steps ------------------------------------------------------------------------------------------
@@ -280,10 +283,10 @@ class Repair:
         with self._opened() as store:
             size = store.segment_size_bytes
         others = other_directories(root, files=files)
-        queue = MappedFileQueue(root / "commitlog", size, files=files, read_from=others)
-        queue.load()
+        segments = MappedFileQueue(root / "commitlog", size, files=files, read_from=others)
+        segments.load()
         try:
-            for file in queue.files:
+            for file in segments.files:
                 if file.start + file.size > offset:
                     start = max(offset, file.start)
                     name = f"{start:020d}.cut"
@@ -299,7 +302,7 @@ class Repair:
                 marks = Marks.open(side / "marks", files=files)
                 marks.lower(offset)
                 marks.close()
-            queue.truncate_to(offset)
+            segments.truncate_to(offset)
             fail_point("repair.cut_after_zero")
             if files.exists(side / "chain"):
                 chain = Chain(side / "chain", size, files=files)
@@ -311,7 +314,7 @@ class Repair:
                 meta.update({"cut": None})
                 meta.close()
         finally:
-            queue.close()
+            segments.close()
 
     def _rebuild_derived(self, store: ReadOnlyStore, plan: Plan, aside: KeepAside) -> None:
         parts = {step.part: step.files for step in plan.steps}

@@ -6,34 +6,32 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import record
+from raymq.store.arrays import Int64s
 from raymq.store.format import SCHEDULE_TOPIC
 from raymq.store.log.log_reads import Records, read_records
 from raymq.store.log.mapped_file_queue import MappedFileQueue
 from raymq.store.records import rows
 
-Int64s = npt.NDArray[np.int64]
-
 #: bytes of records decoded at a time; a single larger record goes alone
 SLICE_BYTES = 32 << 20
 
 
-class Stretch(NamedTuple):
-    """Whole records of a commit log, in order."""
+class RecordRange(NamedTuple):
+    """Whole records of a range of a commit log, in order."""
 
     log: MappedFileQueue
     #: physical offset and bytes of each record
     positions: Int64s
     sizes: Int64s
 
-    def where(self, kept: Any) -> Stretch:
+    def select(self, kept: Any) -> RecordRange:
         """Some of the records, by a mask or a slice."""
         return self._replace(positions=self.positions[kept], sizes=self.sizes[kept])
 
-    def slices(self) -> Iterator[Stretch]:
+    def slices(self) -> Iterator[RecordRange]:
         """At most SLICE_ROWS records and about SLICE_BYTES of them at a time."""
         ends = np.cumsum(self.sizes)
         low, count = 0, len(self.sizes)
@@ -41,7 +39,7 @@ class Stretch(NamedTuple):
             done = int(ends[low - 1]) if low else 0
             high = int(np.searchsorted(ends, done + SLICE_BYTES, side="right"))
             high = min(max(high, low + 1), low + rows.SLICE_ROWS)
-            yield self.where(slice(low, high))
+            yield self.select(slice(low, high))
             low = high
 
     def read(self) -> Records:
@@ -77,13 +75,13 @@ class QueueRows(NamedTuple):
             yield QueueRows(self.topic, self.queue_id, *columns)
 
 
-def by_queue(part: Stretch) -> Iterator[QueueRows]:
+def by_queue(part: RecordRange) -> Iterator[QueueRows]:
     """The rows of a slice by topic and queue."""
     batch = part.decode()
     keep = rows.queued(batch)
     if not keep.all():
-        batch, part = batch.filter(pa.array(keep)), part.where(keep)
-    positions, sizes = part.positions, part.sizes
+        batch = batch.filter(pa.array(keep))
+        part = part.select(keep)
     if not batch.num_rows:
         return
     topics = batch.column("topic").dictionary_encode()
@@ -94,11 +92,11 @@ def by_queue(part: Stretch) -> Iterator[QueueRows]:
     edges = np.flatnonzero(np.diff(keys[order])) + 1
     offsets = batch.column("queue_offset").to_numpy()
     codes = rows.tags_codes("", batch)
-    for where in np.split(order, edges):
-        topic = names[int(keys[where[0]] >> 32)]
-        code = codes[where]
+    for chosen in np.split(order, edges):
+        topic = names[int(keys[chosen[0]] >> 32)]
+        queue_id = int(queue_ids[chosen[0]])
+        positions, sizes = part.positions[chosen], part.sizes[chosen]
+        code = codes[chosen]
         if topic == SCHEDULE_TOPIC:
-            code = rows.tags_codes(topic, batch.take(pa.array(where)))
-        yield QueueRows(
-            topic, int(queue_ids[where[0]]), offsets[where], positions[where], sizes[where], code
-        )
+            code = rows.tags_codes(topic, batch.take(pa.array(chosen)))
+        yield QueueRows(topic, queue_id, offsets[chosen], positions, sizes, code)

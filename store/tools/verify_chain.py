@@ -1,7 +1,7 @@
 """The chain's own files: whole units, one after the other, up to the end of what RayMQ appended.
 
-That the log's bytes are those of their units is the business of `log_scan`; here it is whether the units can be
-believed. After a crash the chain may be old, torn or gone: the next start mends it, so only an orderly end is judged.
+`log_scan` compares the log's bytes with the units. Here the units are compared with each other. After a crash the chain
+may be old, torn or gone, and the next start completes it, so only an orderly end is judged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COVERS = "the chain covers the log"
 def crc_is_wrong(store: ReadOnlyStore, offset: int) -> bool:
     """Whether the unit that starts at `offset` is damaged, not the log's bytes.
 
-    So it is when with the CRC that the bytes have the unit leads to the chain value that the next unit continues.
+    With the CRC of the log's bytes such a unit has the chain value that the next unit continues.
     """
     if store.log is None or not store.segment_size_bytes:
         return False
@@ -40,10 +40,10 @@ def crc_is_wrong(store: ReadOnlyStore, offset: int) -> bool:
             try:
                 crc = crc32c(file.read(unit.start - file.start, unit.end - file.start))
             except Corrupt:
-                # The log's bytes are.
+                # The log's bytes are damaged.
                 return False
-            mended = unit._replace(crc=crc)
-            return following.start == unit.end and following.previous == mended.value
+            expected = unit._replace(crc=crc)
+            return following.start == unit.end and following.previous == expected.value
     return False
 
 

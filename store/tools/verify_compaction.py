@@ -35,12 +35,13 @@ def check_compaction(store: ReadOnlyStore) -> None:
 
 def _check_queue(store: ReadOnlyStore, topic: str, queue_id: int) -> None:
     logs, queues = directories(store.root, topic, queue_id)
-    names = [set(offset_names(place, files=store.files)) for place in (logs, queues)]
-    for name in sorted(names[0] ^ names[1]):
-        lone = (logs if name in names[0] else queues) / name
-        store.faults.add(lone, 0, PAIRED, "the other file is missing")
+    log_names = set(offset_names(logs, files=store.files))
+    queue_names = set(offset_names(queues, files=store.files))
+    for name in sorted(log_names ^ queue_names):
+        directory = logs if name in log_names else queues
+        store.faults.add(directory / name, 0, PAIRED, "the other file is missing")
     last = -1
-    for name in sorted(names[0] & names[1]):
+    for name in sorted(log_names & queue_names):
         last = _check_pair(store, logs / name, queues / name, (topic, queue_id), last)
 
 
@@ -56,9 +57,8 @@ def _check_pair(
     units = units[: room if valid.all() else int(valid.argmin())]
     walk = record.walk(data, start)
     count = min(len(units), len(walk.positions))
-    wrong = (units["position"][:count] != walk.positions[:count]) | (
-        units["size"][:count] != walk.sizes[:count]
-    )
+    wrong = units["position"][:count] != walk.positions[:count]
+    wrong |= units["size"][:count] != walk.sizes[:count]
     bad = int(wrong.argmax()) if wrong.any() else count
     if bad < max(len(units), len(walk.positions)):
         detail = (
@@ -74,11 +74,10 @@ def _check_pair(
     mine = (topics == key[0]) & (batch.column("queue_id").to_numpy() == key[1])
     mine &= offsets == units["offset"][:bad]
     for row in np.flatnonzero(~mine).tolist():
-        detail = (
-            f"{topics[row]}, offset {int(offsets[row])}; its unit says {int(units['offset'][row])}"
-        )
+        unit_offset = int(units["offset"][row])
+        detail = f"{topics[row]}, offset {int(offsets[row])}; its unit says {unit_offset}"
         store.faults.add(log, int(walk.positions[row]), OWN, detail)
     for row in np.flatnonzero(np.diff(np.concatenate([[last], offsets])) <= 0).tolist():
-        detail = f"offset {int(offsets[row])} does not come behind the one before"
+        detail = f"offset {int(offsets[row])} does not come after the one before"
         store.faults.add(queue, row * UNIT_BYTES, ASCENDS, detail)
     return int(offsets[-1])

@@ -61,12 +61,12 @@ def check_checkpoint(store: ReadOnlyStore) -> None:
 
 def newest_store_time(store: ReadOnlyStore) -> int:
     """The greatest store time of the last two files' records, 0 without any: within a file it may step back."""
-    times = [
-        int(np.max(part.decode().column("store_time_ms").to_numpy()))
-        for stretch in store.records[-2:]
-        for part in stretch.slices()
-    ]
-    return max(times, default=0)
+    newest = 0
+    for each in store.records[-2:]:
+        for part in each.slices():
+            times_ms = part.decode().column("store_time_ms").to_numpy()
+            newest = max(newest, int(times_ms.max()))
+    return newest
 
 
 def check_marks(store: ReadOnlyStore) -> None:

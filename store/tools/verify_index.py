@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store import format as fmt
+from raymq.store.arrays import Int64s
 from raymq.store.errors import Corrupt
 from raymq.store.index.index_file import ENTRY_BYTES, ENTRY_DTYPE, HEADER, SLOT_BYTES, IndexHeader
 from raymq.store.index.index_keys import Hashes, hash_keys, topic_hash
@@ -25,8 +26,6 @@ from raymq.store.records.keys import keyed_column
 from raymq.store.records.record_walk import gather
 
 from .read_only import ReadOnlyStore, joined
-
-Int64s = npt.NDArray[np.int64]
 
 LENGTH = "an index file has its header, slots and entries"
 HEADER_RULE = "an index header says what its entries say"
@@ -42,7 +41,7 @@ _MAX_INT = 0x7FFFFFFF
 
 
 class _Kept(NamedTuple):
-    """The part of a crashed store's index that a start keeps: what its mark vouches for. See `IndexService.load`."""
+    """The part of a crashed store's index that a start keeps, by the index's mark. See `IndexService.load`."""
 
     #: the last file; empty: none
     name: str
@@ -115,11 +114,13 @@ def slots_of(view: memoryview) -> int | None:
 
     if not odd and (first == 0 or bool(leads_to_it(np.array([usual]))[0])):
         return usual
-    # 4 bytes per slot and 20 per entry, two entries at least.
-    counts = np.arange(room // 4 % 5 or 5, (room - 2 * ENTRY_BYTES) // 4 + 1, 5)
-    found = counts[leads_to_it(counts)] if position and number > 0 and room % 4 == 0 else counts[:0]
-    if len(found):
-        return int(found[0])
+    if position and number > 0 and room % SLOT_BYTES == 0:
+        # An entry is as long as 5 slots: the number of slots is known modulo 5. There are two entries at least.
+        least = room // SLOT_BYTES % 5 or 5
+        counts = np.arange(least, (room - 2 * ENTRY_BYTES) // SLOT_BYTES + 1, 5)
+        found = counts[leads_to_it(counts)]
+        if len(found):
+            return int(found[0])
     return None if odd else usual
 
 
@@ -222,7 +223,8 @@ class IndexCheck:
         slots = np.frombuffer(view, ">i4", slot_count, HEADER.size)
         if kept is not None:
             left = int(np.searchsorted(entries["physical_offset"], kept.below))
-            cut, entries = cut or left < len(entries), entries[:left]
+            cut = cut or left < len(entries)
+            entries = entries[:left]
         if cut:
             self._anew(path.name)
         return _File(path, header, slots, entries, cut)
@@ -290,7 +292,7 @@ class IndexCheck:
         # The first entry's time counts from the file's first begin time, the end time of the file before.
         wrong = of_key & (seconds != wanted) & (rows > 0)
         for index in np.flatnonzero(wrong).tolist():
-            detail = f"{int(seconds[index])} s behind the file's begin, not {int(wanted[index])}"
+            detail = f"{int(seconds[index])} s after the file's begin, not {int(wanted[index])}"
             self._add(file.path, self._entry_at(file, int(rows[index])), TIME, detail)
         return codes
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.store import format as fmt
+from raymq.store.arrays import Int64s
 from raymq.store.errors import Corrupt
 from raymq.store.format import SCHEDULE_TOPIC
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
@@ -20,8 +21,6 @@ from raymq.store.queues.queue_files import OpenFiles
 from .faults import NAMED_MAX
 from .read_only import ReadOnlyStore
 from .slices import QueueRows, by_queue
-
-Int64s = npt.NDArray[np.int64]
 
 #: a tags code up to here is an address in consumequeue_ext, not a hash (ConsumeQueueExt#isExtAddr)
 EXT_ADDRESS_MAX = -(1 << 31) - 1
@@ -32,7 +31,7 @@ HAS_UNIT = "each message has its unit"
 HAS_RECORD = "a unit points at its record"
 SIZE = "a unit has its record's size"
 TAGS_CODE = "a unit has its record's tags code"
-ENDS_IN_ZEROS = "nothing stands behind the last unit"
+ENDS_IN_ZEROS = "nothing follows the last unit"
 
 
 class _Queue:
@@ -107,7 +106,7 @@ class QueueCheck:
         self.known = max(self.known, queue.max_physical_offset)
         self._queues[topic, queue_id] = _Queue(directory, queue)
         if not self._store.crashed:
-            at = queue.bytes_behind()
+            at = queue.bytes_after_end()
             if at is not None:
                 self._faults.add(*queue.place(at), ENDS_IN_ZEROS, "bytes that no dispatch wrote")
 
@@ -122,18 +121,18 @@ class QueueCheck:
         inside = (rows.offsets >= queue.low) & (rows.offsets < queue.high)
         missing = ~inside & (rows.positions + rows.sizes <= self._believed)
         self._report(key, rows.offsets, missing, HAS_UNIT, None, rows.positions)
-        where = rows.offsets[inside] - queue.low
-        if not len(where):
+        unit_rows = rows.offsets[inside] - queue.low
+        if not len(unit_rows):
             return
-        units = queue.units[where]
+        units = queue.units[unit_rows]
         positions, sizes = rows.positions[inside], rows.sizes[inside]
         kept = positions + sizes <= self._store.queues_end
         at_record = units["position"] == positions
         blank = units["size"] == BLANK_SIZE
         # A queue offset that two records claim belongs to the one that its unit points at.
-        queue.seen[where[at_record]] = True
-        elsewhere = kept & ~blank & ~at_record & ~queue.seen[where]
-        queue.seen[where[elsewhere]] = True
+        queue.seen[unit_rows[at_record]] = True
+        elsewhere = kept & ~blank & ~at_record & ~queue.seen[unit_rows]
+        queue.seen[unit_rows[elsewhere]] = True
         if rows.topic == SCHEDULE_TOPIC:
             # Levels are configurable, but with any delay no message is due before it was stored.
             other_code = units["tags_code"] < 0

@@ -43,7 +43,7 @@ def refuse(**_):
     raise OSError(errno.EMFILE, "Too many open files")
 
 satellite.boot_id_hash = refuse
-actor = actor_classes.FlushActor({"data_dir": sys.argv[1], "role": "group_commit", "flush": "sync"})
+actor = actor_classes.FlushActor({"data_dir": sys.argv[1], "role": "group_commit", "flush": "sync", "options": {}})
 print("constructed", actor.status()["role"], flush=True)
 threading.Event().wait(60)
 """
@@ -107,7 +107,7 @@ actor_classes._was_restarted = lambda: False
 actor = actor_classes.CommitLogActor({
     "cluster": "c", "cluster_id": "c", "shard": 0, "shards": 1, "replica": 0,
     "data_dir": sys.argv[1], "mode": sys.argv[2], "replication": "none", "flush": "sync",
-    "options": {"segment_size_bytes": 262144, "prewrite_window_bytes": 65536},
+    "options": {"segment_size_bytes": 262144, "prewrite_window_bytes": 65536}, "satellites": ("group_commit",),
     "token": "secret", "tls": False, "version": "1", "prepare": "__main__:prepare",
     "server": "raymq.cluster.transport.flight_server:serve",
 })

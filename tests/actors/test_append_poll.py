@@ -234,13 +234,13 @@ def test_the_throttle_skips_more_after_each_failure_until_a_try_works():
     pauses = []
     for _ in range(8):
         assert throttle.should_try()
-        throttle.record(worked=False)
+        throttle.note_result(worked=False)
         left_out = 0
         while not throttle.should_try():
             left_out += 1
         pauses.append(left_out)
     assert pauses == [1, 2, 4, 8, 16, PAUSE_MAX, PAUSE_MAX, PAUSE_MAX]
-    throttle.record(worked=True)
+    throttle.note_result(worked=True)
     assert throttle.should_try()
-    throttle.record(worked=False)
+    throttle.note_result(worked=False)
     assert [throttle.should_try(), throttle.should_try()] == [False, True]

@@ -338,8 +338,8 @@ def test_an_index_that_lags_gives_a_blocked_dispatch_nothing_to_do(tmp_path: Pat
         store.put(PutRequest("t", 0, keyed, None, 0, 0, "quorum"))
         confirm_only(store)
         assert dispatcher._step()
-        assert store.queue_dispatch.index_behind
+        assert store.reput.index_behind
         store.flags.set(LOGIC_DISK_FULL)
         assert not dispatcher._step()
         store.flags.clear(LOGIC_DISK_FULL)
-        assert store.queue_dispatch.index_behind
+        assert store.reput.index_behind

@@ -18,7 +18,7 @@ from raymq.store.errors import OffsetOutOfRange, Unavailable
 from raymq.store.message_store import MessageStore
 from raymq.store.put.put_errors import status_of
 from raymq.store.requests import FetchRequest
-from raymq.store.services import upkeep
+from raymq.store.services import checkpoint_service
 from raymq.store.status import PutStatus
 from tests.support.batches import request
 from tests.support.clock import ManualClock
@@ -56,13 +56,15 @@ def test_passes_come_a_minute_after_the_start_and_then_in_their_interval() -> No
     store = MessageStore.open(Path("/s"), config=CONFIG, files=disk, clock=clock)
     store.create_topic("t", 1, [0])
     samples: list[int] = []
-    maintenance = Maintenance(store.cleaner, clock=clock, interval_ms=10_000, sample=samples.append)
+    maintenance = Maintenance(
+        store.clean_service, clock=clock, interval_ms=10_000, sample=samples.append
+    )
     passes = []
     for _ in range(90):
         disk.used["/s/commitlog"] = disk.used.get("/s/commitlog", 0) + 0.5
-        seen = store.cleaner.log_ratio
+        seen = store.clean_service.log_ratio
         maintenance.step()
-        if store.cleaner.log_ratio != seen:
+        if store.clean_service.log_ratio != seen:
             passes.append(len(samples))
         clock.advance(1000)
     assert passes == [FIRST_PASS_MS // 1000 + 1, 71, 81]
@@ -76,7 +78,7 @@ def test_a_pass_that_fails_is_reported_and_tried_again() -> None:
     fill(store, 2)
     confirm(store)
     clock.advance(4 * 24 * 3_600_000)
-    maintenance = Maintenance(store.cleaner, clock=clock, interval_ms=10_000)
+    maintenance = Maintenance(store.clean_service, clock=clock, interval_ms=10_000)
     maintenance.delete_now()
     disk.fail("unlink")
     maintenance.step()
@@ -95,7 +97,7 @@ def test_an_unexpected_error_ends_a_pass_and_not_the_loop(
 ) -> None:
     disk, clock = SimulatedDisk(record=False), ManualClock()
     store = MessageStore.open(Path("/s"), config=CONFIG, files=disk, clock=clock)
-    maintenance = Maintenance(store.cleaner, clock=clock, interval_ms=10_000)
+    maintenance = Maintenance(store.clean_service, clock=clock, interval_ms=10_000)
     reported: list[str | None] = []
 
     def broken() -> int:
@@ -110,7 +112,7 @@ def test_an_unexpected_error_ends_a_pass_and_not_the_loop(
         maintenance.wake()
         return len(reported) == 2
 
-    monkeypatch.setattr(store.cleaner, "run_once", broken)
+    monkeypatch.setattr(store.clean_service, "run_once", broken)
     maintenance.delete_now()
     maintenance.run(stopping)
     assert reported == ["of no known kind", None]
@@ -143,7 +145,7 @@ def test_a_leader_deletes_on_demand_and_its_status_says_so(leader: LeaderHost) -
     until(lambda: leader.store.dispatched == leader.store.log.end, pause)
     assert leader.call("status", {})["min_offset"] == 0
     leader.call("delete_expired_files", {})
-    until(lambda: leader.store.cleaner.deleted == 3, pause)
+    until(lambda: leader.store.clean_service.deleted == 3, pause)
     status = leader.call("status", {})
     assert status["min_offset"] == 3 * SIZE
     assert status["clean"]["deleted_files"] == 3
@@ -159,8 +161,8 @@ def test_a_leader_writes_the_checkpoint_and_the_configuration_while_it_runs(
     leader: LeaderHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = leader.store
-    monkeypatch.setattr(upkeep, "PAUSE_MIN_MS", 0)
-    store.upkeep._next_sync_ms = store.upkeep._next_config_ms = 0
+    monkeypatch.setattr(checkpoint_service, "PAUSE_MIN_MS", 0)
+    store.checkpoint_service._next_sync_ms = store.checkpoint_service._next_config_ms = 0
     store.create_topic("t", 1, [0])
     store.commit_offsets("g", "t", {0: 0})
     store.log.sync()
@@ -184,7 +186,7 @@ def test_an_error_of_the_upkeep_ends_the_loop(leader: LeaderHost) -> None:
         raise OSError(errno.EIO, "the disk does not answer")
 
     maintenance = Maintenance(
-        leader.store.cleaner, clock=ManualClock(), interval_ms=10_000, upkeep=broken
+        leader.store.clean_service, clock=ManualClock(), interval_ms=10_000, upkeep=broken
     )
     with pytest.raises(OSError, match="does not answer"):
         maintenance.run(lambda: False)

@@ -137,7 +137,7 @@ def test_damaged_bytes_of_the_leader_are_not_sent_and_the_error_names_file_and_o
     pair.wait_matched(first)
     pair.stop_follower()
     end = pair.leader.write(100)
-    file = pair.leader.queue.files[-1]
+    file = pair.leader.segments.files[-1]
     file.pwrite(b"\xff", first + 50)
     pair.start_follower()
     wait_until(
@@ -155,7 +155,7 @@ def test_a_bad_sector_of_the_leader_does_not_end_replication(pair):
     pair.wait_matched(first)
     pair.stop_follower()
     end = pair.leader.write(5000)
-    file, files = pair.leader.queue.files[-1], pair.replicator._log._files
+    file, files = pair.leader.segments.files[-1], pair.replicator._log._files
     pread, pread_into = files.pread, files.pread_into
 
     def lost(fd, nbytes, offset):

@@ -453,7 +453,7 @@ def test_status_leads_with_health_and_what_an_operator_asks_first(terminal: Term
         "  shards     1 of 1 RUNNING, replication mirror, flush sync",
         "  shard 0    RUNNING, GroupCommit runs",
         "             Replication does not run (its last end: killed by signal 9)",
-        "             mirror on one machine: what is confirmed outlives a process or one copy,"
+        "             mirror on one machine: confirmed messages outlive a process or one copy,"
         " not the disk",
         "  topics     1",
         "  messages   6",
@@ -492,10 +492,10 @@ def test_status_of_a_shard_that_does_not_answer_says_why_and_asks_no_more(
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"replication": "mirror"}, b"mirror on one machine: what is confirmed outlives a process"),
+        ({"replication": "mirror"}, b"mirror on one machine: confirmed messages outlive a process"),
         (
             {"replication": "mirror", "nodes": ["a", "b"], "endpoint": "tls://192.0.2.1:7"},
-            b"mirror on the nodes a, b: what is confirmed outlives either machine",
+            b"mirror on the nodes a, b: confirmed messages outlive either machine",
         ),
         ({"replication": "mirror", "endpoint": "192.0.2.1:7"}, b"replication mirror"),
     ],

@@ -225,7 +225,7 @@ def test_a_byte_that_changes_on_the_way_is_fetched_once_more(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed: list[int] = []
-    real = shard_reader.checked
+    real = shard_reader.verify_slices
 
     def on_the_way(found: list[Any], *rest: Any) -> list[Any]:
         if not changed and found and found[0].records is not None:
@@ -236,7 +236,7 @@ def test_a_byte_that_changes_on_the_way_is_fetched_once_more(
             found[0] = found[0]._replace(records=found[0].records.slice(5), first_offset=5)
         return real(found, *rest)
 
-    monkeypatch.setattr(shard_reader, "checked", on_the_way)
+    monkeypatch.setattr(shard_reader, "verify_slices", on_the_way)
     with Consumer(shard.cluster, "t", start={0: 5}) as consumer:
         found: list[bytes] = []
         while len(found) < len(BODIES) - 5:

@@ -427,7 +427,7 @@ def test_stop_of_something_else_is_refused(ray: FakeRay, tmp_path: Path) -> None
         lifecycle.stop(tmp_path)
     with pytest.raises(Rejected, match="known: none"):
         lifecycle.stop("orders")
-    with pytest.raises(Rejected, match="on the machine that has its data directory"):
+    with pytest.raises(Rejected, match="on the machine with the data directory"):
         lifecycle.stop("raymq://127.0.0.1:7000")
 
 

@@ -13,9 +13,9 @@ import pytest
 from ray.util.queue import Empty, Full
 
 from raymq.cluster.produce.queue_sequence import BatchReceipt
+from raymq.cluster.queue.assignment_log import Assignment, AssignmentLog, make_topics
 from raymq.cluster.queue.coordinator import QueueCoordinator
 from raymq.cluster.queue.durable_queue import Queue
-from raymq.cluster.queue.log import Assignment, AssignmentLog, make_topics
 from raymq.cluster.queue.queue_client import ItemReader
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, Fenced, Rejected, Unavailable
@@ -236,7 +236,7 @@ def test_a_record_stored_just_before_its_writer_was_fenced_is_waited_for(
 def test_a_record_with_an_unknown_outcome_is_looked_for_in_the_log(
     make: Make, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raymq.cluster.queue.log.DELIVERY_TIMEOUT_MS", 300)
+    monkeypatch.setattr("raymq.cluster.queue.assignment_log.DELIVERY_TIMEOUT_MS", 300)
 
     async def main() -> None:
         coordinator = make()
@@ -262,7 +262,7 @@ def test_an_unreachable_shard_is_raised_and_the_request_can_be_repeated(
     make: Make, cluster: QueueCluster, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raymq.cluster.queue.coordinator.ANSWER_S", 0.3)
-    monkeypatch.setattr("raymq.cluster.queue.log.DELIVERY_TIMEOUT_MS", 500)
+    monkeypatch.setattr("raymq.cluster.queue.assignment_log.DELIVERY_TIMEOUT_MS", 500)
 
     async def main() -> None:
         coordinator = make()

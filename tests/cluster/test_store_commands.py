@@ -268,7 +268,7 @@ def test_an_index_that_a_crash_tore_is_not_a_fault_but_the_part_below_its_mark_i
         if number in (60, 99):
             store.log.sync()
             store.log.note_confirmed(store.log.end)
-            while store.dispatched < store.log.end or store.queue_dispatch.index_behind:
+            while store.dispatched < store.log.end or store.reput.index_behind:
                 store.dispatch(store.log.end)
         if number == 60:
             store.sync_queues()

@@ -3,8 +3,8 @@
 A trace of one store is replayed by `crash_states.py` into the disks that a power loss or SIGKILL
 may leave. Each must open, and keep what was promised before the crash: after a power loss what was
 synced, after a kill every put that returned. Some are crashed again while they recover.
-Deterministic: traces and samples follow from a seed. RAYMQ_CRASH_DEPTH=10 tries ten times as many
-combinations (`nox -s crash`).
+Deterministic: traces and samples follow from a seed. RAYMQ_CRASH_DEPTH=1 recovers a hundred thousand
+disks, as CI does (`nox -s crash`); a usual run recovers a fifth of them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tests.support.crash_run import Task, explore
 from tests.support.crash_workloads import TRACES
 from tests.support.workers import Workers
 
-DEPTH = int(os.environ.get("RAYMQ_CRASH_DEPTH", "1"))
+DEPTH = float(os.environ.get("RAYMQ_CRASH_DEPTH", "0.2"))
 TASKS = [Task(name, width, DEPTH) for name in TRACES for width in (4096, 512)]
 #: that each task recovers at least
-DISTINCT_MIN = 1000
-SECOND_CRASHES_MIN = 50
+DISTINCT_MIN = round(1000 * DEPTH)
+SECOND_CRASHES_MIN = round(50 * DEPTH)
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: f"{task.trace}-{task.width}")
@@ -37,7 +37,9 @@ def test_every_crash_keeps_what_was_promised(task: Task, crash_explorers: Worker
     assert done.second_crashes >= SECOND_CRASHES_MIN
 
 
-def test_a_hundred_thousand_distinct_disks_are_recovered(crash_explorers: Workers) -> None:
+def test_a_hundred_thousand_disks_differ_or_as_many_as_the_depth_says(
+    crash_explorers: Workers,
+) -> None:
     disks: set[int] = set()
     recoveries = second = 0
     for task in TASKS:
@@ -47,4 +49,4 @@ def test_a_hundred_thousand_distinct_disks_are_recovered(crash_explorers: Worker
         second += done.second_crashes
     print(f"\n{len(disks)} distinct disks, {recoveries} recoveries, {second} of a second crash")
     assert len(TRACES) >= 12
-    assert len(disks) >= 100_000
+    assert len(disks) >= 100_000 * DEPTH

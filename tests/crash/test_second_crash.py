@@ -126,7 +126,7 @@ def test_a_segment_full_of_broken_off_snapshots_is_ended() -> None:
         trace.begin_with_crash(lost, power=True)
         trace.go_on()
         assert trace.store.log.end == end
-        assert read_head(trace.store.log.queue.files[1]) == (None, end)
+        assert read_head(trace.store.log.segments.files[1]) == (None, end)
     trace.store.abandon()
     disk = lost.recording()
     Checker(trace).check(lost, power=True)
@@ -136,7 +136,7 @@ def test_a_segment_full_of_broken_off_snapshots_is_ended() -> None:
     assert [*snapshot_starts(store.log, store.log.end)] == [0]
     topics, ends = dict(store.state.topics), dict(store.state.next_offsets)
     assert store.put(request([b"next"])).first_offset == 3
-    ended, newest = store.log.queue.files[1:]
+    ended, newest = store.log.segments.files[1:]
     walk = record.walk(ended.read_view(), ended.start, stop=SIZE)
     assert (walk.reason, walk.end) == (record.WalkStop.BLANK, 27_687)
     assert read_head(newest)[0] is not None

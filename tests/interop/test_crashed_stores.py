@@ -10,7 +10,7 @@ import pytest
 
 from raymq.store.config import StoreConfig
 from raymq.store.message_store import MessageStore
-from raymq.store.services.upkeep import PAUSE_MIN_MS
+from raymq.store.services.checkpoint_service import PAUSE_MIN_MS
 from tests.support import message_kinds as kinds
 from tests.support.batches import request
 from tests.support.clock import ManualClock
@@ -24,11 +24,11 @@ BACK_MS = 3000
 TOPICS, QUEUES = 3, 100
 
 
-def run_upkeep(store: MessageStore, clock: ManualClock) -> None:
+def run_checkpoint_service(store: MessageStore, clock: ManualClock) -> None:
     """As the slow thread of a shard does: what is known first, and written a few seconds later."""
-    store.upkeep.run_once()
+    store.checkpoint_service.run_once()
     clock.advance(PAUSE_MIN_MS)
-    store.upkeep.run_once()
+    store.checkpoint_service.run_once()
 
 
 def test_rocketmq_recovers_a_crashed_store_of_ours_from_its_checkpoint_and_knows_its_topics(
@@ -43,7 +43,7 @@ def test_rocketmq_recovers_a_crashed_store_of_ours_from_its_checkpoint_and_knows
         clock.advance(1000)
     store.commit_offsets("g", kinds.TOPIC, {0: 3, 2: 1})
     confirm_with_index(store)
-    run_upkeep(store, clock)
+    run_checkpoint_service(store, clock)
     put_all(store, [kinds.kind(b"behind the checkpoint", properties={"KEYS": "late"})])
     confirm_with_index(store)
     put_all(store, [kinds.kind(b"in no consume queue", properties={"KEYS": "later"})])

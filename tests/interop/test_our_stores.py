@@ -109,8 +109,8 @@ def test_rocketmq_sees_what_is_left_when_we_deleted_old_files(
     put_all(store, [*kinds.ordinary(), *kinds.special(), *kinds.rolling()])
     confirm_with_index(store)
     store.sync_queues()
-    store.cleaner.delete_now()
-    deleted = store.cleaner.run_once()
+    store.clean_service.delete_now()
+    deleted = store.clean_service.run_once()
     put_all(store, kinds.ordinary())
     confirm_with_index(store)
     start = store.log.start

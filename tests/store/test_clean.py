@@ -81,7 +81,7 @@ class Shop:
         confirm(self.store)
 
     def clean(self) -> int:
-        return self.store.cleaner.run_once()
+        return self.store.clean_service.run_once()
 
     @property
     def starts(self) -> list[int]:
@@ -150,7 +150,7 @@ def test_messages_that_wait_for_delivery_are_not_deleted(
     shop: Shop, properties: dict[str, str], wait_ms: int
 ) -> None:
     config = replace(CONFIG, file_reserved_hours=1)
-    shop.store.cleaner._config = config
+    shop.store.clean_service._config = config
     delays = DelayService(shop.store)
     message = InnerMessage("t", 1, b"later", properties, born_time_ms=shop.clock.now_ms())
     shop.store.put_inner([shop.store.delay_hook.before_put(message)])
@@ -248,10 +248,10 @@ def test_files_from_the_newest_snapshot_on_are_not_deleted(shop: Shop) -> None:
     del shop.store.state.progress["s"]
     shop.fill(1)
     shop.settle()
-    heads = [read_head(file)[0] is not None for file in shop.store.log.queue.files[:5]]
+    heads = [read_head(file)[0] is not None for file in shop.store.log.segments.files[:5]]
     assert heads == [True, True, False, False, True]
     shop.clock.advance(2 * DAY_MS)
-    shop.store.cleaner._config = replace(CONFIG, delete_file_batch_max=3)
+    shop.store.clean_service._config = replace(CONFIG, delete_file_batch_max=3)
     shop.clock.advance(2 * DAY_MS)
     # The log begins with such a file meanwhile: the snapshot after it makes the state.
     assert shop.clean() == 3
@@ -293,7 +293,7 @@ def test_expired_files_go_only_in_the_hours_of_delete_when() -> None:
     shop.clock.advance(4 * DAY_MS)
     hour = datetime.fromtimestamp(shop.clock.now_ms() / 1000).hour
     config = replace(CONFIG, delete_when=f"{(hour + 1) % 24:02d};{(hour + 3) % 24:02d}")
-    shop.store.cleaner._config = config
+    shop.store.clean_service._config = config
     assert shop.clean() == 0
     shop.clock.advance(3_600_000)
     assert shop.clean() == 2
@@ -303,12 +303,12 @@ def test_on_demand_expired_files_go_at_any_hour_and_young_ones_never(shop: Shop)
     shop.fill(2)
     shop.settle()
     hour = datetime.fromtimestamp(shop.clock.now_ms() / 1000).hour
-    shop.store.cleaner._config = replace(CONFIG, delete_when=f"{(hour + 12) % 24:02d}")
-    shop.store.cleaner.delete_now()
+    shop.store.clean_service._config = replace(CONFIG, delete_when=f"{(hour + 12) % 24:02d}")
+    shop.store.clean_service.delete_now()
     assert shop.clean() == 0
     shop.clock.advance(4 * DAY_MS)
     for _ in range(MANUAL_PASSES - 2):
-        shop.store.cleaner._manual_passes -= 1
+        shop.store.clean_service._manual_passes -= 1
     assert shop.clean() == 2
     shop.fill(2)
     shop.settle()
@@ -327,13 +327,13 @@ def test_a_fuller_disk_deletes_more(used: float, expired: int, young: int, place
         shop.settle()
         shop.clock.advance(days * DAY_MS)
         hour = datetime.fromtimestamp(shop.clock.now_ms() / 1000).hour
-        shop.store.cleaner._config = replace(CONFIG, delete_when=f"{(hour + 12) % 24:02d}")
+        shop.store.clean_service._config = replace(CONFIG, delete_when=f"{(hour + 12) % 24:02d}")
         shop.disk.used[f"/s/{place}"] = used
         assert shop.clean() == count
 
 
 def test_young_files_stay_when_they_may_not_be_forced_out(shop: Shop) -> None:
-    shop.store.cleaner._config = replace(CONFIG, clean_file_forcibly=False)
+    shop.store.clean_service._config = replace(CONFIG, clean_file_forcibly=False)
     shop.fill(2)
     shop.settle()
     shop.disk.used["/s/commitlog"] = 95
@@ -457,7 +457,7 @@ def test_what_was_read_before_the_deletion_stays_as_it_was(shop: Shop) -> None:
     shop.fill(3)
     shop.settle()
     part = shop.store.fetch("t", 0, 0, max_bytes=1 << 20, max_records=5)
-    file = shop.store.log.queue.files[0]
+    file = shop.store.log.segments.files[0]
     shop.clock.advance(4 * DAY_MS)
     shop.clean()
     shop.fill(3)
@@ -589,11 +589,11 @@ def test_on_a_real_disk_the_map_of_a_deleted_file_lives_as_long_as_its_last_read
         store.put(request([b"%d " % number + b"x" * 900]))
     confirm(store)
     records = store.fetch("t", 0, 0, max_bytes=1 << 20, max_records=5).records
-    file = store.log.queue.files[0]
+    file = store.log.segments.files[0]
     piece = file.read_view()[100:200]
     kept = bytes(piece)
     clock.advance(4 * DAY_MS)
-    assert store.cleaner.run_once() == 3
+    assert store.clean_service.run_once() == 3
     assert not file.path.exists()
     gone = files.forgotten[0]
     del file

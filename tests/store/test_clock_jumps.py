@@ -91,7 +91,7 @@ class Shop:
         return self.store.log.start // SIZE
 
     def clean(self) -> int:
-        while self.store.cleaner.run_once():
+        while self.store.clean_service.run_once():
             pass
         return self.first
 

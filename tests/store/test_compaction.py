@@ -264,8 +264,8 @@ def test_a_queue_begins_with_the_first_message_that_is_left_whatever_the_log_has
         pass
     assert isinstance(store.clock, ManualClock)
     store.clock.advance(4 * 24 * 3_600_000)
-    store.cleaner.delete_now()
-    assert store.cleaner.run_once() > 0
+    store.clean_service.delete_now()
+    assert store.clean_service.run_once() > 0
     assert store.consume_queues.range("c", 0) == (81, 81)
     low, high = store.queue_range("c", 0)
     assert (low, high) == (latest[0][0], 81)

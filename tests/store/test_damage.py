@@ -279,7 +279,7 @@ def test_a_damaged_header_under_a_lost_index_ends_no_wait(long_root: Path, at: i
     _lose(long_root, "index", "raymq/index")
     store = opened(long_root)
     store.await_index()
-    assert not store.store.queue_dispatch.index_behind
+    assert not store.store.reput.index_behind
     store.put(request([b"goes on"]))
     found = [
         number

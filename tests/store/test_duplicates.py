@@ -74,7 +74,7 @@ def test_every_row_of_a_long_history_is_answered_with_its_offset(store):
     offsets = interleave(store, 120)
     settle(store)
     assert len(entry_of(store).runs) <= RUNS_MAX
-    assert len(store.store.log.queue.files) > 1
+    assert len(store.store.log.segments.files) > 1
     backwards = [asked_again(store, sequence) for sequence in reversed(range(len(offsets)))]
     assert backwards[::-1] == offsets
     assert [asked_again(store, sequence) for sequence in range(len(offsets))] == offsets
@@ -115,7 +115,7 @@ def test_rows_that_are_not_dispatched_yet_are_found_in_the_log(tmp_path):
         engine.put(request([b"z"], producer=OTHER, sequence=number))
         if number == 50:
             confirmed = engine.log.end
-    assert len(engine.log.queue.files) > 1
+    assert len(engine.log.segments.files) > 1
     for end in (0, confirmed, engine.log.end):
         # Nothing, a part, and all of it is confirmed and dispatched.
         while engine.dispatched < end:
@@ -169,10 +169,10 @@ def test_an_offset_is_unknown_only_when_the_log_has_the_row_no_more(store):
     offsets = interleave(store, 300)
     settle(store)
     log = store.store.log
-    gone = log.queue.files[0]
+    gone = log.segments.files[0]
     units = store.store.consume_queues.get("t", 0)
     first = int((units.read(0, units.max_offset)["position"] < gone.start + gone.size).sum())
-    log.queue.delete_first()
+    log.segments.delete_first()
     for sequence, offset in enumerate(offsets):
         # Of some that are gone the state itself still knows the place.
         known = {offset} if offset >= first else {offset, UNKNOWN_OFFSET}

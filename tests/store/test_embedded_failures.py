@@ -45,7 +45,7 @@ def end_flush_thread(store, monkeypatch) -> None:
     def fail(*_):
         raise ZeroDivisionError("a mistake")
 
-    monkeypatch.setattr(GroupCommit, "commit", fail)
+    monkeypatch.setattr(GroupCommit, "flush", fail)
     monkeypatch.setattr(FlushRealTime, "flush_if_due", fail)
     store._wake.set()
     store._threads[0].join(10)
@@ -80,7 +80,7 @@ def test_a_put_that_waits_when_the_flush_thread_ends_is_unknown_at_once(tmp_path
         failing.wait(10)
         raise ZeroDivisionError("a mistake")
 
-    monkeypatch.setattr(GroupCommit, "commit", fail)
+    monkeypatch.setattr(GroupCommit, "flush", fail)
     appended = store.append(request([b"x"]))
     reported = []
 

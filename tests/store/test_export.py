@@ -141,7 +141,7 @@ def test_a_damaged_log_is_exported_only_on_demand(own: Path, tmp_path: Path) -> 
     with pytest.raises(Corrupt, match="behind-damage"):
         export(root, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    done = export(root, tmp_path / "out", Choice(behind_damage=True))
+    done = export(root, tmp_path / "out", Choice(after_damage=True))
     assert done.damaged
     assert 340 <= done.messages < 360
 

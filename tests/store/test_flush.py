@@ -154,30 +154,30 @@ def commit(syncer, events):
 
 
 def test_one_sync_serves_every_put_that_waits(disk, commit):
-    assert commit.commit(300) == 300
+    assert commit.flush(300) == 300
     assert disk.synced == [0]
-    assert commit.commit(300) == 300
+    assert commit.flush(300) == 300
     assert disk.synced == [0]
 
 
 def test_a_roll_needs_both_files(disk, commit):
-    assert commit.commit(SEGMENT + 10) == SEGMENT + 10
+    assert commit.flush(SEGMENT + 10) == SEGMENT + 10
     assert disk.synced == [0, 1]
 
 
 def test_the_start_is_published_before_the_sync_and_the_end_after_it(disk, commit, events):
-    commit.commit(100)
-    commit.commit(100)
-    commit.commit(150)
+    commit.flush(100)
+    commit.flush(100)
+    commit.flush(150)
     assert events == [("started", 100), ("flushed", 100), ("started", 150), ("flushed", 150)]
 
 
 def test_a_failed_sync_publishes_no_position(disk, commit, events):
-    commit.commit(100)
+    commit.flush(100)
     disk.fail("sync_data")
     for _ in range(2):
         with pytest.raises(FlushFailed):
-            commit.commit(200)
+            commit.flush(200)
     assert commit.flushed == 100
     assert [event for event in events if event[0] == "flushed"] == [("flushed", 100)]
 
@@ -196,7 +196,7 @@ def test_after_every_power_loss_what_was_flushed_is_there(clock):
             low, high = max(at, end), min(at + PAGE, end + length)
             disk.pwrite(fd, b"d" * (high - low), low % SEGMENT)
         end += length
-        flushed = commit.commit(end)
+        flushed = commit.flush(end)
         disk.note(flushed)
     for state in disk.crash_states(limit_per_point=8):
         if state.notes:
@@ -270,8 +270,8 @@ def test_every_ten_seconds_even_a_single_byte_is_flushed(flusher, clock):
 
 
 def test_a_stop_flushes_what_is_left(disk, flusher):
-    assert flusher.shutdown(7) == 7
-    assert flusher.shutdown(7) == 7
+    assert flusher.flush(7) == 7
+    assert flusher.flush(7) == 7
     assert disk.synced == [0]
 
 
@@ -281,5 +281,5 @@ def test_a_failed_background_flush_is_raised_and_latched(disk, flusher, clock):
     with pytest.raises(FlushFailed):
         flusher.flush_if_due(8 * PAGE)
     with pytest.raises(FlushFailed):
-        flusher.shutdown(8 * PAGE)
+        flusher.flush(8 * PAGE)
     assert flusher.flushed == 0

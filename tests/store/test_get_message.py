@@ -148,16 +148,16 @@ class _Hole:
 
 def test_messages_whose_log_file_is_gone_were_removing(store):
     put(store, 60, size=500)
-    files = store.log.queue.files
+    files = store.log.segments.files
     assert len(files) > 2
-    store.log.queue.files = files[1:]
+    store.log.segments.files = files[1:]
     result = store.get_message("t", 0, 0, 5)
     assert result.status is GetMessageStatus.MESSAGE_WAS_REMOVING
     # One consume queue file is read, and reading continues after the deleted ones.
     assert summary(result)[1:] == (20, [])
     again = store.get_message("t", 0, 20, 5)
     assert again.status is GetMessageStatus.FOUND
-    store.log.queue.files = files
+    store.log.segments.files = files
 
 
 def test_messages_that_are_not_wanted_are_not_matched(store):

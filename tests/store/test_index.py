@@ -465,7 +465,7 @@ def test_unique_keys_come_before_keys_and_records_without_keys_are_not_indexed(t
     store.put(keyed_request(["k1 k2", None, "k1"], unique=True))
     confirm_with_index(store)
     (path,) = index_files(tmp_path)
-    entries = store.index._files[-1]._entries(1, store.index._files[-1].header.count)
+    entries = store.index._index_files[-1]._entries(1, store.index._index_files[-1].header.count)
     want = [key_hash("t", key) for key in ("U000", "k1", "k2", "U001", "U002", "k1")]
     assert entries["hash"].tolist() == want
     store.close()
@@ -507,7 +507,7 @@ def test_after_every_way_to_stop_every_key_is_found_once(tmp_path, stop):
         store = opened(tmp_path)
         confirm_with_index(store)
         check_keys(store, high)
-    entries = sum(file.header.count - 1 for file in store.index._files)
+    entries = sum(file.header.count - 1 for file in store.index._index_files)
     assert entries == 2 * len([key for key in KEYS if key])
     store.close()
 
@@ -576,7 +576,7 @@ def test_nothing_points_above_the_end_of_a_log_that_was_cut(tmp_path):
     index.load(log_start=0, log_end=end, uncut=1 << 60, crashed=True, time_ms=0)
     assert index.indexed == end
     assert max(max(found(index, f"b{n}", 0)) for n in range(3)) < end
-    assert index._files[-1].header.end_offset < end
+    assert index._index_files[-1].header.end_offset < end
     index.close()
 
 
@@ -598,10 +598,10 @@ def test_a_full_disk_makes_only_the_index_lag():
         disk.heal()
         assert store.dispatched == store.log.end
         assert store.index.indexed < store.log.end
-        assert not store.queue_dispatch.index_behind
+        assert not store.reput.index_behind
         clock.advance(1000)
-        assert store.queue_dispatch.index_behind
-    while store.queue_dispatch.index_behind:
+        assert store.reput.index_behind
+    while store.reput.index_behind:
         store.dispatch(store.log.confirmed)
     check_keys(store, 80)
     store.close()
@@ -630,7 +630,7 @@ def test_records_wait_to_be_indexed_together_but_not_with_too_many_bytes(tmp_pat
     for key in ("x" * 300, "x" * 600, "x" * 100):
         store.put(keyed_request([key]))
         confirm(store)
-        behind.append(store.queue_dispatch.index_behind)
+        behind.append(store.reput.index_behind)
     assert behind == [True, False, True]
     store.close()
 

@@ -97,7 +97,7 @@ def test_progress_survives_restarts_snapshots_and_crashes(tmp_path: Path) -> Non
     again.create_topic("t", 1, [0])
     for _ in range(30):
         again.put(request([b"x" * 5000]))
-    assert len(again.log.queue.files) > 2
+    assert len(again.log.segments.files) > 2
     confirm(again)
     again.close()
     last = open_store(tmp_path)

@@ -265,8 +265,8 @@ def test_retention_deletes_the_files_of_queues_that_are_not_open(disk: Simulated
     clock.advance(3 * 3_600_000)
     again = small_store(disk, clock)
     before = len(disk.list("/s/consumequeue/large/0"))
-    again.cleaner.delete_now()
-    assert again.cleaner.run_once() > 0
+    again.clean_service.delete_now()
+    assert again.clean_service.run_once() > 0
     assert len(disk.list("/s/consumequeue/large/0")) < before
     low, high = again.queue_range("large", 0)
     assert 0 < low < high

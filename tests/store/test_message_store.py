@@ -61,7 +61,7 @@ def test_files_roll_and_every_record_is_still_there(store):
     want = [bytes([i % 256]) * 700 for i in range(400)]
     for low in range(0, 400, 7):
         store.put(request(want[low : low + 7]))
-    assert len(store.store.log.queue.files) > 3
+    assert len(store.store.log.segments.files) > 3
     assert payloads(bodies_of(store)) == want
 
 
@@ -119,7 +119,7 @@ def test_an_embedded_store_has_warm_files_where_they_are_asked_for(tmp_path):
         tmp_path, config=StoreConfig(segment_size_bytes=size, warm_mapped_file=True)
     )
     store.create_topic("t", 1)
-    ahead, queue = store.store.log.allocate_ahead(), store.store.log.queue
+    ahead, queue = store.store.log.allocate_ahead(), store.store.log.segments
     until(lambda: ahead.caught_up, wait_a_little)
     assert [file.prewritten for file in queue.files] == [size, size]
     store.put(request([b"x" * 1000] * 300))

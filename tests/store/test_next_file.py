@@ -126,7 +126,7 @@ def test_a_put_that_waits_too_long_is_refused_and_a_later_one_finds_the_file(
         assert status_of(refused.value) is PutStatus.CREATE_MAPPED_FILE_FAILED
         assert store.log.end == end
         files.go_on.set()
-        until(lambda: len(store.log.queue.files) == 2, pause)
+        until(lambda: len(store.log.segments.files) == 2, pause)
         assert store.put(request([b"x" * 9000])).physical_offset > SIZE
     store.close()
 
@@ -153,7 +153,7 @@ def test_after_a_failure_puts_are_refused_at_once_until_the_worker_succeeds(
         until(lambda: files.tries > tries, pause)
         assert ahead.failed is not None
         files.error = None
-        until(lambda: len(store.log.queue.files) == 2, pause)
+        until(lambda: len(store.log.segments.files) == 2, pause)
         store.put(request([b"x" * 9000]))
     store.close()
 
@@ -229,15 +229,15 @@ def test_a_directory_that_is_too_full_gets_no_file_while_another_has_room() -> N
     store = spread(disk)
     store.create_topic("t", 1, [0])
     disk.used["/disk2/log"] = 86
-    store.cleaner.run_once()
+    store.clean_service.run_once()
     put_files(store, 3)
     assert set(places(disk).values()) == {"/disk1/log"}
     assert store.flags.writable
     disk.used["/disk1/log"] = 95
-    store.cleaner.run_once()
+    store.clean_service.run_once()
     # The emptiest counts for what is refused or deleted at once; all full, all are used.
     assert store.flags.writable
-    assert store.cleaner.log_ratio == 86
+    assert store.clean_service.log_ratio == 86
     put_files(store, 2)
     assert set(places(disk).values()) == {"/disk1/log", "/disk2/log"}
     store.close()
@@ -249,7 +249,7 @@ def test_old_files_are_deleted_wherever_they_are() -> None:
     store.create_topic("t", 1, [0])
     put_files(store, 3)
     disk.used["/disk1/log"] = disk.used["/disk2/log"] = 86
-    assert store.cleaner.run_once() == 3
+    assert store.clean_service.run_once() == 3
     assert places(disk) == {3: "/disk2/log"}
     store.abandon()
     store = spread(disk)

@@ -353,7 +353,7 @@ def test_with_small_files_a_new_producer_is_refused_before_the_snapshot_outgrows
         assert named in str(refused.value)
     store.log.seal(0)
     store.put(request([b"first of the file"]))
-    complete_at, _ = read_head(store.log.queue.files[-1])
+    complete_at, _ = read_head(store.log.segments.files[-1])
     assert complete_at is not None, "retention deletes only what such a file follows"
     store.abandon()
 

@@ -96,6 +96,13 @@ def test_what_a_quorum_of_replicas_acknowledged_may_be_read(flush: Flush) -> Non
     assert row.acknowledged_by == row.readable_by
 
 
+@pytest.mark.parametrize("flush", FLUSHES)
+def test_one_ack_mode_waits_for_replicas(flush: Flush) -> None:
+    """Replication combines this one alone, and the ring that brings its puts carries no ack mode."""
+    rows = promises(flush, mirrored=True)
+    assert [acks for acks in ACKS if "replicated" in rows[acks].acknowledged_by] == ["quorum"]
+
+
 def test_only_memory_alone_makes_a_commit_wait_for_its_turn() -> None:
     urgent = {
         (flush, mirrored): awaits_commit(flush, mirrored=mirrored)

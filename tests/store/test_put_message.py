@@ -471,7 +471,7 @@ def test_a_columnar_batch_skips_the_wait_when_every_row_says_so(
         batch=type(batch([b"x"])).from_pydict(columns, schema=batch([b"x"]).schema)
     )
     appended = stuck.append(put)
-    assert appended.waits == waits
+    assert appended.wait_store_ok == waits
     if waits:
         with pytest.raises(DeliveryUnknown):
             stuck.wait(appended)

@@ -114,17 +114,17 @@ def test_a_result_says_how_far_the_index_is(store, clock):
 
 def test_messages_of_deleted_files_are_left_out(store):
     first = put(store, b"x" * 100)
-    while len(store.log.queue.files) < 3:
+    while len(store.log.segments.files) < 3:
         put(store, b"x" * 100)
-    gone = store.log.queue.files[0]
-    store.log.queue.files = store.log.queue.files[1:]
+    gone = store.log.segments.files[0]
+    store.log.segments.files = store.log.segments.files[1:]
     found = store.query.by_key("t", "k", max_num=64).records
     assert 0 < found.num_rows < 64 or found.column("physical_offset")[0].as_py() >= store.log.start
     assert min(found.column("physical_offset").to_pylist()) >= store.log.start
     with pytest.raises(OffsetOutOfRange) as caught:
         store.query.by_offset(first.physical_offset)
     assert caught.value.min == store.log.start
-    store.log.queue.files = [gone, *store.log.queue.files]
+    store.log.segments.files = [gone, *store.log.segments.files]
 
 
 def test_entries_that_point_at_no_record_are_passed_over(store):
@@ -213,7 +213,7 @@ def test_nothing_above_the_confirmed_end_is_found(store):
 
 def test_a_damaged_body_is_raised_as_damage(store):
     appended = put(store, b"hello")
-    file = store.log.queue.find(appended.physical_offset)
+    file = store.log.segments.find(appended.physical_offset)
     file.pwrite(b"J", appended.physical_offset - file.start + fmt.HEADER_BYTES)
     with pytest.raises(Corrupt) as caught:
         store.query.by_offset(appended.physical_offset)

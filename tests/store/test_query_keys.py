@@ -17,7 +17,7 @@ from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
 from raymq.store.index import index_file, query_keys
 from raymq.store.index.index_keys import key_hash
-from raymq.store.index.query_keys import KeyHits
+from raymq.store.index.key_search import KeyHits
 from raymq.store.put.inner_message import InnerMessage
 from tests.support.confirming import confirm_with_index
 from tests.support.engine import Engine
@@ -46,12 +46,16 @@ def engine(tmp_path_factory: pytest.TempPathFactory):
         made.clock.advance(500)
         if number % 50 == 0:
             made.confirm()
-    made.confirm()
-    while made.store.queue_dispatch.index_behind:
-        made.store.dispatch(made.store.log.confirmed)
-    assert len(made.store.index._files) > 1
+    confirm_and_index(made)
+    assert len(made.store.index._index_files) > 1
     yield made
     made.store.close()
+
+
+def confirm_and_index(engine: Engine) -> None:
+    engine.confirm()
+    while engine.store.reput.index_behind:
+        engine.store.dispatch(engine.store.log.confirmed)
 
 
 def bodies(hits: KeyHits, key: int) -> list[bytes]:
@@ -184,7 +188,7 @@ def test_a_key_alone_and_few_keys_find_what_chains_in_step_find(
 def test_entries_of_deleted_files_and_of_nothing_that_is_confirmed_are_passed_over(tmp_path):
     made = Engine(tmp_path, config=replace(CONFIG, segment_size_bytes=16 * 1024))
     log, now = made.store.log, made.clock.now_ms()
-    while len(log.queue.files) < 3:
+    while len(log.segments.files) < 3:
         made.store.put_inner([InnerMessage("t", 0, b"x" * 100, {"KEYS": "k"})])
         confirm_with_index(made.store)
     everything = found_all_ways(made, ["k"], {"max_num": 64})
@@ -195,10 +199,31 @@ def test_entries_of_deleted_files_and_of_nothing_that_is_confirmed_are_passed_ov
     hashes = np.full(len(places), key_hash("t", "k"), np.int32)
     made.store.index.append(hashes, np.array(places), np.full(len(places), now), upto=log.confirmed)
     assert found_all_ways(made, ["k"], {"max_num": 64}) == everything
-    files = log.queue.files
-    log.queue.files = files[-1:]
+    files = log.segments.files
+    log.segments.files = files[-1:]
     kept = [hit for hit in everything if hit[1] >= log.start]
     assert 0 < len(kept) < len(everything)
     assert found_all_ways(made, ["k"], {"max_num": 64}) == kept
-    log.queue.files = files
+    log.segments.files = files
+    made.store.close()
+
+
+def test_messages_of_all_sizes_are_found_one_key_after_the_other(engine_of_sizes: Engine) -> None:
+    # How many bytes are read for each record follows the query before.
+    find = engine_of_sizes.store.query.by_key
+    for key in ("small", "large", "small", "all", "huge", "all", "small", "large"):
+        expected = [size for name, size in SIZES if key in (name, "all")]
+        assert [len(body) for body in find("t", key).records.column("body").to_pylist()] == expected
+
+
+SIZES = [("small", 10), ("large", 3000), ("huge", 20_000), ("small", 0), ("large", 7000)] * 3
+
+
+@pytest.fixture
+def engine_of_sizes(tmp_path):
+    made = Engine(tmp_path, config=CONFIG)
+    for name, size in SIZES:
+        made.store.put_inner([InnerMessage("t", 0, bytes(size), {"KEYS": f"{name} all"})])
+    confirm_and_index(made)
+    yield made
     made.store.close()

@@ -11,7 +11,7 @@ from raymq.store.config import StoreConfig
 from raymq.store.files import Files
 from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
-from raymq.store.queues import dispatch
+from raymq.store.queues import reput_service
 from raymq.store.tools.inspect import verify
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm
@@ -86,8 +86,8 @@ def test_a_kill_in_the_middle_of_a_rebuild_does_no_harm(
     shutil.rmtree(root / "consumequeue" / "b")
     store = open_store(root)
     with monkeypatch.context() as slow:
-        slow.setattr(dispatch.rows, "SLICE_ROWS", 10)
-        slow.setattr(dispatch, "SLICE_MS", -1.0)
+        slow.setattr(reput_service.rows, "SLICE_ROWS", 10)
+        slow.setattr(reput_service, "SLICE_MS", -1.0)
         store.log.note_confirmed(store.log.end)
         store.dispatch(store.log.confirmed)
     assert 0 < store.dispatched < store.log.end

@@ -1,4 +1,4 @@
-"""Whether a whole record is at a place: the search for one and the search for many agree, whatever the lengths are."""
+"""Whether a whole record is at a place: the searches for one, some and many agree, whatever the lengths are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from raymq.store import format as fmt
-from raymq.store.records.one_record import record_at
+from raymq.store.records.one_record import record_at, records_each
 from raymq.store.records.record_walk import records_at
 
 #: physical offset of the file, and where in it the record stands
@@ -52,10 +52,25 @@ def written(
 
 
 def seen(data: bytes | bytearray) -> tuple[int, int, int, int] | None:
-    """The record at AT, as both searches find it."""
+    """The record at AT, as all searches find it."""
     one = record_at(memoryview(data), AT, BASE)
+    # The record comes first and last, so that a wrong length leads into other bytes and out of them.
+    alone = bytes(data[AT:])
+    if len(alone) >= fmt.HEADER_BYTES:
+        each = records_each(alone * 2, len(alone), [BASE + AT, BASE + AT])
+        moved = (
+            None if one is None else (one[0] - AT, one[1], *(at - AT for at in one[2:6]), one[6])
+        )
+        first, last = each
+        assert first == moved
+        at = len(alone)
+        assert last == (
+            None
+            if moved is None
+            else (moved[0] + at, moved[1], *(x + at for x in moved[2:6]), moved[6])
+        )
     many = records_at(memoryview(data), np.array([AT]), np.array([BASE + AT]))
-    assert many.there.tolist() == [one is not None]
+    assert many.is_record.tolist() == [one is not None]
     if one is None:
         return None
     assert (many.sizes.tolist(), many.times_ms.tolist()) == ([one[0] - AT], [one[1]])

@@ -79,7 +79,7 @@ def test_the_internal_queue_stays_dense_when_its_own_record_meets_a_roll() -> No
     for number in range(200):
         store.commit_offsets("g" * 100, "t", {0: number})
     confirm(store)
-    assert len(store.log.queue.files) > 3
+    assert len(store.log.segments.files) > 3
     offset = 0
     while True:
         part = store.fetch("rmq_sys_raymq", 0, offset, max_bytes=1 << 20, max_records=1000)
@@ -123,7 +123,7 @@ def test_a_snapshot_that_the_disk_refused_is_written_before_the_next_batch() -> 
     disk.fail("pwrite", at=5, error=errno.ENOSPC)
     with pytest.raises(StorageFull):
         store.put(request([b"y" * 2500]))
-    segment = store.log.queue.files[1]
+    segment = store.log.segments.files[1]
     assert store.log.end > segment.start
     assert read_head(segment) == (None, store.log.end)
     assert store.put(request([b"z"])).first_offset == end
@@ -140,7 +140,7 @@ def test_a_snapshot_that_a_power_loss_damaged_is_cut_and_the_one_before_it_count
         store.create_topic(f"topic-{number:03d}-{'x' * 60}", 4, [0])
     store.create_topic("t", 1, [0])
     topics = set(store.state.topics)
-    while len(store.log.queue.files) < 2:
+    while len(store.log.segments.files) < 2:
         confirm(store)
         store.put(request([b"x" * 900]))
     before = store.state.next_offsets["t", 0] - 1
@@ -161,7 +161,7 @@ def test_a_snapshot_that_a_power_loss_damaged_is_cut_and_the_one_before_it_count
     assert again.log.end == synced
     assert set(again.state.topics) == topics
     assert again.put(request([b"next"])).first_offset == before > 0
-    assert read_head(again.log.queue.files[1])[0] is not None
+    assert read_head(again.log.segments.files[1])[0] is not None
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])

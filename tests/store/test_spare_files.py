@@ -67,10 +67,10 @@ def test_a_deleted_file_becomes_the_next_one_once_its_reader_is_gone() -> None:
     disk = SimulatedDisk(record=False)
     store = open_store(disk)
     fill(store, 1)
-    part = store.log.queue.files[0].read_view()[:2000]
+    part = store.log.segments.files[0].read_view()[:2000]
     kept = bytes(part)
     old = numbers(disk)
-    assert store.cleaner.run_once() == 1
+    assert store.clean_service.run_once() == 1
     assert spares(disk) == [0]
     prepare(store)
     fill(store, 1)
@@ -95,13 +95,13 @@ def test_a_recycled_file_has_no_bytes_of_its_former_use() -> None:
     disk = SimulatedDisk(record=False)
     store = open_store(disk)
     fill(store, 1)
-    store.cleaner.run_once()
+    store.clean_service.run_once()
     prepare(store)
     seen = disk._names["/s/raymq/spare"]["0" * 20]
     assert disk._nodes[seen].data == bytes(SIZE)
-    store.log.queue.create_next()
-    assert disk._names["/s/commitlog"][f"{store.log.queue.files[-1].start:020d}"] == seen
-    assert bytes(store.log.queue.files[-1].read_view()) == bytes(SIZE)
+    store.log.segments.create_next()
+    assert disk._names["/s/commitlog"][f"{store.log.segments.files[-1].start:020d}"] == seen
+    assert bytes(store.log.segments.files[-1].read_view()) == bytes(SIZE)
     store.abandon()
 
 
@@ -109,12 +109,12 @@ def test_more_than_two_are_just_deleted_and_a_start_deletes_all() -> None:
     disk = SimulatedDisk(record=False)
     store = open_store(disk)
     fill(store, 5)
-    assert store.cleaner.run_once() == 5
+    assert store.clean_service.run_once() == 5
     assert spares(disk) == [0, 1]
     store.abandon()
     store = open_store(disk, replace(CONFIG, recycle_commit_log_files=False))
     assert spares(disk) == []
-    assert store.log.queue.spares is None
+    assert store.log.segments.spares is None
     store.close()
 
 
@@ -122,7 +122,7 @@ def test_a_file_on_another_disk_is_deleted() -> None:
     disk = SimulatedDisk(record=False)
     store = open_store(disk, replace(CONFIG, commit_log_paths=("/other/log",)))
     fill(store, 2)
-    assert store.cleaner.run_once() == 2
+    assert store.clean_service.run_once() == 2
     assert spares(disk) == []
     assert store.log.start == 2 * SIZE
     store.close()
@@ -132,10 +132,10 @@ def test_a_spare_that_cannot_be_zeroed_is_none() -> None:
     disk = SimulatedDisk(record=False)
     store = open_store(disk)
     fill(store, 1)
-    store.cleaner.run_once()
+    store.clean_service.run_once()
     prepare(store)
     disk.fail("sync_data")
-    spare = store.log.queue.spares
+    spare = store.log.segments.spares
     assert spare is not None
     spare._spares[0].zeroed = 0
     assert not store.log.allocate_ahead().step()
@@ -154,7 +154,7 @@ def test_a_kill_on_the_way_to_a_spare_loses_nothing(point: str) -> None:
     high = store.queue_range("t", 0)[1]
     try:
         with failpoint(point, "raise"):
-            store.cleaner.run_once()
+            store.clean_service.run_once()
             prepare(store)
     except FailPointReached:
         pass
@@ -172,7 +172,7 @@ def test_every_power_loss_while_a_file_is_recycled_leaves_a_whole_log() -> None:
     store = open_store(disk)
     fill(store, 2)
     disk.note("begin")
-    store.cleaner.run_once()
+    store.clean_service.run_once()
     prepare(store)
     fill(store, 3)
     disk.note("end")
@@ -218,7 +218,7 @@ def test_warm_files_are_written_ahead_whole_and_locked_until_they_are_full(tmp_p
     files = Locking()
     store = open_store(files, WARM, tmp_path)
     prepare(store)
-    queue = store.log.queue
+    queue = store.log.segments
     assert [file.prewritten for file in queue.files] == [SIZE, SIZE]
     assert files.locked == [id(file.read_view()) for file in queue.files]
     first = id(queue.files[0].read_view())

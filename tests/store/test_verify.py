@@ -139,7 +139,7 @@ def test_a_lost_unit_and_all_after_it_are_missing(own: Path, tmp_path: Path) -> 
     assert (missing[0].file, missing[0].offset) == (QUEUE, 33 * 20)
     # 120 messages, the first 33 are found.
     assert missing[-1].detail.endswith(f"and {87 - NAMED_MAX} more")
-    assert "nothing stands behind the last unit" in [f.rule for f in faults]
+    assert "nothing follows the last unit" in [f.rule for f in faults]
 
 
 def test_a_lost_consume_queue_is_a_fault_while_another_one_would_hide_it_from_a_start(

@@ -28,7 +28,7 @@ def dispatch_all(store: MessageStore) -> None:
 def confirm_with_index(store: MessageStore) -> None:
     """As `confirm`; everything is in the index, too."""
     confirm(store)
-    while store.queue_dispatch.index_behind:
+    while store.reput.index_behind:
         before = store.index.indexed
         store.dispatch(store.log.confirmed)
         assert store.index.indexed > before

@@ -173,7 +173,7 @@ def check_snapshots(store: MessageStore) -> None:
     log = store.log
     size = log.config.segment_size_bytes
     needed = None
-    for file in reversed(log.queue.files):
+    for file in reversed(log.segments.files):
         if file.start >= log.end:
             # It was made ahead.
             continue
@@ -213,11 +213,11 @@ def _read_log(
     found: dict[Queue, list[tuple[int, int, int]]] = {}
     size = trace.config.segment_size_bytes
     end = store.log.start
-    for file in store.log.queue.files:
+    for file in store.log.segments.files:
         view = file.read_view()
         walk = record.walk(view, file.start, stop=size)
         if walk.end > file.start:
-            assert end == file.start, "a segment stands behind a hole"
+            assert end == file.start, "a segment stands after a hole"
         if walk.reason is record.WalkStop.BLANK:
             end = file.start + size
         elif len(walk.positions):
@@ -242,7 +242,7 @@ def _read_log(
 
 
 def _check_index(store: MessageStore, found: dict[Queue, list[tuple[int, int, int]]]) -> None:
-    while store.queue_dispatch.index_behind:
+    while store.reput.index_behind:
         store.dispatch(store.log.confirmed)
     positions = [at for (topic, _), units in found.items() if topic == "t" for at, _, _ in units]
     for key in KEYS:

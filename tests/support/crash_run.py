@@ -15,7 +15,7 @@ from tests.support.simulated_disk import Op, SimulatedDisk
 #: combinations tried at each place of a recovery that crashes again
 SECOND_LIMIT = 6
 #: disks of each trace whose recovery crashes again
-SECOND_IMAGES = 3
+SECOND_IMAGES = 4
 #: of further kills with the same names not settled one of so many is tried
 OTHER_KILLS_STRIDE = 50
 #: disks that a power loss leaves of each life after a kill
@@ -27,8 +27,12 @@ class Task(NamedTuple):
 
     trace: str
     width: int
-    #: how many times as many combinations, and second crashes, as a usual run tries
-    depth: int
+    #: how many times as many combinations, and second crashes, are tried as give a hundred thousand disks in all
+    depth: float
+
+    def times_depth(self, count: int) -> int:
+        """So many at this depth, one at least."""
+        return max(1, round(count * self.depth))
 
 
 class Explored(NamedTuple):
@@ -55,11 +59,13 @@ def explore(task: Task) -> Explored:
     keys: set[int] = set()
     chance = random.Random(f"{SEED}/{task.trace}/{task.width}")
     sample: list[tuple[bool, SimulatedDisk]] = []
-    for number, (power, image) in enumerate(states(trace, TRACES[task.trace][1] * task.depth)):
+    second_images = task.times_depth(SECOND_IMAGES)
+    limit = task.times_depth(TRACES[task.trace][1])
+    for number, (power, image) in enumerate(states(trace, limit)):
         keys.add(image.key)
         _check(checker, image, power, f"state {number} of {task}")
-        at = number if len(sample) < SECOND_IMAGES * task.depth else chance.randrange(number + 1)
-        if at < SECOND_IMAGES * task.depth:
+        at = number if len(sample) < second_images else chance.randrange(number + 1)
+        if at < second_images:
             sample[at : at + 1] = [(power, image)]
     first = checker.recovered
     for power, image in sample:
@@ -135,7 +141,7 @@ def recover_and_go_on(
 def fill_last_file(trace: Trace) -> None:
     """Put until the end is in the newest file that is there, and make no other one, which would settle its name."""
     log = trace.store.log
-    last = log.queue.files[-1].start
+    last = log.segments.files[-1].start
     while log.end <= last:
         if trace.groups:
             trace.put_group(2, min(700, max(50, log.room() // 4)))

@@ -72,7 +72,7 @@ def prewritten(width: int) -> Trace:
             trace.prewrite()
         if turn % 3 == 2:
             trace.ack()
-    assert len(trace.store.log.queue.files) > 2
+    assert len(trace.store.log.segments.files) > 2
     return trace
 
 
@@ -413,25 +413,25 @@ def groups(width: int) -> Trace:
 TRACES: dict[str, tuple[Callable[[int], Trace], int]] = {
     make.__name__: (make, limit)
     for make, limit in (
-        (appends, 51),
-        (large_properties, 51),
-        (rolls, 9),
-        (prewritten, 9),
-        (checkpoints, 21),
-        (snapshots, 9),
-        (truncations, 12),
-        (clean_closes, 13),
-        (large_snapshots, 4),
-        (broken_snapshots, 4),
-        (sealed, 32),
-        (administration, 12),
-        (full_disk, 26),
-        (pooled, 62),
-        (foreign, 46),
-        (reopened, 62),
-        (indexed, 8),
-        (middles, 7),
-        (groups, 9),
+        (appends, 64),
+        (large_properties, 64),
+        (rolls, 13),
+        (prewritten, 13),
+        (checkpoints, 26),
+        (snapshots, 13),
+        (truncations, 16),
+        (clean_closes, 16),
+        (large_snapshots, 6),
+        (broken_snapshots, 6),
+        (sealed, 45),
+        (administration, 16),
+        (full_disk, 32),
+        (pooled, 77),
+        (foreign, 58),
+        (reopened, 77),
+        (indexed, 10),
+        (middles, 10),
+        (groups, 13),
     )
 }
 

@@ -47,8 +47,8 @@ class Leader:
         self.files = Files()
         for name in ("raymq", "raymq/chain", "commitlog"):
             (root / name).mkdir(parents=True, exist_ok=True)
-        self.queue = MappedFileQueue(root / "commitlog", segment_size_bytes, files=self.files)
-        self.queue.load()
+        self.segments = MappedFileQueue(root / "commitlog", segment_size_bytes, files=self.files)
+        self.segments.load()
         self.chain = Chain(root / "raymq" / "chain", segment_size_bytes, files=self.files)
         self.chain.load()
         self.end = self.chain.last.end if self.chain.last else 0
@@ -88,9 +88,9 @@ class Leader:
         return self.end
 
     def _unit(self, data: bytes) -> None:
-        if not self.queue.files or self.end >= self.queue.files[-1].start + self.size:
-            self.queue.create_next()
-        file = self.queue.files[-1]
+        if not self.segments.files or self.end >= self.segments.files[-1].start + self.size:
+            self.segments.create_next()
+        file = self.segments.files[-1]
         file.pwrite(data, self.end - file.start)
         stop = self.end + len(data)
         self.chain.append(ChainUnit(self.end, stop, 0, crc32c(data), self.chain.value))
@@ -113,14 +113,14 @@ class Leader:
         return self.record.position(self.fencing_token)
 
     def bytes(self, stop: int) -> bytes:
-        return read_log(self.queue, stop)
+        return read_log(self.segments, stop)
 
     def close(self) -> None:
         self.rings.close()
         self.control.close()
         self.wakeup.close()
         self.chain.close()
-        self.queue.close()
+        self.segments.close()
 
 
 class CommitLogPort:
@@ -174,7 +174,7 @@ class CommitLogPort:
             self.changed.notify_all()
 
     def bytes(self, stop: int) -> bytes:
-        return read_log(self.log.queue, stop)
+        return read_log(self.log.segments, stop)
 
     def close(self) -> None:
         self.log.close(clean=False)

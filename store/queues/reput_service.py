@@ -50,8 +50,11 @@ class UndispatchedUnit(NamedTuple):
     keyed: Keyed | None
 
 
-class Dispatch:
-    """Moves the dispatched end of a store. Callers: one thread; `remember` under the put lock."""
+class ReputService:
+    """Moves the dispatched end of a store. Callers: one thread; `remember` under the put lock.
+
+    Source: ReputMessageService.
+    """
 
     def __init__(
         self, log: CommitLog, queues: ConsumeQueues, *, put_lock: PutLock, flags: RunningFlags
@@ -89,7 +92,7 @@ class Dispatch:
         """Whether the records to dispatch up to `confirmed` include one of `queues`, or may do so."""
         with self._put_lock:
             if not self._pending or self._pending[0].start > self.dispatched:
-                # It is in the log only.
+                # These records are in the log only.
                 return self.dispatched < confirmed
             for unit in self._pending:
                 if unit.end > confirmed:
@@ -133,13 +136,7 @@ class Dispatch:
             if unit is not None and unit.start == self.dispatched:
                 if unit.end > confirmed:
                     break
-                queue = self._queues.get(unit.topic, unit.queue_id)
-                if self._holes:
-                    self._point_into_damage(queue, unit.first_offset, int(unit.positions[0]))
-                queue.append(unit.first_offset, unit.positions, unit.sizes, unit.tags_codes)
-                self._changed_queues.add((unit.topic, unit.queue_id))
-                if unit.topic in _DELAY_TOPICS:
-                    self.delayed += 1
+                self._append_units(unit, unit.tags_codes)
                 self.dispatched = unit.end
                 if self.index is not None:
                     self._index(self.index, unit)
@@ -149,6 +146,16 @@ class Dispatch:
                     break
             if self._clock.monotonic() > deadline:
                 break
+
+    def _append_units(self, found: UndispatchedUnit | rows.RowRun, tags_codes: Int64s) -> None:
+        """Append the units of neighbouring records of one queue, and note that the queue changed."""
+        queue = self._queues.get(found.topic, found.queue_id)
+        if self._holes:
+            self._point_into_damage(queue, found.first_offset, int(found.positions[0]))
+        queue.append(found.first_offset, found.positions, found.sizes, tags_codes)
+        self._changed_queues.add((found.topic, found.queue_id))
+        if found.topic in _DELAY_TOPICS:
+            self.delayed += 1
 
     def _index(self, index: IndexBuilder, unit: UndispatchedUnit) -> None:
         keyed = None
@@ -171,7 +178,7 @@ class Dispatch:
 
     def _from_log(self, upto: int) -> bool:
         """Dispatch a slice that is read back. Returns: whether there was any."""
-        at, size = self.dispatched, self._log.config.segment_size_bytes
+        at = self.dispatched
         view, base, walk = self._log.walk(
             at,
             upto,
@@ -180,25 +187,11 @@ class Dispatch:
             check_position=False,
             limit=rows.SLICE_ROWS,
         )
-        if len(walk.positions):
-            for run in rows.runs(view, base, walk.positions, walk.sizes, columns=rows.RUN_COLUMNS):
-                queue = self._queues.get(run.topic, run.queue_id)
-                if self._holes:
-                    self._point_into_damage(queue, run.first_offset, int(run.positions[0]))
-                queue.append(
-                    run.first_offset,
-                    run.positions,
-                    run.sizes,
-                    rows.tags_codes(run.topic, run.batch, self._log.config.delay_levels_ms),
-                )
-                self._changed_queues.add((run.topic, run.queue_id))
-                if run.topic in _DELAY_TOPICS:
-                    self.delayed += 1
-        self.dispatched = walk.end
-        following = at - at % size + size
-        if walk.reason is record.WalkStop.BLANK or walk.end > following - fmt.BLANK_BYTES:
-            self.dispatched = following
-        elif walk.end == at and walk.reason is not record.WalkStop.STOPPED:
+        levels_ms = self._log.config.delay_levels_ms
+        for run in rows.runs(view, base, walk.positions, walk.sizes, columns=rows.RUN_COLUMNS):
+            self._append_units(run, rows.tags_codes(run.topic, run.batch, levels_ms))
+        self.dispatched = self._log.next_walk_start(at, walk)
+        if self.dispatched == at and walk.reason is not record.WalkStop.STOPPED:
             if walk.reason is record.WalkStop.SHORT and self._comes_later(at, upto):
                 return False
             self._pass_over(at, upto, walk.reason.value)
@@ -212,7 +205,7 @@ class Dispatch:
     def _pass_over(self, at: int, upto: int, fault: str) -> None:
         """Continue after damage below the confirmed end, so that the whole records after it can be read."""
         self._log.note_damage(self._log.damage(at, fault))
-        self.dispatched = self._log.behind_damage(at, upto)
+        self.dispatched = self._log.next_record_after(at, upto)
         self._holes.append((at, self.dispatched))
 
     def _point_into_damage(self, queue: ConsumeQueue, upto: int, position: int) -> None:

@@ -12,7 +12,7 @@ from raymq.store import fastjson
 from raymq.store.config import StoreConfig
 from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
-from raymq.store.services.upkeep import PAUSE_MIN_MS
+from raymq.store.services.checkpoint_service import PAUSE_MIN_MS
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm, dispatch_all
@@ -25,7 +25,7 @@ CONFIG = StoreConfig(
 
 
 class Shop:
-    """A store on a disk in memory, whose owner calls its upkeep."""
+    """A store on a disk in memory, whose owner runs its checkpoint service."""
 
     def __init__(self) -> None:
         self.disk = SimulatedDisk(record=False)
@@ -41,11 +41,11 @@ class Shop:
         self.store.put(request([b"x" * 100] * count))
         return self.store.state.store_time_ms
 
-    def upkeep(self) -> None:
+    def run_twice(self) -> None:
         """A second later, and as long after that as a pause may be."""
-        self.store.upkeep.run_once()
+        self.store.checkpoint_service.run_once()
         self.clock.advance(PAUSE_MIN_MS)
-        self.store.upkeep.run_once()
+        self.store.checkpoint_service.run_once()
 
     @property
     def checkpoint(self) -> tuple[int, int]:
@@ -70,7 +70,7 @@ def shop() -> Shop:
 def test_the_checkpoint_has_the_times_of_what_is_synced(shop: Shop) -> None:
     newest = shop.put()
     confirm(shop.store)
-    shop.upkeep()
+    shop.run_twice()
     assert shop.checkpoint == (newest, newest)
     shop.store.abandon()
     shop.open()
@@ -80,31 +80,31 @@ def test_the_checkpoint_has_the_times_of_what_is_synced(shop: Shop) -> None:
 def test_the_checkpoint_never_has_the_time_of_a_message_that_is_not_synced(shop: Shop) -> None:
     synced = shop.put()
     confirm(shop.store)
-    shop.upkeep()
+    shop.run_twice()
     shop.put()
-    shop.upkeep()
+    shop.run_twice()
     assert shop.checkpoint == (synced, synced)
     # In the log and on disk, but in no consume queue.
     shop.store.log.sync()
     newest = shop.store.state.store_time_ms
-    shop.upkeep()
+    shop.run_twice()
     assert shop.checkpoint == (newest, synced)
     shop.store.log.note_confirmed(shop.store.log.end)
     dispatch_all(shop.store)
     # In the consume queues, but not on disk: their next sync is not due.
-    shop.store.upkeep.run_once()
+    shop.store.checkpoint_service.run_once()
     assert shop.checkpoint == (newest, synced)
-    shop.upkeep()
+    shop.run_twice()
     assert shop.checkpoint == (newest, newest)
 
 
 def test_a_message_that_is_appended_beside_the_look_at_the_clock_does_not_count(shop: Shop) -> None:
     for _ in range(600):
         shop.put()
-        shop.store.upkeep.run_once()
+        shop.store.checkpoint_service.run_once()
     before = shop.checkpoint
     confirm(shop.store)
-    shop.upkeep()
+    shop.run_twice()
     assert before[0] < shop.checkpoint[0] == shop.store.state.store_time_ms
 
 
@@ -112,7 +112,7 @@ def test_a_rebuild_of_the_consume_queues_takes_their_time_back(shop: Shop) -> No
     confirm(shop.store)
     newest = shop.put(30)
     confirm(shop.store)
-    shop.upkeep()
+    shop.run_twice()
     assert shop.checkpoint == (newest, newest)
     shop.store.abandon()
     shop.disk.remove_tree(ROOT / "consumequeue" / "t")
@@ -127,7 +127,7 @@ def test_the_configuration_is_written_while_the_store_runs(shop: Shop) -> None:
     # A queue of a topic that was never created.
     store.put_inner([InnerMessage("%RETRY%g", 0, b"x")])
     confirm(store)
-    shop.upkeep()
+    shop.run_twice()
     topics = shop.config("topics.json")["topicConfigTable"]
     assert {"t", "%RETRY%g", "rmq_sys_raymq"} <= set(topics)  # type: ignore[call-overload]
     assert shop.config("consumerOffset.json")["offsetTable"] == {"t@g": {0: 3, 1: 4}}
@@ -142,16 +142,16 @@ def test_the_configuration_is_written_while_the_store_runs(shop: Shop) -> None:
 
 def test_the_configuration_says_only_what_is_on_disk(shop: Shop) -> None:
     confirm(shop.store)
-    shop.upkeep()
+    shop.run_twice()
     shop.store.commit_offsets("g", "t", {0: 3})
-    shop.upkeep()
+    shop.run_twice()
     shop.store.commit_offsets("g", "t", {0: 4})
     assert "offsetTable" not in shop.config("consumerOffset.json")
     confirm(shop.store)
     # First the state when the files were due, then the later one.
-    shop.store.upkeep.run_once()
+    shop.store.checkpoint_service.run_once()
     assert shop.config("consumerOffset.json")["offsetTable"] == {"t@g": {0: 3}}
-    shop.upkeep()
+    shop.run_twice()
     assert shop.config("consumerOffset.json")["offsetTable"] == {"t@g": {0: 4}}
 
 
@@ -159,52 +159,52 @@ def test_what_did_not_change_is_not_written_again_and_not_more_often_than_every_
     shop: Shop,
 ) -> None:
     confirm(shop.store)
-    shop.upkeep()
+    shop.run_twice()
     written = shop.disk.calls["rename"]
     for _ in range(20):
         shop.put()
         confirm(shop.store)
-        shop.upkeep()
+        shop.run_twice()
     assert shop.disk.calls["rename"] == written
     shop.clock.advance(PAUSE_MIN_MS)
     for offset in range(20):
         shop.store.commit_offsets("g", "t", {0: offset})
         confirm(shop.store)
-        shop.store.upkeep.run_once()
+        shop.store.checkpoint_service.run_once()
     assert shop.config("consumerOffset.json")["offsetTable"] == {"t@g": {0: 0}}
 
 
 def test_a_full_disk_is_reported_and_the_files_are_written_when_there_is_room(shop: Shop) -> None:
     confirm(shop.store)
     shop.disk.fail("truncate", error=errno.ENOSPC, forever=True)
-    shop.upkeep()
-    assert "full" in str(shop.store.upkeep.failed)
+    shop.run_twice()
+    assert "full" in str(shop.store.checkpoint_service.failed)
     assert shop.config("topics.json") == {}
     shop.disk.heal()
-    shop.upkeep()
-    assert shop.store.upkeep.failed is None
+    shop.run_twice()
+    assert shop.store.checkpoint_service.failed is None
     assert "t" in shop.config("topics.json")["topicConfigTable"]  # type: ignore[operator]
 
 
-def test_a_sync_that_failed_ends_the_upkeep_and_one_without_a_descriptor_does_not(
+def test_a_sync_that_failed_ends_the_service_and_one_without_a_descriptor_does_not(
     shop: Shop,
 ) -> None:
     shop.put()
     confirm(shop.store)
-    shop.store.upkeep.run_once()
+    shop.store.checkpoint_service.run_once()
     opened = shop.store.consume_queues.opened
     for file in list(opened._open):
         file.let_go()
         opened.closed(file)
     shop.clock.advance(PAUSE_MIN_MS)
     shop.disk.fail("open_file", error=errno.EMFILE)
-    shop.store.upkeep.run_once()
-    assert "Too many open files" in str(shop.store.upkeep.failed)
+    shop.store.checkpoint_service.run_once()
+    assert "Too many open files" in str(shop.store.checkpoint_service.failed)
     assert shop.store.log.marks.dispatched_end == 0
-    shop.upkeep()
+    shop.run_twice()
     assert shop.store.log.marks.dispatched_end == shop.store.dispatched
     shop.put()
     confirm(shop.store)
     shop.disk.fail("sync_data")
     with pytest.raises(OSError, match="Input/output"):
-        shop.upkeep()
+        shop.run_twice()

@@ -28,8 +28,8 @@ SHARE = 100
 TIMES_MAX = 256
 
 
-class Upkeep:
-    """Callers: one thread calls `run_once` about every second."""
+class CheckpointService:
+    """Writes checkpoint and configuration files. Callers: one thread calls `run_once` about every second."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -48,7 +48,7 @@ class Upkeep:
         self.failed: str | None = None
 
     def run_once(self) -> None:
-        """Do what is due. Failures are tried again, but for a failed fsync.
+        """Run each job whose interval has passed. Failures are tried again, but for a failed fsync.
 
         Raises: OSError, Unavailable where a sync of a consume queue failed: only another start writes them again.
         """
@@ -86,7 +86,7 @@ class Upkeep:
     # --- checkpoint -----------------------------------------------------------------------------------------
 
     def _note_time(self) -> None:
-        # The time first: a record that is appended between the two has a later one.
+        # The time is read before the end: a record that is appended in between has a later time.
         time_ms = self._store.state.store_time_ms
         end = self._store.log.end
         if not self._times or end > self._times[-1][0]:

@@ -1,7 +1,7 @@
 """Compares every fetched record with its CRC before the program sees it.
 
-This covers the disk, the shard's memory and the network. After a mismatch the shard is asked whether its own copy is
-damaged, and in which file.
+The comparison covers the disk, the shard's memory and the network. After a mismatch the shard is asked whether its own
+copy is damaged, and in which file.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from raymq.store.errors import Corrupt, Rejected, Unavailable
+from raymq.store.format import PHYSICAL_OFFSET_AT
 from raymq.store.queues.raw_records import before, fault_of
 from raymq.store.records.record_walk import RecordFault
 from raymq.store.requests import FetchSlice
@@ -16,19 +17,18 @@ from raymq.store.requests import FetchSlice
 if TYPE_CHECKING:
     from raymq.cluster.transport.routes import Routes
 
-#: where a record holds its physical offset
-_PHYSICAL_OFFSET_AT = 28
 
-
-def checked(found: list[FetchSlice], routes: Routes, topic: str, shard: int) -> list[FetchSlice]:
+def verify_slices(
+    found: list[FetchSlice], routes: Routes, topic: str, shard: int
+) -> list[FetchSlice]:
     """The answer of a fetch, per queue: the records before the first damaged one, or the error.
 
-    Raises: Unavailable when the shard does not answer, or when its copy is whole: the same fetch may succeed then.
+    Raises: Unavailable when the shard does not answer, or when its copy is intact: the same fetch may succeed then.
     """
-    return [_checked(part, routes, topic, shard) for part in found]
+    return [_verify_slice(part, routes, topic, shard) for part in found]
 
 
-def _checked(part: FetchSlice, routes: Routes, topic: str, shard: int) -> FetchSlice:
+def _verify_slice(part: FetchSlice, routes: Routes, topic: str, shard: int) -> FetchSlice:
     if part.records is None:
         if isinstance(part.error, Corrupt):
             return part._replace(error=_of_shard(part.error, shard))
@@ -38,22 +38,23 @@ def _checked(part: FetchSlice, routes: Routes, topic: str, shard: int) -> FetchS
         return part
     if fault.row:
         return before(part, fault.row)
-    return part._replace(records=None, error=_what_the_shard_has(part, routes, topic, shard, fault))
+    return part._replace(records=None, error=_ask_the_shard(part, routes, topic, shard, fault))
 
 
-def _what_the_shard_has(
+def _ask_the_shard(
     part: FetchSlice, routes: Routes, topic: str, shard: int, fault: RecordFault
 ) -> Corrupt:
+    """The error of a record that is damaged in the shard, too. Raises: Unavailable when the shard's copy is intact."""
     offset = part.first_offset
-    where = {"topic": topic, "queue_id": part.queue_id, "offset": offset}
+    arguments = {"topic": topic, "queue_id": part.queue_id, "offset": offset}
     try:
-        routes.call(shard, "check_record", where)
+        routes.call(shard, "check_record", arguments)
     except Corrupt as error:
         return _of_shard(error, shard)
     except Rejected:
         # A shard that does not know the operation.
         records: Any = part.records
-        at = records[0].as_py()[_PHYSICAL_OFFSET_AT : _PHYSICAL_OFFSET_AT + 8]
+        at = records[0].as_py()[PHYSICAL_OFFSET_AT : PHYSICAL_OFFSET_AT + 8]
         return Corrupt(
             f"shard {shard}: message {offset} of queue {part.queue_id} of {topic} is damaged ({fault.rule}); "
             "`raymq store verify` names the file",
@@ -62,8 +63,8 @@ def _what_the_shard_has(
             rule=fault.rule,
         )
     raise Unavailable(
-        f"message {offset} of queue {part.queue_id} of {topic} arrived damaged ({fault.rule}) from shard {shard}: its "
-        "own copy is whole, so memory or the network changes bytes",
+        f"message {offset} of queue {part.queue_id} of {topic} arrived damaged ({fault.rule}) from shard {shard}, "
+        "whose own copy is intact. Suspect faulty memory or network; test the RAM of both machines",
         shard=shard,
     )
 

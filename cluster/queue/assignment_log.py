@@ -1,8 +1,8 @@
-"""How a durable queue is kept in the log: a topic of items, and a topic that says which request received which items.
+"""The two topics of a durable queue: one holds its items, one records which request received which items.
 
 Topic NAME has one queue with the items. Any consumer may read it. Topic %TAKEN%NAME, on the same shard, has a record
 for each assignment: {"by": writer, "next": first unassigned item, "given": [[request, first, count]...]}. The end of
-that topic is the whole state of the queue: nothing else must survive.
+the second topic is the whole state of the queue: nothing else must survive.
 """
 
 from __future__ import annotations
