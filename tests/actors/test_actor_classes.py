@@ -39,12 +39,17 @@ import errno, sys, threading
 from raymq.actors.ray import actor_classes
 from raymq.actors.satellites import satellite
 
+printed = threading.Event()
+
 def refuse(**_):
+    # The end of the process must not overtake the line that the test reads.
+    printed.wait(60)
     raise OSError(errno.EMFILE, "Too many open files")
 
 satellite.boot_id_hash = refuse
 actor = actor_classes.FlushActor({"data_dir": sys.argv[1], "role": "group_commit", "flush": "sync", "options": {}})
 print("constructed", actor.status()["role"], flush=True)
+printed.set()
 threading.Event().wait(60)
 """
 
