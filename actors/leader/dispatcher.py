@@ -155,14 +155,14 @@ class Dispatcher:
         began_ms = self._clock.monotonic_ms()
         confirmed = self._store.log.confirmed
         # Checked before the queues are read: a dispatch between the two is not missed.
-        behind = self._store.dispatched < confirmed
-        awaits_dispatch = behind and self._awaits_dispatch(request, confirmed)
+        dispatch_lags = self._store.dispatched < confirmed
+        may_hold = request.wait_ms > 0 or self._awaits_dispatch(request, confirmed)
         found = self._read(request)
-        if behind and any(isinstance(each.error, OffsetOutOfRange) for each in found):
+        if dispatch_lags and any(isinstance(each.error, OffsetOutOfRange) for each in found):
             # The range in the error must end after every acknowledged message.
             self.await_confirmed()
             found = self._read(request)
-        if found or (request.wait_ms <= 0 and not awaits_dispatch):
+        if found or not may_hold:
             return found
         return self._hold(request, began_ms, confirmed)
 

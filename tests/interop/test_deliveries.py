@@ -155,7 +155,7 @@ STORIES = (
 
 
 @pytest.fixture(scope="module")
-def told(
+def stories(
     rocketmq: RocketMQ, config: StoreConfig, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[Story, Future[None]]]:
     """All at the same time, each on stores of its own: they wait for messages to be due."""
@@ -166,24 +166,24 @@ def told(
         }
 
 
-def test_what_is_delivered_is_the_same(told: dict[Story, Future[None]]) -> None:
-    told[deliver_the_same].result()
+def test_what_is_delivered_is_the_same(stories: dict[Story, Future[None]]) -> None:
+    stories[deliver_the_same].result()
 
 
 @pytest.mark.parametrize(
     "story", [take_over_after_a_halt, take_over_after_a_stop], ids=["halted", "shut down"]
 )
 def test_we_deliver_what_rocketmq_left_waiting_and_it_delivers_nothing_again(
-    told: dict[Story, Future[None]], story: Story
+    stories: dict[Story, Future[None]], story: Story
 ) -> None:
-    told[story].result()
+    stories[story].result()
 
 
-def test_rocketmq_delivers_what_we_left_waiting_once(told: dict[Story, Future[None]]) -> None:
-    told[hand_over].result()
+def test_rocketmq_delivers_what_we_left_waiting_once(stories: dict[Story, Future[None]]) -> None:
+    stories[hand_over].result()
 
 
 def test_messages_that_rocketmq_added_and_delivered_between_two_of_our_runs_come_once(
-    told: dict[Story, Future[None]],
+    stories: dict[Story, Future[None]],
 ) -> None:
-    told[deliver_in_turn].result()
+    stories[deliver_in_turn].result()
