@@ -49,6 +49,8 @@ logger = logging.getLogger("raymq.store")
 
 #: in `raymq/meta`: a sync of a consume queue failed, and its bytes in the page cache may never reach the disk
 QUEUES_DOUBTFUL = "queues_doubtful"
+#: in `raymq/meta`: the first start of a store that RocketMQ wrote is not finished, so marks come without an identity
+ADOPTING = "adopting"
 #: bytes written again at a time
 REWRITE_BYTES = 1 << 20
 #: places of damage that are remembered
@@ -654,6 +656,8 @@ class CommitLog:
         self.complete_chain()
         # From now on these units prove the recovered bytes, after another power loss too.
         self.chain.sync()
+        if not self.own:
+            self.meta.update({ADOPTING: True})
         self.marks.lower(end)
         self.marks.appended_end = end
         if not self.same_boot:
@@ -695,8 +699,9 @@ class CommitLog:
         """Note this boot, whose marks are valid from here on. A recovery that fails earlier can be repeated."""
         left_pool = self.pool.left(self.meta.get("pool"))
         pool_name = self.pool.open(self.end)
-        boot = {"format": 1, "clean": False, "cut": None, QUEUES_DOUBTFUL: None, "pool": pool_name}
-        self.meta.update({**boot, **self._identity})
+        boot = {"format": 1, "clean": False, "pool": pool_name}
+        ended = dict.fromkeys(("cut", QUEUES_DOUBTFUL, ADOPTING))
+        self.meta.update({**boot, **ended, **self._identity})
         if left_pool and pool_name is None:
             self.pool.remove()
 

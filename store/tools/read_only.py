@@ -22,6 +22,7 @@ from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, Rejected
 from raymq.store.files import Files
 from raymq.store.log.chain import Chain, ChainUnit
+from raymq.store.log.commit_log import ADOPTING
 from raymq.store.log.log_files import read_of
 from raymq.store.log.log_reads import walk_piece
 from raymq.store.log.log_scan import NO_TOP, Known, Scan, foreign_end, next_record, scan
@@ -111,7 +112,7 @@ class ReadOnlyStore:
         meta_path = self.root / "raymq" / "meta"
         if poisoned:
             self.faults.add(meta_path, 0, "poisoned", str(poisoned))
-        if not self.own and self.marks.appended_end:
+        if not self.own and self.marks.appended_end and not self.meta.get(ADOPTING):
             self.faults.add(meta_path, 0, META, "this replica's identity and promises are gone")
         if self.log is None:
             if self.marks.synced_end:
@@ -296,7 +297,7 @@ class ReadOnlyStore:
     @property
     def queues_end(self) -> int:
         """Consume queues are trusted up to here. A start cuts their units of later records."""
-        if not self.own or self.same_boot or not self.crashed:
+        if self.same_boot or not self.crashed:
             return self.end
         return min(self.end, self.marks.dispatched_end)
 

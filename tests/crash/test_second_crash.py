@@ -7,12 +7,16 @@ import pytest
 from raymq.store import record
 from raymq.store.errors import Unavailable
 from raymq.store.failpoints import FailPointReached, failpoint
+from raymq.store.log.marks import read_marks
+from raymq.store.log.meta import read_meta
 from raymq.store.log.snapshot_head import read_head, snapshot_starts
+from raymq.store.tools.inspect import check as inspect_store
 from tests.support.batches import request
 from tests.support.confirming import confirm, dispatch_all
-from tests.support.crash_check import Checker, check_snapshots
+from tests.support.crash_check import Checker, check_snapshots, states
 from tests.support.crash_states import disk_of, kill_states, last_states
-from tests.support.crash_traces import CONFIG, SEED, Promise, Trace, open_store
+from tests.support.crash_traces import CONFIG, ROOT, SEED, Promise, Trace, open_store
+from tests.support.crash_workloads import make_trace
 from tests.support.simulated_disk import SimulatedDisk
 
 SIZE = CONFIG.segment_size_bytes
@@ -175,3 +179,27 @@ def test_the_check_refuses_any_other_segment_without_a_snapshot() -> None:
     store.put(request([b"next"]))
     with pytest.raises(AssertionError, match="record follows"):
         check_snapshots(store)
+
+
+def broken_off_first_starts(trace: Trace) -> list[SimulatedDisk]:
+    """Disks that crashes leave of the first start of a store that RocketMQ wrote. `verify` finds no fault in them.
+
+    Returns: those with marks.
+    """
+    found = []
+    for power, image in states(trace, 2):
+        if read_meta(ROOT / "raymq/meta", files=image).get("store_id") is None:
+            faults = inspect_store(ROOT, image).faults
+            assert faults == [], f"power loss: {power}, at {image.crashed_at}"
+            if read_marks(ROOT / "raymq/marks", files=image).appended_end:
+                found.append(image)
+    return found
+
+
+def test_verify_calls_nothing_a_fault_that_a_broken_off_first_start_leaves() -> None:
+    trace = make_trace("foreign", 512)
+    once = broken_off_first_starts(trace)
+    trace.begin_with_crash(once[0], power=True)
+    trace.go_on()
+    # The second start empties the consume queues, which no mark proves.
+    assert len(once) > 1 < len(broken_off_first_starts(trace))
