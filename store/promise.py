@@ -17,7 +17,7 @@ from .status import PutStatus
 #: whether a shard syncs before it answers; the same for all its puts
 Flush = Literal["sync", "async"]
 #: the replicas that a receipt waits for: "quorum" is every replica that the promise counts, "leader" is one machine.
-#: Append only: the position is the code on the wire (actors/protocol/row_message.py). Only "quorum" may wait for
+#: Append only: the position is the code on the wire (actors/protocol/small_puts.py). Only "quorum" may wait for
 #: replicas.
 Acks = Literal["quorum", "leader"]
 

@@ -8,17 +8,25 @@ from __future__ import annotations
 from .records.record_check import batch_bytes, check_put, wait_store_ok
 from .records.record_decode import RECORD_SCHEMA, decode, select
 from .records.record_encode import Prepared, blank, encode_record, prepare
-from .records.record_row import BATCH_BYTES_MAX, PUT_SCHEMA, PreparedRow, Row, only_row
 from .records.record_walk import MAGICS, Walk, WalkStop, walk
+from .records.small_batch import (
+    PUT_SCHEMA,
+    SMALL_BYTES_MAX,
+    SMALL_ROWS_MAX,
+    PreparedSmallBatch,
+    SmallBatch,
+    small_batch,
+)
 
 __all__ = [
-    "BATCH_BYTES_MAX",
     "MAGICS",
     "PUT_SCHEMA",
     "RECORD_SCHEMA",
+    "SMALL_BYTES_MAX",
+    "SMALL_ROWS_MAX",
     "Prepared",
-    "PreparedRow",
-    "Row",
+    "PreparedSmallBatch",
+    "SmallBatch",
     "Walk",
     "WalkStop",
     "batch_bytes",
@@ -26,9 +34,9 @@ __all__ = [
     "check_put",
     "decode",
     "encode_record",
-    "only_row",
     "prepare",
     "select",
+    "small_batch",
     "wait_store_ok",
     "walk",
 ]

@@ -8,15 +8,15 @@ import pyarrow as pa
 
 from .errors import RayMQError
 from .promise import Acks
-from .records.record_row import Row
+from .records.small_batch import SmallBatch
 
 
 class PutRequest(NamedTuple):
-    """One batch of one queue (record.PUT_SCHEMA), or a single row."""
+    """One batch of one queue: columns of record.PUT_SCHEMA, or a few rows."""
 
     topic: str
     queue_id: int
-    batch: pa.RecordBatch | Row
+    batch: pa.RecordBatch | SmallBatch
     #: None: not idempotent, no stamp in the records
     producer_id: int | None
     epoch: int

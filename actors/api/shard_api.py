@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from raymq.store.errors import DeliveryUnknown, RayMQError
 from raymq.store.promise import ACKS
-from raymq.store.record import Row
+from raymq.store.record import SmallBatch
 from raymq.store.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
 
 from .call_arguments import check_name, check_whole, unfit
@@ -80,6 +80,15 @@ class ShardBackend(Protocol):
         Raises: Rejected, Unavailable at once, with nothing stored; the ticket may fail with them later.
         """
 
+    def put_many(
+        self,
+        requests: Sequence[PutRequest],
+        notify: Callable[[], None] | None = None,
+        *,
+        alone: bool = False,
+    ) -> list[PutTicket | RayMQError]:
+        """Append small batches together, in their order. Returns: the ticket, or the refusal, of each."""
+
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """The queues asked for that have records or an error; blocks up to `wait_ms` while none has."""
 
@@ -92,13 +101,13 @@ class ShardBackend(Protocol):
         """Serve one stream of the leader's Replication until `frames` ends."""
 
 
-def put_request(meta: dict[str, Any], batch: pa.RecordBatch | Row) -> PutRequest:
+def put_request(meta: dict[str, Any], batch: pa.RecordBatch | SmallBatch) -> PutRequest:
     """A put as it came over the network. Args: `meta` as in protocol/flight_messages.py.
 
     Raises: Rejected; KeyError, TypeError, ValueError for other metadata.
     """
-    if isinstance(batch, Row):
-        # The fields of `unpack_row` have their types.
+    if isinstance(batch, SmallBatch):
+        # The fields of `unpack_puts` have their types.
         return PutRequest(
             meta["topic"],
             meta["queue"],

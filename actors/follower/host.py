@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.shared.maintenance import Maintenance
 from raymq.actors.supervise.replica_host import Body, ReplicaHost
-from raymq.store.errors import Corrupt, Rejected, StorageFull, Unavailable
+from raymq.store.errors import Corrupt, RayMQError, Rejected, StorageFull, Unavailable
 from raymq.store.log.chain import ChainUnit
 from raymq.store.log.clean import CleanService
 from raymq.store.log.commit_log import CommitLog
@@ -168,6 +168,16 @@ class FollowerHost(ReplicaHost):
             field="mode",
             status=PutStatus.SERVICE_NOT_AVAILABLE.value,
         )
+
+    def put_many(
+        self,
+        requests: Sequence[PutRequest],
+        notify: Callable[[], None] | None = None,
+        *,
+        alone: bool = False,
+    ) -> list[PutTicket | RayMQError]:
+        """As `put`."""
+        return [self.put(request) for request in requests]
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """A mirror's follower serves no reads."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -109,6 +109,19 @@ class Appender:
         else:
             self._append_inline(entry)
         return entry.taken
+
+    def put_many(self, puts: Sequence[tuple[PutTicket, CheckedPut]]) -> None:
+        """Take small puts, in their order. Raises: nothing; errors go to the tickets."""
+        if not puts:
+            return
+        entries = [QueuedPut(ticket, checked, 0) for ticket, checked in puts]
+        self._queued.extend(entries)
+        if self._ended:
+            self._refuse_queued()
+        elif self._bytes:
+            self._wake.set()
+        else:
+            self._append_inline(entries[-1])
 
     def _append_inline(self, mine: QueuedPut) -> None:
         """Append queued puts in the caller's thread, until its own put is appended."""

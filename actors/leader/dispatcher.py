@@ -15,8 +15,6 @@ from raymq.store.requests import FetchRequest, FetchSlice
 #: while no reader waits for a unit, units are dispatched together: each dispatch alone takes the interpreter from the
 #: puts
 DISPATCH_LINGER_S = 0.01
-#: how often to check in this time whether a reader waits for one of the gathered units
-LINGER_CHECKS = 5
 #: how long a read that finds nothing waits for messages that were confirmed before it. Dispatch of a queue's first
 #: message waits for a new file
 FIRST_DISPATCH_WAIT_MS = 5_000
@@ -100,15 +98,8 @@ class Dispatcher:
 
     def _linger(self) -> None:
         """Wait until several units can be dispatched together, unless a reader waits for one of them."""
-        for _ in range(LINGER_CHECKS):
-            if self._awaiting or self._stopping or self._reader_waits_for_confirmed():
-                break
-            if self._urgent.wait(
-                DISPATCH_LINGER_S / LINGER_CHECKS if self._reads else DISPATCH_LINGER_S
-            ):
-                break
-            if not self._reads:
-                break
+        if not (self._awaiting or self._stopping or self._reader_waits_for_confirmed()):
+            self._urgent.wait(DISPATCH_LINGER_S)
         self._urgent.clear()
 
     def _reader_waits_for_confirmed(self) -> bool:
@@ -121,6 +112,8 @@ class Dispatcher:
         # While the loop lingers, the first of many calls has set it already.
         if not self._wake.is_set():
             self._wake.set()
+        if self._reads and not self._urgent.is_set() and self._reader_waits_for_confirmed():
+            self._urgent.set()
 
     def stop(self) -> None:
         """End `run`, and every read that waits."""
@@ -182,7 +175,7 @@ class Dispatcher:
                     return found
                 if self._stopping:
                     raise Unavailable("the shard is stopping", field="shard")
-                if awaits_dispatch:
+                if self._awaits_dispatch(request, self._store.log.confirmed):
                     self._urgent.set()
                 dispatched.wait(left_ms / 1000)
 

@@ -7,7 +7,7 @@ cluster/transport/flight_server.py), so nothing here knows the network.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from raymq.actors.api.call_arguments import check_known, check_whole
@@ -152,7 +152,7 @@ class LeaderHost(ReplicaHost):
             self.supervisor.appends.announce()
         try:
             checked = self._put_path.check(request)
-        except (Rejected, Unavailable):
+        except RayMQError:
             self.counters.rejected += 1
             raise
         ticket = PutTicket(notify, began)
@@ -162,9 +162,42 @@ class LeaderHost(ReplicaHost):
             self.acks.await_sync(ticket, request.acks, self._appender)
         return ticket
 
+    def put_many(
+        self,
+        requests: Sequence[PutRequest],
+        notify: Callable[[], None] | None = None,
+        *,
+        alone: bool = False,
+    ) -> list[PutTicket | RayMQError]:
+        """Append small batches together. Returns: the ticket, or the refusal, of each."""
+        if len(requests) == 1:
+            try:
+                return [self.put(requests[0], notify, alone=alone)]
+            except RayMQError as error:
+                return [error]
+        began = self.clock.monotonic()
+        if not self.acks.waiting:
+            self.supervisor.appends.announce()
+        results: list[PutTicket | RayMQError] = []
+        puts: list[tuple[PutTicket, CheckedPut]] = []
+        for request in requests:
+            try:
+                if self.failed is not None or self._stopping:
+                    self.check_serving()
+                checked = self._put_path.check(request)
+            except RayMQError as error:
+                self.counters.rejected += 1
+                results.append(error)
+                continue
+            ticket = PutTicket(notify, began)
+            puts.append((ticket, checked))
+            results.append(ticket)
+        self._appender.put_many(puts)
+        return results
+
     def _on_appended(self) -> None:
         """Let the flusher, which is awake for a small put, sync while the put is counted and handed over."""
-        if self._small_put:
+        if self._small_put and not self._appender.waiting:
             self.acks.publish_early()
 
     def _append(self, checked: CheckedPut) -> Append:

@@ -1,10 +1,10 @@
 """The messages between a client and a shard, and how each of them travels.
 
     from -> to                  carried by                          messages
-    client -> shard             Arrow Flight, stream "put"          flight_messages, row_message
+    client -> shard             Arrow Flight, stream "put"          flight_messages, small_puts
     client -> shard             Arrow Flight, stream "fetch"        flight_messages
     client -> shard             Arrow Flight, action                operations, below
-    client -> shard             Ray actor calls, for ray://         ray_calls, row_message; operations
+    client -> shard             Ray actor calls, for ray://         ray_calls, small_puts; operations
     leader -> follower          Arrow Flight, stream "replicate"    raymq.replication.wire
     CommitLog <-> satellites    shared memory of one machine        actors/shared: control_block, ring, wakeup
     cluster -> shard            Ray actor calls                     ready, endpoint, status, credentials, set_routes,

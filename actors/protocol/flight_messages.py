@@ -5,7 +5,7 @@ app_metadata and its rows as an Arrow batch:
 
     put        -> {"id","topic","queue","pid","epoch","seq","acks","read"} + PUT_SCHEMA. Ids grow. "read" is the id of
                   the last ack that the client has read; without it acks may come a little later.
-                  A small single row travels as bytes without a batch instead: row_message.py
+                  Small batches travel as bytes without an Arrow batch instead, many in one message: small_puts.py
                <- {"acks": [{"id","first_offset","count","duplicates","store_time_ms",...} or {"id","error"}, ...]}
                   in the order of the batches; sometimes with "window": how many unanswered bytes the client may send
     fetch      -> {"id","topic","offsets":{queue: offset},"max_bytes","max_records","wait_ms"}

@@ -21,18 +21,18 @@ from typing import Any
 import pyarrow as pa
 
 from raymq.store.errors import RayMQError, Rejected, to_wire
-from raymq.store.record import Row
+from raymq.store.record import SmallBatch
 from raymq.store.requests import PutOutcome
 
-from .row_message import pack_row, unpack_row
+from .small_puts import pack_puts, unpack_puts
 
 #: batches of a call up to this size travel inside of it; Ray's own limit is 100 KB per argument
 INLINE_BYTES = 64 << 10
 #: where batches begin in a call that carries them
 _ALIGN = 8
-#: a call of a single row: kind (no other call begins with it), stream, number, alone; then the row
-_ROW_CALL = struct.Struct("<B16sQ?")
-_ROW_CALL_KIND = 2
+#: a call of small batches: kind (no other call begins with it), stream, number, alone; then the puts
+_SMALL_CALL = struct.Struct("<B16sQ?")
+_SMALL_CALL_KIND = 2
 #: the answer of a call whose one batch is stored: kind (JSON begins with another byte), then the ack
 _ONE_ACK = struct.Struct("<B7q")
 _ONE_ACK_KIND = 1
@@ -42,20 +42,19 @@ _ACK_FIELDS = ("id", *PutOutcome._fields)
 def pack_call(
     stream: str,
     number: int,
-    batches: list[tuple[dict[str, Any], pa.RecordBatch | Row]],
+    batches: list[tuple[dict[str, Any], pa.RecordBatch | SmallBatch]],
     *,
     alone: bool,
 ) -> tuple[bytes] | tuple[bytes, list[pa.Buffer]]:
     """The arguments of `append`: call `number` (from 1 on) of a stream.
 
-    Args: a batch is (metadata as in flight_messages.py, PUT_SCHEMA batch or row). `alone`: the producer sends nothing
-    before the answer.
+    Args: a batch is (metadata as in flight_messages.py, PUT_SCHEMA batch or a small one). `alone`: the producer sends
+    nothing before the answer.
     """
-    if len(batches) == 1:
-        meta, row = batches[0]
-        if isinstance(row, Row):
-            fields = _ROW_CALL.pack(_ROW_CALL_KIND, stream.encode(), number, alone)
-            return (fields + pack_row(meta, row),)
+    small = [(meta, data) for meta, data in batches if isinstance(data, SmallBatch)]
+    if len(small) == len(batches):
+        fields = _SMALL_CALL.pack(_SMALL_CALL_KIND, stream.encode(), number, alone)
+        return (fields + pack_puts(small),)
     # As whole buffers: a pickled slice of a batch would bring the whole batch with it.
     metas, buffers = [meta for meta, _ in batches], [_buffer(data) for _, data in batches]
     sizes = [data.size for data in buffers]
@@ -73,13 +72,13 @@ def unpack_call(
 ) -> tuple[dict[str, Any], list[tuple[dict[str, Any], Any]]]:
     """The inverse of `pack_call`. Raises: Rejected for other arguments."""
     try:
-        if call[0] == _ROW_CALL_KIND:
-            single = unpack_row(call[_ROW_CALL.size :])
-            if single is None:
-                raise ValueError("of a row")
-            _, name, number, alone = _ROW_CALL.unpack_from(call)
+        if call[0] == _SMALL_CALL_KIND:
+            puts = unpack_puts(call[_SMALL_CALL.size :])
+            if puts is None:
+                raise ValueError("of small batches")
+            _, name, number, alone = _SMALL_CALL.unpack_from(call)
             stream = name.decode("ascii", "replace")
-            return {"stream": stream, "number": number, "alone": alone}, [single]
+            return {"stream": stream, "number": number, "alone": alone}, [*puts]
         if buffers is not None:
             head = json.loads(call)
         else:
@@ -118,8 +117,8 @@ def _ack(number: Any, result: PutOutcome | RayMQError) -> dict[str, Any]:
     return {"id": number, **result._asdict()}
 
 
-def _buffer(batch: pa.RecordBatch | Row) -> pa.Buffer:
-    return (batch.to_batch() if isinstance(batch, Row) else batch).serialize()
+def _buffer(batch: pa.RecordBatch | SmallBatch) -> pa.Buffer:
+    return (batch.to_batch() if isinstance(batch, SmallBatch) else batch).serialize()
 
 
 def _aligned(size: int) -> int:

@@ -19,7 +19,7 @@ from raymq.actors.api.shard_api import PutTicket, ShardBackend, put_request
 from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
 from raymq.actors.protocol.ray_calls import pack_acks, unpack_call
 from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
-from raymq.store.record import PUT_SCHEMA, Row
+from raymq.store.record import PUT_SCHEMA, SmallBatch
 from raymq.store.requests import FetchSlice, PutOutcome
 
 from .concurrency_groups import GROUPS
@@ -125,8 +125,9 @@ class RayMethods:
 
     def _put(self, meta: dict[str, Any], data: Any, alone: bool) -> PutTicket | RayMQError:
         try:
-            batch = data if isinstance(data, Row) else pa.ipc.read_record_batch(data, PUT_SCHEMA)
-            return self._backend.put(put_request(meta, batch), alone=alone)
+            if not isinstance(data, SmallBatch):
+                data = pa.ipc.read_record_batch(data, PUT_SCHEMA)
+            return self._backend.put(put_request(meta, data), alone=alone)
         except RayMQError as error:
             return error
         except (KeyError, TypeError, ValueError, pa.ArrowException) as error:

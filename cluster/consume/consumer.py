@@ -13,8 +13,9 @@ from typing_extensions import Unpack
 
 from raymq.cluster.arguments import check_choice, check_number, check_offsets, takes_options_of
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.messages.columns import MESSAGE_SCHEMA, message_batch, messages
+from raymq.cluster.messages.columns import MESSAGE_SCHEMA, message_batch
 from raymq.cluster.messages.message import ReceivedMessage, queue_offsets
+from raymq.cluster.messages.received import received_messages
 from raymq.cluster.transport.routes import Routes
 from raymq.cluster.unclosed import OpenClient, warn_unclosed
 from raymq.store.clock import Clock
@@ -168,7 +169,7 @@ class Consumer(OpenClient):
         found: list[ReceivedMessage] = []
         piece = self._next(max_records, timeout)
         while piece is not None:
-            found += messages(message_batch(piece.shard, piece.records))
+            found += received_messages(piece.shard, piece.records)
             left = max_records - len(found)
             piece = self._next(left, 0.0, ready_only=True) if left > 0 else None
         return found
@@ -199,7 +200,7 @@ class Consumer(OpenClient):
                 return None
             # Only returned messages count: any other call gives the rest of the piece back first.
             self._positions[piece.queue_id] = piece.first_offset
-            self._iterating.extend(messages(message_batch(piece.shard, piece.records)))
+            self._iterating.extend(received_messages(piece.shard, piece.records))
             self._iterating_piece = piece
         self._check_open()
         message = self._iterating.popleft()

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.store import format as fmt
 from raymq.store.errors import Rejected
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.record import PUT_SCHEMA
-from raymq.store.records.properties import decode as decode_properties
 from raymq.store.records.properties import encode as encode_properties
 
-from .keys import as_binary, key_of, key_properties, keys_of
-from .message import INDEX_KEY_SEPARATOR, INDEX_KEYS, SYSTEM_PROPERTIES, ReceivedMessage
+from .keys import as_binary, key_properties, keys_of
+from .message import SYSTEM_PROPERTIES
 
 #: columns of `Consumer.poll_batch`. `properties` are encoded as in the log: `raymq.store.decode_properties` reads one
 MESSAGE_SCHEMA = pa.schema(
@@ -120,25 +117,3 @@ def message_batch(shard: int, records: pa.Array) -> pa.RecordBatch:
         made[name] if name in made else decoded.column(name) for name in MESSAGE_SCHEMA.names
     ]
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
-
-
-def messages(batch: pa.RecordBatch) -> Iterator[ReceivedMessage]:
-    """Iterate over the rows of a MESSAGE_SCHEMA batch as messages."""
-    for row in batch.to_pylist():
-        properties = decode_properties(row["properties"])
-        host, _, port = row["store_host"].rpartition(":")
-        words = properties.get(INDEX_KEYS, "").split(INDEX_KEY_SEPARATOR)
-        yield ReceivedMessage(
-            topic=row["topic"],
-            body=row["body"],
-            key=key_of(properties),
-            tag=row["tag"],
-            index_keys=tuple(word for word in words if word),
-            properties={n: v for n, v in properties.items() if n not in SYSTEM_PROPERTIES},
-            shard=row["shard"],
-            queue_id=row["queue_id"],
-            offset=row["offset"],
-            store_time_ms=row["store_time_ms"],
-            born_time_ms=row["born_time_ms"],
-            message_id=fmt.offset_message_id(host.strip("[]"), int(port), row["physical_offset"]),
-        )

@@ -91,8 +91,8 @@ class AsyncProducer(OpenClient):
     Args:
         cluster: the cluster to send to. `cluster.async_producer(...)` is the same call.
         acks: "quorum" (default) or "leader": which replicas have a message before its receipt. "leader" is quicker.
-        linger_ms: milliseconds (default 5) that a message waits for others. Awaiting it ends the time after the current
-            iteration of the event loop, so tasks that send and await at once still share batches.
+        linger_ms: milliseconds (default 5) that a message waits at most for others, while earlier batches are under way
+            to its shard. Tasks that send in one iteration of the event loop share batches.
         batch_bytes: bytes (default 1 MiB) at which a batch is sent at once.
         buffer_bytes: bytes (default 64 MiB) of messages without a receipt. With a full buffer, sends are deferred in
             order; deferred messages take memory beyond this limit.
@@ -173,8 +173,7 @@ class AsyncProducer(OpenClient):
     ) -> Coroutine[Any, Any, Receipt]:
         """Send one message; the arguments are those of `Producer.send`.
 
-        The message is sent whether it is awaited or not, and a cancelled wait cancels nothing. Awaiting it ends the
-        linger time once the sends of the current event-loop iteration have joined the batch. With a full buffer the
+        The message is sent whether it is awaited or not, and a cancelled wait cancels nothing. With a full buffer the
         message is deferred for up to `max_block_ms`. Then its await raises Unavailable.
 
         Returns: an awaitable of the receipt, which `asyncio.create_task` takes as well.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected, Unavailable
 from raymq.store.format import TIMER_TOPIC
 from raymq.store.promise import Acks
-from raymq.store.record import PUT_SCHEMA, Row, batch_bytes, check_put
+from raymq.store.record import PUT_SCHEMA, SmallBatch, batch_bytes, check_put
 from raymq.store.records import producer_stamp
 
 from .byte_limiter import ByteLimiter
@@ -56,10 +57,12 @@ class BatchSender:
         *,
         producer_id: int | None = None,
         epoch: int = 0,
+        on_answered: Callable[[ShardSender], None] = lambda _: None,
         clock: Clock | None = None,
         **options: Unpack[ProducerOptions],
     ) -> None:
         """Raises: Rejected for a wrong option, or a producer id or epoch that no record can carry."""
+        self._on_answered = on_answered
         self.config = ProducerConfig(**options)
         producer_stamp.check(producer_stamp.Stamp(producer_id or 0, epoch, 0), 1)
         self._routes = routes
@@ -122,8 +125,8 @@ class BatchSender:
 
     # --- sending --------------------------------------------------------------------------------
 
-    def send(self, topic: str, queue_id: int, batch: pa.RecordBatch | Row) -> BatchFuture:
-        """Send one batch of one queue, or one row.
+    def send(self, topic: str, queue_id: int, batch: pa.RecordBatch | SmallBatch) -> BatchFuture:
+        """Send one batch of one queue.
 
         Returns: a future of the receipt. It fails with DeliveryUnknown when the batch may be stored.
         Raises: Rejected for a batch that cannot be stored; Unavailable when the buffer stays full for `max_block_ms`.
@@ -144,7 +147,7 @@ class BatchSender:
         self,
         topic: str,
         queue_id: int,
-        batch: pa.RecordBatch | Row,
+        batch: pa.RecordBatch | SmallBatch,
         *,
         acks: Acks | None = None,
         future: BatchFuture,
@@ -204,26 +207,34 @@ class BatchSender:
             future.finish(outcome)
         self._unanswered.discard(future)
 
+    def sender_of(self, topic: str, queue_id: int) -> ShardSender | None:
+        """The sender of a queue's shard; None: nothing was sent to the shard."""
+        found = self._queues.get((topic, queue_id))
+        if found is not None:
+            return found[1]
+        return self._senders.get(self._shard_of(topic, queue_id))
+
     def stalled(self, topic: str, queue_id: int) -> bool:
         """Whether a batch that is sent now would not be written before others are answered."""
-        found = self._queues.get((topic, queue_id))
-        return found is not None and found[1].stalled
+        sender = self.sender_of(topic, queue_id)
+        return sender is not None and sender.stalled
 
     def _queue(self, topic: str, queue_id: int) -> tuple[QueueSequence, ShardSender]:
         found = self._queues.get((topic, queue_id))
         if found is not None:
             return found
-        if topic == TIMER_TOPIC:
-            # Every shard has its own; here the queue's number is the shard's.
-            shard, number = queue_id, 0
-        else:
-            shard, number = self._ask_for(topic).shard_of(queue_id), queue_id
+        shard = self._shard_of(topic, queue_id)
         with self._lock:
             found = self._queues.get((topic, queue_id))
             if found is None:
+                number = 0 if topic == TIMER_TOPIC else queue_id
                 queue = QueueSequence(topic, number, self._producer_id, self._epoch, self._own_id)
                 found = self._queues[topic, queue_id] = (queue, self._sender(shard))
             return found
+
+    def _shard_of(self, topic: str, queue_id: int) -> int:
+        # Every shard has its own timers; there the queue's number is the shard's.
+        return queue_id if topic == TIMER_TOPIC else self._ask_for(topic).shard_of(queue_id)
 
     def _sender(self, shard: int) -> ShardSender:
         """Needs the lock."""
@@ -232,7 +243,12 @@ class BatchSender:
         sender = self._senders.get(shard)
         if sender is None:
             sender = self._senders[shard] = ShardSender(
-                self._routes, shard, self.config, on_outcome=self.complete, clock=self._clock
+                self._routes,
+                shard,
+                self.config,
+                on_outcome=self.complete,
+                on_answered=self._on_answered,
+                clock=self._clock,
             )
         if self._watcher is None:
             self._watcher = threading.Thread(
@@ -307,15 +323,15 @@ class BatchSender:
             sender.close()
 
 
-def _checked(topic: str, batch: pa.RecordBatch | Row) -> pa.RecordBatch | Row:
-    """The form in which a batch is sent: a single small row as a Row. Raises: Rejected."""
-    row = check_put(topic, batch, max_message_bytes=_ANY_SIZE)
-    if row is not None:
-        return row
+def _checked(topic: str, batch: pa.RecordBatch | SmallBatch) -> pa.RecordBatch | SmallBatch:
+    """The form in which a batch is sent. Raises: Rejected."""
+    small = check_put(topic, batch, max_message_bytes=_ANY_SIZE)
     if not batch.num_rows:
         raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
-    if isinstance(batch, Row):
-        # Too large to be sent as a row.
+    if small is not None:
+        return small
+    if isinstance(batch, SmallBatch):
+        # Too large to be sent as bytes.
         return batch.to_batch()
     if not batch.schema.equals(PUT_SCHEMA):
         # Names and types were checked; nullability and metadata must be the stream's.

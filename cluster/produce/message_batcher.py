@@ -1,4 +1,8 @@
-"""Batches messages per queue and sends each batch when it is full, lingered long enough, or waited for.
+"""Batches messages per queue, and sends what came together.
+
+Leaving   A message leaves at once when nothing is under way to its shard. Later messages are gathered. They leave
+          together when everything is answered that was under way as their batch began (Nagle's rule). A batch leaves
+          earlier when it is full or has lingered long enough.
 
 `Producer`, `AsyncProducer` and `Queue` are built on `MessageBatcher`.
 """
@@ -10,6 +14,7 @@ import math
 import random
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -28,7 +33,7 @@ from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected
 from raymq.store.format import TIMER_TOPIC
 from raymq.store.promise import Acks
-from raymq.store.record import BATCH_BYTES_MAX, PUT_SCHEMA, Row
+from raymq.store.record import PUT_SCHEMA, SMALL_BYTES_MAX, SMALL_ROWS_MAX, SmallBatch
 from raymq.store.records.binary_columns import binary_array
 
 from .batch_sender import BatchSender
@@ -37,6 +42,8 @@ from .producer_config import MIB, ProducerOptions, closed_error
 from .send_future import BatchFuture, SendFuture
 from .shard_sender import ShardSender
 
+#: without a linger time messages are gathered only while so many batches are under way, or more
+UNLINGERED_BATCHES = 5
 #: how long a batch that cannot be written yet is kept open before the next check
 STALLED_S = 0.005
 #: rows of `send_batch` are sent in batches of about this size
@@ -55,6 +62,10 @@ class OpenBatch:
     #: when its linger time is over, on the same clock; 0: a flush was requested
     due: float
     batcher: MessageBatcher
+    #: of its shard; None: nothing was sent to the shard before
+    sender: ShardSender | None
+    #: the batch may leave when the shard has answered all batches up to this number
+    leaves_after: int
     bodies: list[bytes] = field(default_factory=list)
     tags: list[str | None] = field(default_factory=list)
     properties: list[bytes | None] = field(default_factory=list)
@@ -68,6 +79,11 @@ class OpenBatch:
     def __post_init__(self) -> None:
         self.future.open_batch = self
 
+    @property
+    def may_leave(self) -> bool:
+        """Whether nothing is under way that it waits for."""
+        return self.sender is None or self.sender.answered_up_to >= self.leaves_after
+
     def close(self, now: float) -> None:
         """Take no more messages; `encode` comes next."""
         future = self.future
@@ -75,19 +91,23 @@ class OpenBatch:
         future.rows, future.size = len(self.bodies), self.size
         future.begun, future.closed = self.begun, now
 
-    def encode(self) -> pa.RecordBatch | Row:
-        """The messages as columns; they are dropped here. A single small message is a Row.
+    def encode(self) -> pa.RecordBatch | SmallBatch:
+        """The messages as columns; they are dropped here.
 
         Raises: Rejected for a value that its column cannot hold.
         """
         # The batch's futures must not keep the batcher alive any longer.
         self.future.open_batch = None
+        columns = (self.bodies, self.tags, self.properties, self.born)
+        is_small = len(self.bodies) <= SMALL_ROWS_MAX and self.size <= SMALL_BYTES_MAX
+        if is_small and set(map(type, self.bodies)) == {bytes}:
+            small = SmallBatch(*columns)
+            self.bodies, self.tags, self.properties, self.born = [], [], [], []
+            return small
         try:
-            if len(self.bodies) == 1 and self.size <= BATCH_BYTES_MAX:
-                return Row(self.bodies[0], self.tags[0], self.properties[0], self.born[0])
             return self._to_record_batch()
         finally:
-            for values in (self.bodies, self.tags, self.properties, self.born):
+            for values in columns:
                 values.clear()
 
     def _to_record_batch(self) -> pa.RecordBatch:
@@ -131,11 +151,22 @@ class MessageBatcher:
         self._owner = owner
         self._future_type = future_type
         self._clock = clock or Clock()
-        self.sender = BatchSender(Routes.of(cluster), clock=self._clock, **options)
+        batcher = weakref.ref(self)
+
+        def on_answered(sender: ShardSender) -> None:
+            # The sender's thread must not keep an idle batcher alive.
+            if (alive := batcher()) is not None:
+                alive._send_answered(sender)
+
+        self.sender = BatchSender(
+            Routes.of(cluster), on_answered=on_answered, clock=self._clock, **options
+        )
         self.config = self.sender.config
         self.encoder = MessageEncoder(self.config, self._clock)
         self.limiter = self.sender.limiter
         self._linger_s = self.config.linger_ms / 1000
+        #: batches under way that a message does not wait for
+        self._ahead = 0 if self._linger_s else UNLINGERED_BATCHES
         #: guards everything below
         self._changed = threading.Condition()
         self._open: dict[tuple[str, int], OpenBatch] = {}
@@ -210,7 +241,7 @@ class MessageBatcher:
             batch.born.append(now_ms)
             batch.size += message.size
             future = self._future_type(batch.future, len(batch.bodies) - 1)
-            if not self._linger_s or batch.size >= self.config.batch_bytes:
+            if batch.size >= self.config.batch_bytes or batch.may_leave:
                 if may_block:
                     ready = self._close_batch(batch) or ready
                 else:
@@ -248,7 +279,7 @@ class MessageBatcher:
             batch.properties += [properties] * rows
             batch.born += [now_ms] * rows
             batch.size += size
-            if not self._linger_s or batch.size >= self.config.batch_bytes:
+            if batch.size >= self.config.batch_bytes or batch.may_leave:
                 ready = self._close_batch(batch) or ready
         if ready is not None:
             ready.pump()
@@ -343,7 +374,9 @@ class MessageBatcher:
             # Messages with other acks go first, because order holds over both.
             ready = self._close_batch(batch)
         now = self._clock.monotonic()
-        batch = OpenBatch(queue_key, acks, now, now + self._linger_s, self)
+        sender = self.sender.sender_of(*queue_key)
+        leaves_after = 0 if sender is None else sender.newest - self._ahead
+        batch = OpenBatch(queue_key, acks, now, now + self._linger_s, self, sender, leaves_after)
         self._open[queue_key] = batch
         if self._linger_s:
             self._due.append(batch)
@@ -372,17 +405,29 @@ class MessageBatcher:
             self.sender.complete(batch.future, error)
             return None
 
-    def flush_now(self, batch: OpenBatch) -> None:
-        """Close and write a batch on the calling thread, which blocks on its receipt."""
+    def flush_waited(self, batch: OpenBatch) -> None:
+        """Write a batch on the calling thread, which blocks on its receipt, unless the batch must wait for others."""
         with self._changed:
-            sender = self._close_batch(batch)
+            sender = self._close_batch(batch) if batch.may_leave else None
         if sender is not None:
             sender.pump()
 
-    def request_flush(self, batch: OpenBatch) -> None:
-        """Have the linger thread close and write a batch, for a caller that must not block."""
+    def request_flush_waited(self, batch: OpenBatch) -> None:
+        """Have the linger thread do the same, for a caller that must not block."""
         with self._changed:
-            self._request_flush(batch)
+            if batch.may_leave:
+                self._request_flush(batch)
+
+    def _send_answered(self, sender: ShardSender) -> None:
+        """Write the batches that were gathered while others were under way. Callers: the thread that reads acks."""
+        if not self._open:
+            return
+        with self._changed:
+            for batch in list(self._open.values()):
+                if batch.sender is sender and batch.may_leave:
+                    batch.future.gathered = True
+                    self._close_batch(batch)
+        sender.pump()
 
     def request_flush_open(self) -> None:
         """Have the linger thread close and write all open batches."""
@@ -455,8 +500,10 @@ class MessageBatcher:
             if self._keep_open(batch, now):
                 batch.due = now + STALLED_S
                 kept.append(batch)
-            elif (sender := self._close_batch(batch)) is not None:
-                senders.add(sender)
+            else:
+                batch.future.gathered = True
+                if (sender := self._close_batch(batch)) is not None:
+                    senders.add(sender)
         self._due.extendleft(reversed(kept))
         return senders
 

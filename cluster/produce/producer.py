@@ -28,8 +28,9 @@ FAILED_EXIT_S = 2.0
 class Producer(OpenClient):
     """Sends messages in batches, and gives each message a future of its receipt.
 
-    `send` returns at once. The producer collects messages per queue. It sends a batch when the batch is full, when
-    `linger_ms` is over, or when a caller waits for one of its receipts. Threads may share a producer. As a context
+    `send` returns at once. A message leaves at once when nothing is under way to its shard. Otherwise the producer
+    collects messages per queue. It sends a batch when the shard has answered everything that was under way as the
+    batch began, when the batch is full, or when `linger_ms` is over. Threads may share a producer. As a context
     manager it flushes at the end and raises the first failure that no caller has seen. After an exception in the block
     it waits at most 2 s for receipts. A producer neither pickles nor survives a fork: pickle the Cluster instead.
 
@@ -49,8 +50,9 @@ class Producer(OpenClient):
         acks: "quorum" (default): a receipt comes after all replicas have the message, as durably as the cluster's
             flush mode says. "leader": after the leader alone has it; quicker, but the follower may lack the message.
             `send` can choose for each message.
-        linger_ms: milliseconds (default 5) that a message waits for others in its batch. 0 sends each message at once,
-            at the cost of one batch each. Waiting for a receipt ends the time.
+        linger_ms: milliseconds (default 5) that a message waits at most for others in its batch, while earlier batches
+            are under way to its shard. With 0 messages are collected only while five batches are under way, which
+            costs more batches.
         batch_bytes: bytes (default 1 MiB) at which a batch is sent at once. Larger batches cost less per message and
             more memory and latency.
         buffer_bytes: bytes (default 64 MiB) of messages without a receipt, and so the memory of the producer. `send`

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from raymq.store.errors import DeliveryUnknown, RayMQError
-from raymq.store.record import Row
+from raymq.store.record import SmallBatch
 
 
 class BatchReceipt(NamedTuple):
@@ -51,7 +51,7 @@ class UnknownBatch(NamedTuple):
     epoch: int
     #: of the first row
     sequence: int
-    batch: pa.RecordBatch | Row
+    batch: pa.RecordBatch | SmallBatch
     size: int
     acks: str
 

@@ -43,6 +43,8 @@ class BatchFuture(Future[BatchReceipt]):
     failure: Failure | None = None
     #: set before the future fails with DeliveryUnknown, for `resend`
     unknown: UnknownBatch | None = None
+    #: its messages came while earlier batches were under way, so its callers do not read the shard's acks
+    gathered = False
     #: the receipt of the resend
     resent: BatchFuture | None = None
     #: shared by all tasks of one event loop that await the batch
@@ -102,12 +104,12 @@ class SendFuture:
     def result(self, timeout: float | None = None) -> Receipt:
         """Wait up to `timeout` seconds for the receipt; None: as long as the delivery may take.
 
-        Waiting ends the linger time, because the caller sends nothing while it waits.
+        A message that waits for others of its batch leaves when the shard has answered the batches under way.
         Raises: the send's error; TimeoutError when the time is up: the send goes on, ask again.
         """
         open_batch = self._batch.open_batch
         if open_batch is not None:
-            open_batch.batcher.flush_now(open_batch)
+            open_batch.batcher.flush_waited(open_batch)
         return self._receipt(self._batch.result(timeout))
 
     def _receipt(self, batch: BatchReceipt) -> Receipt:
@@ -139,7 +141,7 @@ class SendFuture:
             open_batch = batch.open_batch
             if open_batch is not None:
                 # Sends made in the same event-loop iteration join this batch. Another thread writes it.
-                loop.call_soon(open_batch.batcher.request_flush, open_batch)
+                loop.call_soon(open_batch.batcher.request_flush_waited, open_batch)
             # A cancelled task must not cancel the wait of others.
             answer = asyncio.shield(_loop_answer(batch, loop))
             with contextlib.suppress(RayMQError):

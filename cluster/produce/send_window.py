@@ -36,7 +36,7 @@ from raymq.store.errors import (
     Unavailable,
     from_wire,
 )
-from raymq.store.record import Row
+from raymq.store.record import SmallBatch
 
 from .producer_config import ProducerConfig, closed_error
 from .queue_sequence import BatchReceipt, QueueSequence, UnknownBatch
@@ -44,6 +44,8 @@ from .send_future import BatchFuture
 
 #: unacknowledged batches at most; their bytes are limited too
 IN_FLIGHT_BATCHES_MAX = 1024
+#: small batches that travel in one message, together
+MESSAGE_BYTES_MAX = 256 << 10
 #: between two tries that brought no success: doubled with each one
 BACKOFF_MS = 20
 BACKOFF_MS_MAX = 1000
@@ -60,7 +62,7 @@ class InFlightBatch:
     """A batch until its outcome. `SendWindow.add` sets its number and deadline."""
 
     queue: QueueSequence
-    data: pa.RecordBatch | Row
+    data: pa.RecordBatch | SmallBatch
     size: int
     acks: str
     future: BatchFuture
@@ -192,8 +194,27 @@ class SendWindow:
         self._writable = False
         self._shard_limit_bytes = None
 
-    def next_write(self, now_ms: int) -> InFlightBatch | None:
-        """The batch to write now, counted as unacknowledged from here on; None: there is none."""
+    def next_writes(self, now_ms: int) -> list[InFlightBatch]:
+        """The batches to write now in one message: one, or several small ones. None is written: an empty list.
+
+        They count as unacknowledged from here on.
+        """
+        batch = self._next_write(now_ms)
+        if batch is None:
+            return []
+        batches, size = [batch], batch.size
+        while (
+            self.waiting
+            and isinstance(batch.data, SmallBatch)
+            and isinstance(self.waiting[0].data, SmallBatch)
+            and size + self.waiting[0].size <= MESSAGE_BYTES_MAX
+            and (batch := self._next_write(now_ms)) is not None
+        ):
+            batches.append(batch)
+            size += batch.size
+        return batches
+
+    def _next_write(self, now_ms: int) -> InFlightBatch | None:
         if not self._writable or self.draining or not self.waiting:
             return None
         if not self.unacked:
@@ -211,6 +232,16 @@ class SendWindow:
         if allowed is not None and allowed < limit:
             limit = allowed
         return self._in_flight_bytes + self.waiting[0].size > limit
+
+    @property
+    def newest(self) -> int:
+        """Number of the batch that was added last."""
+        return self._number
+
+    @property
+    def answered_up_to(self) -> int:
+        """Every batch up to this number has an outcome, or is sent again."""
+        return self.last_acked if self.unacked or self.waiting else self._number
 
     @property
     def stalled(self) -> bool:

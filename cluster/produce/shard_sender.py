@@ -12,10 +12,12 @@ import math
 import threading
 from collections.abc import Callable
 
+from raymq.actors.protocol.small_puts import SmallPut
 from raymq.cluster.transport.connection import Connection, PutStream
 from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Unavailable
+from raymq.store.record import SmallBatch
 
 from .producer_config import ProducerConfig
 from .queue_sequence import BatchReceipt
@@ -39,13 +41,18 @@ class ShardSender:
         config: ProducerConfig,
         *,
         on_outcome: Callable[[BatchFuture, BatchReceipt | RayMQError], None],
+        on_answered: Callable[[ShardSender], None],
         clock: Clock,
     ) -> None:
-        """Args: `on_outcome` completes a future, outside the lock. It may be called twice for one."""
+        """Args: `on_outcome` completes a future, outside the lock. It may be called twice for one.
+
+        `on_answered` is called after outcomes, outside the lock: `answered_up_to` may have moved.
+        """
         self._routes = routes
         self._shard = shard
         self._config = config
         self._on_outcome = on_outcome
+        self._on_answered = on_answered
         self._clock = clock
         #: guards everything below; used directly, because a condition's `with` costs two more calls
         self._lock = threading.RLock()
@@ -71,6 +78,16 @@ class ShardSender:
                 self._changed.notify_all()
 
     @property
+    def newest(self) -> int:
+        """Number of the batch that was added last."""
+        return self._window.newest
+
+    @property
+    def answered_up_to(self) -> int:
+        """See `SendWindow.answered_up_to`."""
+        return self._window.answered_up_to
+
+    @property
     def stalled(self) -> bool:
         """Whether a batch waits until bytes are acknowledged."""
         with self._lock:
@@ -87,12 +104,12 @@ class ShardSender:
             while True:
                 with self._lock:
                     stream = self._stream
-                    batch = self._window.next_write(self._clock.monotonic_ms())
-                    if batch is None or stream is None:
+                    batches = self._window.next_writes(self._clock.monotonic_ms())
+                    if not batches or stream is None:
                         self._writing = False
                         self._changed.notify_all()
                         return
-                self._write(stream, batch)
+                self._write(stream, batches)
         except BaseException as error:
             with self._lock:
                 self._writing = False
@@ -106,19 +123,27 @@ class ShardSender:
                     stream.abort()
                 raise
 
-    def _write(self, stream: PutStream, batch: InFlightBatch) -> None:
-        queue = batch.queue
-        meta = {
-            "id": batch.number,
-            "topic": queue.topic,
-            "queue": queue.queue_id,
-            "pid": queue.producer_id,
-            "epoch": queue.epoch,
-            "seq": batch.sequence,
-            "acks": batch.acks,
-            "read": self._window.last_acked,
-        }
-        stream.send(meta, batch.data)
+    def _write(self, stream: PutStream, batches: list[InFlightBatch]) -> None:
+        small: list[SmallPut] = []
+        for batch in batches:
+            queue = batch.queue
+            meta = {
+                "id": batch.number,
+                "topic": queue.topic,
+                "queue": queue.queue_id,
+                "pid": queue.producer_id,
+                "epoch": queue.epoch,
+                "seq": batch.sequence,
+                "acks": batch.acks,
+                "read": self._window.last_acked,
+            }
+            if isinstance(batch.data, SmallBatch):
+                small.append((meta, batch.data))
+            else:
+                stream.send(meta, batch.data)
+
+        if small:
+            stream.send_small(small)
 
     def _disconnect(self) -> None:
         """Write no more. Needs the lock."""
@@ -246,10 +271,14 @@ class ShardSender:
             return window.unacked[0].number if window.unacked else None
 
         def must_return() -> bool:
-            return window.closed or window.draining or self._stream is not stream
+            return window.closed or window.draining or self._stream is not stream or gathered()
+
+        def gathered() -> bool:
+            # Its callers are blocked already, on other threads than the one that wrote it.
+            return bool(window.unacked) and window.unacked[0].future.gathered
 
         with self._lock:
-            if turn.wanted and len(window.unacked) <= 1 and not window.draining:
+            if turn.wanted and len(window.unacked) <= 1 and not window.draining and not gathered():
                 turn.park(oldest, must_return)
 
     def read_while_waiting(self, future: BatchFuture, timeout: float | None) -> float | None:
@@ -316,7 +345,9 @@ class ShardSender:
             self._perform_each(effects)
             raise
         # A thread that waits must not keep the batches alive, nor the objects that their callbacks refer to.
-        effects.clear()
+        if effects:
+            effects.clear()
+            self._on_answered(self)
 
     def _perform_each(self, effects: Effects) -> None:
         for effect in effects:

@@ -21,7 +21,7 @@ from raymq.cluster.transport.routes import Routes
 from raymq.store.clock import Clock
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.queues.raw_records import decode_records
-from raymq.store.record import Row
+from raymq.store.record import SmallBatch
 
 TAKEN_PREFIX = "%TAKEN%"
 #: records of %TAKEN%NAME that a new coordinator reads: it cannot repeat the answers to earlier requests
@@ -147,8 +147,8 @@ class AssignmentLog:
 
     def _write(self, record: dict[str, Any]) -> Future[BatchReceipt]:
         body = json.dumps(record, separators=(",", ":")).encode()
-        row = Row(body, None, None, Clock().now_ms())
-        return self._sender.send(self._topic, 0, row)
+        batch = SmallBatch([body], [None], [None], [Clock().now_ms()])
+        return self._sender.send(self._topic, 0, batch)
 
     def close(self) -> None:
         """Close at once: an unacknowledged record may or may not be in the log."""

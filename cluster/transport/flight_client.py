@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from raymq.actors.protocol import flight_messages
-from raymq.actors.protocol.row_message import pack_row
+from raymq.actors.protocol.small_puts import SmallPut, pack_puts
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.files import Files
-from raymq.store.record import PUT_SCHEMA, Row
+from raymq.store.record import PUT_SCHEMA
 from raymq.store.requests import FetchRequest, FetchSlice
 
 from . import tls
@@ -237,12 +237,13 @@ class FlightPutStream(_Stream):
     #: bytes that may be unanswered, as the server said; None before it has
     window_bytes: int | None = None
 
-    def send(self, meta: dict[str, Any], batch: pa.RecordBatch | Row) -> None:
-        """Send one batch, or one row. Raises: Unavailable when the stream broke."""
-        if isinstance(batch, Row):
-            self._write(pack_row(meta, batch))
-        else:
-            self._write(flight_messages.pack(meta), batch)
+    def send(self, meta: dict[str, Any], batch: pa.RecordBatch) -> None:
+        """Send one batch. Raises: Unavailable when the stream broke."""
+        self._write(flight_messages.pack(meta), batch)
+
+    def send_small(self, puts: list[SmallPut]) -> None:
+        """Send small batches in one message. Raises: Unavailable when the stream broke."""
+        self._write(pack_puts(puts))
 
     def receive(self) -> list[dict[str, Any]]:
         """The next acks; blocks. Raises: Unavailable (the stream broke), Rejected (it was refused)."""

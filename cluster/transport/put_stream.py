@@ -18,7 +18,7 @@ import pyarrow.flight as flight
 from raymq.actors.api.shard_api import PutTicket, ShardBackend, put_request
 from raymq.actors.protocol import flight_messages
 from raymq.actors.protocol.flight_messages import ACK_TEMPLATE
-from raymq.actors.protocol.row_message import unpack_row
+from raymq.actors.protocol.small_puts import SmallPut, unpack_puts
 from raymq.store.errors import Bug, RayMQError, Rejected, to_wire
 from raymq.store.record import batch_bytes
 
@@ -125,7 +125,7 @@ class PutStreamServer:
             self._send_rest()
 
     def _take(self, chunk: Any) -> None:
-        # A single row arrives in the metadata.
+        # Small batches arrive in the metadata.
         size = len(chunk.app_metadata or b"") if chunk.data is None else batch_bytes(chunk.data)
         if self._memory.acquire(size, lambda: self._gone):
             self._taken_bytes += size
@@ -155,14 +155,41 @@ class PutStreamServer:
         self._write_wake.set()
 
     def _put(self, chunk: Any, size: int) -> None:
+        metadata = bytes(chunk.app_metadata or b"")
+        try:
+            puts = None if chunk.data is not None else unpack_puts(metadata)
+        except RayMQError as error:
+            self._answers.append(_Answer(0, error, size))
+        else:
+            if puts is None:
+                self._put_batch(metadata, chunk.data, size)
+            else:
+                self._put_small(puts, size)
+        # The puts may have been finished before their answers were queued.
+        self._send_ready()
+
+    def _put_small(self, puts: list[SmallPut], size: int) -> None:
+        """Put the small batches of one message together."""
+        first, last = puts[0][0], puts[-1][0]
+        self._note_read(first["read"])
+        requests = [put_request(meta, batch) for meta, batch in puts]
+        results: list[PutTicket | RayMQError]
+        try:
+            # A client that has read all acks may be waiting for these.
+            alone = first["read"] == first["id"] - 1
+            results = self._backend.put_many(requests, self._send_ready, alone=alone)
+        except Exception as error:
+            # Without answers the producer would wait for these and all later batches without end.
+            results = [Bug(f"put: {error!r}")] * len(puts)
+        for (meta, _), result in zip(puts, results, strict=True):
+            # The memory of the message is held until its last answer.
+            self._answers.append(_Answer(meta["id"], result, size if meta is last else 0))
+
+    def _put_batch(self, metadata: bytes, batch: pa.RecordBatch | None, size: int) -> None:
         number, read = 0, -1
         result: PutTicket | RayMQError
         try:
-            metadata, batch = bytes(chunk.app_metadata or b""), chunk.data
-            if batch is None and (single := unpack_row(metadata)) is not None:
-                meta, batch = single
-            else:
-                meta = flight_messages.unpack(metadata)
+            meta = flight_messages.unpack(metadata)
             number, read = int(meta["id"]), int(meta.get("read", -1))
             if batch is None:
                 raise Rejected("the message has no rows", field="batch", limit="a record batch")
@@ -190,8 +217,6 @@ class PutStreamServer:
                 # Without an answer the producer would wait for this batch and all later ones without end.
                 result = Bug(f"put: {error!r}")
         self._answers.append(_Answer(number, result, size))
-        # The put may have been finished before its answer was queued.
-        self._send_ready()
 
     def _note_read(self, number: int) -> None:
         """Note that the client has read the acks up to `number`."""

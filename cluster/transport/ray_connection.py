@@ -11,6 +11,7 @@ import contextlib
 import queue
 import threading
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from typing import Any
 
@@ -20,11 +21,12 @@ import ray.exceptions
 
 from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
 from raymq.actors.protocol.ray_calls import pack_call, unpack_acks
+from raymq.actors.protocol.small_puts import SmallPut
 from raymq.actors.ray.ray_methods import READ_WAIT_MS_MAX
 from raymq.cluster.paths import NAMESPACE
 from raymq.store.clock import Clock
 from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
-from raymq.store.record import Row, batch_bytes
+from raymq.store.record import SmallBatch, batch_bytes
 from raymq.store.requests import FetchRequest, FetchSlice
 
 from .flight_client import CALL_TIMEOUT_S
@@ -168,7 +170,7 @@ class RayPutStream(_Stream):
         self._stream = ""
         self._number = 0
         self._under_way = 0
-        self._waiting: deque[tuple[dict[str, Any], pa.RecordBatch | Row]] = deque()
+        self._waiting: deque[tuple[dict[str, Any], pa.RecordBatch | SmallBatch]] = deque()
 
     def opened(self) -> None:
         """Wait until the shard has accepted the stream. Raises: Unavailable; Rejected when refused."""
@@ -181,13 +183,20 @@ class RayPutStream(_Stream):
         with self._lock:
             self._stream = stream
 
-    def send(self, meta: dict[str, Any], batch: pa.RecordBatch | Row) -> None:
-        """Send one batch, or one row. Raises: Unavailable when the stream broke."""
+    def send(self, meta: dict[str, Any], batch: pa.RecordBatch) -> None:
+        """Send one batch. Raises: Unavailable when the stream broke."""
+        self._send([(meta, batch)])
+
+    def send_small(self, puts: list[SmallPut]) -> None:
+        """Send small batches, in one call where it has room. Raises: Unavailable when the stream broke."""
+        self._send(puts)
+
+    def _send(self, puts: Sequence[tuple[dict[str, Any], pa.RecordBatch | SmallBatch]]) -> None:
         self._check()
         if not self._stream:
             self.opened()
         with self._lock:
-            self._waiting.append((meta, batch))
+            self._waiting += puts
             self._submit()
 
     def _submit(self) -> None:

@@ -26,7 +26,7 @@ from raymq.store.put.put_errors import error_of
 from raymq.store.put.put_hooks import PutHook
 from raymq.store.records.key_check import check_keys
 from raymq.store.records.properties import decode
-from raymq.store.records.record_row import Row
+from raymq.store.records.small_batch import SmallBatch
 from raymq.store.requests import PutRequest
 from raymq.store.state import TopicInfo
 from raymq.store.status import PutStatus
@@ -132,7 +132,7 @@ class DelayHook(PutHook):
                 limit=None,
             )
         batch = request.batch
-        if isinstance(batch, Row):
+        if isinstance(batch, SmallBatch):
             batch = batch.to_batch()
         properties = batch.column("properties").fill_null(b"")
         out = _extracted(properties, _OUT)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from raymq.store.clock import Clock
 from raymq.store.errors import RayMQError, Rejected, Unavailable
 from raymq.store.records.binary_columns import binary_array
-from raymq.store.records.record_row import PUT_SCHEMA
+from raymq.store.records.small_batch import PUT_SCHEMA
 from raymq.store.requests import Append, PutRequest
 
 if TYPE_CHECKING:

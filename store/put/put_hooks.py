@@ -11,7 +11,7 @@ from typing import Protocol
 
 from raymq.store.errors import Rejected
 from raymq.store.records.record_check import check_columns
-from raymq.store.records.record_row import Row
+from raymq.store.records.small_batch import SmallBatch
 from raymq.store.requests import Append, PutRequest
 from raymq.store.state import TopicInfo
 from raymq.store.status import PutStatus
@@ -43,8 +43,8 @@ class PutHook:
     def before_batch(self, request: PutRequest) -> PutRequest:
         """The columns to store in their place: the same, or others with as many rows for the same queue.
 
-        `request.batch` is a RecordBatch of `record.PUT_SCHEMA`, or a `record.Row` that goes alone. A Python object for
-        each row costs more than the put does. Raises: as `before_put`.
+        `request.batch` is a RecordBatch of `record.PUT_SCHEMA`, or a `record.SmallBatch` of a few rows. Raises: as
+        `before_put`.
         """
         return request
 
@@ -71,7 +71,7 @@ class TopicGuard(Protocol):
 
 def before_batch(hooks: Sequence[PutHook], request: PutRequest) -> PutRequest:
     """Columns after every hook. Raises: the error of a hook; Rejected for a change that would break sequences."""
-    checked = isinstance(request.batch, Row)
+    checked = isinstance(request.batch, SmallBatch)
     for hook in hooks:
         if type(hook).before_batch is PutHook.before_batch:
             continue

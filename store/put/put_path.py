@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("raymq.store")
 
-Prepared = record.Prepared | record.PreparedRow
+Prepared = record.Prepared | record.PreparedSmallBatch
 
 #: at most one in this many bytes of the log belongs to a snapshot
 SNAPSHOT_SHARE = 64
@@ -128,10 +128,10 @@ class PutPath:
         guard = self._guards.get(request.topic)
         if guard is None:
             check_target(request.topic, request.queue_id, self._state.topics)
-        row = record.check_put(
+        small = record.check_put(
             request.topic, request.batch, max_message_bytes=self._config.max_message_bytes
         )
-        if row is None and not request.batch.num_rows:
+        if not request.batch.num_rows:
             raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
         if guard is not None:
             guard.check_batch(request, self._state.topics)
@@ -146,17 +146,12 @@ class PutPath:
             request.batch,
             stamp=stamp,
             store_host=self._config.store_host,
-            row=row,
+            small=small,
         )
         limit = self._record_bytes_max if guard is None else guard.record_bytes_max
-        if isinstance(prepared, record.PreparedRow):
-            self._check_size(0, prepared.size, limit)
-        else:
-            largest = int(prepared.sizes.argmax())
-            self._check_size(largest, int(prepared.sizes[largest]), limit)
+        self._check_size(*prepared.largest, limit)
+        wait_ok = record.wait_store_ok(small or request.batch)
         # The offsets of duplicates are searched here, because no other put waits for it.
-        plain = row is not None and not row.properties
-        wait_ok = plain or record.wait_store_ok(row or request.batch)
         return CheckedPut(request, prepared, self._originals(request), wait_ok)
 
     def append(self, checked: CheckedPut) -> Append:
@@ -263,8 +258,9 @@ class PutPath:
         log = self._log
         self._begin_segment()
         now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
-        if isinstance(prepared, record.PreparedRow) and prepared.size <= log.room():
-            return self._append_unit(prepared, request, 0, 1, now)
+        one_unit = min(log.room(), self._config.append_unit_bytes)
+        if isinstance(prepared, record.PreparedSmallBatch) and prepared.size <= one_unit:
+            return self._append_unit(prepared, request, skip, prepared.count, now)
         ends = np.cumsum(prepared.sizes)
         log.ensure_room(int(ends[-1]) - (int(ends[skip - 1]) if skip else 0))
         row, count = skip, len(prepared.sizes)

@@ -13,17 +13,17 @@ import pyarrow.compute as pc
 from raymq.store.errors import Rejected
 
 from .keys import KEYS, key_column
-from .record_row import Row
+from .small_batch import SmallBatch
 
 
 def check_keys(
-    topic: str, batch: pa.RecordBatch | Row, rows: pa.BooleanArray | None = None
+    topic: str, batch: pa.RecordBatch | SmallBatch, rows: pa.BooleanArray | None = None
 ) -> None:
     """Refuse messages without KEYS for a compaction topic. Raises: Rejected (MESSAGE_ILLEGAL); nothing was stored.
 
     Args: `rows`, the rows that go to that topic; None: all.
     """
-    if isinstance(batch, Row):
+    if isinstance(batch, SmallBatch):
         batch = batch.to_batch()
     bare = key_column(batch.column("properties")).is_null()
     row = pc.index(bare if rows is None else pc.and_(bare, rows), True).as_py()

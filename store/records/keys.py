@@ -7,6 +7,7 @@ Source: IndexService#buildIndex, CompactionLog#shouldRetainMsg, RocketMQ 5.3.3.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -70,19 +71,13 @@ def has_keys(data: bytes) -> bool:
     return any(name in data for name in KEY_NAMES)
 
 
-def keyed_row(properties: bytes | None) -> Keyed | None:
-    """`keyed_column` of one row."""
-    if not properties or not has_keys(properties):
+def keyed_rows(properties: Sequence[bytes | None]) -> Keyed | None:
+    """`keyed_column` of a few rows."""
+    values = [each or b"" for each in properties]
+    data = b"".join(values)
+    if not has_keys(data):
         return None
-    return Keyed(properties, np.array([0, len(properties)], dtype=np.int64))
-
-
-def keyed_rows(properties: Sequence[bytes]) -> Keyed | None:
-    """`keyed_column` of several rows."""
-    if not any(has_keys(each) for each in properties):
-        return None
-    ends = np.cumsum([0, *map(len, properties)], dtype=np.int64)
-    return Keyed(b"".join(properties), ends)
+    return Keyed(data, np.array([*accumulate(map(len, values), initial=0)], dtype=np.int64))
 
 
 def keys_of(properties: bytes) -> list[str]:

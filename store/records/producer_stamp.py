@@ -93,13 +93,18 @@ def stamp_column(
     return out
 
 
-def stamp_bytes(producer_id: int, epoch: int, sequence: int) -> bytes:
-    """One stamp. Raises: Rejected."""
+def stamp_list(stamp: Stamp, count: int) -> list[bytes]:
+    """The stamps of `count` consecutive rows, one by one. Raises: Rejected."""
+    producer_id, epoch, first = stamp
     # `check` names the fault. A number out of its bits is negative or too long once shifted down.
-    if producer_id >> 64 or epoch >> 20 or sequence >> 36:
-        check(Stamp(producer_id, epoch, sequence), 1)
-    bits = (producer_id << 56 | epoch << 36 | sequence).to_bytes(15, "big")
-    return PREFIX + b2a_base64(bits, newline=False).translate(_URLSAFE) + SUFFIX
+    if producer_id >> 64 or epoch >> 20 or first >> 36 or (first + count - 1) >> 36:
+        check(stamp, count)
+    bits = producer_id << 56 | epoch << 36 | first
+    rows = b"".join([(bits + row).to_bytes(15, "big") for row in range(count)])
+    text = b2a_base64(rows, newline=False).translate(_URLSAFE)
+    # 15 bytes are 20 characters, without padding.
+    width = len(text) // count
+    return [PREFIX + text[at : at + width] + SUFFIX for at in range(0, len(text), width)]
 
 
 def without_stamp(properties: bytes) -> bytes:

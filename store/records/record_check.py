@@ -14,33 +14,35 @@ from .binary_columns import joined_values, one_value, value_lengths, value_offse
 from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES
 from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, TAGS, WAIT, separators_absent
-from .record_row import BATCH_BYTES_MAX, PUT_SCHEMA, Row, only_row, plain
+from .small_batch import PUT_SCHEMA, SMALL_BYTES_MAX, SmallBatch, plain, small_batch
 
 _WAITS_NOT = f"{WAIT}\x01false\x02".encode()
 
-#: bytes that a single `Row` counts for besides its body and properties
+#: bytes that a row of a SmallBatch counts for besides its body and properties
 ROW_BYTES = 64
 
 
-def check_put(topic: str, batch: pa.RecordBatch | Row, *, max_message_bytes: int) -> Row | None:
-    """Refuse a batch, or a single row, that cannot be stored as a whole.
+def check_put(
+    topic: str, batch: pa.RecordBatch | SmallBatch, *, max_message_bytes: int
+) -> SmallBatch | None:
+    """Refuse a batch that cannot be stored as a whole.
 
-    Returns: the row, when it is one that `prepare` writes as such.
+    Returns: the rows of a small batch, which `prepare` writes as such.
     Raises: Rejected with field, limit and row for a bad topic, wrong columns, damaged Arrow data, a
     null or too large body, a null born_time_ms, a tag with separators, properties that are
     malformed, hold properties of the store itself, or would be longer than 32,767 bytes with it.
     """
     fmt.check_topic_name(topic)
-    if isinstance(batch, Row):
+    if isinstance(batch, SmallBatch):
         if plain(batch, max_message_bytes):
             return batch
         batch = batch.to_batch()
     check_columns(batch)
     if not batch.num_rows:
         return None
-    row = only_row(batch)
-    if row is not None and plain(row, max_message_bytes):
-        return row
+    small = small_batch(batch)
+    if small is not None and plain(small, max_message_bytes):
+        return small
     body, tag, properties, born = batch.columns
     for name, column in (("body", body), ("born_time_ms", born)):
         if column.null_count:
@@ -53,7 +55,7 @@ def check_put(topic: str, batch: pa.RecordBatch | Row, *, max_message_bytes: int
         advice = "split it, compress it, or raise max_message_bytes"
         _check_lengths(value_lengths(body), max_message_bytes, "body", advice)
     if tag.null_count == properties.null_count == len(tag):
-        return row
+        return small
     stored = STAMP_BYTES + value_lengths(properties)
     if tag.null_count < len(tag):
         _check_tags(tag)
@@ -64,15 +66,16 @@ def check_put(topic: str, batch: pa.RecordBatch | Row, *, max_message_bytes: int
         _check_properties(properties.slice(0, 1) if same else properties)
     advice = "with producer stamp and tag, which the store adds; put large values into the body"
     _check_lengths(stored, fmt.PROPERTIES_MAX_BYTES, "properties", advice)
-    return row
+    return small
 
 
-def batch_bytes(batch: pa.RecordBatch | Row) -> int:
+def batch_bytes(batch: pa.RecordBatch | SmallBatch) -> int:
     """The bytes that a batch counts for in limits: its own, or a little more (`nbytes` costs 7 us)."""
-    if isinstance(batch, Row):
-        return len(batch.body) + len(batch.properties or b"") + ROW_BYTES
+    if isinstance(batch, SmallBatch):
+        stored = sum(map(len, filter(None, batch.properties)))
+        return sum(map(len, batch.bodies)) + stored + ROW_BYTES * batch.num_rows
     held: int = batch.get_total_buffer_size()
-    if held <= BATCH_BYTES_MAX:
+    if held <= SMALL_BYTES_MAX:
         return held
     try:
         # `nbytes` reads the last offset; of a batch from the network that may be anywhere.
@@ -84,13 +87,13 @@ def batch_bytes(batch: pa.RecordBatch | Row) -> int:
     return size
 
 
-def wait_store_ok(batch: pa.RecordBatch | Row) -> bool:
+def wait_store_ok(batch: pa.RecordBatch | SmallBatch) -> bool:
     """Whether the answer waits for the flush and the replicas: not when every row says WAIT=false.
 
     Source: MessageBatch#generateFromList, which wants the same of all rows.
     """
-    if isinstance(batch, Row):
-        return not (batch.properties and _waits_not(batch.properties))
+    if isinstance(batch, SmallBatch):
+        return not all(each and _waits_not(each) for each in batch.properties)
     properties = batch.column(2)
     if properties.null_count:
         return True

@@ -23,7 +23,7 @@ from .binary_columns import value_lengths
 from .keys import Keyed, keyed_column
 from .producer_stamp import STAMP_BYTES, Stamp, stamp_column
 from .properties import TAG_NAME
-from .record_row import PreparedRow, Row
+from .small_batch import PreparedSmallBatch, SmallBatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +44,12 @@ class Prepared:
     keyed: Keyed | None
     #: the columns after the header: arrays of `count` values or one scalar for all rows
     _pieces: tuple[Any, ...]
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """The row with the largest record, and the bytes of that record."""
+        row = int(self.sizes.argmax())
+        return row, int(self.sizes[row])
 
     def bytes_from(self, row: int) -> int:
         """Bytes of the records from `row` on."""
@@ -83,28 +89,30 @@ class Prepared:
 def prepare(
     topic: str,
     queue_id: int,
-    batch: pa.RecordBatch | Row,
+    batch: pa.RecordBatch | SmallBatch,
     *,
     stamp: Stamp | None,
     store_host: tuple[str, int],
     flag: int = 0,
     sys_flag: int = 0,
     born_host: tuple[str, int] | None = None,
-    row: Row | None = None,
-) -> Prepared | PreparedRow:
+    small: SmallBatch | None = None,
+) -> Prepared | PreparedSmallBatch:
     """Encode the parts of a batch that need no put lock. The batch must have passed `check_put`.
 
     Args: `stamp` is that of row 0; None writes none. `born_host` defaults to `store_host`; IPv6
-    sets the sys_flag bits. `row` is what `check_put` returned.
+    sets the sys_flag bits. `small` is what `check_put` returned.
     Raises: Rejected for a stamp or host that cannot be written.
     """
     store_bytes = fmt.pack_host(*store_host)
     is_ipv4 = len(store_bytes) == 8
     has_defaults = not flag and not sys_flag and born_host is None
-    if row is not None and is_ipv4 and has_defaults:
+    if small is not None and is_ipv4 and has_defaults:
         topic_bytes, magic = _topic_field(topic)
-        return PreparedRow(topic_bytes, magic, queue_id, row, stamp=stamp, host=store_bytes)
-    if isinstance(batch, Row):
+        return PreparedSmallBatch(
+            topic_bytes, magic, queue_id, small, stamp=stamp, host=store_bytes
+        )
+    if isinstance(batch, SmallBatch):
         batch = batch.to_batch()
     count = batch.num_rows
     body, tag, properties, born = batch.columns

@@ -19,6 +19,7 @@ from raymq.store.errors import (
     StorageFull,
     Unavailable,
 )
+from raymq.store.record import SmallBatch
 from raymq.store.requests import PutRequest
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
@@ -86,7 +87,8 @@ def test_a_server_that_dies_with_batches_in_flight_loses_and_repeats_nothing(
         assert backend.bodies("t", queue) == expected
     first_of = {}
     for put in backend.puts:
-        body = put.batch.column("body")[0].as_py()
+        assert isinstance(put.batch, SmallBatch)
+        body = put.batch.bodies[0]
         assert first_of.setdefault(body, put.first_sequence) == put.first_sequence
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import zlib
 from typing import Any
 
@@ -9,23 +10,36 @@ import pyarrow as pa
 import pytest
 
 from raymq.cluster.messages.codecs import BytesCodec, codec, encode_all
-from raymq.cluster.messages.columns import message_batch, messages, put_batch
+from raymq.cluster.messages.columns import message_batch, put_batch
 from raymq.cluster.messages.keys import key_properties, key_property, keys_of
-from raymq.cluster.messages.message import Message, encode_properties, property_bytes
+from raymq.cluster.messages.message import (
+    Message,
+    ReceivedMessage,
+    encode_properties,
+    property_bytes,
+)
+from raymq.cluster.messages.received import received_messages
 from raymq.store.errors import Rejected
+from raymq.store.format import offset_message_id
+from raymq.store.record import encode_record
 from raymq.store.requests import PutRequest
 from tests.support.fake_backend import FakeBackend
 
 KEYS = [b"text", None, b"", b"\xff\x00\xfe", b"a\x01b", b"\x02", "é".encode(), b"\x00", b"=", b"=="]
 
 
-def stored(data: pa.RecordBatch) -> pa.RecordBatch:
-    """Columns as a consumer gets them after they went through a shard."""
+def raw(data: pa.RecordBatch | pa.Table) -> pa.Array:
+    """The records of columns that went through a shard, as a fetch answers them."""
     backend = FakeBackend()
     backend.create("t")
     batch, _ = put_batch(data, now_ms=1000)
     backend.put(PutRequest("t", 0, batch, 1, 0, 0, "quorum"))
-    return message_batch(3, pa.array(backend.queues["t", 0].records, pa.binary()))
+    return pa.array(backend.queues["t", 0].records, pa.binary())
+
+
+def stored(data: pa.RecordBatch) -> pa.RecordBatch:
+    """Columns as a consumer gets them."""
+    return message_batch(3, raw(data))
 
 
 def test_the_column_form_of_keys_is_the_scalar_form() -> None:
@@ -56,12 +70,58 @@ def test_rows_become_messages_with_hidden_system_properties() -> None:
     data = pa.record_batch(
         {"body": pa.array([b"x"], pa.binary()), "properties": pa.array([properties], pa.binary())}
     )
-    (message,) = messages(stored(data))
+    (message,) = received_messages(3, raw(data))
     assert (message.key, message.index_keys) == (b"\xffkey", ("one", "two"))
     assert message.properties == {"a": "b", "ü": "ö"}
     assert (message.topic, message.shard, message.queue_id, message.offset) == ("t", 3, 0, 0)
     assert message.born_time_ms == 1000
     assert message.message_id == "7F00000100002A9F0000000000000000"
+
+
+@pytest.mark.parametrize("topic", ["t", "x" * 127, "long" * 60, "ü"])
+@pytest.mark.parametrize("born", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("store", ["10.0.0.1", "fe80::1"])
+def test_a_record_of_any_form_becomes_the_message_that_its_columns_hold(
+    topic: str, born: str, store: str
+) -> None:
+    texts = [b"", b"TAGS\x01a\x02", b"__SHARDINGKEY\x01k\x02KEYS\x01one two\x02x\x01y\x02"]
+    made = [
+        encode_record(
+            topic=topic,
+            body=b"body" * number,
+            properties=text,
+            queue_id=2,
+            queue_offset=7 + number,
+            physical_offset=1 << 40,
+            born_time_ms=5,
+            born_host=(born, 1),
+            store_time_ms=6,
+            store_host=(store, 10911),
+        )
+        for number, text in enumerate(texts)
+    ]
+    records = pa.array([b"skipped", *made], pa.binary()).slice(1)
+    rows = message_batch(3, records).to_pylist()
+    for message, row in zip(received_messages(3, records), rows, strict=True):
+        names = (
+            "topic",
+            "shard",
+            "queue_id",
+            "offset",
+            "store_time_ms",
+            "born_time_ms",
+            "key",
+            "tag",
+            "body",
+        )
+        assert {name: getattr(message, name) for name in names} == {
+            name: row[name] for name in names
+        }
+        assert message.message_id == offset_message_id(store, 10911, 1 << 40)
+        assert message == ReceivedMessage(**vars(message))
+        assert pickle.loads(pickle.dumps(message)) == message
+    assert message.index_keys == ("one", "two")
+    assert message.properties == {"x": "y"}
 
 
 def test_maps_and_text_columns_are_taken() -> None:
@@ -73,7 +133,7 @@ def test_maps_and_text_columns_are_taken() -> None:
             "properties": pa.array([[("a", "b")], None], kind),
         }
     )
-    found = list(messages(stored(data)))
+    found = received_messages(3, raw(data))
     assert [(m.body, m.key, m.properties) for m in found] == [
         (b"text", b"k", {"a": "b"}),
         (b"more", b"l", {}),

@@ -80,13 +80,16 @@ def test_bodies_added_together_keep_their_place_among_messages(
 
 def test_a_batch_that_cannot_be_made_fails_alone(make: Make, backend: FakeBackend) -> None:
     bad: Any = ["text"]
+    backend.hold()
     with make(linger_ms=FOREVER_MS) as producer:
+        producer.send("t", b"under way", queue_id=1)
         producer._batcher.add_bodies("t", [b"a"], 1, None, queue_id=1)
         producer._batcher.add_bodies("t", bad, 4, None, queue_id=1)
+        backend.release()
         with pytest.raises(Rejected, match="cannot be sent as it is"):
             producer.flush(10)
         producer._batcher.add_bodies("t", [b"b", b"c"], 2, None, queue_id=1)
-    assert backend.bodies("t", 1) == [b"b", b"c"]
+    assert backend.bodies("t", 1) == [b"under way", b"b", b"c"]
 
 
 @pytest.mark.parametrize("tags", [[None] * 3, ["a"] * 3, ["a", "b", "a"], [None, "a", None]])
@@ -107,12 +110,16 @@ def test_messages_without_a_key_fill_one_batch_then_the_next_queue(
     make: Make, backend: FakeBackend
 ) -> None:
     producer = make(linger_ms=FOREVER_MS)
+    backend.hold()
+    producer.send("t", b"under way")
     for _ in range(2):
         for _ in range(5):
             producer.send("t", b"x")
-        producer.flush(10)
-    assert [put.batch.num_rows for put in backend.puts] == [5, 5]
-    first, second = (put.queue_id for put in backend.puts)
+        producer._batcher.flush_open()
+    backend.release()
+    producer.flush(10)
+    assert [put.batch.num_rows for put in backend.puts] == [1, 5, 5]
+    _, first, second = (put.queue_id for put in backend.puts)
     assert second == (first + 1) % 4
 
 
@@ -160,14 +167,14 @@ def test_a_message_object_is_sent_with_all_it_has(make: Make, cluster: FakeClust
     )
     make().send(message).result(10)
     put = cluster.backends[0].puts[0]
-    assert put.batch.tag == "eu"
-    assert put.batch.properties == b"__SHARDINGKEY\x01k\x02KEYS\x01i\x02a\x01b\x02"
+    assert put.batch.tags == ["eu"]
+    assert put.batch.properties == [b"__SHARDINGKEY\x01k\x02KEYS\x01i\x02a\x01b\x02"]
 
 
 def test_a_codec_makes_the_body_and_names_itself(make: Make, backend: FakeBackend) -> None:
     make(codec="json").send("t", {"a": 1}, queue_id=0).result(10)
     assert backend.bodies("t") == [b'{"a":1}']
-    assert backend.puts[0].batch.properties == b"content-type\x01json\x02"
+    assert backend.puts[0].batch.properties == [b"content-type\x01json\x02"]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ from raymq.store.errors import (
     from_wire,
     to_wire,
 )
-from raymq.store.record import PUT_SCHEMA, Row
+from raymq.store.record import PUT_SCHEMA, SMALL_BYTES_MAX, SmallBatch
 from raymq.store.requests import FetchRequest, PutOutcome
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
@@ -252,22 +252,28 @@ def test_a_call_carries_small_batches_itself_and_large_ones_beside_it(size: int)
 
 
 @pytest.mark.parametrize("cut", [0, 5, 40])
-def test_a_row_that_goes_alone_is_not_a_batch(backend: FakeBackend, cut: int) -> None:
-    row = Row(b"body", "tag", None, 7)
-    (call,) = pack_call("0" * 16, 7, [(meta(3) | {"read": 2}, row)], alone=True)
+@pytest.mark.parametrize("count", [1, 3])
+def test_small_batches_travel_as_bytes(backend: FakeBackend, cut: int, count: int) -> None:
+    puts = [
+        (meta(number) | {"read": 2}, SmallBatch([b"body"], ["tag"], [None], [number]))
+        for number in range(3, 3 + count)
+    ]
+    (call,) = pack_call("0" * 16, 7, [*puts], alone=True)
     head, found = unpack_call(call)
     assert head == {"stream": "0" * 16, "number": 7, "alone": True}
-    assert found == [(meta(3) | {"read": 2}, row)]
+    assert found == puts
     with pytest.raises(Rejected):
         RayMethods(backend).append(call[: 1 + cut])
 
 
-def test_rows_that_go_together_are_batches() -> None:
-    rows = [(meta(number), Row(b"%d" % number, None, None, 7)) for number in range(1, 4)]
-    _, found = unpack_call(*pack_call("s", 7, rows, alone=False))
+def test_a_small_batch_beside_a_large_one_is_an_arrow_batch() -> None:
+    small = SmallBatch([b"small"], [None], [None], [7])
+    _, found = unpack_call(
+        *pack_call("s", 7, [(meta(1), small), (meta(2), batch([b"large"]))], alone=False)
+    )
     assert [
         pa.ipc.read_record_batch(data, PUT_SCHEMA).column("body").to_pylist() for _, data in found
-    ] == [[b"1"], [b"2"], [b"3"]]
+    ] == [[b"small"], [b"large"]]
 
 
 @pytest.mark.parametrize("wrong", [(b"",), (b"\x09\0\0\0{}",), (b"{}", []), (b"[]", []), (None,)])
@@ -418,6 +424,10 @@ def test_another_cluster_of_the_same_name_refuses(handle: Handle) -> None:
 # --- retries ----------------------------------------------------------------------------------------
 
 
+#: bodies of batches that travel in a call each
+LARGE = [b"%d" % number + bytes(SMALL_BYTES_MAX) for number in range(40)]
+
+
 @pytest.mark.parametrize("lost", ["call", "answer"])
 def test_a_batch_whose_call_or_answer_was_lost_is_stored_once(
     handle: Handle, backend: FakeBackend, lost: str
@@ -437,10 +447,10 @@ def test_a_batch_whose_call_or_answer_was_lost_is_stored_once(
 
     handle.run = lose  # type: ignore[method-assign]
     with contextlib.closing(BatchSender(FakeRoutes(handle))) as sender:
-        futures = [sender.send(TOPIC, 0, batch([b"%d" % index])) for index in range(40)]
+        futures = [sender.send(TOPIC, 0, batch([body])) for body in LARGE]
         offsets = [future.result(30).first_offset for future in futures]
     assert offsets == list(range(40))
-    assert backend.bodies(TOPIC) == [b"%d" % index for index in range(40)]
+    assert backend.bodies(TOPIC) == LARGE
     assert not left
 
 
@@ -457,10 +467,10 @@ def test_a_call_that_could_not_be_made_is_made_again_in_order(
 
     monkeypatch.setattr(Method, "remote", refuse)
     with contextlib.closing(BatchSender(FakeRoutes(handle))) as sender:
-        futures = [sender.send(TOPIC, 0, batch([b"%d" % index])) for index in range(40)]
+        futures = [sender.send(TOPIC, 0, batch([body])) for body in LARGE]
         offsets = [future.result(30).first_offset for future in futures]
     assert offsets == list(range(40))
-    assert backend.bodies(TOPIC) == [b"%d" % index for index in range(40)]
+    assert backend.bodies(TOPIC) == LARGE
     assert not full
 
 

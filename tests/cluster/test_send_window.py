@@ -58,8 +58,8 @@ def add(window: SendWindow, queue: QueueSequence, *, size: int = 1, rows: int = 
 
 def write_all(window: SendWindow, now_ms: int = 0) -> list[InFlightBatch]:
     written = []
-    while (each := window.next_write(now_ms)) is not None:
-        written.append(each)
+    while each := window.next_writes(now_ms):
+        written += each
     return written
 
 
@@ -448,9 +448,11 @@ class World:
             self.stream = Stream()
 
     def write(self) -> None:
-        each = self.window.next_write(self.now_ms)
-        if each is None:
-            return
+        for each in self.window.next_writes(self.now_ms):
+            if self.stream is not None:
+                self.write_one(each)
+
+    def write_one(self, each: InFlightBatch) -> None:
         assert self.stream is not None
         number, bodies = self.bodies_of[each.future]
         queue = each.queue

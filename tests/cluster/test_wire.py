@@ -11,10 +11,10 @@ import pyarrow.flight as flight
 import pytest
 
 from raymq.actors.protocol import flight_messages
-from raymq.actors.protocol.row_message import pack_row, unpack_row
+from raymq.actors.protocol.small_puts import pack_puts, unpack_puts
 from raymq.cluster.transport.flight_client import ReplicaTransport, ShardConnection
 from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable, from_wire
-from raymq.store.record import Row
+from raymq.store.record import SmallBatch
 from raymq.store.requests import FetchRequest
 from tests.support.batches import batch
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeCluster
@@ -285,23 +285,31 @@ def test_replica_frames_go_both_ways(cluster: FakeCluster) -> None:
     stopper.join()
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        Row(b"body", "tag", b"k\x01v\x02", 7),
-        Row(b"", None, None, 0),
-        Row(bytes(range(256)), "", b"", -1),
-    ],
-)
+ROWS = [
+    (b"body", "tag", b"k\x01v\x02", 7),
+    (b"", None, None, 0),
+    (bytes(range(256)), "", b"", -1),
+]
+
+
+def small(*rows: tuple[bytes, str | None, bytes | None, int]) -> SmallBatch:
+    """These rows as columns."""
+    return SmallBatch(*map(list, zip(*rows, strict=True)))
+
+
 @pytest.mark.parametrize("words", [{}, {"pid": None, "acks": "leader"}, {"pid": 2**64 - 1}])
-def test_a_row_comes_as_it_went(row: Row, words: dict[str, object]) -> None:
+def test_small_batches_come_as_they_went(words: dict[str, object]) -> None:
     want = {**meta(3), "acks": "quorum", "read": 2, **words}
-    assert unpack_row(pack_row(want, row)) == (want, row)
+    one_by_one = [(want, small(row)) for row in ROWS]
+    for put in one_by_one:
+        assert unpack_puts(pack_puts([put])) == [put]
+    together = [*one_by_one, ({**want, "id": 4, "topic": "ü", "queue": 5}, small(*ROWS))]
+    assert unpack_puts(pack_puts(together)) == together
 
 
-def test_a_cut_row_is_refused_in_band(connection: ShardConnection) -> None:
+def test_cut_small_batches_are_refused_in_band(connection: ShardConnection) -> None:
     words = {**meta(1), "acks": "quorum", "read": 0}
-    whole = pack_row(words, Row(b"", "tag", b"k\x01v\x02", 7))
+    whole = pack_puts([(words, small((b"", "tag", b"k\x01v\x02", 7)))])
     stream = connection.put_stream()
     for length in range(2, len(whole)):
         stream._write(whole[:length])
@@ -313,19 +321,21 @@ def test_a_cut_row_is_refused_in_band(connection: ShardConnection) -> None:
     stream.close()
 
 
-def test_a_row_is_checked_as_a_batch_is(cluster: FakeCluster, connection: ShardConnection) -> None:
+def test_a_small_batch_is_checked_as_a_large_one_is(
+    cluster: FakeCluster, connection: ShardConnection
+) -> None:
     cluster.backends[0].max_message_bytes = 10
     stream = connection.put_stream()
     words = {**meta(1), "acks": "quorum", "read": 0}
     for number, (row, field) in enumerate(
         [
-            (Row(b"y" * 11, None, None, 1), "body"),
-            (Row(b"y", "a\x01b", None, 1), "tag"),
-            (Row(b"y", None, b"no end", 1), "properties"),
-            (Row(b"y", None, b"TAGS\x01own\x02", 1), "properties"),
+            ((b"y" * 11, None, None, 1), "body"),
+            ((b"y", "a\x01b", None, 1), "tag"),
+            ((b"y", None, b"no end", 1), "properties"),
+            ((b"y", None, b"TAGS\x01own\x02", 1), "properties"),
         ]
     ):
-        stream.send({**words, "id": number + 1}, row)
+        stream.send_small([({**words, "id": number + 1}, small(row))])
         assert from_wire(stream.receive()[0]["error"]).field == field
     stream.close()
     assert cluster.backends[0].bodies("t") == []

@@ -33,7 +33,7 @@ from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.deploy.owned_ray import free_ports
 from raymq.cluster.transport.routes import Routes
 from raymq.cluster.start import stop
-from raymq.store.records.record_row import Row
+from raymq.store.records.small_batch import SmallBatch
 
 dashboard, metrics = free_ports(2)
 context = ray.init(
@@ -76,7 +76,7 @@ with cluster.producer() as producer:
         os.kill(follower, signal.SIGCONT)
     late.result(30)
 with contextlib.closing(BatchSender(Routes.of(cluster))) as sender:
-    refused = sender.send("t", 0, Row(bytes(5 << 20), None, None, 0).to_batch()).exception(30)
+    refused = sender.send("t", 0, SmallBatch([bytes(5 << 20)], [None], [None], [0]).to_batch()).exception(30)
 os.kill(shown()["roles"]["roles"]["group_commit"]["pid"], signal.SIGKILL)
 until(lambda: shown()["metrics"]["role_restarts_total"])
 with cluster.producer() as producer:

@@ -32,7 +32,7 @@ from raymq.store.index.index_service import IndexService
 from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.records import properties
-from raymq.store.records.keys import Keyed, keyed_row, keys_of
+from raymq.store.records.keys import Keyed, keyed_rows, keys_of
 from raymq.store.requests import PutRequest
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm, confirm_with_index
@@ -61,7 +61,7 @@ def test_a_hash_without_an_absolute_value_is_0():
     key = "mhenejuycG"
     assert fmt.java_hash("t#" + key) == -(1 << 31)
     assert key_hash("t", key) == 0
-    keyed = keyed_row(properties.encode({"KEYS": key}))
+    keyed = keyed_rows([properties.encode({"KEYS": key})])
     assert keyed is not None
     assert hash_keys(topic_hash("t"), keyed).values.tolist() == [0]
 

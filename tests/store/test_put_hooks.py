@@ -43,8 +43,10 @@ class Columns(PutHook):
         if self.refuses:
             raise error_of(PutStatus.MESSAGE_ILLEGAL, "no", field="body", limit=None)
         given = request.batch
-        if isinstance(given, record.Row):
-            return request._replace(batch=given._replace(body=given.body.upper()))
+        if isinstance(given, record.SmallBatch):
+            return request._replace(
+                batch=given._replace(bodies=[body.upper() for body in given.bodies])
+            )
         bodies = pc.binary_join_element_wise(given.column("body"), b"!", b"")
         made = given.set_column(0, given.schema.field(0), bodies)
         return request._replace(batch=made.slice(1) if self.cuts else made)
@@ -59,7 +61,9 @@ def test_hooks_see_columns_and_rows_that_go_alone(store: MessageStore) -> None:
     store.hooks.append(hook)
     many = request([b"a", b"b"], producer=7)
     first = store.put(many)
-    alone = store.put(many._replace(batch=record.Row(b"c", None, b"", 5), first_sequence=2))
+    alone = store.put(
+        many._replace(batch=record.SmallBatch([b"c"], [None], [b""], [5]), first_sequence=2)
+    )
     again = store.put(many)
     assert hook.reported == [(2, first), (1, alone), (2, again)]
     assert (again.duplicates, again.first_offset) == (2, first.first_offset)

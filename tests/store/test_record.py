@@ -127,26 +127,33 @@ def test_encoded_rows_are_the_records_that_the_slow_encoder_writes(
 
 
 @given(
-    ROW,
+    st.lists(ROW, min_size=1, max_size=5),
     st.sampled_from(["t", "T" * 127, LONG_TOPIC]),
     st.none() | st.just(Stamp((1 << 64) - 1, 70_000, 1 << 35)),
+    st.integers(0, 4),
 )
-def test_a_row_alone_gets_the_bytes_that_it_gets_among_others(values, topic, stamp):
-    batch = batch_of([values])
-    row = record.check_put(topic, batch, max_message_bytes=MIB)
-    assert row is not None
-    found = [
-        record.prepare(topic, 3, batch, stamp=stamp, store_host=V4, row=given)
-        for given in (row, None)
-    ]
-    assert type(found[0]) is not type(found[1])
-    short, general = (
-        bytes(prepared.encode(0, 1, queue_offset=9, physical_offset=1000, store_time_ms=77))
-        for prepared in found
+def test_a_small_batch_gets_the_bytes_that_its_columns_get(rows, topic, stamp, start):
+    batch = batch_of(rows)
+    small = record.check_put(topic, batch, max_message_bytes=MIB)
+    assert small is not None
+    assert small.to_batch().equals(batch)
+    values, columns = (
+        record.prepare(topic, 3, batch, stamp=stamp, store_host=V4, small=given)
+        for given in (small, None)
     )
-    assert short == general
-    assert found[0].sizes.tolist() == found[1].sizes.tolist() == [len(short)]
-    assert found[0].tags_codes.tolist() == found[1].tags_codes.tolist()
+    assert type(values) is not type(columns)
+    start, stop = min(start, len(rows)), len(rows)
+    assert bytes(
+        values.encode(start, stop, queue_offset=9, physical_offset=1000, store_time_ms=77)
+    ) == bytes(columns.encode(start, stop, queue_offset=9, physical_offset=1000, store_time_ms=77))
+    assert values.sizes.tolist() == columns.sizes.tolist()
+    assert values.tags_codes.tolist() == columns.tags_codes.tolist()
+    assert (values.largest, values.bytes_from(start)) == (columns.largest, columns.bytes_from(start))
+    if columns.keyed is not None:
+        assert values.keyed.data == columns.keyed.data
+        assert values.keyed.offsets.tolist() == columns.keyed.offsets.tolist()
+    else:
+        assert values.keyed is None
 
 
 def test_encoding_a_row_again_gives_the_same_bytes():

@@ -11,7 +11,7 @@ import pytest
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected, Unavailable
 from raymq.store.format import TIMER_TOPIC
-from raymq.store.record import Row
+from raymq.store.record import SmallBatch
 from raymq.store.records.properties import encode
 from raymq.store.requests import PutRequest
 from tests.support.batches import batch
@@ -70,7 +70,7 @@ def test_columns_for_a_second_that_too_many_wait_for_are_refused(tmp_path: Path)
 
 
 def test_a_row_that_goes_alone_is_checked_and_delivered_too(world):
-    row = Row(b"x", None, encode(GOOD), START_MS)
+    row = SmallBatch([b"x"], [None], [encode(GOOD)], [START_MS])
     world.store.put(PutRequest(TIMER_TOPIC, 0, row, 5, 0, 0, "quorum"))
     world.confirm()
     world.run_out()
@@ -111,7 +111,7 @@ def test_a_property_that_occurs_twice_is_refused(world):
 
 
 def test_a_record_that_fits_no_group_is_refused(world):
-    row = Row(bytes(1_990), None, encode({**GOOD, "pad": "p" * 5_000}), START_MS)
+    row = SmallBatch([bytes(1_990)], [None], [encode({**GOOD, "pad": "p" * 5_000})], [START_MS])
     with pytest.raises(Rejected, match="a record may have"):
         world.store.put(PutRequest(TIMER_TOPIC, 0, row, None, 0, 0, "quorum"))
 

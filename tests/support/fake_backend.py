@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,6 +130,22 @@ class FakeBackend:
             else:
                 answer_put(ticket, outcome)
             return ticket
+
+    def put_many(
+        self,
+        requests: Sequence[PutRequest],
+        notify: Callable[[], None] | None = None,
+        *,
+        alone: bool = False,
+    ) -> list[PutTicket | RayMQError]:
+        """One after the other."""
+        results: list[PutTicket | RayMQError] = []
+        for request in requests:
+            try:
+                results.append(self.put(request, notify, alone=alone))
+            except RayMQError as error:
+                results.append(error)
+        return results
 
     def _store(self, request: PutRequest) -> PutOutcome:
         info = self.state.topics.get(request.topic)

@@ -1,0 +1,118 @@
+"""Small puts as plain bytes, many in one message: an Arrow message of a few rows costs more than the rest of the put.
+
+message   kind (1 byte), then puts, one after the other
+put       _PUT, topic, a _ROW for each row, then tag, properties and body of each row
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+from raymq.store.errors import Rejected
+from raymq.store.promise import ACKS
+from raymq.store.record import SmallBatch
+
+#: flags, queue, id, read, pid, epoch, seq; bytes of the topic, rows
+_PUT = struct.Struct("<BiqqQqqHH")
+#: born time, bytes of body, tag and properties; -1 for null
+_ROW = struct.Struct("<qIii")
+_KIND = bytes([1])
+_HAS_PID = 1
+#: the flags hold the ack mode as its index in ACKS
+_ACKS_SHIFT = 1
+
+#: metadata as in flight_messages.py, and the rows
+SmallPut = tuple[dict[str, Any], SmallBatch]
+
+
+def pack_puts(puts: Iterable[SmallPut]) -> bytes:
+    """Small puts, in their order, as one message."""
+    parts = [_KIND]
+    for meta, batch in puts:
+        topic = meta["topic"].encode()
+        flags = ACKS.index(meta["acks"]) << _ACKS_SHIFT
+        pid = meta["pid"]
+        if pid is None:
+            pid = 0
+        else:
+            flags |= _HAS_PID
+        queue, number, read, rows = meta["queue"], meta["id"], meta["read"], batch.num_rows
+        sequence = meta["seq"]
+        parts.append(
+            _PUT.pack(flags, queue, number, read, pid, meta["epoch"], sequence, len(topic), rows)
+        )
+        parts.append(topic)
+        values: list[bytes] = []
+        for body, tag, properties, born in zip(*batch, strict=True):
+            text = None if tag is None else tag.encode()
+            parts.append(
+                _ROW.pack(
+                    born,
+                    len(body),
+                    -1 if text is None else len(text),
+                    -1 if properties is None else len(properties),
+                )
+            )
+            values += (text or b"", properties or b"", body)
+        parts += values
+    return b"".join(parts)
+
+
+def unpack_puts(data: bytes) -> list[SmallPut] | None:
+    """The inverse of `pack_puts`; None for another message. Raises: Rejected when it is damaged."""
+    if data[:1] != _KIND:
+        return None
+    puts: list[SmallPut] = []
+    at, end = 1, len(data)
+    try:
+        while at < end:
+            put, at = _unpack_put(data, at)
+            puts.append(put)
+        if not puts or at > end:
+            raise ValueError(f"it has {end} bytes, its fields say {at}")
+    except (struct.error, ValueError, IndexError) as error:
+        raise Rejected(
+            f"bad put of small batches: {error}", field="metadata", limit="raymq.actors.protocol"
+        ) from error
+    return puts
+
+
+def _unpack_put(data: bytes, at: int) -> tuple[SmallPut, int]:
+    """The put at a position of the message, and where it ends."""
+    flags, queue, number, read, pid, epoch, sequence, topic_bytes, rows = _PUT.unpack_from(data, at)
+    topic_at = at + _PUT.size
+    table_at = topic_at + topic_bytes
+    at = table_at + rows * _ROW.size
+    batch = SmallBatch([], [], [], [])
+    bodies, tags, properties, born_times_ms = batch
+    for born, body_bytes, tag_bytes, property_bytes in _ROW.iter_unpack(data[table_at:at]):
+        if tag_bytes < -1 or property_bytes < -1:
+            raise ValueError("a negative length")
+        born_times_ms.append(born)
+        if tag_bytes < 0:
+            tags.append(None)
+        else:
+            tags.append(data[at : at + tag_bytes].decode())
+            at += tag_bytes
+        if property_bytes < 0:
+            properties.append(None)
+        else:
+            properties.append(data[at : at + property_bytes])
+            at += property_bytes
+        bodies.append(data[at : at + body_bytes])
+        at += body_bytes
+    if at > len(data) or len(bodies) != rows:
+        raise ValueError(f"it has {len(data)} bytes, its fields say {at} or more")
+    meta = {
+        "id": number,
+        "topic": data[topic_at:table_at].decode(),
+        "queue": queue,
+        "pid": pid if flags & _HAS_PID else None,
+        "epoch": epoch,
+        "seq": sequence,
+        "acks": ACKS[flags >> _ACKS_SHIFT],
+        "read": read,
+    }
+    return (meta, batch), at

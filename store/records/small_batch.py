@@ -1,0 +1,200 @@
+"""Few, short rows to records, as Python values: below some hundred rows the fixed cost of arrays is many times theirs.
+
+`record_check.check_put` and `record_encode.prepare` choose; tests hold both ways to the same bytes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from raymq.store import format as fmt
+from raymq.store.arrays import Int64s
+from raymq.store.checksum import body_crc
+from raymq.store.errors import require
+
+from .keys import keyed_rows
+from .producer_stamp import PREFIX as STAMP_PREFIX
+from .producer_stamp import STAMP_BYTES, Stamp, stamp_list
+from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, separators_absent
+
+#: columns that a producer sends: `properties` are encoded (store/records/properties.py), without the stamp and TAGS
+PUT_SCHEMA = pa.schema(
+    [
+        pa.field("body", pa.binary(), nullable=False),
+        pa.field("tag", pa.string()),
+        pa.field("properties", pa.binary()),
+        pa.field("born_time_ms", pa.int64()),
+    ]
+)
+
+#: with more rows arrays cost less
+SMALL_ROWS_MAX = 128
+#: longer rows cost more to copy than the arrays cost
+SMALL_BYTES_MAX = 128 << 10
+
+_HEADER = fmt.HEADER
+
+
+class SmallBatch(NamedTuple):
+    """The columns of a batch of PUT_SCHEMA, up to SMALL_ROWS_MAX rows and about SMALL_BYTES_MAX bytes."""
+
+    bodies: list[bytes]
+    tags: list[str | None]
+    properties: list[bytes | None]
+    born_times_ms: list[int]
+
+    @property
+    def num_rows(self) -> int:
+        """As of a RecordBatch."""
+        return len(self.bodies)
+
+    def to_batch(self) -> pa.RecordBatch:
+        """The same as a batch of PUT_SCHEMA."""
+        columns = zip(self, PUT_SCHEMA.types, strict=True)
+        arrays = [pa.array(values, kind) for values, kind in columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=PUT_SCHEMA)
+
+
+def small_batch(batch: pa.RecordBatch) -> SmallBatch | None:
+    """A valid batch as a small one; None for a large one, and where a value is null that may not be."""
+    if not 0 < batch.num_rows <= SMALL_ROWS_MAX:
+        return None
+    body, _, _, born = batch.columns
+    if body.null_count or born.null_count or batch.get_total_buffer_size() > SMALL_BYTES_MAX:
+        return None
+    return SmallBatch(*(column.to_pylist() for column in batch.columns))
+
+
+def plain(batch: SmallBatch, max_message_bytes: int) -> bool:
+    """Whether every row is evidently right. If not, `check_put` names the fault."""
+    for body, tag, properties in zip(batch.bodies, batch.tags, batch.properties, strict=True):
+        if len(body) > max_message_bytes:
+            return False
+        if (tag or properties) and not _plain_properties(tag, properties):
+            return False
+    return True
+
+
+def _plain_properties(tag: str | None, properties: bytes | None) -> bool:
+    stored = STAMP_BYTES
+    if tag:
+        if not separators_absent(tag):
+            return False
+        stored += len(tag.encode()) + TAG_EXTRA_BYTES
+    if properties:
+        if properties[-1:] != PROPERTY_SEPARATOR:
+            return False
+        if TAG_NAME in properties or STAMP_PREFIX in properties:
+            return False
+        stored += len(properties)
+    return stored <= fmt.PROPERTIES_MAX_BYTES
+
+
+class PreparedSmallBatch:
+    """`record_encode.Prepared` of a small batch, without arrays. Hosts are IPv4, flags 0."""
+
+    __slots__ = (
+        "_batch",
+        "_crcs",
+        "_host",
+        "_magic",
+        "_queue_id",
+        "_record_sizes",
+        "_tails",
+        "count",
+        "keyed",
+        "size",
+    )
+
+    def __init__(
+        self,
+        topic: bytes,
+        magic: int,
+        queue_id: int,
+        batch: SmallBatch,
+        *,
+        stamp: Stamp | None,
+        host: bytes,
+    ) -> None:
+        """Args: `topic` is its field in the record, `host` the 8 bytes of born and store host. Raises: Rejected."""
+        self._batch = batch
+        self._magic = magic
+        self._queue_id = queue_id
+        self._host = host
+        #: rows
+        self.count = len(batch.bodies)
+        self._crcs = [body_crc(body) for body in batch.bodies]
+        stamps = [b""] * self.count if stamp is None else stamp_list(stamp, self.count)
+        tails: list[bytes] = []
+        for stored, tag, properties in zip(stamps, batch.tags, batch.properties, strict=True):
+            if tag:
+                stored += TAG_NAME + tag.encode() + b"\x02"
+            if properties:
+                stored += properties
+            tails.append(topic + len(stored).to_bytes(2, "big") + stored)
+        self._tails = tails
+        fixed = _HEADER.size
+        self._record_sizes = [
+            fixed + len(body) + len(tail) for body, tail in zip(batch.bodies, tails, strict=True)
+        ]
+        #: bytes of all records
+        self.size = sum(self._record_sizes)
+        #: the properties when one of the rows has a key
+        self.keyed = keyed_rows(batch.properties) if any(batch.properties) else None
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """The row with the largest record, and the bytes of that record."""
+        size = max(self._record_sizes)
+        return self._record_sizes.index(size), size
+
+    @property
+    def sizes(self) -> Int64s:
+        """Bytes of each record."""
+        return np.array(self._record_sizes, dtype=np.int64)
+
+    @property
+    def tags_codes(self) -> Int64s:
+        """The consume queue's tags code of each row."""
+        return np.array(
+            [fmt.tags_code(tag) if tag else 0 for tag in self._batch.tags], dtype=np.int64
+        )
+
+    def bytes_from(self, row: int) -> int:
+        """Bytes of the records from `row` on."""
+        return sum(self._record_sizes[row:])
+
+    def encode(
+        self, start: int, stop: int, *, queue_offset: int, physical_offset: int, store_time_ms: int
+    ) -> bytes:
+        """The records of rows [start, stop), as `Prepared.encode` makes them."""
+        require(0 <= start <= stop <= self.count, "rows of a batch", start=start, stop=stop)
+        bodies, _, _, born_times_ms = self._batch
+        magic, queue_id, host = self._magic, self._queue_id, self._host
+        parts: list[bytes] = []
+        for row in range(start, stop):
+            body, size = bodies[row], self._record_sizes[row]
+            header = _HEADER.pack(
+                size,
+                magic,
+                self._crcs[row],
+                queue_id,
+                0,
+                queue_offset,
+                physical_offset,
+                0,
+                born_times_ms[row],
+                host,
+                store_time_ms,
+                host,
+                0,
+                0,
+                len(body),
+            )
+            parts += (header, body, self._tails[row])
+            queue_offset += 1
+            physical_offset += size
+        return b"".join(parts)
