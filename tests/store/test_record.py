@@ -148,7 +148,10 @@ def test_a_small_batch_gets_the_bytes_that_its_columns_get(rows, topic, stamp, s
     ) == bytes(columns.encode(start, stop, queue_offset=9, physical_offset=1000, store_time_ms=77))
     assert values.sizes.tolist() == columns.sizes.tolist()
     assert values.tags_codes.tolist() == columns.tags_codes.tolist()
-    assert (values.largest, values.bytes_from(start)) == (columns.largest, columns.bytes_from(start))
+    assert (values.largest, values.bytes_from(start)) == (
+        columns.largest,
+        columns.bytes_from(start),
+    )
     if columns.keyed is not None:
         assert values.keyed.data == columns.keyed.data
         assert values.keyed.offsets.tolist() == columns.keyed.offsets.tolist()
