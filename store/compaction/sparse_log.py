@@ -1,6 +1,7 @@
 """The files of one compacted queue: records in one directory, units in another, a pair of files for each range.
 
-Records are those of the commit log with another physical offset: their place here. Queue offsets ascend with gaps.
+Records are those of the commit log with another physical offset: their position in these files. Queue offsets ascend
+with gaps.
 Source: CompactionLog.TopicPartitionLog, SparseConsumeQueue, RocketMQ 5.3.3.
 """
 
@@ -43,13 +44,13 @@ class SegmentPair:
         self.queue = queue
         #: bytes of records in the log file
         self.log_bytes = 0
-        #: units in the other one
+        #: units in the queue file
         self.count = 0
         #: nothing is appended any more
         self.sealed = False
 
     def units(self, low: int = 0, high: int | None = None) -> Any:
-        """Units [low, high), all by default, UNIT_DTYPE. Raises: Corrupt for bytes that the disk does not give back."""
+        """Units [low, high), all by default, UNIT_DTYPE. Raises: Corrupt for unreadable bytes."""
         high = self.count if high is None else min(high, self.count)
         data = self.queue.read(low * UNIT_BYTES, max(low, high) * UNIT_BYTES)
         return np.frombuffer(data, dtype=UNIT_DTYPE)
@@ -62,24 +63,28 @@ class SegmentPair:
     def records_of(self, units: npt.NDArray[Any]) -> tuple[memoryview, Int64s]:
         """A buffer with the records of these units, and where each begins in it.
 
-        Raises: Corrupt for the first that is damaged, or that the disk does not give back.
+        Raises: Corrupt for the first damaged or unreadable record.
         """
         starts = units["position"].astype(np.int64) - self.start
         sizes = units["size"].astype(np.int64)
         if not len(starts):
             return memoryview(b""), starts
+
         ends = starts + sizes
         good = (starts >= 0) & (sizes >= fmt.RECORD_MIN_BYTES) & (ends <= self.log.size)
         good[1:] &= starts[1:] >= ends[:-1]
         row = len(good) if good.all() else int(good.argmin())
+
         data, begins = memoryview(b""), starts[:0]
         if row:
             data, begins = read_together(
                 self.log.read, self.log.read_into, starts[:row], ends[:row]
             )
+
         fault = first_fault(data, begins, sizes[:row], starts[:row] + self.start)
         if fault is None and row == len(good):
             return data, begins
+
         row, rule = (row, POINTS) if fault is None else fault
         raise Corrupt(
             f"{self.log.path} at {int(starts[row])}: the record is damaged ({rule}); `raymq store verify` says more",
@@ -89,7 +94,7 @@ class SegmentPair:
         )
 
     def find_end(self) -> None:
-        """Count the units that are valid, and from the last one the bytes of the log."""
+        """Count the valid units. The last one gives the bytes of the log."""
         room = self.queue.size // UNIT_BYTES
         self.count = 0
         while self.count < room:
@@ -102,7 +107,7 @@ class SegmentPair:
         self.keep(self.count)
 
     def keep(self, count: int) -> None:
-        """Only the first units count, and the bytes of their records."""
+        """Keep only the first `count` units, and the bytes of their records."""
         self.count, self.log_bytes = count, 0
         if count:
             last = self.units(count - 1)[0]
@@ -120,13 +125,13 @@ class SegmentPair:
 
 
 class Part(NamedTuple):
-    """Some records that were read."""
+    """Records of one compacted queue that were read together."""
 
-    #: byte for byte, a binary array
+    #: the records byte for byte, a binary array
     records: pa.Array
     #: `units.UNIT_DTYPE`
     units: npt.NDArray[Any]
-    #: after the last
+    #: queue offset after the last record
     next_offset: int
 
 
@@ -136,7 +141,7 @@ class SparseLog:
     def __init__(
         self, log: Path, queue: Path, file_bytes: int, queue_file_bytes: int, *, files: Files
     ) -> None:
-        #: of the records and of the units
+        #: the directories of the records and of the units
         self.directories = (log, queue)
         self._sizes = (file_bytes, queue_file_bytes // UNIT_BYTES * UNIT_BYTES)
         self.lock = threading.RLock()
@@ -164,17 +169,19 @@ class SparseLog:
     def load(self) -> None:
         """Open the files. If a crash interrupted the creation of the last pair, delete that pair: it is unused.
 
-        Raises: Corrupt where another file has no partner.
+        Raises: Corrupt if another file has no partner.
         """
         names, queue_names = (
             set(offset_names(directory, files=self._files)) for directory in self.directories
         )
+
         last = max(names | queue_names, default=None)
         if last is not None and self._is_unfinished(last, names & queue_names):
             for directory in self.directories:
                 self._files.unlink(directory / last)
             names.discard(last)
             queue_names.discard(last)
+
         odd = sorted(names ^ queue_names)
         if odd:
             log, queue = (directory / odd[0] for directory in self.directories)
@@ -183,6 +190,7 @@ class SparseLog:
                 path=str(log),
                 rule="a compaction log file has its file of units",
             )
+
         self.pairs += [self._open(int(name)) for name in sorted(names)]
         for pair in self.pairs:
             pair.find_end()
@@ -213,8 +221,8 @@ class SparseLog:
     def append(self, view: memoryview, starts: Int64s, units: npt.NDArray[Any]) -> None:
         """Append records, in as many files as they need, by ascending queue offset.
 
-        Args: `starts`: where each begins in `view`; `units`: UNIT_DTYPE, with any positions.
-        Raises: StorageFull, OSError; `cut` removes a half-written record.
+        Args: `starts`: where each begins in `view`. `units`: COMPACTED_UNIT_DTYPE, with any positions.
+        Raises: StorageFull, OSError. `cut` removes a half-written record.
         """
         low, count = 0, len(units)
         while low < count:
@@ -229,7 +237,7 @@ class SparseLog:
                 self.seal()
 
     def _fitting(self, pair: SegmentPair, sizes: Int64s) -> int:
-        """How many records still fit: a blank record and an end unit must fit after them."""
+        """The number of records that still fit. A blank record and an end unit must fit after them."""
         room = pair.log.size - pair.log_bytes - fmt.BLANK_BYTES
         units = pair.queue.size // UNIT_BYTES - 1 - pair.count
         fits = int(np.searchsorted(np.cumsum(sizes), room, side="right"))
@@ -252,9 +260,11 @@ class SparseLog:
         data[places[:, None] + fmt.PHYSICAL_OFFSET_AT + _LONG] = (
             positions.astype(">i8").view(np.uint8).reshape(-1, 8)
         )
+
         written = units.copy()
         written["position"], written["count"] = positions, 1
         written["compacted"], written["reserved"] = -1, 0
+
         pair.log.pwrite(data.data, pair.log_bytes)
         pair.queue.pwrite(written.tobytes(), pair.count * UNIT_BYTES)
         pair.log_bytes += len(data)
@@ -302,16 +312,19 @@ class SparseLog:
             keep = units["offset"] < next_offset
             keep &= units["position"].astype(np.int64) + units["size"] <= start + log_bytes
             count = pair.count if keep.all() else int(keep.argmin())
+
             if count == 0 and pair.start > start:
                 self._remove(self.pairs.pop())
                 continue
             if count == pair.count and pair.sealed:
                 return
+
             pair.keep(count)
             pair.log.clear(pair.log_bytes)
             pair.queue.clear(count * UNIT_BYTES)
             pair.sync()
             pair.sealed = False
+
             if count or len(self.pairs) == 1:
                 return
             self._remove(self.pairs.pop())
