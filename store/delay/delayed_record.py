@@ -51,7 +51,7 @@ class Waiting(NamedTuple):
     reconsume_times: int
 
     def moved(self, topic: str, queue_id: int, properties: bytes) -> InnerMessage:
-        """The message for another queue; body, flags, birth and text go with it."""
+        """The message for another queue, with the same body, flags, birth and text."""
         return InnerMessage(
             topic,
             queue_id,
@@ -67,8 +67,7 @@ class Waiting(NamedTuple):
     def delivered(self, extra: bytes = b"") -> InnerMessage | None:
         """The message for its real queue; None when it names no queue that may receive it.
 
-        The properties' text is as it was, DELAY and TIMER_* too, and `extra` after it if there is
-        room.
+        The properties' text is unchanged, DELAY and TIMER_* too, and `extra` follows if there is room.
         """
         topic = _REAL_TOPIC.match(self.properties)
         queue = _REAL_QUEUE.match(self.properties)
@@ -80,7 +79,7 @@ class Waiting(NamedTuple):
         return self.moved(name, int(queue[1]), self.with_text(extra))
 
     def with_text(self, extra: bytes) -> bytes:
-        """The properties with more of them, if they fit."""
+        """The properties' text with `extra` after it, if that fits."""
         text = self.properties
         if not extra or len(text) + 1 + len(extra) > fmt.PROPERTIES_MAX_BYTES:
             return text
@@ -106,9 +105,9 @@ def host_of(text: str) -> tuple[str, int]:
 def undamaged_batch(
     log: CommitLog, positions: Int64s, sizes: Int64s, *, check_crc: bool = True
 ) -> tuple[pa.RecordBatch, Int64s]:
-    """Records at ascending physical positions, decoded, and which rows they are: damaged ones are left out and noted.
+    """The decoded records at ascending physical positions, and their rows. Damaged records are left out and noted.
 
-    A damaged record must not block all others. Args: none below `log.start`.
+    A damaged record must not block all others. Args: `positions`: none below `log.start`.
     """
     found, rows = log.undamaged_records(positions, sizes, check_crc=check_crc)
     return record.decode(*found), rows
@@ -127,7 +126,8 @@ _PROPERTIES = _COLUMNS.index("properties")
 
 
 def by_queue(messages: list[InnerMessage]) -> list[InnerMessage]:
-    """A group's messages with each queue's together, in their order: consecutive rows are accounted for together."""
+    """A group's messages by queue, in their order within each: consecutive rows of a queue are accounted for
+    together."""
     return sorted(messages, key=lambda message: (message.topic, message.queue_id))
 
 

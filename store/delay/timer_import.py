@@ -1,4 +1,4 @@
-"""Takes over from RocketMQ's timers: how far they came, and which rolls are still to be made.
+"""Imports the progress of RocketMQ's timers: how far they came, and the rolls that are still to be made.
 
 A record further away than the roll window waits in RocketMQ's wheel for a second that depends on the time of its read.
 So the record does not say whether it was rolled. Its successor in the timer topic does.
@@ -27,8 +27,8 @@ SLICE_ROWS = 4096
 def taken_over(check: TimerCheck, before: TimerProgress, topic_end: int) -> TimerProgress:
     """The progress after RocketMQ's, which began at `before` (nothing at first) or a little earlier.
 
-    Earlier deliveries of this store count, even where RocketMQ's time is earlier. Where RocketMQ read less of the
-    topic than this store had, nothing later than this store's time counts as delivered.
+    Earlier deliveries of this store count, even if RocketMQ's time is earlier. If RocketMQ read less of the topic than
+    this store had, nothing later than this store's time counts as delivered.
     """
     end = min(check.queue_offset, topic_end)
     time = max(0, check.read_time_ms - check.read_time_ms % PRECISION_MS)
@@ -48,17 +48,19 @@ def pending_rolls(
     """The rolls below `now.queue` that were not made, to be put again as they are.
 
     Those below `before.queue` waited in this store's files for the second of their record. Or RocketMQ read them
-    itself, where a crash left its older files. Only RocketMQ's messages all have a unique key.
+    itself, if a crash left its older files. Only RocketMQ's messages all have a unique key.
     """
     ours: list[Waiting] = []
     rolls: list[tuple[tuple[str, str, int], Waiting]] = []
     made: set[tuple[str, str, int]] = set()
+
     offset = before.imported
     while offset < topic.end:
         rows = topic.read(offset, SLICE_ROWS)
         offset = max(rows.next_offset, offset + 1)
         is_roll = rows.due.magic & MAGIC_ROLL != 0
         left, kept = waiting_rows(log, rows.positions, rows.sizes)
+
         for found, roll, slot_ms in zip(
             left, is_roll[kept].tolist(), rows.due.slot_ms[kept].tolist(), strict=True
         ):
@@ -66,15 +68,18 @@ def pending_rolls(
             turn = _number(properties, ROLL_TIMES)
             key = (properties.get("REAL_TOPIC", ""), properties.get("UNIQ_KEY", ""))
             made.add((*key, turn))
+
             known = found.queue_offset < before.queue
             # RocketMQ has delivered the records due before its time, even those that it read too late for a roll.
             over = _number(properties, OUT_MS) < now.time
             if not roll or over or found.queue_offset >= now.queue:
                 continue
+
             if known and now.waits(slot_ms, np.array([found.queue_offset])).all():
                 ours.append(found)
             elif not known or key[1]:
                 rolls.append(((*key, turn + 1), found))
+
     put = [*ours, *(found for after, found in rolls if after not in made)]
     return [found.moved(TIMER_TOPIC, 0, found.properties) for found in put]
 

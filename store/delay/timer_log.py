@@ -1,9 +1,9 @@
-"""RocketMQ's timer log: 52 bytes per waiting timer, each with the place of the timer before it in its second; a cache.
+"""RocketMQ's timer log, a cache: 52 bytes per waiting timer. Each unit names the unit before it in its second.
 
 A unit (all numbers big-endian)::
 
       0  4  size             52
-      4  8  previous         position of the unit before in the same second, -1: none
+      4  8  previous         position of the unit before it in the same second, -1: none
      12  4  magic            1 default, 2 roll, 4 delete
      16  8  enqueue_time_ms
      24  4  delay_ms         the second it waits for - enqueue_time_ms
@@ -46,9 +46,9 @@ UNIT_DTYPE = np.dtype(
     ]
 )
 UNIT_BYTES = UNIT_DTYPE.itemsize
-#: kept free at the end of a file
+#: bytes kept free at the end of a file
 BLANK_BYTES = 16
-#: no unit before
+#: `previous` of a second's first unit
 NONE = -1
 
 _BLANK = struct.Struct(">iqI")
@@ -95,7 +95,7 @@ class TimerLog:
         return positions
 
     def append(self, units: Units) -> None:
-        """Write units; they must have been given the next places. Raises: StorageFull, OSError."""
+        """Write units at the positions that `place` returned for them. Raises: StorageFull, OSError."""
         data = memoryview(units.tobytes())
         while data:
             inside = self.end % self._file_size
@@ -116,7 +116,7 @@ class TimerLog:
         self.end += left
 
     def drop(self, until_ms: int) -> None:
-        """Delete files all of whose units were enqueued before a time. Durable.
+        """Delete the files that have only units enqueued before `until_ms`. Durable.
 
         RocketMQ keeps them as long as the commit log has their records.
         """
@@ -136,7 +136,7 @@ class TimerLog:
     def chain(self, last: int) -> Units:
         """The units of a second in their order, from the position of the last one.
 
-        Raises: Corrupt for bytes that the disk does not give back; the next load rebuilds the log.
+        Raises: Corrupt for unreadable bytes. The next load rebuilds the log.
         """
         found: list[bytes] = []
         low, view = 0, memoryview(b"")
@@ -150,14 +150,16 @@ class TimerLog:
                 low = max(0, stop - CHAIN_BYTES)
                 view = memoryview(file.read(low, stop))
                 low += file.start
+
             unit = view[last - low : last - low + UNIT_BYTES]
             found.append(bytes(unit))
             last = _PREVIOUS.unpack_from(unit, 4)[0]
+
         found.reverse()
         return np.frombuffer(b"".join(found), dtype=UNIT_DTYPE)
 
     def units(self, since_ms: int) -> tuple[Int64s, Units]:
-        """Positions and units of all files that may have units enqueued since then, up to the end."""
+        """Positions and units of all files that may have units enqueued at or after `since_ms`."""
         positions: list[Int64s] = [np.empty(0, dtype=np.int64)]
         found: list[Units] = [np.empty(0, dtype=UNIT_DTYPE)]
         files = self._queue.files

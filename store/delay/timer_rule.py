@@ -1,7 +1,7 @@
-"""In which second a record of the timer topic is due: a function of the record alone.
+"""The rule for the second in which a record of the timer topic is due: a function of the record alone.
 
 So the wheel can be rebuilt from the timer topic, and a few numbers say which records were delivered.
-RocketMQ counts a roll from the time it reads the record, RayMQ from the record's store time; the bytes allow both.
+RocketMQ counts a roll from the time it reads the record, RayMQ from the record's store time. The bytes allow both.
 Source: TimerMessageStore#doEnqueue, RocketMQ 5.3.3.
 """
 
@@ -33,7 +33,7 @@ _DELETE = r"(?:^|\x02)TIMER_DEL_UNIQKEY\x01"
 
 
 class Due(NamedTuple):
-    """One value per record."""
+    """When and how records are due: one value per record and column."""
 
     #: start of the second, ms; the record is due at its end
     slot_ms: Int64s
@@ -48,7 +48,7 @@ class Due(NamedTuple):
 def due(batch: pa.RecordBatch) -> Due:
     """When and how each record of the timer topic is due.
 
-    One without a readable TIMER_OUT_MS is due at once. Where the clock was set back, a second before the store time
+    A record without a readable TIMER_OUT_MS is due at once. If the clock was set back, a second before the store time
     does not count as past: store times never go back.
     """
     properties = batch.column("properties")
@@ -56,15 +56,18 @@ def due(batch: pa.RecordBatch) -> Due:
     text = pc.struct_field(pc.extract_regex(properties, _OUT), 0)
     out = text.cast(pa.string()).cast(pa.int64()).fill_null(0).to_numpy()
     slot = _floor(out)
+
     beyond = slot - enqueue - ROLL_WINDOW_MS
     roll = beyond >= 0
-    # Not the whole window where little would be left: the next roll needs time.
+    # Half the window if little would be left after a whole one: the next roll needs time.
     step = np.where(beyond < ROLL_WINDOW_MS // 3, ROLL_WINDOW_MS // 2, ROLL_WINDOW_MS)
     slot = np.where(roll, enqueue + step, slot)
+
     magic = np.full(len(slot), MAGIC_DEFAULT, dtype=np.int32)
     magic[roll] |= MAGIC_ROLL
     delete = pc.match_substring_regex(properties, _DELETE).to_numpy(zero_copy_only=False)
     magic[delete] |= MAGIC_DELETE
+
     topics = pc.struct_field(pc.extract_regex(properties, _TOPIC), 0).dictionary_encode()
     hashes = [fmt.java_hash(name.as_py().decode("utf-8", "replace")) for name in topics.dictionary]
     index = topics.indices.fill_null(-1).to_numpy(zero_copy_only=False)
@@ -113,7 +116,7 @@ class TimerProgress:
         return asdict(self)
 
     def waits(self, slot_ms: int, offsets: Int64s) -> Bools:
-        """Which records of one second, all below `queue`, are not delivered yet."""
+        """A mask of the records of one second, all below `next_offset`, that are not delivered yet."""
         left = offsets >= (self.at if slot_ms == self.time else 0)
         if slot_ms < self.time:
             left[:] = False

@@ -70,13 +70,14 @@ class Second:
 
 
 class TimerMessageStore:
-    """The timers of one shard. Callers: one thread; `waiting` and `holds_from` any."""
+    """The timers of one shard. Callers: one thread; `waiting` and `holds_from`: any."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._log = store.log
         self._topic = TimerTopic(store.log, store.consume_queues)
         self._cache = TimerCache(store.log)
+
         self._progress = timer_rule.TimerProgress()
         self._ready = False
         self._second: Second | None = None
@@ -103,7 +104,7 @@ class TimerMessageStore:
         end = self._topic.end
         known = self._ready and self._progress.queue >= end
         first = self._cache.wheel.first()
-        # Looked at again: a wheel that another thread began to load meanwhile does not know all of them.
+        # `_ready` is read twice: while another thread loads the wheel, the wheel lacks records.
         if known and self._ready:
             # Every record was added: the wheel knows those that wait, however long ago the last delivery was.
             return end if first is None else self._topic.first_that_may_wait(first)
@@ -113,8 +114,8 @@ class TimerMessageStore:
     def run(self, now_ms: int, *, limit: int) -> tuple[int, int | None]:
         """Load new records of the topic and deliver due messages, at most about `limit`.
 
-        Returns: how many were delivered, and when to call again; None: nothing waits.
-        Raises: StorageFull, Unavailable, OSError; the next call delivers the rest.
+        Returns: how many were delivered, and when to call again, ms; None: nothing waits.
+        Raises: StorageFull, Unavailable, OSError. The next call delivers the rest.
         """
         if not self.active:
             return 0, None
@@ -132,20 +133,25 @@ class TimerMessageStore:
         if floor < self._progress.time:
             self._append([], self._progress.clock_set_back(floor))
             self._second = None
+
         count = self._load_records(now_ms, limit)
         has_more = self._progress.queue < self._topic.end
         first = self._cache.wheel.first()
         is_due = first is not None and first < floor
+
         # All records are loaded before a second is delivered, so that confirmed cancellations take effect.
         if not has_more or (is_due and self._blocked):
             count += self._deliver(now_ms, floor, limit - count)
             first = self._cache.wheel.first()
+
         self._sync_if_due(now_ms)
         if has_more or (first is not None and first < floor):
             return count, now_ms
+
         time = floor if first is None else min(floor, first)
         if time > self._progress.time:
             self._progress = self._progress.at_time(time)
+
         due = None if first is None else first + timer_rule.PRECISION_MS
         if self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0) > self._progress.queue:
             # A roll or a put is not confirmed yet.
@@ -157,10 +163,11 @@ class TimerMessageStore:
     def _prepare(self) -> bool:
         """Begin where the log says that the deliveries stopped.
 
-        Returns: False until dispatch has reached that place again.
+        Returns: False until dispatch has reached that offset again.
         """
         if not self._take_over_foreign():
             return False
+
         self._second = None
         values = self._store.state.progress[TIMERS_SERVICE]
         progress = timer_rule.TimerProgress.of(values)
@@ -168,12 +175,14 @@ class TimerMessageStore:
             return False
         if values.get("foreign") and not self._replace_foreign_files():
             return False
+
         check = self._cache.check()
         if check is not None and check.queue_offset > self._topic.end:
             if check.queue_offset == self._read_by(check):
                 return False
             # The log lost the records that the files belong to.
             check = None
+
         self._load(check, progress)
         self._ready = True
         return True
@@ -213,6 +222,7 @@ class TimerMessageStore:
             offset = 0
         else:
             offset = min(progress.queue, self._topic.first_that_may_wait(progress.time))
+
         self._progress = progress
         while offset < progress.queue:
             rows = self._topic.read(offset, min(SLICE_ROWS, progress.queue - offset))
@@ -220,10 +230,11 @@ class TimerMessageStore:
             is_roll = rows.due.magic & timer_rule.MAGIC_ROLL != 0
             self._add(rows.select(~is_roll | (rows.offsets >= progress.imported)))
             offset = max(rows.next_offset, offset + 1)
+
         self._progress = replace(progress, queue=max(offset, progress.queue))
 
     def _read_by(self, check: TimerCheck | None) -> int:
-        """How much of the topic RocketMQ had read: an import must wait until dispatch has reached that."""
+        """The end of the part of the topic that RocketMQ had read. An import waits until dispatch has reached it."""
         following = self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0)
         return 0 if check is None else min(check.queue_offset, following)
 
@@ -244,7 +255,7 @@ class TimerMessageStore:
     # --- from the topic into the wheel ----------------------------------------------------------------------
 
     def _load_records(self, now_ms: int, limit: int) -> int:
-        """Put confirmed records of the topic into the wheel; deliver those that come too late for it."""
+        """Put confirmed records of the topic into the wheel. Deliver those that come too late for it."""
         count = 0
         self._blocked = False
         for _ in range(SLICES_LOADED_MAX):
@@ -260,7 +271,7 @@ class TimerMessageStore:
         return count
 
     def _that_fit(self, rows: TimerRows) -> TimerRows:
-        """The first rows whose seconds lie within the wheel; after a long stop some wait until others are delivered."""
+        """The first rows whose seconds lie within the wheel. After a long stop some wait until others are delivered."""
         if not len(rows.offsets) or self._cache.takes(rows.due.slot_ms):
             return rows
         for count in range(1, len(rows.offsets) + 1):
@@ -271,16 +282,18 @@ class TimerMessageStore:
         return rows
 
     def _take(self, rows: TimerRows, now_ms: int) -> int:
-        """Rows into the wheel; those of seconds that are over are delivered in their order, group by group."""
+        """Put rows into the wheel. Deliver those of seconds that are over, in their order, group by group."""
         late = np.flatnonzero(rows.due.slot_ms < self._progress.time)
         # A timer and its cancellation are rolled together, and may both be late after that.
         due = DueRows(rows.positions, rows.sizes, rows.due.magic, rows.due.enqueue_ms)
         cancelled = self._cancelled(due.select(late))
+
         done = count = 0
         while len(late):
             fit = fitting(rows.sizes[late], self._log.config.group_bytes_max)
             stop = int(late[fit - 1]) + 1
             offset = int(rows.offsets[stop - 1]) + 1
+
             messages, _ = self._messages(due.select(late[:fit]), cancelled, now_ms)
             progress = replace(self._progress, queue=offset)
             if messages:
@@ -289,6 +302,7 @@ class TimerMessageStore:
             self._progress = progress
             count += fit
             late, done = late[fit:], stop
+
         self._add(rows.select(slice(done, None)))
         queue = max(rows.next_offset, self._progress.queue)
         self._progress = replace(self._progress, queue=queue)
@@ -348,19 +362,23 @@ class TimerMessageStore:
         messages: list[InnerMessage] = []
         offset = 0
         count = len(second.rows.positions)
+
         if low < count:
             high = low + fitting(second.rows.sizes[low:], self._log.config.group_bytes_max)
             rows = second.rows.select(slice(low, high))
             messages, offset = self._messages(rows, second.cancelled, now_ms)
+
         ends = high == count
         if ends:
             progress = self._progress.at_time(second.time_ms + timer_rule.PRECISION_MS)
         else:
             progress = replace(self._progress, at=offset + 1)
+
         if messages:
             self._append(messages, progress)
         self._progress = progress
         second.next_row = high
+
         if ends:
             self._cache.wheel.drop_first()
             self._second = None
@@ -375,6 +393,7 @@ class TimerMessageStore:
         found, rows = waiting_rows(self._log, due.positions, due.sizes)
         self.skipped += len(due.positions) - len(rows)
         kinds, times_ms = due.magic[rows].tolist(), due.enqueue_ms[rows].tolist()
+
         for each, kind, enqueued in zip(found, kinds, times_ms, strict=True):
             times = f"{ENQUEUE_MS}\x01{enqueued}\x02{DEQUEUE_MS}\x01{now_ms}\x02"
             if kind & timer_rule.MAGIC_ROLL:
@@ -382,6 +401,7 @@ class TimerMessageStore:
                 continue
             if kind & timer_rule.MAGIC_DELETE or (cancelled and _key(each) in cancelled):
                 continue
+
             if timer_rule.ROLL_TIMES.encode() in each.properties:
                 each = each._replace(properties=_ADDED.sub(_only_rolls, each.properties))
             message = each.delivered(times.encode())
@@ -389,6 +409,7 @@ class TimerMessageStore:
                 self.skipped += 1
             else:
                 messages.append(message)
+
         return messages, found[-1].queue_offset if found else self._progress.at - 1
 
     def _append(self, messages: list[InnerMessage], progress: timer_rule.TimerProgress) -> None:
