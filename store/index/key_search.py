@@ -1,7 +1,7 @@
 """Finding the newest messages of one key: a walk from record to record, without arrays.
 
-A query returns some dozens of records: for these plain Python takes half the time of numpy. Several keys share the
-numpy calls of `query_keys`.
+A query returns some dozens of records. For these plain Python takes half the time of numpy. A query for several keys
+shares the numpy calls of `query_keys`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .index_service import IndexService
 
 #: later than any store time
 TIME_MAX_MS = (1 << 63) - 1
-#: bytes read for each record are a multiple of the one, and at most the other; a larger record is read once more
+#: bytes read for each record: a multiple of the first, and at most the second. A larger record is read once more
 READ_BYTES_STEP, READ_BYTES_MAX = 64, 8192
 
 
 class KeyHits(NamedTuple):
-    """Messages found: hit i says that key `keys[i]` is one of message `rows[i]` of `records`."""
+    """The messages of a query. Hit i says that message `rows[i]` of `records` has key `keys[i]`."""
 
     keys: Int64s
     rows: Int64s
@@ -48,7 +48,8 @@ class KeySearch:
     def __init__(self, log: CommitLog, index: IndexService) -> None:
         self._log = log
         self._index = index
-        #: enough for the largest record of the last query: messages of one application are about as large as each other
+        #: bytes read per record: as many as the largest record of the last query has, since messages of one application
+        #: have similar sizes
         self._read_bytes = 2048
 
     def find(
@@ -56,8 +57,8 @@ class KeySearch:
     ) -> KeyHits:
         """The newest messages of a key, `limit` at most.
 
-        Args: `span`: the first and the last store time (ms); `exact`: as of `Query.by_key`.
-        Raises: Corrupt for a record whose body is damaged, or that the disk does not give back.
+        Args: `span`: the first and the last store time (ms). `exact`: as of `Query.by_key`.
+        Raises: Corrupt for a record that is unreadable or whose body is damaged.
         """
         found = self._newest(topic, key, limit, span, exact)
         places = sorted(found)
@@ -78,13 +79,14 @@ class KeySearch:
     ) -> dict[int, bytes]:
         """Records by physical offset.
 
-        Entries of deleted files are left out, and so are those at which no record begins: RocketMQ leaves such entries
-        when it cuts a log.
+        Entries of deleted files are left out. So are entries whose offset begins no record: RocketMQ leaves such
+        entries when it cuts a log.
         """
         log, nbytes = self._log, self._read_bytes
         found: dict[int, bytes] = {}
         begin_ms, end_ms = span
         low, high = log.start, log.confirmed
+
         for candidates in self._index.find(topic, key, begin_ms, end_ms, limit):
             places = [place for place in candidates if low <= place < high]
             data = log.read_each(places, nbytes)
@@ -98,6 +100,7 @@ class KeySearch:
                     if parts is None:
                         continue
                     start = 0
+
                 end, time_ms, topic_at, topic_end, body_at, body_end, crc = parts
                 if not begin_ms <= time_ms <= end_ms:
                     continue
@@ -106,17 +109,20 @@ class KeySearch:
                     and key in keys_of(source[topic_end + 2 : end])
                 ):
                     continue
-                # `body_crc`, without a call of Python's for each record.
+
+                # This is `body_crc` without a Python call for each record.
                 if body_at < body_end and crc32(source[body_at:body_end]) & BODY_CRC_MASK != crc:
                     raise log.damage(place, WalkStop.BAD_CRC.value)
-                # A key that stands twice in one message gives the same offset twice.
+
+                # A message that has a key twice has two entries of the same offset.
                 found[place] = source[start:end]
                 if len(found) == limit:
                     return found
+
         return found
 
     def _read_whole(self, place: int, size_field: bytes) -> bytes:
-        """All bytes of a record; none where no record of a possible size begins."""
+        """All bytes of a record; empty if its size field is not a possible size."""
         config = self._log.config
         size = int.from_bytes(size_field, "big")
         left_in_file = config.segment_size_bytes - place % config.segment_size_bytes
