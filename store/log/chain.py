@@ -1,9 +1,8 @@
 """The chain: one fixed-size unit per append unit, covering whole records.
 
-40 bytes, big-endian: start, end, epoch (int64 each), CRC-32C of log bytes [start, end), chain value
-before this unit, 8 bytes zero. The chain value after a unit is the CRC-32C of its first 28 bytes
-continued from the value before. One file per commit log segment, with the same name; a cache, rebuilt from
-the log where it is missing.
+40 bytes, big-endian: start, end, epoch (int64 each), CRC-32C of log bytes [start, end), chain value before this unit, 8
+bytes zero. The chain value after a unit is the CRC-32C of its first 28 bytes continued from the value before. The chain
+is a cache, with one file per commit log segment, of the same name. A missing file is rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class ChainUnit(NamedTuple):
     previous: int
 
     def pack(self) -> bytes:
-        """40 bytes."""
+        """The unit's 40 bytes."""
         return _UNIT.pack(self.start, self.end, self.epoch, self.crc, self.previous, 0)
 
     @property
@@ -47,20 +46,20 @@ class ChainUnit(NamedTuple):
         return crc32c(_CHAINED.pack(self.start, self.end, self.epoch, self.crc), self.previous)
 
     def follows(self, last: ChainUnit | None, segment: int, size: int) -> bool:
-        """Whether it continues `last`, and lies inside the log file [segment, segment + size)."""
+        """Whether the unit continues `last`, and lies inside the log file [segment, segment + size)."""
         if not segment <= self.start < self.end <= segment + size:
             return False
         return last is None or (self.start == last.end and self.previous == last.value)
 
 
 def unpack_units(data: bytes | memoryview) -> list[ChainUnit]:
-    """The whole units of some bytes; the last one may be torn."""
+    """The whole units of some bytes. A torn unit at the end is left out."""
     whole = len(data) - len(data) % UNIT_BYTES
     return [ChainUnit(*item[:5]) for item in _UNIT.iter_unpack(data[:whole])]
 
 
 def check_units(units: list[ChainUnit], data: memoryview) -> None:
-    """Whether `data`, which begins with the first unit, has their CRCs. Raises: Corrupt."""
+    """Check that `data`, which begins with the first unit, has the units' CRCs. Raises: Corrupt."""
     base = units[0].start
     for unit in units:
         if crc32c(data[unit.start - base : unit.end - base]) != unit.crc:
@@ -69,7 +68,7 @@ def check_units(units: list[ChainUnit], data: memoryview) -> None:
 
 
 class Chain:
-    """The chain of one replica. One appender; readers in other processes use `ChainReader`."""
+    """The chain of one replica. Callers: one appender. Readers in other processes use `ChainReader`."""
 
     def __init__(
         self, directory: Path, segment_size_bytes: int, *, files: Files, writable: bool = True
@@ -82,7 +81,7 @@ class Chain:
         #: segment -> bytes used in its file
         self._used: dict[int, int] = {}
         self.last: ChainUnit | None = None
-        #: the last unit whose value was asked for, and that value
+        #: the unit whose value was computed last, and that value
         self._valued: tuple[ChainUnit | None, int] = (None, 0)
 
     @property
@@ -95,7 +94,7 @@ class Chain:
         return value
 
     def load(self, verify_from: int = 0) -> None:
-        """Look at every unit that ends above `verify_from`; of older files only at the first and the last one.
+        """Check every unit that ends above `verify_from`. Of older files only the first and the last unit are read.
 
         A unit that does not follow the one before ends the chain there. Units after that end are cut off: a reader
         in another process must never see them.
@@ -113,7 +112,7 @@ class Chain:
             self._cut_file(segment)
 
     def _load_file(self, segment: int, count: int, verify_from: int) -> int:
-        """How many of a file's units count. The last of them is `last`."""
+        """The number of a file's units that count. The last of them is `last`."""
         begin = self._first_above(segment, count, verify_from) if segment < verify_from else 0
         if begin:
             first, final = self._unit(segment, 0), self._unit(segment, begin - 1)
@@ -160,7 +159,7 @@ class Chain:
         return fd
 
     def append(self, unit: ChainUnit) -> None:
-        """Append one unit. Raises: Rejected when it does not follow the last one."""
+        """Append one unit. Raises: Rejected if it does not follow the last one."""
         if unit.previous != self.value or (self.last is not None and unit.start != self.last.end):
             raise Rejected(
                 f"chain unit [{unit.start}, {unit.end}) does not follow the chain", field="unit"
@@ -185,12 +184,12 @@ class Chain:
 
     @property
     def start(self) -> int:
-        """Where the first unit starts; 0 for an empty chain."""
+        """Start of the first unit; 0 for an empty chain."""
         first = min((segment for segment, used in self._used.items() if used), default=None)
         return 0 if first is None else self._unit(first, 0).start
 
     def unit_at(self, offset: int) -> ChainUnit | None:
-        """The unit that holds the byte at `offset`; None where no unit does."""
+        """The unit that holds the byte at `offset`; None if no unit does."""
         segment = offset // self._size * self._size
         count = self._used.get(segment, 0) // UNIT_BYTES
         index = self._first_above(segment, count, offset) if count else 0
@@ -200,7 +199,7 @@ class Chain:
     def delete_before(self, segment: int) -> None:
         """Delete the files of older segments, whose log is deleted.
 
-        Durable: nothing; the next start after a crash deletes the rest. Callers: beside an appender.
+        Durable: nothing. After a crash the next start deletes the rest. Callers: any thread, while another one appends.
         """
         for name in offset_names(self.directory, files=self._files):
             if int(name) < segment:
@@ -215,7 +214,7 @@ class Chain:
         return list(self.each(start, stop))
 
     def each(self, start: int, stop: int) -> Iterator[ChainUnit]:
-        """`units`, read as they are asked for."""
+        """`units`, read on demand."""
         for segment in sorted(self._used):
             if segment + self._size > start and segment < stop:
                 count = self._used[segment] // UNIT_BYTES
@@ -227,7 +226,7 @@ class Chain:
                         yield unit
 
     def value_at(self, offset: int) -> tuple[int, int] | None:
-        """(chain value, epoch) after the unit that ends at `offset`; None where no unit ends."""
+        """(chain value, epoch) after the unit that ends at `offset`; None if no unit ends there."""
         if self.last is not None and self.last.end == offset:
             return self.last.value, self.last.epoch
         if offset == 0:
@@ -280,14 +279,15 @@ class ChainReader:
         self._next = -1
 
     def read_from(self, offset: int, max_bytes: int) -> list[ChainUnit]:
-        """Units from the one that starts at `offset`; their bytes fit `max_bytes`, or it is one.
+        """Units from the one that starts at `offset` on: as many as fit `max_bytes`, but at least one.
 
-        Returns: empty when no unit starts there yet.
+        Returns: an empty list if no unit starts there yet.
         """
-        # After an error below the place in the file is not known: the next call seeks.
+        # After an error below the position in the file is unknown: the next call seeks.
         expected, self._next = self._next, -1
         if offset != expected:
             self._seek(offset)
+
         found: list[ChainUnit] = []
         total = 0
         while total < max_bytes:
@@ -298,6 +298,7 @@ class ChainReader:
             units = unpack_units(data)
             if not units or units[0].start != offset:
                 break
+
             for unit in units:
                 if unit.start != offset or (found and total + unit.end - unit.start > max_bytes):
                     self._next = offset
@@ -310,6 +311,7 @@ class ChainReader:
                     # A frame never spans two files: its bytes are read in one piece.
                     self._next = offset
                     return found
+
         self._next = offset
         return found
 
@@ -330,7 +332,7 @@ class ChainReader:
         self._position = UNIT_BYTES * bisect_left(units, offset, key=self._start_of)
 
     def _start_of(self, index: int) -> int:
-        """Where a unit of the open file starts."""
+        """Start of a unit of the open file."""
         data = self._files.pread(self._fd, UNIT_BYTES, index * UNIT_BYTES)
         return unpack_units(data)[0].start
 

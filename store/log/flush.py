@@ -1,9 +1,9 @@
 """The logic of GroupCommit and FlushRealTime: when to sync which bytes. It starts no thread.
 
-Source: CommitLog.GroupCommitService and CommitLog.FlushRealTimeService, RocketMQ 5.3.3. Where
-RocketMQ advances its flushed position over a failed sync, or retries it, RayMQ latches the failure: the page cache
-marks failed pages clean, so a second sync would "succeed" over lost bytes (PostgreSQL's fsync bug of 2018). Imports
-neither pyarrow nor numpy.
+Source: CommitLog.GroupCommitService and CommitLog.FlushRealTimeService, RocketMQ 5.3.3. RocketMQ advances its flushed
+position over a failed sync, or retries it. RayMQ latches the failure. The page cache marks failed pages clean, so a
+second sync would "succeed" over lost bytes (PostgreSQL's fsync bug of 2018). This module imports neither pyarrow nor
+numpy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PAGE_BYTES = 4096
 
 
 class FlushFailed(Unavailable):
-    """A sync failed; the store must stop. Fields: offset, errno."""
+    """A sync failed, and the store must stop. Fields: offset, errno."""
 
     retriable = False
 
@@ -45,7 +45,7 @@ class SegmentFiles:
         self._dir = Path(commitlog_dir)
         self._size = segment_size_bytes
         self._files = files
-        #: by the starts of their files, oldest first
+        #: start of a file -> its descriptor, oldest first
         self._fds: dict[int, int] = {}
 
     def segment_of(self, offset: int) -> int:
@@ -82,13 +82,14 @@ class SegmentSyncer(SegmentFiles):
     def sync(self, start: int, stop: int) -> None:
         """fdatasync, oldest first, every file that overlaps [start, stop).
 
-        Raises: FlushFailed; from then on always, without touching the disk again. OSError, Unavailable when a file
-        cannot be opened: nothing of it was synced, and the next call tries again.
+        Raises: FlushFailed after a failed sync. Every later call raises it at once, without touching the disk. OSError,
+        Unavailable if a file cannot be opened: nothing of it was synced, and the next call tries again.
         """
         if self._failed is not None:
             raise self._failed
         if start >= stop:
             return
+
         first = self.segment_of(start)
         self._close_before(first)
         for segment in range(first, stop, self._size):
@@ -120,7 +121,7 @@ def _ignore(_offset: int) -> None:
 class _Flusher:
     syncer: SegmentSyncer
     _: KW_ONLY
-    #: everything below is on disk
+    #: everything below this is on disk
     flushed: int = 0
     on_sync_started: Callable[[int], None] = _ignore
     on_flushed: Callable[[int], None] = _ignore
@@ -166,21 +167,23 @@ class FlushRealTime(_Flusher):
         )
 
     def flush_if_due(self, appended: int) -> int:
-        """Flush when the interval is over and the page rule or the thorough interval says so.
+        """Flush if the interval is over and the page rule or the thorough interval asks for it.
 
         Source: FlushRealTimeService#run and DefaultMappedFile#isAbleToFlush. Returns: flushed.
         """
         now = self.clock.monotonic_ms()
         if now - self._last_flush_ms < self.config.flush_interval_ms:
             return self.flushed
+
         self._last_flush_ms = now
         least = self.config.flush_least_pages
         if self.syncer.segment_of(appended) > self.syncer.segment_of(self.flushed):
-            # The flushed position's file is full: it is flushed whatever the page rule says.
+            # A full file is flushed whatever the page rule says.
             least = 0
         if now - self._last_thorough_ms >= self.config.flush_thorough_interval_ms:
             self._last_thorough_ms = now
             least = 0
+
         dirty = appended // PAGE_BYTES - self.flushed // PAGE_BYTES
         if appended > self.flushed and dirty >= least:
             return self.flush(appended)

@@ -1,4 +1,4 @@
-"""Finds the end of a log and decides what to do there, without writing. Recovery and `verify` share it."""
+"""Finds the end of a log and makes the decision about it, without writing. Recovery and `verify` share it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from .recovery import UNREADABLE, Facts, RecoveryRow, decide, written_until
 SEARCH_BYTES = 8 << 20
 #: bytes walked at a time
 SCAN_BYTES = 8 << 20
-#: above every offset
+#: an end above every offset
 NO_TOP = sys.maxsize
-#: bytes that are lost with a bad sector
+#: unreadable bytes are skipped in such steps: a page is lost with each bad sector
 PAGE_BYTES = 4096
 
-#: sees a piece of a segment, its physical offset, and the valid records of it
+#: called with a piece of a segment, its physical offset, and its valid records
 Visit = Callable[[memoryview, int, record.Walk], None]
 
 
@@ -39,17 +39,17 @@ class Known(NamedTuple):
     own: bool
     same_boot: bool
     synced: int
-    #: of a log that RocketMQ wrote: below this it may have acknowledged records
+    #: the end below which a log that RocketMQ wrote may have acknowledged records
     appended: int
 
 
 class Scan(NamedTuple):
-    """Where a log ends."""
+    """The result of a scan: the end of a log."""
 
     #: where the walk began
     begin: int
     end: int
-    #: chain units prove all bytes below
+    #: chain units prove all bytes below this
     believed: int
     #: why the walk ended
     fault: str
@@ -58,9 +58,9 @@ class Scan(NamedTuple):
 
 
 def foreign_end(segments: MappedFileQueue, queues_end: int, *, crashed: bool) -> int:
-    """Below this a log that RocketMQ wrote may have acknowledged records.
+    """The end below which a log that RocketMQ wrote may have acknowledged records.
 
-    `queues_end`: the end of the last record that a consume queue knows. Only an orderly stop leaves all there.
+    Args: `queues_end`: the end of the last record that a consume queue knows. After a crash queues may lack records.
     """
     if crashed:
         return segments.files[-1].start + segments.file_size if segments.files else 0
@@ -77,10 +77,10 @@ def scan(
     visit: Visit | None = None,
     top: int = NO_TOP,
 ) -> Scan:
-    """Walk from `scan_from`, where a record starts, to where the log ends, and decide about that.
+    """Walk from `scan_from`, where a record starts, to the end of the log, and decide about that end.
 
-    Loads the chain; units below `scan_from` are not read. `visit` sees the valid records of each
-    piece of each file in order. `top`: bytes from here on do not count, for a cut that was begun takes them away.
+    Loads the chain. Units below `scan_from` are not read. Args: `visit`: called with the valid records of each piece
+    of each file in order. `top`: bytes from here on do not count, since an interrupted cut is removing them.
     """
     size = segments.file_size
     known = known._replace(synced=min(known.synced, top), appended=min(known.appended, top))
@@ -88,6 +88,7 @@ def scan(
     limit = top if differs is None else min(differs, top)
     end = begin = segments.min_offset
     walked = _Walked(end, record.WalkStop.BLANK, "the log ends")
+
     for file in segments.files:
         if file.start + size <= scan_from:
             end = begin = file.start + size
@@ -102,9 +103,11 @@ def scan(
             break
         # A blank record fills the rest of its file: the log continues in the next one.
         end = file.start + size
+
     fault = "bytes differ from their chain unit" if walked.end == differs else walked.fault
     if walked.reason is record.WalkStop.UNREADABLE:
         return Scan(begin, end, believed, fault, UNREADABLE)
+
     dirty, later = _after_end(segments, files, end, top)
     facts = Facts(
         own=known.own,
@@ -118,7 +121,7 @@ def scan(
 
 
 class _Walked(NamedTuple):
-    """Where the walk over one file ended, and why."""
+    """The end of the walk over one file, and the reason."""
 
     end: int
     reason: record.WalkStop
@@ -128,13 +131,15 @@ class _Walked(NamedTuple):
 def _walk_file(
     segments: MappedFileQueue, at: int, stop: int, known: Known, believed: int, visit: Visit | None
 ) -> _Walked:
-    """Walk the records of one file from `at`, where one starts, to `stop`."""
+    """Walk the records of one file from `at`, where a record starts, to `stop`."""
     reason = record.WalkStop.STOPPED
     fault = reason.value
+
     while at < stop:
         piece = walk_piece(partial(read_of, segments, end=at), at, stop, nbytes=SCAN_BYTES)
         walk = piece.walk
         reason, fault = walk.reason, walk.reason.value
+
         if known.own:
             written = written_until(piece.view, piece.base, walk, believed)
             if written < len(walk.positions):
@@ -146,11 +151,13 @@ def _walk_file(
                     int(walk.positions[written]),
                     record.WalkStop.STOPPED,
                 )
+
         if visit is not None and len(walk.positions):
             visit(piece.view, piece.base, walk)
         at = walk.end
         if reason is not record.WalkStop.STOPPED:
             break
+
     return _Walked(at, reason, fault)
 
 
@@ -164,22 +171,26 @@ def _compare_chain(
     believed = segments.min_offset
     if chain is None:
         return believed, None
+
     verify_from = scan_from
     if not known.same_boot:
-        # Its files are synced when they are closed: of the last two any page may be missing.
+        # Chain files are synced when they are closed, so any page of the last two may be missing.
         verify_from = min(
             scan_from, max(0, scan_from - scan_from % segments.file_size - segments.file_size)
         )
+
     chain.load(verify_from)
     head = chain.unit_at(believed)
     if head is None or head.start != believed:
         # Units of deleted files do no harm, but the present files need theirs.
         return believed, None
+
     first, last = chain.unit_at(scan_from), chain.last
     if first is None:
         return (believed if last is None else last.end), None
     believed = first.start
     top = segments.files[-1].start + segments.file_size if segments.files else 0
+
     for unit in chain.each(believed, top):
         file = segments.find(unit.start)
         if unit.start != believed or file is None:
@@ -187,18 +198,19 @@ def _compare_chain(
         try:
             same = crc32c(read_of(segments, unit.start, unit.end, unit.end)) == unit.crc
         except Corrupt:
-            # The walk meets the unreadable bytes, and reports them.
+            # The walk reads the same bytes, and reports them.
             break
         if not same:
-            # A leader's unit may span the end that was synced here before it: its synced records stay.
+            # A leader's unit may span this replica's synced end: the unit's synced records stay.
             spans = unit.start < known.synced < unit.end and not known.same_boot
             return believed, unit.start if known.own and not spans else None
         believed = unit.end
+
     return believed, None
 
 
 def _after_end(segments: MappedFileQueue, files: Files, end: int, top: int) -> tuple[bool, bool]:
-    """Whether there are bytes from the end on, and whether a valid record starts after it."""
+    """Whether non-zero bytes follow the end, and whether a valid record starts after it."""
     dirty = later = False
     for file in segments.files:
         if file.start + file.size > end and _has_bytes(files, file, max(end, file.start), top):
@@ -212,7 +224,7 @@ def _after_end(segments: MappedFileQueue, files: Files, end: int, top: int) -> t
 def _has_bytes(files: Files, file: MappedFile, offset: int, top: int) -> bool:
     """Whether a file has a non-zero byte from `offset` on, and below `top`.
 
-    By reads, and only outside of holes: the holes of a fresh 1 GiB file took 3 s to read, and 8 times as long
+    Only bytes outside of holes are read: the holes of a fresh 1 GiB file took 3 s to read, and 8 times as long
     through a map.
     """
     stop = min(file.size, top - file.start)
@@ -242,16 +254,18 @@ def _first_valid(segments: MappedFileQueue, file: MappedFile, offset: int, top: 
         found: list[int] = []
         for magic in record.MAGICS:
             found += [at - 4 for at in _places(piece, magic) if at >= 4]
+
         for start in sorted(found):
             first = walk_piece(partial(read_of, segments, end=end), low + start, stop, limit=1)
             if len(first.walk.positions):
                 return low + start
         low += SEARCH_BYTES
+
     return None
 
 
 def _read_or_zeros(segments: MappedFileQueue, low: int, high: int, end: int) -> bytes:
-    """Bytes [low, high), with zeros in place of pages that the disk does not give back."""
+    """Bytes [low, high), with zeros in place of unreadable pages."""
     try:
         return read_of(segments, low, high, end)
     except Corrupt:
