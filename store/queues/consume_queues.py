@@ -19,18 +19,19 @@ from .queue_files import OpenFiles
 
 Key = tuple[str, int]
 
-#: the syncs of more queues than that are begun together
+#: for more dirty queues than this, writing begins in all of them before the first sync
 SYNCED_ALONE_MAX = 16
 
 
 class ConsumeQueues:
-    """One thread appends and truncates; one syncs; any may look up and read."""
+    """Callers: one thread appends and truncates, one syncs, any may look up and read."""
 
     def __init__(self, root: Path, config: StoreConfig, *, files: Files) -> None:
         self._root = root
         self._directory = root / "consumequeue"
         self._file_size = config.consume_queue_file_size_bytes
         self._files = files
+
         #: files that have a descriptor
         self.opened = OpenFiles(files)
         self._queues: dict[Key, ConsumeQueue] = {}
@@ -38,10 +39,10 @@ class ConsumeQueues:
         self._unopened: dict[Key, int] = {}
         #: the physical offset up to which unopened queues are dispatched, and the log's start
         self._dispatched = self._min_physical = 0
-        #: an earlier process may have left them unsynced
+        #: an earlier process may have left unopened queues unsynced
         self._unsynced = False
         self._lock = threading.Lock()
-        #: called when a queue does not, or will not, agree with the log
+        #: called if a queue does not agree with the log, or will not
         self.on_differing: Callable[[], None] = lambda: None
 
     def load(self, *, after_crash: bool, sound_below: int) -> None:
@@ -57,9 +58,10 @@ class ConsumeQueues:
                         queue.note_unsynced()
 
     def load_known_ends(self, ends: dict[Key, int], dispatched: int, *, unsynced: bool) -> None:
-        """Instead of `load`: take the known end of each queue, and open a queue when it is first used.
+        """Take the known end of each queue, and open a queue at its first use. Callers: instead of `load`.
 
-        Args: dispatched: all messages below this physical offset have units; unsynced: not all of them on disk.
+        Args: `dispatched`: all messages below this physical offset have units. `unsynced`: some units may not be on
+        disk.
         """
         self._unopened = {key: end for key, end in ends.items() if end}
         self._dispatched, self._unsynced = dispatched, unsynced
@@ -69,11 +71,11 @@ class ConsumeQueues:
         return (topic, queue_id) in self._unopened
 
     def missing(self) -> list[Key]:
-        """The queues of `load_known_ends` of which the last file is gone."""
+        """The queues of `load_known_ends` whose last file is gone."""
         return [key for key, end in self._unopened.items() if not self._has_file(*key, end)]
 
     def _has_file(self, topic: str, queue_id: int, end: int) -> bool:
-        # A queue that went on without messages (`begin_at`) may have the file of its next unit only.
+        # A queue that continues without messages (`begin_at`) may have only the file of its next unit.
         for unit in (end - 1, end):
             at = unit * fmt.UNIT_BYTES
             name = fmt.file_name(at - at % self._file_size)
@@ -85,9 +87,9 @@ class ConsumeQueues:
         return False
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, made if there is none. Its files come with its first unit.
+        """The queue, created if it is missing. Its files are created with its first unit.
 
-        Raises: Corrupt for one that is not on disk as it was dispatched.
+        Raises: Corrupt for a queue that is not on disk as it was dispatched.
         """
         key = (topic, queue_id)
         queue = self._queues.get(key)
@@ -101,6 +103,7 @@ class ConsumeQueues:
     def _open(self, key: Key) -> ConsumeQueue:
         directory = queue_directory(self._root, *key)
         queue = ConsumeQueue(directory, self._file_size, files=self._files, opened=self.opened)
+
         end = self._unopened.get(key)
         if end is not None:
             try:
@@ -112,6 +115,7 @@ class ConsumeQueues:
             queue.correct_min_offset(self._min_physical)
             if self._unsynced:
                 queue.note_unsynced()
+
         self._queues[key] = queue
         self._unopened.pop(key, None)
         return queue
@@ -132,7 +136,7 @@ class ConsumeQueues:
         """The half-open range of readable offsets of a queue; (0, 0) without one. Raises: as `get`."""
         end = self._unopened.get((topic, queue_id))
         if end is not None and not self._min_physical:
-            # Nothing was ever deleted: there is nothing to look at.
+            # Nothing was ever deleted, so the queue begins at 0.
             return 0, end
         queue = self.find(topic, queue_id)
         return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
@@ -150,7 +154,7 @@ class ConsumeQueues:
         return list(self._queues.items())
 
     def _wake(self, ends_above: int = 0) -> None:
-        """Open the queues that rest and end above an offset."""
+        """Open the unopened queues that end above a queue offset."""
         for key, end in list(self._unopened.items()):
             if end > ends_above:
                 self.get(*key)
@@ -168,14 +172,14 @@ class ConsumeQueues:
     def correct_min_offsets(self, min_physical: int) -> None:
         """Begin each queue at its first message at or above `min_physical`, the log's start."""
         with self._lock:
-            # Queues opened from now on get it in `_open`.
+            # Queues that are opened later use it in `_open`.
             self._min_physical = min_physical
             opened = self.all()
         for queue in opened:
             queue.correct_min_offset(min_physical)
 
     def delete_expired(self) -> None:
-        """Delete the files that are only about messages out of range."""
+        """Delete the files that have only messages out of range."""
         # Other queues have one file, which stays.
         self._wake(self._file_size // fmt.UNIT_BYTES)
         for queue in self.all():
