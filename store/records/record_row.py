@@ -1,6 +1,6 @@
-"""One row to one record. Through arrays of one item a put of a single message would take many times as long.
+"""One row to one record, without arrays. With arrays of one item a put of a single message takes many times as long.
 
-`record_check.check_put` and `record_encode.prepare` choose; tests hold both ways to the same bytes.
+`record_check.check_put` and `record_encode.prepare` choose. Tests compare the bytes of both ways.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PUT_SCHEMA = pa.schema(
     ]
 )
 
-#: a longer row costs more to copy than the arrays cost
+#: copying a longer row costs more than the arrays cost
 BATCH_BYTES_MAX = 64 << 10
 
 _HEADER = fmt.HEADER
@@ -50,7 +50,7 @@ class Row(NamedTuple):
         return 1
 
     def to_batch(self) -> pa.RecordBatch:
-        """The same as a batch of PUT_SCHEMA."""
+        """This row as a batch of PUT_SCHEMA."""
         return pa.RecordBatch.from_arrays(
             [
                 pa.array([self.body], pa.binary()),
@@ -63,7 +63,7 @@ class Row(NamedTuple):
 
 
 def only_row(batch: pa.RecordBatch) -> Row | None:
-    """The row of a small batch of one; None for others, and where a value is null that may not be."""
+    """The row of a small batch of one; None for other batches, and for a null that is not allowed."""
     if batch.num_rows != 1:
         return None
     body, tag, properties, born = batch.columns
@@ -75,7 +75,7 @@ def only_row(batch: pa.RecordBatch) -> Row | None:
 
 
 def plain(row: Row, max_message_bytes: int) -> bool:
-    """Whether a row is evidently right. If not, `check_put` names the fault."""
+    """Whether a row is right. If not, `check_put` names the fault."""
     if len(row.body) > max_message_bytes:
         return False
     stored = STAMP_BYTES
@@ -107,13 +107,13 @@ class PreparedRow:
         "size",
     )
 
-    #: rows
+    #: number of rows
     count = 1
 
     def __init__(
         self, topic: bytes, magic: int, queue_id: int, row: Row, *, stamp: Stamp | None, host: bytes
     ) -> None:
-        """Args: `topic` is its field in the record, `host` the 8 bytes of born and store host."""
+        """Args: `topic`: its field in the record. `host`: the 8 bytes of born and store host."""
         self._magic = magic
         self._queue_id = queue_id
         self._host = host
@@ -123,7 +123,7 @@ class PreparedRow:
         if tag:
             stored += TAG_NAME + tag.encode() + b"\x02"
         stored += properties or b""
-        #: the properties when they have a key
+        #: the properties, if they have a key
         self.keyed = keyed_row(properties) if properties else None
         self._tail = topic + len(stored).to_bytes(2, "big") + stored
         #: bytes of the record
@@ -131,12 +131,12 @@ class PreparedRow:
 
     @property
     def sizes(self) -> Int64s:
-        """Bytes of each record: one. Made on demand, since it is not needed before the row is in the log."""
+        """Bytes of each record, an array of one. It is made on demand, after the row is in the log."""
         return np.array([self.size], dtype=np.int64)
 
     @property
     def tags_codes(self) -> Int64s:
-        """The consume queue's tags code of each row: one."""
+        """The consume queue's tags code of each row, an array of one."""
         return np.array([fmt.tags_code(self._tag)], dtype=np.int64)
 
     def bytes_from(self, row: int) -> int:
@@ -149,6 +149,7 @@ class PreparedRow:
         """The record, as `Prepared.encode` makes it. The only rows are [0, 1)."""
         if start or stop != 1:
             raise broken("the row of a batch of one", start=start, stop=stop)
+
         body = self._body
         header = _HEADER.pack(
             self.size,
@@ -167,4 +168,5 @@ class PreparedRow:
             0,
             len(body),
         )
+
         return b"".join((header, body, self._tail))
