@@ -156,7 +156,8 @@ class StoreConfig:
             inside = low <= getattr(self, field) <= high
             self._check(inside, field, f"it must be {low} to {high}", f"{low}..{high}")
 
-        self._check(self.flush in FLUSHES, "flush", "use 'sync' or 'async'", "sync|async")
+        known = " or ".join(map(repr, FLUSHES))
+        self._check(self.flush in FLUSHES, "flush", f"use {known}", "|".join(FLUSHES))
         parse_levels(self.message_delay_level)
         hours = self.delete_when.split(";")
         self._check(

@@ -164,7 +164,7 @@ def _read(store: MessageStore, name: str) -> tuple[Table, int] | None:
 
 
 def _write(store: MessageStore, name: str, table: Table, old_crc: int | None) -> int:
-    """Write a file; its old content goes to `.bak`, where RocketMQ looks when the file is damaged. Returns: its CRC."""
+    """Write a file. Its old content goes to `.bak`, which RocketMQ reads if the file is damaged. Returns: its CRC."""
     files, directory = store.files, store.log.root / "config"
     data = encode(table, store.clock.now_ms())
     crc = crc32c(data)

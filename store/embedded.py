@@ -123,7 +123,7 @@ class EmbeddedStore:
         self._real_time = FlushRealTime(self._syncer, log.clock, config, flushed=log.synced)
 
         self._changed = threading.Condition()
-        self._dispatching = threading.Lock()
+        self._dispatch_lock = threading.Lock()
         #: guarded by `_changed`, like `_failed`. The log's marks are closed with the store, but callers may still wait
         self._ends = self.store.log.ends
         self._failed: str | None = None
@@ -259,18 +259,18 @@ class EmbeddedStore:
         log = self.store.log
         while True:
             self._advance()
-            now = log.clock.now_ms()
-            ran = self._delays.run_once(now)
+            now_ms = log.clock.now_ms()
+            ran = self._delays.run_once(now_ms)
             if ran.messages:
                 self._wake.set()
-                self.wait(Append(-1, ran.messages, 0, now, -1, log.end))
-            elif ran.next_due_ms is None or ran.next_due_ms > now:
+                self.wait(Append(-1, ran.messages, 0, now_ms, -1, log.end))
+            elif ran.next_due_ms is None or ran.next_due_ms > now_ms:
                 return ran.next_due_ms
 
     def _dispatch(self) -> None:
         """Move the confirmed end, and build consume queues up to it."""
         log = self.store.log
-        with self._dispatching:
+        with self._dispatch_lock:
             # The mark moves under the lock: with two threads it could go back.
             log.note_confirmed(self._promise.readable(log.ends))
             while self.store.dispatched < log.confirmed:
@@ -281,14 +281,14 @@ class EmbeddedStore:
     def _advance(self) -> None:
         """`_dispatch`, then index the dispatched records."""
         self._dispatch()
-        with self._dispatching:
+        with self._dispatch_lock:
             self.store.dispatch(self.store.log.confirmed)
 
     def await_index(self) -> None:
         """Index every confirmed message. Without this call keys are indexed in groups, and by later calls after a
         start."""
         self._advance()
-        with self._dispatching:
+        with self._dispatch_lock:
             while self.store.reput.index_behind:
                 before = self.store.dispatched, self.store.index.indexed
                 self.store.dispatch(self.store.log.confirmed)

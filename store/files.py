@@ -64,9 +64,9 @@ class Files:
 
     def __init__(self) -> None:
         self._maps: dict[int, mmap.mmap] = {}
-        #: the memory file of `gather`, and its map. Guarded by `_gathering`
+        #: the memory file of `gather`, and its map. Guarded by `_gather_lock`
         self._gathered: tuple[int, mmap.mmap] | None = None
-        self._gathering = threading.Lock()
+        self._gather_lock = threading.Lock()
 
     # --- descriptors --------------------------------------------------------------------------
 
@@ -166,7 +166,7 @@ class Files:
 
         parts = [view[start : start + nbytes] for start in starts]
         # Cold pages come from the disk meanwhile, and another query must not wait for them.
-        if not self._gathering.acquire(blocking=False):
+        if not self._gather_lock.acquire(blocking=False):
             return None
 
         try:
@@ -176,7 +176,7 @@ class Files:
             # A bad sector, more ranges than a system call takes, or no descriptor for the memory file.
             return None
         finally:
-            self._gathering.release()
+            self._gather_lock.release()
 
     def _memory_file(self) -> tuple[int, mmap.mmap]:
         fd = os.memfd_create("raymq-gather")
@@ -445,15 +445,15 @@ class Files:
         the file system. Directories above an unreadable parent were not made by `make_dirs`.
         """
         self.make_dirs(path)
-        place = Path(os.path.realpath(path))
+        directory = Path(os.path.realpath(path))
         try:
-            device = os.stat(place).st_dev
-            for parent in place.parents:
+            device = os.stat(directory).st_dev
+            for parent in directory.parents:
                 if os.stat(parent).st_dev != device or not os.access(parent, os.R_OK):
                     break
                 self.sync_dir(parent)
         except OSError as error:
-            raise _translate(error, place) from error
+            raise _translate(error, directory) from error
 
     def remove_tree(self, path: PathLike) -> None:
         """Remove a directory and all in it. A missing one is ignored."""

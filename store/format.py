@@ -92,8 +92,8 @@ SYSTEM_TOPICS = frozenset(
 )
 
 #: one unit of a consume queue, 20 bytes
-UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-UNIT_BYTES = UNIT_DTYPE.itemsize
+QUEUE_UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+QUEUE_UNIT_BYTES = QUEUE_UNIT_DTYPE.itemsize
 
 
 @lru_cache(maxsize=4)
@@ -136,7 +136,7 @@ def _field_at(name: str) -> int:
     return int(HEADER_DTYPE.fields[name][1])  # type: ignore[index]
 
 
-#: where fields of a record begin
+#: positions of fields in a record
 QUEUE_ID_AT = _field_at("queue_id")
 QUEUE_OFFSET_AT = _field_at("queue_offset")
 PHYSICAL_OFFSET_AT = _field_at("physical_offset")
@@ -156,7 +156,7 @@ SECTOR_BYTES = 512
 require(HEADER_BYTES == 88, "a record header has 88 bytes", found=HEADER_BYTES)
 for _layout in (HEADER, HEADER_ESSENTIALS):
     require(_layout.size == HEADER_BYTES, "the header's layouts agree", found=_layout.size)
-require(UNIT_BYTES == 20, "a consume queue unit has 20 bytes", found=UNIT_BYTES)
+require(QUEUE_UNIT_BYTES == 20, "a consume queue unit has 20 bytes", found=QUEUE_UNIT_BYTES)
 
 _INT, _LONG = struct.Struct(">i"), struct.Struct(">q")
 _TOPIC_BAD = re.compile(r"[^%|a-zA-Z0-9_-]")

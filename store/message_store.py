@@ -130,7 +130,7 @@ class MessageStore:
         self._queues_exact = False
         #: a sync of a consume queue failed
         self._queues_doubtful = False
-        self._syncing = threading.Lock()
+        self._sync_lock = threading.Lock()
 
     @classmethod
     def open(
@@ -192,7 +192,7 @@ class MessageStore:
         self.index.load(
             log_start=log.start,
             log_end=log.end,
-            uncut=log.marks.dispatched_end,
+            never_cut_below=log.marks.dispatched_end,
             crashed=log.crashed,
             time_ms=log.checkpoint.index_ms,
         )
@@ -254,7 +254,7 @@ class MessageStore:
         Raises: OSError if a sync failed. Later calls raise Unavailable, since no second sync proves anything. The next
         start writes the queues again. Callers: any thread but the one that dispatches, which should not wait so long.
         """
-        with self._syncing:
+        with self._sync_lock:
             if self._queues_doubtful:
                 raise Unavailable(
                     "an fdatasync of a consume queue failed; the next start rebuilds all that was not synced",

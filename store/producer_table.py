@@ -27,7 +27,7 @@ from .arrays import Structs
 from .errors import Rejected
 
 #: (producer, topic, queue)
-Key = tuple[int, str, int]
+EntryKey = tuple[int, str, int]
 
 #: most entries that are objects
 RECENT_MAX = 20_000
@@ -191,7 +191,7 @@ class _Rows:
         for number, chunk in enumerate(self._chunks):
             yield np.frombuffer(chunk, dtype=self.dtype)[: self.count - number * _CHUNK_ROWS]
 
-    def place(self, row: int) -> tuple[bytearray, int]:
+    def address(self, row: int) -> tuple[bytearray, int]:
         """The memory chunk that has a row, and the row's first byte in it."""
         return self._chunks[row >> _CHUNK_BITS], (row & _CHUNK_ROWS - 1) * self.nbytes
 
@@ -201,7 +201,7 @@ class _Rows:
         mask = len(slots) - 1
         at = _hash(producer, queue) & mask
         while (row := slots[at]) >= 0:
-            if self._key.unpack_from(*self.place(row)) == (producer, queue):
+            if self._key.unpack_from(*self.address(row)) == (producer, queue):
                 return row
             at = (at + 1) & mask
         return -1
@@ -211,7 +211,7 @@ class _Rows:
         row = self.count
         if row >> _CHUNK_BITS == len(self._chunks):
             self._chunks.append(bytearray(_CHUNK_ROWS * self.nbytes))
-        self._key.pack_into(*self.place(row), producer, queue)
+        self._key.pack_into(*self.address(row), producer, queue)
         self.count += 1
 
         if 3 * self.count > 2 * len(self._slots):
@@ -296,7 +296,7 @@ class ProducerTable:
         self._rows = _Rows(ENTRY)
         self._epoch_rows = _Rows(EPOCH)
         #: the entries written last, the newest at the end
-        self.recent: OrderedDict[Key, ProducerQueue] = OrderedDict()
+        self.recent: OrderedDict[EntryKey, ProducerQueue] = OrderedDict()
         #: the epochs of some producers
         self.recent_epochs: dict[int, int] = {}
         #: the queues that have entries
@@ -310,12 +310,12 @@ class ProducerTable:
     def __len__(self) -> int:
         return self._rows.count
 
-    def get(self, key: Key) -> ProducerQueue | None:
+    def get(self, key: EntryKey) -> ProducerQueue | None:
         """An entry for reading. Callers: any thread."""
         entry = self.recent.get(key)
         return self._read(key) if entry is None else entry
 
-    def open(self, key: Key) -> ProducerQueue | None:
+    def open(self, key: EntryKey) -> ProducerQueue | None:
         """An entry that may be extended, and is kept as an object for a while. Callers: the writer."""
         recent = self.recent
         entry = recent.get(key)
@@ -327,7 +327,7 @@ class ProducerTable:
             self._keep(key, entry)
         return entry
 
-    def make(self, key: Key) -> ProducerQueue:
+    def make(self, key: EntryKey) -> ProducerQueue:
         """An entry that `open` did not find."""
         producer, topic, queue_id = key
         entry = ProducerQueue()
@@ -336,7 +336,7 @@ class ProducerTable:
         self._keep(key, entry)
         return entry
 
-    def _keep(self, key: Key, entry: ProducerQueue) -> None:
+    def _keep(self, key: EntryKey, entry: ProducerQueue) -> None:
         self.recent[key] = entry
         if len(self.recent) > RECENT_MAX:
             # Write the row first: readers use it as soon as the object is gone.
@@ -351,7 +351,7 @@ class ProducerTable:
             self._queue_numbers[queue] = number
         return number
 
-    def _read(self, key: Key) -> ProducerQueue | None:
+    def _read(self, key: EntryKey) -> ProducerQueue | None:
         producer, topic, queue_id = key
         number = self._queue_numbers.get((topic, queue_id))
         # Read `_rows` once: another thread may replace it.
@@ -359,18 +359,17 @@ class ProducerTable:
         row = -1 if number is None else rows.find(producer, number)
         if row < 0:
             return None
-        _, _, time_ms, end, *runs = _ENTRY.unpack_from(*rows.place(row))
+        _, _, time_ms, end, *runs = _ENTRY.unpack_from(*rows.address(row))
         first, last = Run(*runs[:3]), Run(*runs[3:])
         # An entry without a run has zeros there.
         known = list(dict.fromkeys((first, last))) if last.count else []
         return ProducerQueue(last.first_sequence + last.count, end, known, None, time_ms, row)
 
     def _write(self, entry: ProducerQueue) -> None:
-        chunk, at = self._rows.place(entry.row)
+        chunk, at = self._rows.address(entry.row)
         runs = entry.runs or [Run(0, 0, 0)]
-        _VALUES.pack_into(
-            chunk, at + _KEY_BYTES, entry.time_ms, entry.end_offset, *runs[0], *runs[-1]
-        )
+        values = (entry.time_ms, entry.end_offset, *runs[0], *runs[-1])
+        _VALUES.pack_into(chunk, at + _KEY_BYTES, *values)
 
     # --- epochs ---------------------------------------------------------------------------------------------
 
@@ -381,7 +380,7 @@ class ProducerTable:
             row = self._epoch_rows.find(producer, 0)
             if row < 0:
                 return None
-            known = int(_EPOCH.unpack_from(*self._epoch_rows.place(row))[3])
+            known = int(_EPOCH.unpack_from(*self._epoch_rows.address(row))[3])
             self._keep_epoch(producer, known)
         return known
 
@@ -392,7 +391,7 @@ class ProducerTable:
             return
         rows = self._epoch_rows
         row = rows.add(producer, 0) if known is None else rows.find(producer, 0)
-        _EPOCH.pack_into(*rows.place(row), producer, 0, time_ms, epoch)
+        _EPOCH.pack_into(*rows.address(row), producer, 0, time_ms, epoch)
         self._keep_epoch(producer, epoch)
 
     def _keep_epoch(self, producer: int, epoch: int) -> None:

@@ -1,7 +1,7 @@
 """The promise of a put, in one table: the conditions of its receipt and of reads, and the status of a missed deadline.
 
-A shard has four ends (`Ends`). A promise names the ends that must have passed a put before its receipt, and the ends
-that must have passed a record before readers see it. `PROMISES` is the table in README.md, which a test compares.
+A shard has four ends (`Ends`). A promise names the ends that must have passed a put before its receipt. It also names
+those that must have passed a record before readers see it. `PROMISES` is the table in README.md, which a test compares.
 
 Source: CommitLog#handleDiskFlushAndHA, RocketMQ 5.3.3. A receipt waits for two futures: the flush future of the
 leader's own ends, and the replica future. Without a replica to wait for, the replica future is complete from the start.

@@ -178,9 +178,8 @@ def check_message(message: InnerMessage) -> None:
     _check_kinds(message)
 
     length = len(message.topic)
-    limit = (
-        fmt.TOPIC_MAX_CHARS if message.topic.startswith(RETRY_PREFIX) else fmt.TOPIC_V1_MAX_CHARS
-    )
+    is_retry = message.topic.startswith(RETRY_PREFIX)
+    limit = fmt.TOPIC_MAX_CHARS if is_retry else fmt.TOPIC_V1_MAX_CHARS
     if not 0 < length <= limit:
         raise _illegal(f"the topic has {length} bytes; it may have 1 to {limit}", "topic", limit)
 

@@ -242,7 +242,7 @@ class ShardState:
     def _rows(self) -> Iterator[str]:
         """The rows as JSON. Rows of queues are made as text, which is quicker: there are many queues, and puts wait
         meanwhile."""
-        yield from map(_json, self._few())
+        yield from map(_json, self._small_rows())
         names = {name: _json(name) for name, _ in self.next_offsets}
         for (name, queue_id), offset in self.next_offsets.items():
             yield f'{{"t":"queue","n":{names[name]},"q":{queue_id},"o":{offset}}}'
@@ -261,7 +261,7 @@ class ShardState:
                 header, data = snapshot_columns.pack("entries", rows)
                 yield {**header, "queues": [queues[number] for number in used.tolist()]}, data
 
-    def _few(self) -> Iterator[dict[str, Any]]:
+    def _small_rows(self) -> Iterator[dict[str, Any]]:
         yield {"t": "time", "v": self.store_time_ms}
         for topic in self.topics.values():
             attributes = {"a": dict(topic.attributes)} if topic.attributes else {}
@@ -324,9 +324,8 @@ class ShardState:
         ids = tuple(int(shard) for shard in shards)
         if int(queues) < 1 or not ids:
             raise ValueError(f"a topic has queues and shards, not {queues!r} and {shards!r}")
-        self.topics[_text(name)] = TopicInfo(
-            name, int(queues), ids, tuple(sorted(attributes.items()))
-        )
+        pairs = tuple(sorted(attributes.items()))
+        self.topics[_text(name)] = TopicInfo(name, int(queues), ids, pairs)
 
 
 #: one encoder for all calls: json.dumps makes one for each

@@ -13,6 +13,9 @@ from .state import CLEANUP_POLICY, COMPACTION, DELETE, TopicInfo
 SYSTEM_PREFIX = "rmq_sys_"
 QUEUES_MAX = 65_536
 
+#: topic and queue id
+QueueKey = tuple[str, int]
+
 
 def check_new_topic(
     name: str,

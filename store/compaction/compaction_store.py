@@ -24,20 +24,20 @@ from raymq.store.queues.reader import out_of_range
 from raymq.store.records.keys import key_column
 from raymq.store.requests import FetchSlice
 from raymq.store.state import ShardState
+from raymq.store.topics import QueueKey
 
 from . import swap
 from .compactor import write_compacted
-from .sparse_log import Part, SparseLog
-from .units import COMPACTING, DIRECTORY, LOG, UNIT_DTYPE, directories, file_sizes
+from .sparse_log import CompactedSlice, SparseLog
+from .units import COMPACTED_UNIT_DTYPE, COMPACTING, DIRECTORY, LOG, directories, file_sizes
 
 #: messages, and bytes of them, copied in one go
 _COPIED_MAX = 4096
 _COPIED_BYTES = 8 << 20
-_SYNCED = "compaction"
+#: in raymq/: how far each compacted queue is synced
+_SYNCED_FILE = "compaction"
 #: pause between two steps of a service's thread
 _STEP_S = 5.0
-
-Key = tuple[str, int]
 
 
 class CompactionStore:
@@ -48,23 +48,23 @@ class CompactionStore:
         self._queues = queues
         self._state = state
         self._files = log.files
-        self._logs: dict[Key, SparseLog] = {}
+        self._logs: dict[QueueKey, SparseLog] = {}
         #: over `_logs`, and over the copying of each queue
         self._lock = threading.RLock()
         self._positions: dict[str, int] = {}
         #: how far each queue is synced: (start of the last file, bytes in it)
-        self._synced: dict[Key, tuple[int, int]] = {}
+        self._synced: dict[QueueKey, tuple[int, int]] = {}
         self._closed = False
         #: queue offset after the last record that was read, copied or not
-        self._passed: dict[Key, int] = {}
+        self._passed: dict[QueueKey, int] = {}
 
     # --- start and stop -------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Finish an interrupted swap, open every queue, and cut the remains of a crash; call after the store's
-        recovery.
+        """Finish an interrupted swap, open every queue, and cut the remains of a crash.
 
         The commit log still has the cut records. It may delete them only after they are synced here (`holds_from`).
+        Callers: after the store's recovery.
         Raises: Corrupt if files are missing or have other sizes.
         """
         root = self._commit_log.root
@@ -85,10 +85,10 @@ class CompactionStore:
         """Sync the names that a killed process made, before the commit log may delete the records. Raises: OSError."""
         waiting = [self._commit_log.root / DIRECTORY]
         while waiting:
-            place = waiting.pop()
-            if self._files.is_dir(place):
-                self._files.sync_dir(place)
-                waiting += [place / name for name in self._files.list(place)]
+            directory = waiting.pop()
+            if self._files.is_dir(directory):
+                self._files.sync_dir(directory)
+                waiting += [directory / name for name in self._files.list(directory)]
 
     def _load(self, topic: str, queue_id: int, synced: tuple[int, int] | None) -> None:
         swap.drop_unfinished(self._commit_log.root, topic, queue_id, files=self._files)
@@ -98,7 +98,7 @@ class CompactionStore:
         end = sparse.end
         if self._commit_log.crashed:
             # A queue without a note was never synced here, or is one of RocketMQ's.
-            end = synced or ((0, 0) if self._commit_log.own else end)
+            end = synced or ((0, 0) if self._commit_log.is_own_store else end)
 
         self._logs[topic, queue_id] = sparse
         queue = self._queues.find(topic, queue_id)
@@ -117,8 +117,8 @@ class CompactionStore:
         sizes = file_sizes(
             config.compaction_file_size_bytes, config.compaction_queue_file_size_bytes
         )
-        places = directories(self._commit_log.root, topic, queue_id)
-        return SparseLog(*places, *sizes, files=self._files)
+        paths = directories(self._commit_log.root, topic, queue_id)
+        return SparseLog(*paths, *sizes, files=self._files)
 
     def close(self) -> None:
         """Sync the copied records and close every file. Raises: OSError, StorageFull."""
@@ -195,13 +195,13 @@ class CompactionStore:
 
         if keyed.any():
             kept = rows[keyed]
-            copied: Any = np.zeros(len(kept), dtype=UNIT_DTYPE)
+            copied: Any = np.zeros(len(kept), dtype=COMPACTED_UNIT_DTYPE)
             copied["size"], copied["tags_code"] = found.sizes[keyed], units["tags_code"][kept]
             copied["store_time_ms"], copied["offset"] = times[keyed], offsets[kept]
             with sparse.lock:
                 sparse.append(found.data, found.starts[keyed], copied)
 
-    def queues(self) -> list[Key]:
+    def queues(self) -> list[QueueKey]:
         """Topic and queue id of every compacted queue."""
         return sorted(self._logs)
 
@@ -212,7 +212,7 @@ class CompactionStore:
             found = self.advance(topic, queue_id) or found
         return found
 
-    def _dispatched(self) -> list[Key]:
+    def _dispatched(self) -> list[QueueKey]:
         """The consume queues of compaction topics."""
         dispatched = self._queues.keys()
         return [key for key in dispatched if self.owns(key[0])]
@@ -228,19 +228,19 @@ class CompactionStore:
                     sparse.sync()
             self._note(ends)
 
-    def _note(self, ends: dict[Key, tuple[int, int]]) -> None:
+    def _note(self, ends: dict[QueueKey, tuple[int, int]]) -> None:
         """Store how far the queues are synced, if that is new. Durable: at return."""
         if ends != self._synced:
             value = {f"{topic}/{queue_id}": list(end) for (topic, queue_id), end in ends.items()}
             self._files.write_file_atomic(
-                self._commit_log.root / "raymq" / _SYNCED, json.dumps(value).encode()
+                self._commit_log.root / "raymq" / _SYNCED_FILE, json.dumps(value).encode()
             )
             self._synced = ends
 
-    def _read_synced(self) -> dict[Key, tuple[int, int]]:
+    def _read_synced(self) -> dict[QueueKey, tuple[int, int]]:
         try:
             value: Any = json.loads(
-                self._files.read_file(self._commit_log.root / "raymq" / _SYNCED)
+                self._files.read_file(self._commit_log.root / "raymq" / _SYNCED_FILE)
             )
             found = {}
             for name, (start, size) in value.items():
@@ -307,7 +307,7 @@ class CompactionStore:
             swap.commit(root, plan, files=files)
             swap.finish(root, plan, files=files)
             self._positions = swap.read_positions(root, files=files)
-            sparse.take(names)
+            sparse.replace_sealed(names)
             # The next file may begin at a lower offset than the last one did: the noted end must not be above it.
             self._note({key: other.end for key, other in self._logs.items()})
         return last_offset
@@ -337,7 +337,7 @@ class CompactionStore:
 
     def read(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
-    ) -> Part | None:
+    ) -> CompactedSlice | None:
         """The next messages that are left from `offset` on; None if none is left."""
         while self.advance(topic, queue_id) and self.next_offset(topic, queue_id) <= offset:
             pass

@@ -18,16 +18,14 @@ from raymq.store.delay_levels import LEVELS_SERVICE
 from raymq.store.failpoints import fail_point
 from raymq.store.format import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
-from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue, Units
+from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue, QueueUnits
 
-from .delayed_record import by_queue, fitting, waiting_rows
+from .delayed_record import SLICE_ROWS, by_queue, fitting, waiting_rows
 from .timer_store import TimerMessageStore
 
 if TYPE_CHECKING:
     from raymq.store.message_store import MessageStore
 
-#: units read at a time
-SLICE_ROWS = 4096
 #: messages delivered by one call, about
 RUN_MESSAGES = 8192
 
@@ -104,9 +102,8 @@ class ScheduleMessageService:
         return min(max(offset, queue.min_offset), known)
 
     def _note(self, level: int, offset: int, messages: list[InnerMessage]) -> None:
-        self._store.put_inner(
-            messages, progress=ServiceProgress(LEVELS_SERVICE, {str(level): offset})
-        )
+        progress = ServiceProgress(LEVELS_SERVICE, {str(level): offset})
+        self._store.put_inner(messages, progress=progress)
 
     def _deliver_slice(
         self, level: int, queue: ConsumeQueue, offset: int, now_ms: int
@@ -142,7 +139,7 @@ class ScheduleMessageService:
             due_ms = int(units["tags_code"][count])
         return LevelSlice(count, next_offset, due_ms)
 
-    def _due_count(self, level: int, units: Units, now_ms: int) -> int:
+    def _due_count(self, level: int, units: QueueUnits, now_ms: int) -> int:
         """How many of the first units are due."""
         deliver_ms = units["tags_code"].astype(np.int64)
         # No store time is in the future: the level's delay was configured longer when the record was stored.
@@ -181,11 +178,11 @@ class DelayService:
     def holds_from(self) -> int | None:
         """The physical offset from which on records may still wait here; None: none waits. Deletion stops there."""
         done = level_offsets(self._store)
-        places = [(TIMER_TOPIC, 0, self.timers.holds_from())]
+        waiting_from = [(TIMER_TOPIC, 0, self.timers.holds_from())]
         for level in range(1, len(self._store.config.delay_levels_ms) + 1):
-            places.append((SCHEDULE_TOPIC, level - 1, done.get(level, 0)))
+            waiting_from.append((SCHEDULE_TOPIC, level - 1, done.get(level, 0)))
         positions: list[int] = []
-        for topic, queue_id, offset in places:
+        for topic, queue_id, offset in waiting_from:
             queue = self._store.consume_queues.find(topic, queue_id)
             if queue is not None:
                 positions += queue.read(max(offset, queue.min_offset), 1)["position"].tolist()

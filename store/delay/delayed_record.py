@@ -23,6 +23,8 @@ from raymq.store.records.producer_stamp import without_stamp
 from raymq.store.state import INTERNAL_TOPIC
 
 REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
+#: most waiting records read at a time
+SLICE_ROWS = 4096
 #: bytes that a group needs beside its messages: the record of the progress
 GROUP_RESERVE_BYTES = 1024
 #: most messages of a group: no other put can append while a group is appended
@@ -35,7 +37,7 @@ _REAL_TOPIC = re.compile(rb"(?:.*\x02)?REAL_TOPIC\x01([^\x02]+)", re.DOTALL)
 _REAL_QUEUE = re.compile(rb"(?:.*\x02)?REAL_QID\x01(\d{1,9})(?:\x02|\Z)", re.DOTALL)
 
 
-class Waiting(NamedTuple):
+class WaitingMessage(NamedTuple):
     """One record of a waiting message."""
 
     topic: str
@@ -113,15 +115,17 @@ def undamaged_batch(
     return record.decode(*found), rows
 
 
-def waiting_rows(log: CommitLog, positions: Int64s, sizes: Int64s) -> tuple[list[Waiting], Int64s]:
+def waiting_rows(
+    log: CommitLog, positions: Int64s, sizes: Int64s
+) -> tuple[list[WaitingMessage], Int64s]:
     """The records as objects: each is about to be delivered. Like `undamaged_batch`."""
     batch, rows = undamaged_batch(log, positions, sizes)
     columns = [batch.column(name).to_pylist() for name in _COLUMNS]
     columns[_PROPERTIES] = [without_stamp(text) for text in columns[_PROPERTIES]]
-    return list(map(Waiting._make, zip(*columns, strict=True))), rows
+    return list(map(WaitingMessage._make, zip(*columns, strict=True))), rows
 
 
-_COLUMNS = Waiting._fields
+_COLUMNS = WaitingMessage._fields
 _PROPERTIES = _COLUMNS.index("properties")
 
 

@@ -28,7 +28,7 @@ from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
 from raymq.store.log.commit_log import CommitLog
 
-from .timer_log import NONE, UNIT_BYTES, UNIT_DTYPE, TimerLog, Units
+from .timer_log import NONE, TIMER_UNIT_BYTES, TIMER_UNIT_DTYPE, TimerLog, TimerUnits
 from .timer_rule import MAGIC_DELETE, PRECISION_MS, ROLL_WINDOW_MS, WHEEL_SLOTS, Due
 from .timer_wheel import Slot, TimerWheel
 
@@ -134,7 +134,7 @@ class TimerCache:
         records = units["position"].astype(np.int64)
         ends = records + units["record_size"]
         magic = units["magic"]
-        sizes_right = (units["size"] == UNIT_BYTES).all()
+        sizes_right = (units["size"] == TIMER_UNIT_BYTES).all()
         magics_right = ((magic > 0) & (magic <= _MAGIC_ALL)).all()
         ascending = (records >= 0).all() and (records[1:] >= ends[:-1]).all()
         within_log = not len(ends) or int(ends[-1]) <= self._known_end
@@ -143,7 +143,7 @@ class TimerCache:
 
         return self._fill(positions, units, time_ms)
 
-    def _fill(self, positions: Int64s, units: Units, time_ms: int) -> bool:
+    def _fill(self, positions: Int64s, units: TimerUnits, time_ms: int) -> bool:
         """Set the wheel from the units. Returns: False if a unit does not name the one before it."""
         slots = units["enqueue_time_ms"].astype(np.int64) + units["delay_ms"]
         if bool(((units["delay_ms"] == -_BEFORE_MAX_MS) & (slots >= time_ms)).any()):
@@ -152,17 +152,18 @@ class TimerCache:
         rows = np.flatnonzero(slots >= time_ms)
         rows = rows[np.argsort(slots[rows], kind="stable")]
         slots = slots[rows]
-        places = positions[rows]
+        unit_positions = positions[rows]
 
         previous = units["previous"][rows].astype(np.int64)
         begins_second = slots[1:] != slots[:-1]
-        is_linked = (previous[1:] == places[:-1]) | (previous[1:] == NONE)
+        is_linked = (previous[1:] == unit_positions[:-1]) | (previous[1:] == NONE)
         if not (begins_second | is_linked).all():
             return False
 
         waiting = np.where(units["magic"][rows] & MAGIC_DELETE, -1, 1)
         for low, high in _runs(slots):
-            slot = Slot(int(places[low]), int(places[high - 1]), int(waiting[low:high].sum()))
+            first, last = int(unit_positions[low]), int(unit_positions[high - 1])
+            slot = Slot(first, last, int(waiting[low:high].sum()))
             self.wheel.put(int(slots[low]), slot)
         return True
 
@@ -178,10 +179,10 @@ class TimerCache:
         Raises: StorageFull, OSError. The cache must be loaded again then.
         """
         count = len(positions)
-        places = self._timer_log.place(count)
+        unit_positions = self._timer_log.next_positions(count)
 
-        units = np.zeros(count, dtype=UNIT_DTYPE)
-        units["size"] = UNIT_BYTES
+        units = np.zeros(count, dtype=TIMER_UNIT_DTYPE)
+        units["size"] = TIMER_UNIT_BYTES
         units["magic"] = due.magic
         units["enqueue_time_ms"] = due.enqueue_ms
         units["delay_ms"] = np.maximum(due.slot_ms - due.enqueue_ms, -_BEFORE_MAX_MS)
@@ -190,7 +191,7 @@ class TimerCache:
         units["topic_hash"] = due.topic_hash
 
         order = np.argsort(due.slot_ms, kind="stable")
-        slots, in_order = due.slot_ms[order], places[order]
+        slots, in_order = due.slot_ms[order], unit_positions[order]
         previous = np.full(count, NONE, dtype=np.int64)
         previous[1:] = np.where(slots[1:] == slots[:-1], in_order[:-1], NONE)
         weights = np.where(due.magic[order] & MAGIC_DELETE, -1, 1)
@@ -214,7 +215,7 @@ class TimerCache:
             self.wheel.put(time, slot)
         self._known_end = max(self._known_end, int(positions[-1] + sizes[-1]))
 
-    def units_of(self, time_ms: int) -> Units:
+    def units_of(self, time_ms: int) -> TimerUnits:
         """The units of a second in their order."""
         slot = self.wheel.get(time_ms)
         return self._timer_log.chain(NONE if slot is None else slot.last)
@@ -231,15 +232,15 @@ class TimerCache:
             return
 
         last = self._last
-        place = (read_time_ms, self._timer_log.end, queue_offset, queue_offset)
-        if last is not None and last[:4] == place:
+        progress = (read_time_ms, self._timer_log.end, queue_offset, queue_offset)
+        if last is not None and last[:4] == progress:
             return
 
         self._timer_log.sync()
         self.wheel.sync()
         fail_point("timer.files_synced")
         counter = 1 if last is None else last.counter + 1
-        check = TimerCheck(*place, OURS, now_ms, counter)
+        check = TimerCheck(*progress, OURS, now_ms, counter)
         write_check(self._check_path, check, files=self._files)
         self._last = check
 

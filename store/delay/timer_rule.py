@@ -79,60 +79,68 @@ def _floor(times_ms: Int64s) -> Int64s:
 
 
 class EarlierProgress(NamedTuple):
-    """Progress before the clock was set back: records below `queue` were delivered if before (`time`, `at`)."""
+    """Progress before the clock was set back.
 
-    queue: int
-    time: int
-    at: int
+    Records below `next_offset` were delivered if they come before (`second_ms`, `second_offset`).
+    """
+
+    next_offset: int
+    second_ms: int
+    second_offset: int
+
+
+#: field of `TimerProgress` -> its key in records of progress, if that has another name
+_KEYS = {"next_offset": "queue", "second_ms": "time", "second_offset": "at"}
 
 
 @dataclass(frozen=True)
 class TimerProgress:
-    """How far timers have been delivered, as the log says with every group of deliveries.
+    """The progress of timer deliveries, as the log has it with every group of deliveries.
 
-    A record of the timer topic below `queue` is delivered if its second is before `time`, or if its second is `time`
-    and the record is below `at`. It is also delivered if one of `past` says so.
+    A record of the timer topic below `next_offset` is delivered if its second is before `second_ms`. In the second
+    `second_ms` itself, records below `second_offset` are delivered. So are records that one of `past` names.
     """
 
-    #: next offset of the timer topic to look at
-    queue: int = 0
+    #: offset of the timer topic that is read next
+    next_offset: int = 0
     #: the second that is delivered next, ms
-    time: int = 0
-    #: offset of the timer topic to which that second is delivered
-    at: int = 0
+    second_ms: int = 0
+    #: offset of the timer topic up to which that second is delivered
+    second_offset: int = 0
     past: tuple[EarlierProgress, ...] = ()
-    #: rolls below this offset were taken over from RocketMQ's files: they are done
+    #: rolls below this offset were imported from RocketMQ's files: they are done
     imported: int = 0
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> TimerProgress:
         """From `ShardState.progress`."""
-        known = {each.name: values[each.name] for each in fields(cls) if each.name in values}
+        keys = {each.name: _KEYS.get(each.name, each.name) for each in fields(cls)}
+        known = {name: values[key] for name, key in keys.items() if key in values}
         known["past"] = tuple(EarlierProgress(*each) for each in values.get("past", ()))
         return cls(**known)
 
     def values(self) -> dict[str, Any]:
         """For a record of progress."""
-        return asdict(self)
+        return {_KEYS.get(name, name): value for name, value in asdict(self).items()}
 
     def waits(self, slot_ms: int, offsets: Int64s) -> Bools:
         """A mask of the records of one second, all below `next_offset`, that are not delivered yet."""
-        left = offsets >= (self.at if slot_ms == self.time else 0)
-        if slot_ms < self.time:
+        left = offsets >= (self.second_offset if slot_ms == self.second_ms else 0)
+        if slot_ms < self.second_ms:
             left[:] = False
         for old in self.past:
-            if slot_ms < old.time:
-                left &= offsets >= old.queue
-            elif slot_ms == old.time:
-                left &= offsets >= min(old.at, old.queue)
+            if slot_ms < old.second_ms:
+                left &= offsets >= old.next_offset
+            elif slot_ms == old.second_ms:
+                left &= offsets >= min(old.second_offset, old.next_offset)
         return left
 
     def clock_set_back(self, time_ms: int) -> TimerProgress:
         """The progress after the clock was set back to the second `time_ms`."""
-        past = (*self.past, EarlierProgress(self.queue, self.time, self.at))
-        return replace(self, time=time_ms, at=0, past=past)
+        past = (*self.past, EarlierProgress(self.next_offset, self.second_ms, self.second_offset))
+        return replace(self, second_ms=time_ms, second_offset=0, past=past)
 
     def at_time(self, time_ms: int) -> TimerProgress:
         """The progress at a later time. Times of the past that are reached again are dropped."""
-        past = tuple(old for old in self.past if old.time >= time_ms)
-        return replace(self, time=time_ms, at=0, past=past)
+        past = tuple(old for old in self.past if old.second_ms >= time_ms)
+        return replace(self, second_ms=time_ms, second_offset=0, past=past)

@@ -98,7 +98,7 @@ class IndexFile:
         #: a failed write may have left slots that point at entries which do not count
         self._torn = False
         #: held while descriptor and map are used or closed
-        self._living = threading.Lock()
+        self._fd_lock = threading.Lock()
         #: number -> a block of entries that changes only if the file is cut. Guarded by `_fd_lock`
         self._blocks: dict[int, bytes] = {}
         #: something was written since the last sync
@@ -208,13 +208,13 @@ class IndexFile:
         slots = self._slots()
         first = self.header.count
         numbers = np.arange(first, first + len(hashes), dtype=np.int32)
-        places = hashes % np.int32(self._slot_count)
-        before = slots[places].astype(np.int32)
+        slot_indexes = hashes % np.int32(self._slot_count)
+        before = slots[slot_indexes].astype(np.int32)
         starts_chain = before == 0
         # If two new entries have one slot, the later one follows the earlier: they are neighbours in a stable sort by
         # slot.
-        order = np.argsort(places, kind="stable")
-        same = np.flatnonzero(places[order[1:]] == places[order[:-1]])
+        order = np.argsort(slot_indexes, kind="stable")
+        same = np.flatnonzero(slot_indexes[order[1:]] == slot_indexes[order[:-1]])
         later = order[same + 1]
         before[later] = numbers[order[same]]
         starts_chain[later] = False
@@ -226,7 +226,7 @@ class IndexFile:
 
         def set_slots() -> None:
             # Of several entries of one slot the last one stays.
-            slots[places] = numbers
+            slots[slot_indexes] = numbers
 
         return _Linked(entries.view(np.uint8), int(np.count_nonzero(starts_chain)), set_slots)
 
@@ -254,20 +254,20 @@ class IndexFile:
         new_chains = 0
         columns = (hashes.tolist(), physical_offsets.tolist(), times_ms.tolist())
         for hashed, offset, time_ms in zip(*columns, strict=True):
-            place = HEADER.size + hashed % self._slot_count * SLOT_BYTES
-            head = heads.get(place) or bytes(slots[place : place + SLOT_BYTES])  # type: ignore[index]
+            slot_at = HEADER.size + hashed % self._slot_count * SLOT_BYTES
+            head = heads.get(slot_at) or bytes(slots[slot_at : slot_at + SLOT_BYTES])  # type: ignore[index]
             seconds = (time_ms - begin) // 1000 if begin > 0 else 0
             previous = int.from_bytes(head, "big")
             entries.append(_ENTRY.pack(hashed, offset, min(max(seconds, 0), _INT_MAX), previous))
-            heads[place] = number.to_bytes(SLOT_BYTES, "big")
+            heads[slot_at] = number.to_bytes(SLOT_BYTES, "big")
             new_chains += not previous
             if number == 1:
                 begin = time_ms
             number += 1
 
         def set_slots() -> None:
-            for place, head in heads.items():
-                slots[place : place + SLOT_BYTES] = head  # type: ignore[index]
+            for slot_at, head in heads.items():
+                slots[slot_at : slot_at + SLOT_BYTES] = head  # type: ignore[index]
 
         return _Linked(b"".join(entries), new_chains, set_slots)
 
@@ -297,15 +297,13 @@ class IndexFile:
         if beyond.any():
             for low in range(1, count, SCAN_ENTRIES):
                 high = min(low + SCAN_ENTRIES, count)
-                places = self._entries(low, high)["hash"] % np.int32(self._slot_count)
-                rows = np.flatnonzero(beyond[places])
-                slots[places[rows]] = (rows + low).astype(np.int32)
+                slot_indexes = self._entries(low, high)["hash"] % np.int32(self._slot_count)
+                rows = np.flatnonzero(beyond[slot_indexes])
+                slots[slot_indexes[rows]] = (rows + low).astype(np.int32)
 
         if count < header.count:
-            start = self._entries_at
-            self._files.zero(
-                self._fd, start + count * ENTRY_BYTES, start + header.count * ENTRY_BYTES
-            )
+            at = self._entries_at
+            self._files.zero(self._fd, at + count * ENTRY_BYTES, at + header.count * ENTRY_BYTES)
 
         end_offset, end_time = header.begin_offset, header.begin_time_ms
         if count > 1:
@@ -324,7 +322,7 @@ class IndexFile:
         )
 
         self.dirty, self._torn = True, False
-        with self._living:
+        with self._fd_lock:
             self._blocks.clear()
 
     def sync(self) -> None:
@@ -336,11 +334,11 @@ class IndexFile:
 
     def _read(self, start: int, stop: int) -> bytes:
         """Bytes [start, stop). Raises: Corrupt for unreadable bytes, Unavailable after a close."""
-        with self._living:
+        with self._fd_lock:
             return self._files.read_range(self._open_fd(), start, stop, path=self.path)
 
     def _read_into(self, target: memoryview, start: int) -> None:
-        with self._living:
+        with self._fd_lock:
             self._files.read_into(self._open_fd(), target, start, path=self.path)
 
     def _open_fd(self) -> int:
@@ -392,7 +390,7 @@ class IndexFile:
         unpack_from = _ENTRY.unpack_from
         offsets: list[int] = []
 
-        with self._living:
+        with self._fd_lock:
             self._open_fd()
             for _ in range(steps):
                 if number <= 0:
@@ -452,8 +450,8 @@ class IndexFile:
         time.
         """
         header = self.header
-        place = HEADER.size + key_hash % self._slot_count * SLOT_BYTES
-        number = int.from_bytes(self._read(place, place + SLOT_BYTES), "big", signed=True)
+        slot_at = HEADER.size + key_hash % self._slot_count * SLOT_BYTES
+        number = int.from_bytes(self._read(slot_at, slot_at + SLOT_BYTES), "big", signed=True)
         page_size = min(page_size, LOCKED_STEPS)
 
         for _ in range(0, CHAIN_STEPS, page_size):
@@ -530,7 +528,7 @@ class IndexFile:
 
     def close(self) -> None:
         """Close the file without a sync."""
-        with self._living:
+        with self._fd_lock:
             if self._slot_map is not None:
                 self._files.unmap(self._slot_map)
                 self._slot_map = None

@@ -155,12 +155,12 @@ def _property_values(data: Bytes, offsets: Int64s, name: bytes) -> _Spans:
 
 def _ends_of_name(data: Bytes, name: bytes) -> Int64s:
     """The positions after each occurrence of `name`, which ends with the separator of name and value."""
-    found = np.flatnonzero(data == _NAME_END) + 1
-    found = found[found >= len(name)]
+    ends = np.flatnonzero(data == _NAME_END) + 1
+    ends = ends[ends >= len(name)]
     # From the last letter to the first: each comparison leaves fewer candidates.
     for back in range(2, len(name) + 1):
-        found = found[data[found - back] == name[-back]]
-    return found
+        ends = ends[data[ends - back] == name[-back]]
+    return ends
 
 
 def _split_at_blanks(data: Bytes, values: _Spans) -> _Spans:

@@ -62,12 +62,12 @@ class IndexService:
         #: everything below this is indexed
         self.indexed = 0
         #: held by dispatch, which appends, and by the checkpoint and cleaning threads, which sync and delete
-        self._changing = threading.Lock()
+        self._files_lock = threading.Lock()
 
     # --- opening --------------------------------------------------------------------------------------------
 
     def load(
-        self, *, log_start: int, log_end: int, uncut: int, crashed: bool, time_ms: int
+        self, *, log_start: int, log_end: int, never_cut_below: int, crashed: bool, time_ms: int
     ) -> None:
         """Open the files and bring them to a state that agrees with the log.
 
@@ -81,7 +81,7 @@ class IndexService:
         try:
             self._open_files()
             if upto is not None:
-                self.indexed = max(min(upto, uncut, log_end), log_start)
+                self.indexed = max(min(upto, never_cut_below, log_end), log_start)
                 self._restore(self._mark.get("file"), self._mark.get("count"), crashed=crashed)
             elif crashed:
                 # Files that may not be on disk are dropped.
@@ -168,7 +168,7 @@ class IndexService:
         Raises: StorageFull, OSError. The same items must be appended again then.
         """
         done = 0
-        with self._changing:
+        with self._files_lock:
             try:
                 while done < len(hashes):
                     file = self._current()
@@ -213,7 +213,7 @@ class IndexService:
         Durable: every entry. Records without keys do not move the mark at once, unless `closing`: to scan them again is
         quick. Raises: OSError.
         """
-        with self._changing:
+        with self._files_lock:
             files, upto = self._index_files, self.indexed
             for file in files:
                 if file.dirty:
@@ -227,9 +227,8 @@ class IndexService:
                 mark = _Mark(last.path.name, last.header.count, upto)
 
             if self._mark is not None and _is_due(self._synced, mark, closing=closing):
-                self._mark.update(
-                    {"file": mark.file or None, "count": mark.entries, "indexed": upto}
-                )
+                noted = {"file": mark.file or None, "count": mark.entries, "indexed": upto}
+                self._mark.update(noted)
                 self._synced = mark
 
             return files[-2].header.end_time_ms if len(files) > 1 else 0
@@ -239,7 +238,7 @@ class IndexService:
 
         Source: IndexService#deleteExpiredFile.
         """
-        with self._changing:
+        with self._files_lock:
             older = self._index_files[:-1]
             expired = [file for file in older if file.header.end_offset < min_physical_offset]
             self._delete(expired)

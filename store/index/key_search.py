@@ -33,7 +33,7 @@ class KeyHits(NamedTuple):
     keys: Int64s
     rows: Int64s
     #: physical offset of each record
-    places: Int64s
+    offsets: Int64s
     #: raw RocketMQ records, in the order of the log, each once
     records: pa.Array
 
@@ -61,8 +61,8 @@ class KeySearch:
         Raises: Corrupt for a record that is unreadable or whose body is damaged.
         """
         found = self._newest(topic, key, limit, span, exact)
-        places = sorted(found)
-        raw = [found[place] for place in places]
+        offsets = sorted(found)
+        raw = [found[offset] for offset in offsets]
         if raw:
             largest = max(map(len, raw))
             steps = (largest + READ_BYTES_STEP - 1) // READ_BYTES_STEP
@@ -70,7 +70,7 @@ class KeySearch:
         return KeyHits(
             keys=np.zeros(len(raw), dtype=np.int64),
             rows=np.arange(len(raw)),
-            places=np.fromiter(places, np.int64, len(places)),
+            offsets=np.fromiter(offsets, np.int64, len(offsets)),
             records=binary_array(raw),
         )
 
@@ -88,15 +88,15 @@ class KeySearch:
         low, high = log.start, log.confirmed
 
         for candidates in self._index.find(topic, key, begin_ms, end_ms, limit):
-            places = [place for place in candidates if low <= place < high]
-            data = log.read_each(places, nbytes)
+            offsets = [offset for offset in candidates if low <= offset < high]
+            data = log.read_each(offsets, nbytes)
             starts = range(0, len(data), nbytes)
-            each = records_each(data, nbytes, places)
-            for place, start, parts in zip(places, starts, each, strict=True):
+            each = records_each(data, nbytes, offsets)
+            for offset, start, parts in zip(offsets, starts, each, strict=True):
                 source = data
                 if parts is None:
-                    source = self._read_whole(place, data[start : start + 4])
-                    parts = record_at(source, 0, place)
+                    source = self._read_whole(offset, data[start : start + 4])
+                    parts = record_at(source, 0, offset)
                     if parts is None:
                         continue
                     start = 0
@@ -112,19 +112,19 @@ class KeySearch:
 
                 # This is `body_crc` without a Python call for each record.
                 if body_at < body_end and crc32(source[body_at:body_end]) & BODY_CRC_MASK != crc:
-                    raise log.damage(place, WalkStop.BAD_CRC.value)
+                    raise log.damage(offset, WalkStop.BAD_CRC.value)
 
                 # A message that has a key twice has two entries of the same offset.
-                found[place] = source[start:end]
+                found[offset] = source[start:end]
                 if len(found) == limit:
                     return found
 
         return found
 
-    def _read_whole(self, place: int, size_field: bytes) -> bytes:
+    def _read_whole(self, offset: int, size_field: bytes) -> bytes:
         """All bytes of a record; empty if its size field is not a possible size."""
         config = self._log.config
         size = int.from_bytes(size_field, "big")
-        left_in_file = config.segment_size_bytes - place % config.segment_size_bytes
+        left_in_file = config.segment_size_bytes - offset % config.segment_size_bytes
         is_possible = size <= min(left_in_file, config.record_bytes_max)
-        return self._log.read_each([place], size) if is_possible else b""
+        return self._log.read_each([offset], size) if is_possible else b""

@@ -100,38 +100,38 @@ class KeyQuery:
         found, offsets = _each_once(found[is_confirmed], offsets[is_confirmed], len(keys))
 
         # Several keys of one message are candidates of one record, which is read once.
-        is_new_place = _changes(offsets)
-        places = offsets[is_new_place]
-        place_of_candidate = np.cumsum(is_new_place) - 1
+        is_new_offset = _changes(offsets)
+        distinct_offsets = offsets[is_new_offset]
+        distinct_of_candidate = np.cumsum(is_new_offset) - 1
 
-        is_record, times_ms, records = self._read(places)
+        is_record, times_ms, records = self._read(distinct_offsets)
         in_span = is_record.copy()
         in_span[is_record] = (times_ms >= self.span[0]) & (times_ms <= self.span[1])
 
         # Only records that were read have a number: those of deleted files have none.
-        record_of_place = np.cumsum(is_record) - 1
-        record_of_candidate = record_of_place[place_of_candidate]
-        hits = KeyHits(found, record_of_candidate, places[is_record], records)
+        record_of_distinct = np.cumsum(is_record) - 1
+        record_of_candidate = record_of_distinct[distinct_of_candidate]
+        hits = KeyHits(found, record_of_candidate, distinct_offsets[is_record], records)
 
-        is_hit = in_span[place_of_candidate]
+        is_hit = in_span[distinct_of_candidate]
         if self.exact:
             is_hit &= self._have_key(hits, keys, is_hit)
         return hits.select(is_hit)
 
-    def _read(self, places: Int64s) -> tuple[Bools, Int64s, pa.Array]:
+    def _read(self, offsets: Int64s) -> tuple[Bools, Int64s, pa.Array]:
         """A mask of the offsets at which a record begins, those records' store times, and the raw records.
 
         Args: `offsets`: ascending. Raises: Corrupt for a record that is unreadable or whose body is damaged.
         """
-        is_record = np.zeros(len(places), dtype=bool)
+        is_record = np.zeros(len(offsets), dtype=bool)
         # Records below the log's start were deleted.
-        first = int(np.searchsorted(places, self.log.start))
-        if first == len(places):
+        first = int(np.searchsorted(offsets, self.log.start))
+        if first == len(offsets):
             return is_record, np.empty(0, np.int64), pa.array([], pa.binary())
         try:
-            found = self.log.records_at(places[first:])
+            found = self.log.records_at(offsets[first:])
         except OffsetOutOfRange:
-            return self._read(places)
+            return self._read(offsets)
         is_record[first:] = found.is_record
         return is_record, found.times_ms, found.records
 
@@ -176,15 +176,15 @@ def _newest(keys: Int64s, limit: int) -> Bools:
 def _together(rounds: list[KeyHits]) -> KeyHits:
     if len(rounds) == 1:
         return rounds[0]
-    places, first, rows = np.unique(
-        np.concatenate([each.places for each in rounds]), return_index=True, return_inverse=True
+    offsets, first, rows = np.unique(
+        np.concatenate([each.offsets for each in rounds]), return_index=True, return_inverse=True
     )
-    starts = np.cumsum([0, *(len(each.places) for each in rounds)])
+    starts = np.cumsum([0, *(len(each.offsets) for each in rounds)])
     hits = [start + each.rows for start, each in zip(starts[:-1], rounds, strict=True)]
     records = pa.concat_arrays([each.records for each in rounds])
     return KeyHits(
         np.concatenate([each.keys for each in rounds]),
         rows[np.concatenate(hits)],
-        places,
+        offsets,
         records.take(pa.array(first)),
     )

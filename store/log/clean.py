@@ -42,7 +42,7 @@ class Derived(Protocol):
         """Delete the files that have only records below this offset."""
 
 
-class Cleaned(Protocol):
+class LogUser(Protocol):
     """The parts of a store that follow its log (`MessageStore`)."""
 
     def deletable_end(self) -> int:
@@ -59,7 +59,7 @@ class CleanService:
     """One store's deletions. Callers: one thread; `delete_now`: any."""
 
     def __init__(
-        self, log: CommitLog, store: Cleaned, *, flags: RunningFlags, reserved_hours_min: float = 0
+        self, log: CommitLog, store: LogUser, *, flags: RunningFlags, reserved_hours_min: float = 0
     ) -> None:
         """Args: `reserved_hours_min`: the retention if `file_reserved_hours` is less."""
         self._reserved_hours_min = reserved_hours_min
@@ -166,17 +166,17 @@ class CleanService:
         """The offset up to which this pass may delete."""
         limit = min(self._log.confirmed, self._log.synced)
         files = [file for file in self._log.segments.files[1:] if file.start < limit]
-        found = self._log.start
+        new_start = self._log.start
         if at_once and files:
-            found = files[-1].start
+            new_start = files[-1].start
         elif files:
-            found = self._expired_end(files)
+            new_start = self._expired_end(files)
         most = self._config.delete_file_batch_max
         if len(files) > most:
-            found = min(found, files[most - 1].start)
-        if found == self._log.start:
-            return found
-        return min(found, self._newest_snapshot(min(limit, self._store.deletable_end())))
+            new_start = min(new_start, files[most - 1].start)
+        if new_start == self._log.start:
+            return new_start
+        return min(new_start, self._newest_snapshot(min(limit, self._store.deletable_end())))
 
     def _expired_end(self, files: list[MappedFile]) -> int:
         """The start of the last file before which everything expired; the log's start if nothing did.
@@ -189,18 +189,18 @@ class CleanService:
         now_ms = self._trusted_now_ms()
         newest_ms = first_store_time(files[-1])
 
-        found = self._log.start
+        expired_end = self._log.start
         for file in files:
             stamp_ms = first_store_time(file)
             is_future = stamp_ms > now_ms
             reference_ms = newest_ms if is_future else now_ms
             if stamp_ms <= reference_ms - reserved_ms:
-                found = file.start
+                expired_end = file.start
             elif not is_future:
                 # This file is younger than the limit, and so are all later files.
                 break
 
-        return found
+        return expired_end
 
     def _trusted_now_ms(self) -> int:
         """The wall clock, without a jump forward that is not a day old: the clock may be set back again.

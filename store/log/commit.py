@@ -23,9 +23,9 @@ class SegmentWriter(SegmentFiles):
 
     def write(self, offset: int, data: Any) -> None:
         """pwrite bytes that lie in one file. Raises: StorageFull, OSError."""
-        segment = self.segment_of(offset)
-        self._close_before(segment)
-        self._files.pwrite(self._open(segment), data, offset - segment)
+        segment_start = self.segment_start_of(offset)
+        self._close_before(segment_start)
+        self._files.pwrite(self._open(segment_start), data, offset - segment_start)
 
 
 @dataclass(eq=False)
@@ -69,14 +69,14 @@ class CommitRealTime:
 
         Source: CommitRealTimeService#run and DefaultMappedFile#isAbleToCommit. Returns: committed.
         """
-        now = self._looked_ms = self.clock.monotonic_ms()
+        now_ms = self._looked_ms = self.clock.monotonic_ms()
         pages = appended // PAGE_BYTES - self.committed // PAGE_BYTES
-        if now - self._committed_ms >= self.config.commit_thorough_interval_ms:
-            self._committed_ms = now
+        if now_ms - self._committed_ms >= self.config.commit_thorough_interval_ms:
+            self._committed_ms = now_ms
             return self.commit(appended)
-        segment_of = self.writer.segment_of
+        segment_start_of = self.writer.segment_start_of
         # A full file is committed whatever the page rule says.
-        file_full = segment_of(appended) > segment_of(self.committed)
+        file_full = segment_start_of(appended) > segment_start_of(self.committed)
         slice_full = appended - self.committed >= self.config.transient_pool_slice_bytes
         if pages >= self.config.commit_least_pages or file_full or slice_full:
             return self.commit(appended)

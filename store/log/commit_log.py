@@ -37,8 +37,8 @@ from .checkpoint import Checkpoint
 from .flush import FlushFailed
 from .log_files import open_log_files, read_each, read_of
 from .log_pool import LogPool
-from .log_reads import WALK_BYTES, Records, Stored, WalkedPiece
-from .log_scan import Known, Scan, Visit, foreign_end, next_record, scan
+from .log_reads import WALK_BYTES, Records, RecordsAtOffsets, WalkedPiece
+from .log_scan import NotedEnds, Scan, Visit, foreign_end, next_record, scan
 from .mapped_file import MappedFile
 from .mapped_file_queue import AllocateAhead
 from .marks import Marks
@@ -79,7 +79,8 @@ class CommitLog:
         self.files = files
         self.clock = clock
 
-        self.own = True
+        #: RayMQ wrote this store; False: Apache RocketMQ did (glossary: foreign store)
+        self.is_own_store = True
         #: why nothing more is appended; None: all is well
         self.poisoned: str | None = None
         #: a sync failed: no later start may trust bytes that are not proved to be on disk. After other errors the next
@@ -123,7 +124,7 @@ class CommitLog:
         self.crashed = self.abort.exists()
         self.meta = Meta.open(side / "meta", files=self.files)
         self._opened.callback(self.meta.close)
-        self.own = fresh or self.meta.get("store_id") is not None
+        self.is_own_store = fresh or self.meta.get("store_id") is not None
 
         boot_id = self.files.boot_id()
         self.same_boot = self.meta.get("boot_id") == boot_id
@@ -234,9 +235,9 @@ class CommitLog:
         """
         return read_of(self.segments, start, stop, self.end)
 
-    def read_each(self, places: Sequence[int], nbytes: int) -> bytes:
+    def read_each(self, offsets: Sequence[int], nbytes: int) -> bytes:
         """The first `nbytes` at each offset, in one piece: `log_files.read_each`."""
-        return read_each(self.segments, places, nbytes, self.end)
+        return read_each(self.segments, offsets, nbytes, self.end)
 
     def records(
         self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, whole: bool = True
@@ -248,13 +249,14 @@ class CommitLog:
         if not whole:
             return log_reads.read_some(self.segments, positions, sizes, self.end)
         # In a foreign store the physical offsets inside records were never checked.
+        own = self.is_own_store
         return log_reads.read_records(
-            self.segments, positions, sizes, self.end, check_crc=check_crc, check_position=self.own
+            self.segments, positions, sizes, self.end, check_crc=check_crc, check_position=own
         )
 
-    def records_at(self, places: Int64s) -> Stored:
+    def records_at(self, offsets: Int64s) -> RecordsAtOffsets:
         """The records that begin at these offsets: `log_reads.stored_at`."""
-        return log_reads.stored_at(self.segments, places, self.end)
+        return log_reads.stored_at(self.segments, offsets, self.end)
 
     def walk(
         self,
@@ -368,18 +370,19 @@ class CommitLog:
             raise broken("a unit fits its file", length=length, room=room)
         fail_point("log.before_store")
         start = self.end
-        self._write(data, ChainUnit(start, start + length, epoch, crc32c(data), self.chain.value))
+        unit = ChainUnit(start, start + length, epoch, crc32c(data), self.chain.value)
+        self._append_unit(data, unit)
         fail_point("log.after_store")
         self.on_appended()
         return start
 
-    def _write(self, data: pa.Buffer | bytes | memoryview, unit: ChainUnit) -> None:
-        self._store(data)
-        self._link(unit, len(data))
+    def _append_unit(self, data: pa.Buffer | bytes | memoryview, unit: ChainUnit) -> None:
+        self._write_bytes(data)
+        self._append_chain_unit(unit, len(data))
         self.end = unit.end
         self.marks.appended_end = unit.end
 
-    def _store(self, data: pa.Buffer | bytes | memoryview) -> None:
+    def _write_bytes(self, data: pa.Buffer | bytes | memoryview) -> None:
         """pwrite at the end of the log. After a failed write the bytes are zeros again.
 
         Without the zeros a shorter append could end where a record of the refused batch begins, and readers would see
@@ -400,7 +403,7 @@ class CommitLog:
             self._take_back(file, position, len(data))
             raise
 
-    def _link(self, unit: ChainUnit, stored_bytes: int) -> None:
+    def _append_chain_unit(self, unit: ChainUnit, stored_bytes: int) -> None:
         """Append the chain unit of the bytes that were just stored. If that fails, the bytes are zeroed again."""
         try:
             self.chain.append(unit)
@@ -437,9 +440,9 @@ class CommitLog:
         if pool is not None:
             self.pool.await_committed(pool, pool.hole_end, start)
 
-        self._store(blank)
+        self._write_bytes(blank)
         unit = ChainUnit(start, start + left, epoch, crc32c_padded(blank, left), self.chain.value)
-        self._link(unit, len(blank))
+        self._append_chain_unit(unit, len(blank))
         if pool is not None and left > len(blank):
             pool.note_hole(start + len(blank))
 
@@ -464,7 +467,7 @@ class CommitLog:
                     limit=self.end,
                 )
             self._begin_file_at_end()
-            self._write(data[unit.start - base : unit.end - base], unit)
+            self._append_unit(data[unit.start - base : unit.end - base], unit)
 
     def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
         """Replace this log's chain units from `units[0].start` with the leader's, and write the missing bytes.
@@ -478,7 +481,7 @@ class CommitLog:
         for unit in units:
             if unit.end > self.end:
                 self._begin_file_at_end()
-                self._store(data[self.end - base : unit.end - base])
+                self._write_bytes(data[self.end - base : unit.end - base])
                 self.end = unit.end
             self.chain.append(unit)
             self.marks.appended_end = self.end
@@ -676,7 +679,7 @@ class CommitLog:
         # From now on these units prove the recovered bytes, after another power loss too.
         self.chain.sync()
 
-        if not self.own:
+        if not self.is_own_store:
             self.meta.update({ADOPTING: True})
         self.marks.lower(end)
         self.marks.appended_end = end
@@ -695,13 +698,13 @@ class CommitLog:
     def _scan(self, scan_from: int, visit: Visit | None, queues_end: int) -> Scan:
         """Find the log's end. Raises: Corrupt if the decision table says so."""
         appended = self.marks.appended_end
-        if not self.own:
+        if not self.is_own_store:
             appended = foreign_end(self.segments, queues_end, crashed=self.crashed)
 
         found = scan(
             self.segments,
             self.chain,
-            Known(self.own, self.same_boot, self.synced, appended),
+            NotedEnds(self.is_own_store, self.same_boot, self.synced, appended),
             files=self.files,
             scan_from=scan_from,
             visit=visit,
@@ -722,7 +725,7 @@ class CommitLog:
 
     def _note_boot(self) -> None:
         """Note this boot, whose marks are valid from here on. A recovery that fails earlier can be repeated."""
-        left_pool = self.pool.left(self.meta.get("pool"))
+        left_pool = self.pool.may_exist(self.meta.get("pool"))
         pool_name = self.pool.open(self.end)
         boot = {"format": 1, "clean": False, "pool": pool_name}
         ended = dict.fromkeys(("cut", QUEUES_DOUBTFUL, ADOPTING))

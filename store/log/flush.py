@@ -22,6 +22,7 @@ from raymq.store.files import Files
 
 from .segment_paths import find_segment
 
+#: a page of the kernel's page cache
 PAGE_BYTES = 4096
 
 
@@ -48,20 +49,20 @@ class SegmentFiles:
         #: start of a file -> its descriptor, oldest first
         self._fds: dict[int, int] = {}
 
-    def segment_of(self, offset: int) -> int:
+    def segment_start_of(self, offset: int) -> int:
         """Start of the file that holds `offset`."""
         return offset - offset % self._size
 
-    def _open(self, segment: int) -> int:
-        fd = self._fds.get(segment)
+    def _open(self, segment_start: int) -> int:
+        fd = self._fds.get(segment_start)
         if fd is None:
-            path = find_segment(self._dir, segment, files=self._files)
-            fd = self._fds[segment] = self._files.open_file(path)
+            path = find_segment(self._dir, segment_start, files=self._files)
+            fd = self._fds[segment_start] = self._files.open_file(path)
         return fd
 
-    def _close_before(self, segment: int) -> None:
+    def _close_before(self, segment_start: int) -> None:
         """Close older files: the log only grows."""
-        while self._fds and (oldest := next(iter(self._fds))) < segment:
+        while self._fds and (oldest := next(iter(self._fds))) < segment_start:
             self._files.close(self._fds.pop(oldest))
 
     def close(self) -> None:
@@ -90,31 +91,27 @@ class SegmentSyncer(SegmentFiles):
         if start >= stop:
             return
 
-        first = self.segment_of(start)
+        first = self.segment_start_of(start)
         self._close_before(first)
-        for segment in range(first, stop, self._size):
+        for segment_start in range(first, stop, self._size):
             try:
-                fd = self._open(segment)
+                fd = self._open(segment_start)
             except FileNotFoundError as error:
                 # Other errors are not failed syncs: descriptors or memory may be free again soon.
-                raise self._latch(segment, error) from error
+                raise self._latch(segment_start, error) from error
             try:
                 self._files.sync_data(fd)
             except OSError as error:
-                raise self._latch(segment, error) from error
+                raise self._latch(segment_start, error) from error
             self.syncs += 1
 
-    def _latch(self, segment: int, error: OSError) -> FlushFailed:
+    def _latch(self, segment_start: int, error: OSError) -> FlushFailed:
         self._failed = FlushFailed(
-            f"fdatasync of commit log file {segment:020d} failed: {error}; the store stops writing",
-            offset=segment,
+            f"fdatasync of commit log file {segment_start:020d} failed: {error}; the store stops writing",
+            offset=segment_start,
             errno=error.errno or errno_codes.EIO,
         )
         return self._failed
-
-
-def _ignore(_offset: int) -> None:
-    return
 
 
 @dataclass(eq=False)
@@ -123,8 +120,8 @@ class _Flusher:
     _: KW_ONLY
     #: everything below this is on disk
     flushed: int = 0
-    on_sync_started: Callable[[int], None] = _ignore
-    on_flushed: Callable[[int], None] = _ignore
+    on_sync_started: Callable[[int], None] = lambda _: None
+    on_flushed: Callable[[int], None] = lambda _: None
 
     def flush(self, appended: int) -> int:
         """Sync all bytes below `appended`. Returns: flushed. Raises: FlushFailed."""
@@ -171,17 +168,17 @@ class FlushRealTime(_Flusher):
 
         Source: FlushRealTimeService#run and DefaultMappedFile#isAbleToFlush. Returns: flushed.
         """
-        now = self.clock.monotonic_ms()
-        if now - self._last_flush_ms < self.config.flush_interval_ms:
+        now_ms = self.clock.monotonic_ms()
+        if now_ms - self._last_flush_ms < self.config.flush_interval_ms:
             return self.flushed
 
-        self._last_flush_ms = now
+        self._last_flush_ms = now_ms
         least = self.config.flush_least_pages
-        if self.syncer.segment_of(appended) > self.syncer.segment_of(self.flushed):
+        if self.syncer.segment_start_of(appended) > self.syncer.segment_start_of(self.flushed):
             # A full file is flushed whatever the page rule says.
             least = 0
-        if now - self._last_thorough_ms >= self.config.flush_thorough_interval_ms:
-            self._last_thorough_ms = now
+        if now_ms - self._last_thorough_ms >= self.config.flush_thorough_interval_ms:
+            self._last_thorough_ms = now_ms
             least = 0
 
         dirty = appended // PAGE_BYTES - self.flushed // PAGE_BYTES

@@ -78,29 +78,29 @@ def _in_file(
     raise _missing(segments, start, end)
 
 
-def read_each(segments: MappedFileQueue, places: Sequence[int], nbytes: int, end: int) -> bytes:
+def read_each(segments: MappedFileQueue, offsets: Sequence[int], nbytes: int, end: int) -> bytes:
     """`read_of` of `nbytes` bytes at each offset, in one piece. Bytes after a file's end and deleted bytes are zeros.
 
     This is quickest if the offsets of one file follow each other.
     """
     found: list[bytes] = []
     done = 0
-    while done < len(places):
-        file = segments.find(places[done])
-        same: Sequence[int] = places[done : done + 1]
+    while done < len(offsets):
+        file = segments.find(offsets[done])
+        same: Sequence[int] = offsets[done : done + 1]
         try:
             if file is None:
-                raise _missing(segments, places[done], end)
+                raise _missing(segments, offsets[done], end)
             low, high = file.start, file.start + file.size
-            same = places[done:]
+            same = offsets[done:]
             if min(same) < low or max(same) >= high:
-                apart = (row for row, place in enumerate(same) if not low <= place < high)
+                apart = (row for row, offset in enumerate(same) if not low <= offset < high)
                 same = same[: next(apart)]
-            found.append(file.read_each([place - low for place in same], nbytes))
+            found.append(file.read_each([offset - low for offset in same], nbytes))
         except Unavailable:
-            if places[done] >= segments.min_offset:
+            if offsets[done] >= segments.min_offset:
                 raise
-            same = places[done : done + 1]
+            same = offsets[done : done + 1]
             found.append(bytes(nbytes))
         except OffsetOutOfRange:
             found.append(bytes(nbytes))

@@ -69,9 +69,8 @@ class LogPool:
         self._copy(pool, appended)
         fail_point("pool.restored")
         config = self._config
-        if config.transient_pool and pool.fits(
-            config.transient_pool_bytes, config.segment_size_bytes
-        ):
+        sizes = (config.transient_pool_bytes, config.segment_size_bytes)
+        if config.transient_pool and pool.fits(*sizes):
             self.active = pool
         else:
             # The pool stays until its bytes are known to be in the files: a start that dies earlier does this again.
@@ -97,7 +96,7 @@ class LogPool:
         """Remove every pool of this store. Callers: after a note that all of their bytes are in the files."""
         remove_pools(self._root, self._store_id, files=self._files)
 
-    def left(self, name: str | None) -> bool:
+    def may_exist(self, name: str | None) -> bool:
         """Whether there may be a pool of an earlier process, whose name was noted as `name`."""
         return bool(name) or self._files.exists(self._root / NAME_FILE)
 
@@ -141,13 +140,13 @@ class LogPool:
             if pool.committed >= offset:
                 break
 
-            now = self._clock.monotonic_ms()
+            now_ms = self._clock.monotonic_ms()
             if pool.committed > before:
-                self._stalled_ms = now
-            elif now - self._stalled_ms >= self._config.sync_flush_timeout_ms:
+                self._stalled_ms = now_ms
+            elif now_ms - self._stalled_ms >= self._config.sync_flush_timeout_ms:
                 raise Unavailable(
                     f"the transient pool ({pool.size_bytes} bytes) is full and CommitRealTime is at "
-                    f"{pool.committed} of {end} for {now - self._stalled_ms} ms: look at its role in `raymq "
+                    f"{pool.committed} of {end} for {now_ms - self._stalled_ms} ms: look at its role in `raymq "
                     "status`, and retry",
                     field="transient_pool",
                     limit=pool.size_bytes,

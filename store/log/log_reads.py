@@ -129,7 +129,7 @@ def read_some(
     return Records(data, starts, sizes)
 
 
-class Stored(NamedTuple):
+class RecordsAtOffsets(NamedTuple):
     """The records at some offsets of a log."""
 
     #: a mask of the offsets at which a whole record begins
@@ -139,37 +139,37 @@ class Stored(NamedTuple):
     times_ms: Int64s
 
 
-def stored_at(segments: MappedFileQueue, places: Int64s, end: int) -> Stored:
+def stored_at(segments: MappedFileQueue, offsets: Int64s, end: int) -> RecordsAtOffsets:
     """The records at ascending physical offsets. Perhaps no record begins at an offset.
 
     Raises: OffsetOutOfRange below the log's start, Corrupt for a damaged or unreadable body.
     """
-    is_possible, read = _possible_records(segments, places, end)
-    candidates = places[is_possible]
+    is_possible, read = _candidates(segments, offsets, end)
+    candidates = offsets[is_possible]
     found = records_at(read.data, read.starts, candidates)
     records = record.select(read.data, read.starts[found.is_record], found.sizes)
     wrong = _first_wrong_body(records, found)
     if wrong is not None:
         offset = int(candidates[found.is_record][wrong])
         raise damaged(segments, offset, record.WalkStop.BAD_CRC.value)
-    is_record = np.zeros(len(places), dtype=np.bool_)
+    is_record = np.zeros(len(offsets), dtype=np.bool_)
     is_record[is_possible] = found.is_record
-    return Stored(is_record, records, found.times_ms)
+    return RecordsAtOffsets(is_record, records, found.times_ms)
 
 
-def _possible_records(segments: MappedFileQueue, places: Int64s, end: int) -> tuple[Bools, Records]:
+def _candidates(segments: MappedFileQueue, offsets: Int64s, end: int) -> tuple[Bools, Records]:
     """A mask of the offsets at which a record of a possible size may begin, and its bytes: the first bytes, or all."""
-    room = segments.file_size - places % segments.file_size
+    room = segments.file_size - offsets % segments.file_size
     has_head = room >= fmt.RECORD_MIN_BYTES
     head_lengths = np.minimum(room[has_head], FIRST_READ_BYTES)
-    heads = read_some(segments, places[has_head], head_lengths, end, overlapping=True)
-    sizes = np.zeros(len(places), dtype=np.int64)
+    heads = read_some(segments, offsets[has_head], head_lengths, end, overlapping=True)
+    sizes = np.zeros(len(offsets), dtype=np.int64)
     sizes[has_head] = gather(heads.data, heads.starts, _INT)
     is_possible = (sizes >= fmt.RECORD_MIN_BYTES) & (sizes <= room)
     possible_sizes = sizes[is_possible]
     if (possible_sizes > FIRST_READ_BYTES).any():
         # A candidate may not be a record, and its size may reach into the next one.
-        whole = read_some(segments, places[is_possible], possible_sizes, end, overlapping=True)
+        whole = read_some(segments, offsets[is_possible], possible_sizes, end, overlapping=True)
         return is_possible, whole
     starts = heads.starts[is_possible[has_head]]
     return is_possible, Records(heads.data, starts, possible_sizes)

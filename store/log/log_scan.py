@@ -27,15 +27,16 @@ SCAN_BYTES = 8 << 20
 #: an end above every offset
 NO_TOP = sys.maxsize
 #: unreadable bytes are skipped in such steps: a page is lost with each bad sector
-PAGE_BYTES = 4096
+UNREADABLE_STEP_BYTES = 4096
 
 #: called with a piece of a segment, its physical offset, and its valid records
 Visit = Callable[[memoryview, int, record.Walk], None]
 
 
-class Known(NamedTuple):
-    """The facts about a log in `raymq/meta` and `raymq/marks`."""
+class NotedEnds(NamedTuple):
+    """The facts about a log in `raymq/meta` and `raymq/marks`: its writer, the boot, and the ends."""
 
+    #: as `CommitLog.is_own_store`
     own: bool
     same_boot: bool
     synced: int
@@ -46,7 +47,7 @@ class Known(NamedTuple):
 class Scan(NamedTuple):
     """The result of a scan: the end of a log."""
 
-    #: where the walk began
+    #: start of the walk
     begin: int
     end: int
     #: chain units prove all bytes below this
@@ -70,7 +71,7 @@ def foreign_end(segments: MappedFileQueue, queues_end: int, *, crashed: bool) ->
 def scan(
     segments: MappedFileQueue,
     chain: Chain | None,
-    known: Known,
+    known: NotedEnds,
     *,
     files: Files,
     scan_from: int = 0,
@@ -97,7 +98,7 @@ def scan(
         if at > file.start:
             begin = scan_from
         stop = max(0, min(size, limit - file.start))
-        walked = _walk_file(segments, at, file.start + stop, known, believed, visit)
+        walked = _walk_file(segments, at, file.start + stop, known.own, believed, visit)
         end = walked.end
         if walked.reason is not record.WalkStop.BLANK:
             break
@@ -129,7 +130,7 @@ class _Walked(NamedTuple):
 
 
 def _walk_file(
-    segments: MappedFileQueue, at: int, stop: int, known: Known, believed: int, visit: Visit | None
+    segments: MappedFileQueue, at: int, stop: int, own: bool, believed: int, visit: Visit | None
 ) -> _Walked:
     """Walk the records of one file from `at`, where a record starts, to `stop`."""
     reason = record.WalkStop.STOPPED
@@ -140,7 +141,7 @@ def _walk_file(
         walk = piece.walk
         reason, fault = walk.reason, walk.reason.value
 
-        if known.own:
+        if own:
             written = written_until(piece.view, piece.base, walk, believed)
             if written < len(walk.positions):
                 fault = "a record's topic or properties were never written"
@@ -162,7 +163,7 @@ def _walk_file(
 
 
 def _compare_chain(
-    segments: MappedFileQueue, chain: Chain | None, known: Known, scan_from: int
+    segments: MappedFileQueue, chain: Chain | None, known: NotedEnds, scan_from: int
 ) -> tuple[int, int | None]:
     """Load the chain and compare it with the bytes from `scan_from` on.
 
@@ -253,7 +254,7 @@ def _first_valid(segments: MappedFileQueue, file: MappedFile, offset: int, top: 
         piece = _read_or_zeros(segments, low, high, end)
         found: list[int] = []
         for magic in record.MAGICS:
-            found += [at - 4 for at in _places(piece, magic) if at >= 4]
+            found += [at - 4 for at in _positions_of(piece, magic) if at >= 4]
 
         for start in sorted(found):
             first = walk_piece(partial(read_of, segments, end=end), low + start, stop, limit=1)
@@ -271,7 +272,7 @@ def _read_or_zeros(segments: MappedFileQueue, low: int, high: int, end: int) -> 
     except Corrupt:
         parts = []
         while low < high:
-            stop = min(high, low - low % PAGE_BYTES + PAGE_BYTES)
+            stop = min(high, low - low % UNREADABLE_STEP_BYTES + UNREADABLE_STEP_BYTES)
             try:
                 parts.append(read_of(segments, low, stop, end))
             except Corrupt:
@@ -280,7 +281,7 @@ def _read_or_zeros(segments: MappedFileQueue, low: int, high: int, end: int) -> 
         return b"".join(parts)
 
 
-def _places(data: bytes, wanted: bytes) -> Iterator[int]:
+def _positions_of(data: bytes, wanted: bytes) -> Iterator[int]:
     at = data.find(wanted)
     while at >= 0:
         yield at

@@ -39,11 +39,11 @@ class MappedFile:
         self._view: memoryview | None = None
 
         #: guards `prewritten` between the writer and a prewrite
-        self._claiming = threading.Lock()
+        self._prewritten_lock = threading.Lock()
         #: held while the descriptor is used or closed, so that no thread uses a number that was given to another file
-        self._living = threading.Lock()
+        self._fd_lock = threading.Lock()
         #: guards the next two; held for no system call
-        self._counting = threading.Lock()
+        self._reads_lock = threading.Lock()
         #: reads under way
         self._reading = 0
         #: a descriptor that was released during reads: the last read closes it
@@ -102,7 +102,7 @@ class MappedFile:
         A prewrite under way may be about to zero them.
         """
         if end > self.prewritten:
-            with self._claiming:
+            with self._prewritten_lock:
                 self.prewritten = max(self.prewritten, end)
 
     def read(self, position: int, stop: int) -> bytes:
@@ -111,7 +111,7 @@ class MappedFile:
         Raises: Corrupt naming the first unreadable byte, Unavailable if the file was deleted.
         """
         # A read that succeeds makes no further call: queries make thousands of small reads.
-        with self._counting:
+        with self._reads_lock:
             fd = self._fd
             if fd < 0:
                 raise self._gone()
@@ -119,7 +119,7 @@ class MappedFile:
         try:
             return self._files.read_range(fd, position, stop, path=self.path, base=self.start)
         finally:
-            with self._counting:
+            with self._reads_lock:
                 self._reading -= 1
                 left = self._left_fd
             if left >= 0:
@@ -144,20 +144,20 @@ class MappedFile:
             self._end_reading()
 
     def _begin_reading(self) -> int:
-        with self._counting:
+        with self._reads_lock:
             if self._fd < 0:
                 raise self._gone()
             self._reading += 1
             return self._fd
 
     def _end_reading(self) -> None:
-        with self._counting:
+        with self._reads_lock:
             self._reading -= 1
         self._close_left()
 
     def _close_left(self) -> None:
         """Close a descriptor that was released during reads, after the last read."""
-        with self._counting:
+        with self._reads_lock:
             left = -1
             if not self._reading:
                 left, self._left_fd = self._left_fd, -1
@@ -169,7 +169,7 @@ class MappedFile:
 
     def _let_go(self) -> None:
         """Close the descriptor, or leave it to the last read that is under way. Callers: with `_fd_lock`."""
-        with self._counting:
+        with self._reads_lock:
             fd, self._fd = self._fd, -1
             if self._reading:
                 self._left_fd, fd = fd, -1
@@ -182,7 +182,7 @@ class MappedFile:
         Callers: to keep the tail's pages in memory, and to gather records. Other reads use `read`.
         Raises: Unavailable if the file was deleted.
         """
-        with self._living:
+        with self._fd_lock:
             if self._fd < 0:
                 raise self._gone()
             if self._view is None:
@@ -191,7 +191,7 @@ class MappedFile:
 
     def sync(self) -> None:
         """fdatasync through the witness descriptor. After a delete nothing happens. Raises: SyncFailed."""
-        with self._living:
+        with self._fd_lock:
             if self._fd >= 0:
                 try:
                     self._files.sync_data(self._fd)
@@ -221,17 +221,17 @@ class MappedFile:
         other call.
 
         Invariant: only bytes at or above `prewritten` are zeroed, and the writer raises it before it stores. This call
-        opens a descriptor of its own: the kernel reports a write-back error once to each open descriptor, and the
+        opens a descriptor of its own. The kernel reports a write-back error once to each open descriptor, and the
         witness must see it too. A descriptor that is opened later sees nothing.
         """
         stop = min(position, self.size)
-        with self._living:
+        with self._fd_lock:
             if self._fd < 0:
                 return
             fd = self._files.open_file(self.path)
 
         try:
-            with self._claiming:
+            with self._prewritten_lock:
                 if stop > self.prewritten:
                     self._files.zero(fd, self.prewritten, stop)
                     self.prewritten = stop
@@ -248,7 +248,7 @@ class MappedFile:
 
     def close(self) -> None:
         """Close the descriptor and release the map. A reader's slice of it stays valid."""
-        with self._living:
+        with self._fd_lock:
             if self._fd < 0:
                 return
             if self._view is not None:
@@ -263,7 +263,7 @@ class MappedFile:
 
     def unlock_memory(self) -> None:
         """Undo `lock_memory`. Harmless without one."""
-        with self._living:
+        with self._fd_lock:
             if self._view is not None and self._fd >= 0:
                 self._files.unlock_memory(self._view)
 
@@ -272,7 +272,7 @@ class MappedFile:
 
         Returns: a function that says whether the last reader is gone. Callers: after the file was taken from its queue.
         """
-        with self._living:
+        with self._fd_lock:
             if self._fd >= 0:
                 self._let_go()
             unmapped = None if self._view is None else self._files.forget(self._view)

@@ -54,7 +54,7 @@ class MappedFileQueue:
         self._files = files
         self._writable = writable
         #: held by growth and cuts: the writer and `AllocateAhead` both create files
-        self._grow = threading.Lock()
+        self._growth_lock = threading.Lock()
         #: ascending by start, contiguous
         self.files: list[MappedFile] = []
 
@@ -102,7 +102,7 @@ class MappedFileQueue:
 
     def create_next(self, start: int = 0) -> MappedFile:
         """Create the next file, or the first one at `start` (rounded down). Raises: StorageFull."""
-        with self._grow:
+        with self._growth_lock:
             if self.files:
                 start = self.files[-1].start + self.file_size
             else:
@@ -128,7 +128,7 @@ class MappedFileQueue:
 
         Durable: at return, so that no crash leaves a younger file deleted and an older one not.
         """
-        with self._grow:
+        with self._growth_lock:
             require(len(self.files) > 1, "the last file stays", files=len(self.files))
             first = self.files[0]
             # If one of these fails, the file stays in the list, and is unlinked again before any younger one.
@@ -149,7 +149,7 @@ class MappedFileQueue:
         Durable: at return. RocketMQ only moves positions back, so that old records after the cut become readable again.
         The oldest file stays even if it begins at `offset` or above.
         """
-        with self._grow:
+        with self._growth_lock:
             while len(self.files) > 1 and self.files[-1].start >= offset:
                 # A new list: readers look files up in the one they took.
                 last, self.files = self.files[-1], self.files[:-1]
@@ -198,10 +198,6 @@ def check_contiguous(path: Path, before: int | None, file_size: int) -> int:
     return start
 
 
-def _ignore(_reason: str) -> None:
-    return
-
-
 class AllocateAhead:
     """Prepares the next file and pre-writes zeros ahead of the log's end, in paced chunks.
 
@@ -210,7 +206,7 @@ class AllocateAhead:
     the file's lock from the appends. If half of the window was used up, the window doubles, so that the next burst
     finds more zeros. Every zero is written once with any window. A full disk only stops this work: the append that
     needs the space gets the error itself. A failed sync ends the worker and is reported: appended records may be lost
-    with it, and no later sync of another descriptor would report that.
+    with it. No later sync of another descriptor would report that.
     """
 
     def __init__(
@@ -220,7 +216,7 @@ class AllocateAhead:
         *,
         window_bytes: int,
         warm: bool = False,
-        on_sync_failed: Callable[[str], None] = _ignore,
+        on_sync_failed: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Args: `warm`: whole files are written ahead, the last one and the next, and locked in memory."""
         self._queue = queue

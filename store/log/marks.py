@@ -13,7 +13,8 @@ from typing import NamedTuple
 from raymq.store.errors import broken
 from raymq.store.files import Files
 
-PAGE_BYTES = 4096
+#: bytes of `raymq/marks`: one page
+FILE_BYTES = 4096
 _APPENDED, _SYNCED, _CONFIRMED, _DISPATCHED, _SNAPSHOT, _SNAPSHOT_BEFORE, _QUEUED = range(7)
 _WORDS = 7
 
@@ -63,12 +64,12 @@ class Marks:
     def open(cls, path: Path, *, files: Files) -> Marks:
         """Open or create the page."""
         fd = files.open_file(path, create=True)
-        if files.size(fd) < PAGE_BYTES:
+        if files.size(fd) < FILE_BYTES:
             # Reserve the blocks first: a store into a hole of a mapped file on a full disk is SIGBUS, not an error.
-            files.allocate(fd, PAGE_BYTES)
+            files.allocate(fd, FILE_BYTES)
             files.sync(fd)
             files.sync_dir(path.parent)
-        return cls(fd, files.map_words(fd, PAGE_BYTES), files)
+        return cls(fd, files.map_words(fd, FILE_BYTES), files)
 
     @property
     def snapshots(self) -> tuple[int, int]:
@@ -118,4 +119,4 @@ class MarkValues(NamedTuple):
 def read_marks(path: Path, *, files: Files) -> MarkValues:
     """The marks without opening them for writing; zeros if there are none."""
     data = files.read_file(path) if files.exists(path) else b""
-    return MarkValues(*struct.unpack_from("=4q", data)) if len(data) >= PAGE_BYTES else MarkValues()
+    return MarkValues(*struct.unpack_from("=4q", data)) if len(data) >= FILE_BYTES else MarkValues()

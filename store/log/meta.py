@@ -32,7 +32,7 @@ class Meta:
         self._values = values
         self._files = files
         #: held by updates: any thread may note a failed sync
-        self._updating = threading.Lock()
+        self._update_lock = threading.Lock()
 
     @classmethod
     def open(cls, path: Path, *, files: Files) -> Meta:
@@ -60,7 +60,7 @@ class Meta:
     def update(self, values: dict[str, Any]) -> None:
         """Set values. Durable: at return. Callers: any thread."""
         room = SLOT_BYTES - _HEAD.size
-        with self._updating:
+        with self._update_lock:
             merged = {**self._values, **values}
             text = json.dumps(merged, separators=(",", ":")).encode()
             if len(text) > room:

@@ -51,16 +51,16 @@ def read_together(
     begins = starts[first_rows]
     stops = ends[last_rows]
     lengths = stops - begins
-    places = np.cumsum(lengths) - lengths
+    target_starts = np.cumsum(lengths) - lengths
     total = int(lengths.sum())
 
     if total < LARGE_BYTES:
         data = memoryview(b"".join(map(read, begins.tolist(), stops.tolist())))
     else:
         data = memoryview(pa.allocate_buffer(total)).cast("B")
-        for begin, place, length in zip(
-            begins.tolist(), places.tolist(), lengths.tolist(), strict=True
+        for begin, target_start, length in zip(
+            begins.tolist(), target_starts.tolist(), lengths.tolist(), strict=True
         ):
-            read_into(data[place : place + length], begin)
+            read_into(data[target_start : target_start + length], begin)
 
-    return data, starts + np.repeat(places - begins, last_rows - first_rows + 1)
+    return data, starts + np.repeat(target_starts - begins, last_rows - first_rows + 1)

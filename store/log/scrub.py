@@ -90,7 +90,7 @@ class Scrub:
         self._chain = ChainReader(
             self.root / "raymq" / "chain", self.segment_size_bytes, files=self.files
         )
-        self._segment = self._fd = -1
+        self._segment_start = self._fd = -1
         self._path = self.root
         #: the next units of the chain, the first of them last
         self._units: list[ChainUnit] = []
@@ -154,11 +154,11 @@ class Scrub:
         Unreadable bytes are a fault, and the pass continues after them. Raises: OSError if something else than the disk
         fails. The position stays then.
         """
-        now = self.clock.now_ms()
+        now_ms = self.clock.now_ms()
         due = self._passed_ms + self.pause_ms
         position = max(self.position, self.start())
-        if not self.position and self._passed_ms and now < due:
-            return (due - now) / 1000
+        if not self.position and self._passed_ms and now_ms < due:
+            return (due - now_ms) / 1000
 
         if position >= self.limit():
             if not self.position:
@@ -275,40 +275,42 @@ class Scrub:
 
     def _read(self, unit: ChainUnit) -> bytes | None:
         """The bytes of a unit; None if its file was deleted. Raises: Corrupt naming the first unreadable byte."""
-        segment = unit.start // self.segment_size_bytes * self.segment_size_bytes
-        if segment != self._segment:
+        segment_start = unit.start // self.segment_size_bytes * self.segment_size_bytes
+        if segment_start != self._segment_start:
             self._close_log()
-            self._path = find_segment(self.root / "commitlog", segment, files=self.files)
+            self._path = find_segment(self.root / "commitlog", segment_start, files=self.files)
             try:
                 self._fd = self.files.open_file(self._path, writable=False)
-                self._segment = segment
+                self._segment_start = segment_start
             except FileNotFoundError:
                 return None
-        first, length = unit.start - segment, unit.end - unit.start
+        first, length = unit.start - segment_start, unit.end - unit.start
         if self.from_disk:
             self.files.drop_cached(self._fd, first, length)
-        return self.files.read_range(self._fd, first, first + length, path=self._path, base=segment)
+        return self.files.read_range(
+            self._fd, first, first + length, path=self._path, base=segment_start
+        )
 
     def _without_unit(self, position: int) -> int:
         """The position to continue at if no unit starts at `position`."""
-        segment = position // self.segment_size_bytes * self.segment_size_bytes
-        if position > segment:
+        segment_start = position // self.segment_size_bytes * self.segment_size_bytes
+        if position > segment_start:
             if position == self._gap:
                 self._report(position, "no chain unit: no CRC covers the rest of the file", COVERED)
-                return segment + self.segment_size_bytes
+                return segment_start + self.segment_size_bytes
             # The chain was made again with other edges. But its first unit begins with the file.
             self._gap = position
-            return segment
-        self._report(segment, "no chain unit: no CRC covers this file", COVERED)
-        return segment + self.segment_size_bytes
+            return segment_start
+        self._report(segment_start, "no chain unit: no CRC covers this file", COVERED)
+        return segment_start + self.segment_size_bytes
 
     def _report(self, offset: int, detail: str, rule: str, **fields: Any) -> None:
         if offset < self.start():
             # The file has been deleted: zeroed for its next use, or without its part of the chain.
             return
 
-        segment = offset // self.segment_size_bytes * self.segment_size_bytes
-        path = find_segment(self.root / "commitlog", segment, files=self.files)
+        segment_start = offset // self.segment_size_bytes * self.segment_size_bytes
+        path = find_segment(self.root / "commitlog", segment_start, files=self.files)
         fault = Corrupt(
             f"{path} at {offset}: {detail}; `raymq store verify` says more",
             path=str(path),
@@ -358,7 +360,7 @@ class Scrub:
     def _close_log(self) -> None:
         if self._fd >= 0:
             self.files.close(self._fd)
-        self._segment = self._fd = -1
+        self._segment_start = self._fd = -1
 
 
 def scrub_of_log(log: CommitLog, *, on_fault: Callable[[Corrupt], None]) -> Scrub:

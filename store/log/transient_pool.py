@@ -273,8 +273,8 @@ def _name_of(replica_dir: str | Path, files: Files) -> str | None:
 
 def _prefix(replica_dir: str | Path, store_id: str) -> str:
     """The prefix of this replica's pool names. A copied directory, or the same path elsewhere, has another prefix."""
-    place = f"{store_id} {os.path.realpath(replica_dir)}"
-    return f"raymq-{hashlib.sha256(place.encode()).hexdigest()[:12]}-"
+    identity = f"{store_id} {os.path.realpath(replica_dir)}"
+    return f"raymq-{hashlib.sha256(identity.encode()).hexdigest()[:12]}-"
 
 
 def _hash(text: str) -> int:

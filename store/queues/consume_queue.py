@@ -16,7 +16,7 @@ from raymq.store.files import Files
 
 from .queue_files import OpenFiles, QueueFile, QueueFiles
 
-Units = Structs
+QueueUnits = Structs
 
 #: size of a blank unit, which has no message. Its position and its tags code are 0
 BLANK_SIZE = 0x7FFFFFFF
@@ -59,7 +59,7 @@ class ConsumeQueue:
     ) -> None:
         """Args: `opened`: shared by the store's queues; None: this queue has its own."""
         self.directory = directory
-        self._file_units = file_size // fmt.UNIT_BYTES
+        self._file_units = file_size // fmt.QUEUE_UNIT_BYTES
         opened = OpenFiles(files) if opened is None else opened
         self._queue = QueueFiles(directory, file_size, opened=opened, writable=writable)
         self._writable = writable
@@ -87,7 +87,7 @@ class ConsumeQueue:
     def recover(self, *, after_crash: bool = True, sound_below: int = 0) -> None:
         """Find the first unit and the end of the units.
 
-        After a crash every file that may hold units of records at or above `sound_below` (physical) is checked, and the
+        After a crash every file is checked that may hold units of records at or above `sound_below` (physical). The
         bytes after the first invalid unit are erased. Pages reach the disk in any order, and these units would become
         readable once the hole before them is filled. Otherwise only the last three files are checked.
         Source: ConsumeQueue#recover, which always checks three and erases nothing.
@@ -96,11 +96,11 @@ class ConsumeQueue:
         if not files:
             return
 
-        first = files[0].start // fmt.UNIT_BYTES
+        first = files[0].start // fmt.QUEUE_UNIT_BYTES
         end = first
         for file in self._doubtful(sound_below) if after_crash else files[-CLEAN_FILES:]:
             count = self._count_valid(file)
-            end = file.start // fmt.UNIT_BYTES + count
+            end = file.start // fmt.QUEUE_UNIT_BYTES + count
             if count < self._file_units:
                 break
 
@@ -118,7 +118,7 @@ class ConsumeQueue:
         Units that a killed process wrote after it are dispatched again, to the same offsets.
         Raises: Corrupt if that unit is not there.
         """
-        first = self._queue.min_offset // fmt.UNIT_BYTES
+        first = self._queue.min_offset // fmt.QUEUE_UNIT_BYTES
         self.min_offset = self._after_blanks(first, end)
         self._set_end(end)
         self._dirty_from = end
@@ -181,7 +181,7 @@ class ConsumeQueue:
 
     def _has_data_after_end(self) -> bool:
         """Whether there are files, or bytes that are not zero, after the end."""
-        at = self.max_offset * fmt.UNIT_BYTES
+        at = self.max_offset * fmt.QUEUE_UNIT_BYTES
         if self._queue.files[-1].start > at:
             return True
         file = self._queue.find(at)
@@ -189,7 +189,7 @@ class ConsumeQueue:
 
     def _cut_to(self, end: int) -> None:
         self._cut = True
-        self._queue.truncate_to(end * fmt.UNIT_BYTES)
+        self._queue.truncate_to(end * fmt.QUEUE_UNIT_BYTES)
 
     def _set_end(self, end: int) -> None:
         self.max_offset = end
@@ -226,10 +226,10 @@ class ConsumeQueue:
 
         offset = queue_offset + skip
         if not self._queue.files:
-            self._queue.create_next(offset * fmt.UNIT_BYTES)
+            self._queue.create_next(offset * fmt.QUEUE_UNIT_BYTES)
             # The first file is blank up to its first unit, as RocketMQ makes it.
             self.min_offset = offset
-            self.max_offset = self._queue.min_offset // fmt.UNIT_BYTES
+            self.max_offset = self._queue.min_offset // fmt.QUEUE_UNIT_BYTES
 
         gap = offset - self.max_offset
         if gap >= self._file_units:
@@ -242,7 +242,7 @@ class ConsumeQueue:
                 found=offset,
             )
 
-        units = np.zeros(gap + len(positions) - skip, dtype=fmt.UNIT_DTYPE)
+        units = np.zeros(gap + len(positions) - skip, dtype=fmt.QUEUE_UNIT_DTYPE)
         units["size"][:gap] = BLANK_SIZE
         units["position"][gap:] = positions[skip:]
         units["size"][gap:] = sizes[skip:]
@@ -257,17 +257,18 @@ class ConsumeQueue:
         """Make an empty queue without files continue at an offset. Returns: False, with no change, if it has files."""
         if self._queue.files:
             return False
-        first = self._queue.create_next(queue_offset * fmt.UNIT_BYTES).start // fmt.UNIT_BYTES
-        blanks = np.zeros(queue_offset - first, dtype=fmt.UNIT_DTYPE)
+        file = self._queue.create_next(queue_offset * fmt.QUEUE_UNIT_BYTES)
+        first = file.start // fmt.QUEUE_UNIT_BYTES
+        blanks = np.zeros(queue_offset - first, dtype=fmt.QUEUE_UNIT_DTYPE)
         blanks["size"] = BLANK_SIZE
         self._dirty_from = min(self._dirty_from, first)
         self._write(first, blanks)
         self.min_offset = self.max_offset = queue_offset
         return True
 
-    def _write(self, offset: int, units: Units) -> None:
+    def _write(self, offset: int, units: QueueUnits) -> None:
         data = memoryview(units.tobytes())
-        at = offset * fmt.UNIT_BYTES
+        at = offset * fmt.QUEUE_UNIT_BYTES
         while data:
             file = self._queue.find(at) or self._queue.create_next()
             room = file.start + file.size - at
@@ -275,21 +276,21 @@ class ConsumeQueue:
             at += len(data[:room])
             data = data[room:]
 
-    def read(self, queue_offset: int, count: int) -> Units:
+    def read(self, queue_offset: int, count: int) -> QueueUnits:
         """Units [queue_offset, queue_offset + count), cut at `max_offset`.
 
         Returns: QUEUE_UNIT_DTYPE. Units of BLANK_SIZE have no message. Raises: Corrupt for unreadable bytes.
         """
         return self._span(queue_offset, min(queue_offset + count, self.max_offset))
 
-    def _span(self, start: int, stop: int) -> Units:
+    def _span(self, start: int, stop: int) -> QueueUnits:
         found = []
         while start < stop:
-            file = self._queue.find(start * fmt.UNIT_BYTES)
+            file = self._queue.find(start * fmt.QUEUE_UNIT_BYTES)
             if file is None:
                 break
             try:
-                part = self._units(file, start - file.start // fmt.UNIT_BYTES, stop - start)
+                part = self._units(file, start - file.start // fmt.QUEUE_UNIT_BYTES, stop - start)
             except FileNotFoundError:
                 # The file has been deleted.
                 break
@@ -298,13 +299,13 @@ class ConsumeQueue:
 
         if len(found) == 1:
             return found[0]
-        return np.concatenate(found) if found else np.empty(0, dtype=fmt.UNIT_DTYPE)
+        return np.concatenate(found) if found else np.empty(0, dtype=fmt.QUEUE_UNIT_DTYPE)
 
-    def _units(self, file: QueueFile, low: int, count: int) -> Units:
+    def _units(self, file: QueueFile, low: int, count: int) -> QueueUnits:
         """Units of a file from its `low`-th on, at most `count`."""
         count = min(count, self._file_units - low)
-        data = file.pread(count * fmt.UNIT_BYTES, low * fmt.UNIT_BYTES)
-        return np.frombuffer(data, dtype=fmt.UNIT_DTYPE)
+        data = file.pread(count * fmt.QUEUE_UNIT_BYTES, low * fmt.QUEUE_UNIT_BYTES)
+        return np.frombuffer(data, dtype=fmt.QUEUE_UNIT_DTYPE)
 
     def truncate(self, physical_offset: int) -> None:
         """Drop the units of records that end above `physical_offset`, and zero their bytes.
@@ -318,7 +319,7 @@ class ConsumeQueue:
 
         end = self.min_offset
         for file in reversed(self._queue.files):
-            first = file.start // fmt.UNIT_BYTES
+            first = file.start // fmt.QUEUE_UNIT_BYTES
             low = max(self.min_offset, first)
             units = self._span(low, min(self.max_offset, first + self._file_units))
             kept = ~_is_blank(units) & (
@@ -341,8 +342,10 @@ class ConsumeQueue:
         low, end = self.min_offset, self.max_offset
         count = SCAN_UNITS_FIRST
         while low < end:
-            file = self._queue.find(low * fmt.UNIT_BYTES)
-            stop = end if file is None else min(end, (file.start + file.size) // fmt.UNIT_BYTES)
+            file = self._queue.find(low * fmt.QUEUE_UNIT_BYTES)
+            stop = (
+                end if file is None else min(end, (file.start + file.size) // fmt.QUEUE_UNIT_BYTES)
+            )
             last = self._span(stop - 1, stop)
             if len(last) and last["position"][0] < min_physical:
                 # All units of this file are below it, but for blank ones.
@@ -363,7 +366,7 @@ class ConsumeQueue:
 
         Durable: at return. Source: MappedFileQueue#deleteExpiredFileByOffset.
         """
-        end = self.min_offset * fmt.UNIT_BYTES
+        end = self.min_offset * fmt.QUEUE_UNIT_BYTES
         while len(self._queue.files) > 1 and self._queue.files[1].start <= end:
             self._queue.delete_first()
 
@@ -382,7 +385,7 @@ class ConsumeQueue:
         start, stop = self._dirty_from, end + self._cut
         if start >= stop:
             return []
-        return self._queue.overlapping(start * fmt.UNIT_BYTES, stop * fmt.UNIT_BYTES)
+        return self._queue.overlapping(start * fmt.QUEUE_UNIT_BYTES, stop * fmt.QUEUE_UNIT_BYTES)
 
     def sync(self) -> None:
         """fdatasync the units written since the last sync. `OpenFiles.sync_names` syncs names. Raises: OSError."""
@@ -399,9 +402,9 @@ class ConsumeQueue:
             self._cut |= before[1]
             raise
 
-    def place(self, queue_offset: int) -> tuple[Path, int]:
+    def locate(self, queue_offset: int) -> tuple[Path, int]:
         """The file that holds a unit, and the unit's position in the file. Without such a file: the directory."""
-        at = queue_offset * fmt.UNIT_BYTES
+        at = queue_offset * fmt.QUEUE_UNIT_BYTES
         file = self._queue.find(at)
         return (self.directory, at) if file is None else (file.path, at - file.start)
 
@@ -416,7 +419,7 @@ class ConsumeQueue:
         self._queue.close()
 
 
-def _is_blank(units: Units) -> Bools:
+def _is_blank(units: QueueUnits) -> Bools:
     return np.asarray((units["position"] == 0) & (units["size"] == BLANK_SIZE), dtype=np.bool_)
 
 

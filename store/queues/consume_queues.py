@@ -13,11 +13,10 @@ from raymq.store import format as fmt
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt
 from raymq.store.files import Files
+from raymq.store.topics import QueueKey
 
 from .consume_queue import ConsumeQueue, queue_directory
 from .queue_files import OpenFiles
-
-Key = tuple[str, int]
 
 #: for more dirty queues than this, writing begins in all of them before the first sync
 SYNCED_ALONE_MAX = 16
@@ -34,9 +33,9 @@ class ConsumeQueues:
 
         #: files that have a descriptor
         self.opened = OpenFiles(files)
-        self._queues: dict[Key, ConsumeQueue] = {}
-        #: queues that are not open yet, and the offsets where they end
-        self._unopened: dict[Key, int] = {}
+        self._queues: dict[QueueKey, ConsumeQueue] = {}
+        #: queues that are not open yet, and their ends
+        self._unopened: dict[QueueKey, int] = {}
         #: the physical offset up to which unopened queues are dispatched, and the log's start
         self._dispatched = self._min_physical = 0
         #: an earlier process may have left unopened queues unsynced
@@ -57,7 +56,9 @@ class ConsumeQueues:
                     if after_crash:
                         queue.note_unsynced()
 
-    def load_known_ends(self, ends: dict[Key, int], dispatched: int, *, unsynced: bool) -> None:
+    def load_known_ends(
+        self, ends: dict[QueueKey, int], dispatched: int, *, unsynced: bool
+    ) -> None:
         """Take the known end of each queue, and open a queue at its first use. Callers: instead of `load`.
 
         Args: `dispatched`: all messages below this physical offset have units. `unsynced`: some units may not be on
@@ -70,14 +71,14 @@ class ConsumeQueues:
         """Whether a queue of `load_known_ends` was not opened yet."""
         return (topic, queue_id) in self._unopened
 
-    def missing(self) -> list[Key]:
+    def missing(self) -> list[QueueKey]:
         """The queues of `load_known_ends` whose last file is gone."""
         return [key for key, end in self._unopened.items() if not self._has_file(*key, end)]
 
     def _has_file(self, topic: str, queue_id: int, end: int) -> bool:
         # A queue that continues without messages (`begin_at`) may have only the file of its next unit.
         for unit in (end - 1, end):
-            at = unit * fmt.UNIT_BYTES
+            at = unit * fmt.QUEUE_UNIT_BYTES
             name = fmt.file_name(at - at % self._file_size)
             try:
                 length = self._files.length(f"{self._directory}/{topic}/{queue_id}/{name}")
@@ -100,7 +101,7 @@ class ConsumeQueues:
                     queue = self._open(key)
         return queue
 
-    def _open(self, key: Key) -> ConsumeQueue:
+    def _open(self, key: QueueKey) -> ConsumeQueue:
         directory = queue_directory(self._root, *key)
         queue = ConsumeQueue(directory, self._file_size, files=self._files, opened=self.opened)
 
@@ -141,7 +142,7 @@ class ConsumeQueues:
         queue = self.find(topic, queue_id)
         return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
 
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[QueueKey]:
         """Every (topic, queue), sorted."""
         return sorted({*list(self._queues), *list(self._unopened)})
 
@@ -149,7 +150,7 @@ class ConsumeQueues:
         """Every queue that is open now."""
         return list(self._queues.values())
 
-    def items(self) -> list[tuple[Key, ConsumeQueue]]:
+    def items(self) -> list[tuple[QueueKey, ConsumeQueue]]:
         """Every queue that is open now, by topic and queue id."""
         return list(self._queues.items())
 
@@ -181,7 +182,7 @@ class ConsumeQueues:
     def delete_expired(self) -> None:
         """Delete the files that have only messages out of range."""
         # Other queues have one file, which stays.
-        self._wake(self._file_size // fmt.UNIT_BYTES)
+        self._wake(self._file_size // fmt.QUEUE_UNIT_BYTES)
         for queue in self.all():
             queue.delete_expired()
 

@@ -20,7 +20,7 @@ from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.log_reads import Records
 from raymq.store.state import ShardState
 
-from .consume_queue import BLANK_SIZE, Units
+from .consume_queue import BLANK_SIZE, QueueUnits
 from .consume_queues import ConsumeQueues
 from .message_filter import MessageFilter, TagFilter
 from .sql_filter import SqlFilter
@@ -125,8 +125,8 @@ class GetMessage:
             return refused or nothing(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0, low, high)
 
         size_limit = min(max(max_bytes, BYTES_MIN), BYTES_MAX)
-        span = max(self._config.max_filter_message_size // fmt.UNIT_BYTES, max_nums)
-        file_units = self._config.consume_queue_file_size_bytes // fmt.UNIT_BYTES
+        span = max(self._config.max_filter_message_size // fmt.QUEUE_UNIT_BYTES, max_nums)
+        file_units = self._config.consume_queue_file_size_bytes // fmt.QUEUE_UNIT_BYTES
 
         begin = following = offset
         try:
@@ -171,7 +171,7 @@ class GetMessage:
         return None
 
     def _pick(
-        self, units: Units, max_nums: int, max_bytes: int, wanted: MessageFilter | None
+        self, units: QueueUnits, max_nums: int, max_bytes: int, wanted: MessageFilter | None
     ) -> _Picked:
         """Apply filter and limits as if the units were examined one after the other."""
         config = self._config
@@ -225,7 +225,7 @@ class GetMessage:
         return most_bytes, most_count
 
     def _look_at_records(
-        self, units: Units, rows: Int64s, wanted: MessageFilter, most: int
+        self, units: QueueUnits, rows: Int64s, wanted: MessageFilter, most: int
     ) -> Bools:
         """A mask of the units that are wanted by their records. Only as many records as `most` needs are read."""
         good = np.zeros(len(units), dtype=np.bool_)
@@ -241,10 +241,10 @@ class GetMessage:
                 break
         return good
 
-    def _records(self, units: Units) -> pa.ChunkedArray:
+    def _records(self, units: QueueUnits) -> pa.ChunkedArray:
         return pa.chunked_array([record.select(*self._read(units))], pa.binary())
 
-    def _read(self, units: Units, *, check_crc: bool = True) -> Records:
+    def _read(self, units: QueueUnits, *, check_crc: bool = True) -> Records:
         """Read the records of units. Raises: Corrupt for a damaged or unreadable record."""
         positions = units["position"].astype(np.int64)
         return self._log.records(positions, units["size"].astype(np.int64), check_crc=check_crc)

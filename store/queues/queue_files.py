@@ -41,7 +41,7 @@ class OpenFiles:
         #: directories with names that no sync has made durable
         self._unsynced: dict[Path, None] = {}
 
-    def used(self, file: QueueFile) -> None:
+    def note_used(self, file: QueueFile) -> None:
         """Note a use of a file: it stays open. Over the limit the least recently used file is closed."""
         try:
             # This is one bytecode of the interpreter, so it needs no lock.
@@ -56,7 +56,7 @@ class OpenFiles:
             oldest, _ = self._open.popitem(last=False)
         oldest.let_go()
 
-    def closed(self, file: QueueFile) -> None:
+    def note_closed(self, file: QueueFile) -> None:
         """Drop a closed file from the list."""
         with self._lock:
             self._open.pop(file, None)
@@ -100,12 +100,12 @@ class QueueFile:
     #: the file has no name any more, or its queue is closed
     _ended: bool = False
     #: held while the descriptor is used, so that its number cannot be given to another file
-    _living: threading.Lock = field(default_factory=threading.Lock)
+    _fd_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def create(self) -> None:
         """Make the file, without blocks. Durable: nothing. Raises: StorageFull, OSError."""
         files = self._opened.files
-        with self._living:
+        with self._fd_lock:
             self._fd = files.open_file(self.path, create=True)
             try:
                 files.truncate(self._fd, self.size)
@@ -114,17 +114,17 @@ class QueueFile:
                 self._fd = -1
                 files.unlink(self.path)
                 raise
-        self._opened.used(self)
+        self._opened.note_used(self)
 
     def _use(self, work: Callable[[int], T]) -> T:
         """Call `work` with the file's descriptor. Raises: FileNotFoundError after a delete."""
-        with self._living:
+        with self._fd_lock:
             if self._fd < 0:
                 if self._ended:
                     raise FileNotFoundError(errno.ENOENT, "closed or deleted", str(self.path))
                 self._fd = self._opened.files.open_file(self.path, writable=self._writable)
             found = work(self._fd)
-        self._opened.used(self)
+        self._opened.note_used(self)
         return found
 
     def pread(self, nbytes: int, position: int) -> bytes:
@@ -185,7 +185,7 @@ class QueueFile:
 
     def let_go(self) -> None:
         """Close the descriptor. The next use opens another one."""
-        with self._living:
+        with self._fd_lock:
             if self._fd >= 0:
                 self._opened.files.close(self._fd)
                 self._fd = -1
@@ -193,7 +193,7 @@ class QueueFile:
     def end(self) -> None:
         """Close the descriptor for good."""
         self._ended = True
-        self._opened.closed(self)
+        self._opened.note_closed(self)
         self.let_go()
 
 
@@ -212,7 +212,7 @@ class QueueFiles:
         self._files = opened.files
         self._writable = writable
         #: held by growth and cuts
-        self._grow = threading.Lock()
+        self._growth_lock = threading.Lock()
         #: ascending by start, contiguous. The list is replaced, never changed: readers look files up in the list they
         #: took
         self.files: list[QueueFile] = []
@@ -273,7 +273,7 @@ class QueueFiles:
 
         Durable: only the name of the file before. Raises: StorageFull, OSError.
         """
-        with self._grow:
+        with self._growth_lock:
             if self.files:
                 self._opened.sync_names(self._named_in())
                 start = self.files[-1].start + self.file_size
@@ -307,7 +307,7 @@ class QueueFiles:
 
         Durable: at return, so that no crash leaves a younger file deleted and an older one not.
         """
-        with self._grow:
+        with self._growth_lock:
             require(len(self.files) > 1, "the last file stays", files=len(self.files))
             first = self.files[0]
             # If one of these fails, the file stays in the list, and is unlinked again before any younger one.
@@ -322,7 +322,7 @@ class QueueFiles:
 
         Durable: that later files are gone. The oldest file stays even if it begins at `offset` or above.
         """
-        with self._grow:
+        with self._growth_lock:
             while len(self.files) > 1 and self.files[-1].start >= offset:
                 last, self.files = self.files[-1], self.files[:-1]
                 last.end()

@@ -14,7 +14,7 @@ from raymq.store.log.log_reads import Records
 from raymq.store.requests import FetchSlice
 from raymq.store.state import ShardState
 
-from .consume_queue import BLANK_SIZE, ConsumeQueue, Units
+from .consume_queue import BLANK_SIZE, ConsumeQueue, QueueUnits
 from .consume_queues import ConsumeQueues
 
 #: consume queue units read first; more if their records are short
@@ -38,7 +38,7 @@ class Reader:
     ) -> FetchSlice:
         """Read records of one queue from `offset`, at least one if there is one, never above the confirmed end.
 
-        Returns: raw RocketMQ records as one binary column, without a copy where they are neighbours. If most of them
+        Returns: raw RocketMQ records as one binary column, without a copy if they are neighbours. If most of them
         are neighbours, only the first group of neighbours is returned. The caller checks each record (`first_fault`).
         Raises: OffsetOutOfRange below the queue's first offset, or above its last one in the log. Corrupt for a damaged
         consume queue, and for unreadable bytes.
@@ -81,7 +81,7 @@ class Reader:
         return FetchSlice(queue_id, offset, offset + len(found.starts), low, high, records, None)
 
     @staticmethod
-    def _units_for(queue: ConsumeQueue, offset: int, count: int, max_bytes: int) -> Units:
+    def _units_for(queue: ConsumeQueue, offset: int, count: int, max_bytes: int) -> QueueUnits:
         """Units from `offset` on: `count` units, or as many as have more than `max_bytes` of records."""
         look = min(count, UNITS_FIRST)
         units = queue.read(offset, look)
@@ -90,7 +90,7 @@ class Reader:
             units = queue.read(offset, look)
         return units
 
-    def _chosen(self, units: Units, max_bytes: int) -> tuple[Int64s, Int64s]:
+    def _chosen(self, units: QueueUnits, max_bytes: int) -> tuple[Int64s, Int64s]:
         """Positions and sizes of the first records that are read together: in one file, of at most `max_bytes`."""
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)

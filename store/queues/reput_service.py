@@ -20,9 +20,10 @@ from raymq.store.put_lock import PutLock
 from raymq.store.records import rows
 from raymq.store.records.keys import Keyed, KeyedUnit
 from raymq.store.running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR, RunningFlags
+from raymq.store.topics import QueueKey
 
 from .consume_queue import ConsumeQueue
-from .consume_queues import ConsumeQueues, Key
+from .consume_queues import ConsumeQueues
 
 if TYPE_CHECKING:
     from raymq.store.index.index_builder import IndexBuilder
@@ -73,7 +74,7 @@ class ReputService:
         #: grows with each message that waits for a delay level or a timer
         self.delayed = 0
         #: queues that got units since `take_changed_queues` was called last
-        self._changed_queues: set[Key] = set()
+        self._changed_queues: set[QueueKey] = set()
         #: damaged ranges below the confirmed end that were skipped, [start, stop)
         self._holes: list[tuple[int, int]] = []
 
@@ -84,12 +85,12 @@ class ReputService:
             self._pending.clear()
         self._pending.append(unit)
 
-    def take_changed_queues(self) -> set[Key]:
+    def take_changed_queues(self) -> set[QueueKey]:
         """The queues that got units since the last call."""
         changed, self._changed_queues = self._changed_queues, set()
         return changed
 
-    def concerns(self, queues: Container[Key], confirmed: int) -> bool:
+    def concerns(self, queues: Container[QueueKey], confirmed: int) -> bool:
         """Whether the records to dispatch up to `confirmed` include, or may include, one of `queues`."""
         with self._put_lock:
             if not self._pending or self._pending[0].start > self.dispatched:
@@ -124,10 +125,9 @@ class ReputService:
             self._flags.clear(WRITE_LOGICS_QUEUE_ERROR)
 
         # Indexing many records costs little more than a few, so records wait as long as dispatch finds more.
-        if self.index is not None and (
-            self.dispatched == before or self.index.due(self.dispatched)
-        ):
-            self.index.run(self.dispatched)
+        index, idle = self.index, self.dispatched == before
+        if index is not None and (idle or index.due(self.dispatched)):
+            index.run(self.dispatched)
         return self.dispatched
 
     def _run(self, confirmed: int) -> None:
@@ -191,7 +191,7 @@ class ReputService:
             check_crc=False,
             # Recovery checked these records. In a foreign store it does not check their physical offsets.
             check_position=False,
-            limit=rows.SLICE_ROWS,
+            limit=rows.DECODED_ROWS_MAX,
         )
 
         levels_ms = self._log.config.delay_levels_ms
@@ -225,6 +225,6 @@ class ReputService:
             missing = upto - queue.max_offset
             count = min(missing, (stop - start) // fmt.RECORD_MIN_BYTES)
             if count > 0 and 0 <= queue.max_physical_offset <= start and stop <= position:
-                places = start + fmt.RECORD_MIN_BYTES * np.arange(count, dtype=np.int64)
+                positions = start + fmt.RECORD_MIN_BYTES * np.arange(count, dtype=np.int64)
                 sizes = np.full(count, fmt.RECORD_MIN_BYTES, dtype=np.int64)
-                queue.append(queue.max_offset, places, sizes, np.zeros(count, dtype=np.int64))
+                queue.append(queue.max_offset, positions, sizes, np.zeros(count, dtype=np.int64))

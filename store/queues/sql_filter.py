@@ -138,9 +138,7 @@ class SqlFilter:
             read |= {"negate"}
         unread = [name for name, part in node.args.items() if part and name not in read]
         if unread:
-            raise self._wrong(
-                node, f"has a part that is not allowed in a filter: {', '.join(unread)}"
-            )
+            raise self._wrong(node, f"has a part that no filter may have: {', '.join(unread)}")
 
     def _wrong(self, node: Any, why: str) -> Rejected:
         return _refused(self.expression, f"{node.sql()} {why}")

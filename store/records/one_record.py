@@ -66,17 +66,17 @@ def record_at(view: bytes | memoryview, at: int, base: int | None) -> Parts | No
     return end, time_ms, topic_at, topic_end, body_at, body_end, crc
 
 
-def records_each(data: bytes, nbytes: int, places: Sequence[int]) -> Iterator[Parts | None]:
+def records_each(data: bytes, nbytes: int, offsets: Sequence[int]) -> Iterator[Parts | None]:
     """`record_at` of each offset; None also for a record of more than `nbytes`.
 
     Args: `data`: the first `nbytes` at each of these physical offsets, one after the other.
     """
-    rows = zip(_header_every(nbytes).iter_unpack(data), range(0, len(data), nbytes), places)  # noqa: B905
-    for (size, magic, crc, position, flags, time_ms, body_length), at, place in rows:
+    rows = zip(_header_every(nbytes).iter_unpack(data), range(0, len(data), nbytes), offsets)  # noqa: B905
+    for (size, magic, crc, position, flags, time_ms, body_length), at, offset in rows:
         # Nearly all records have this form. They are read here, because a call per record takes a third longer.
         if (
             magic == _V1
-            and position == place
+            and position == offset
             and not flags & _V6
             and 0 <= body_length <= size - fmt.RECORD_MIN_BYTES
             and size <= nbytes
@@ -93,7 +93,7 @@ def records_each(data: bytes, nbytes: int, places: Sequence[int]) -> Iterator[Pa
                 yield end, time_ms, body_end + 1, topic_end, body_at, body_end, crc
                 continue
 
-        parts = record_at(data, at, place - at)
+        parts = record_at(data, at, offset - at)
         yield None if parts is None or parts[0] > at + nbytes else parts
 
 

@@ -161,9 +161,8 @@ def as_text(values: pa.BinaryArray) -> pa.StringArray:
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array(
-            [value.decode("utf-8", "replace") for value in values.to_pylist()], pa.string()
-        )
+        texts = [value.decode("utf-8", "replace") for value in values.to_pylist()]
+        return pa.array(texts, pa.string())
 
 
 def decode_column(records: pa.BinaryArray) -> pa.RecordBatch:

@@ -66,12 +66,10 @@ def only_row(batch: pa.RecordBatch) -> Row | None:
     """The row of a small batch of one; None for other batches, and for a null that is not allowed."""
     if batch.num_rows != 1:
         return None
-    body, tag, properties, born = batch.columns
+    body, _, _, born = batch.columns
     if body.null_count or born.null_count or batch.get_total_buffer_size() > BATCH_BYTES_MAX:
         return None
-    return Row(
-        body.to_pylist()[0], tag.to_pylist()[0], properties.to_pylist()[0], born.to_pylist()[0]
-    )
+    return Row(*(column.to_pylist()[0] for column in batch.columns))
 
 
 def plain(row: Row, max_message_bytes: int) -> bool:

@@ -355,9 +355,9 @@ def _are_whole(
     view: Any, starts: Int64s, sizes: Int64s, positions: Int64s | None, check_crc: bool
 ) -> bool:
     data, count = memoryview(view), len(starts)
-    places = [None] * count if positions is None else positions.tolist()
-    rows = zip(starts.tolist(), sizes.tolist(), places, strict=True)
-    return all(is_whole(data, at, size, place, check_crc=check_crc) for at, size, place in rows)
+    expected = [None] * count if positions is None else positions.tolist()
+    rows = zip(starts.tolist(), sizes.tolist(), expected, strict=True)
+    return all(is_whole(data, at, size, want, check_crc=check_crc) for at, size, want in rows)
 
 
 class FoundRecords(NamedTuple):

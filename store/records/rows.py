@@ -24,14 +24,14 @@ from .properties import TAG_NAME
 from .record_decode import decode
 
 #: most rows decoded at a time: a limit for memory, and for the time during which the GIL is held
-SLICE_ROWS = 8192
+DECODED_ROWS_MAX = 8192
 
 # If two properties have one name, the last counts: RocketMQ appends a batch's properties to each message's.
 _FIRST_TAG = r"(?:^|\x02)TAGS\x01(?P<v>[^\x02]+)"
 _LAST_TAG = r"(?s)^(?:.*\x02)?TAGS\x01(?P<v>[^\x02]+)"
 _TAGS = re.compile(rb"(?:^|(?<=\x02))TAGS\x01([^\x02]+)")
 _DELAY = re.compile(rb"(?s)^(?:.*\x02)?DELAY\x01(\d+)")
-#: the columns that decide where runs begin and end, and those of `tags_codes`
+#: the columns that decide about the edges of runs, and those of `tags_codes`
 RUN_COLUMNS = ("topic", "queue_id", "queue_offset", "store_time_ms", "sys_flag", "properties")
 
 
@@ -134,9 +134,9 @@ def runs(
     Args: `view`: the segment that starts at physical offset `base_offset`. `positions`: physical offsets. `columns`: of
     the batches (all), at least RUN_COLUMNS. PREPARED and ROLLBACK records belong to no queue and are left out.
     """
-    for low in range(0, len(positions), SLICE_ROWS):
-        part_positions = positions[low : low + SLICE_ROWS]
-        part_sizes = sizes[low : low + SLICE_ROWS]
+    for low in range(0, len(positions), DECODED_ROWS_MAX):
+        part_positions = positions[low : low + DECODED_ROWS_MAX]
+        part_sizes = sizes[low : low + DECODED_ROWS_MAX]
         batch = decode(view, part_positions - base_offset, part_sizes, columns=columns)
         is_queued = queued(batch)
         if not is_queued.all():

@@ -82,8 +82,8 @@ class CheckpointService:
 
     def _after(self, began_ms: int) -> int:
         """The time of the next run of a job that began then and ends now."""
-        now = self._clock.monotonic_ms()
-        return now + min(max(SHARE * (now - began_ms), PAUSE_MIN_MS), PAUSE_MAX_MS)
+        now_ms = self._clock.monotonic_ms()
+        return now_ms + min(max(SHARE * (now_ms - began_ms), PAUSE_MIN_MS), PAUSE_MAX_MS)
 
     # --- checkpoint -----------------------------------------------------------------------------------------
 
@@ -124,9 +124,8 @@ class CheckpointService:
                 self._waiting = store.log.end, tables
                 self._seen = tables
             self._next_config_ms = self._after(began)
-        if self._waiting is not None and self._waiting[0] <= min(
-            store.log.synced, store.log.confirmed
-        ):
+        certain_end = min(store.log.synced, store.log.confirmed)
+        if self._waiting is not None and self._waiting[0] <= certain_end:
             config_json.write_back(store, self._waiting[1], known=self._files)
             self._waiting = None
             self._next_config_ms = self._after(began)

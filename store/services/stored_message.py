@@ -55,13 +55,11 @@ def read(
 
     Raises: OffsetOutOfRange below the queue's first message, Corrupt if the first message read is damaged.
     """
-    found = store.fetch_whole(
-        topic, queue_id, offset, max_bytes=READ_BYTES, max_records=max_records
-    )
-    if found.records is None or not len(found.records):
-        return [], found.next_offset
-    rows = decode_records(found.records).to_pylist()
-    return [_from_row(row) for row in rows], found.next_offset
+    part = store.fetch_whole(topic, queue_id, offset, max_bytes=READ_BYTES, max_records=max_records)
+    if part.records is None or not len(part.records):
+        return [], part.next_offset
+    rows = decode_records(part.records).to_pylist()
+    return [_from_row(row) for row in rows], part.next_offset
 
 
 def read_one(store: MessageStore, topic: str, queue_id: int, offset: int) -> StoredMessage | None:

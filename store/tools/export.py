@@ -65,7 +65,7 @@ _PAIR = r"(?s)^(?P<k>[^\x01]+)\x01(?P<v>.+)$"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class ExportChoice:
     """The choice of messages to export. Queue offsets are half-open, [start, stop)."""
 
     #: None: all topics but RayMQ's own
@@ -108,7 +108,7 @@ class Exported:
 def export(
     root: Path,
     target: Path,
-    choice: Choice | None = None,
+    choice: ExportChoice | None = None,
     *,
     file_bytes: int = FILE_BYTES,
     files: Files | None = None,
@@ -120,7 +120,7 @@ def export(
     damaged log. With `after_damage` the readable rest is exported instead. Durable: at return.
     """
     files = files or Files()
-    choice = choice or Choice()
+    choice = choice or ExportChoice()
     if files.exists(target):
         raise Rejected(f"{target} exists; name a new directory", field="target", path=str(target))
 
@@ -140,7 +140,7 @@ def export(
         return _write(store, target, choice, file_bytes)
 
 
-def _check_topic(store: ReadOnlyStore, choice: Choice) -> None:
+def _check_topic(store: ReadOnlyStore, choice: ExportChoice) -> None:
     """Check the choice's topic and queue. Raises: Rejected if no message is of them: the name may be misspelt."""
     if choice.topic is None:
         return
@@ -162,7 +162,7 @@ def _check_topic(store: ReadOnlyStore, choice: Choice) -> None:
         )
 
 
-def _write(store: ReadOnlyStore, target: Path, choice: Choice, file_bytes: int) -> Exported:
+def _write(store: ReadOnlyStore, target: Path, choice: ExportChoice, file_bytes: int) -> Exported:
     files = store.files
     temporary = target.with_name(target.name + ".tmp")
     files.remove_tree(temporary)
@@ -195,7 +195,7 @@ def _write(store: ReadOnlyStore, target: Path, choice: Choice, file_bytes: int) 
     return Exported(messages, names, sum(part.size for part in parts), list(store.damaged))
 
 
-def _tables(store: ReadOnlyStore, choice: Choice) -> Iterator[pa.Table]:
+def _tables(store: ReadOnlyStore, choice: ExportChoice) -> Iterator[pa.Table]:
     for part in store.slices("export", after_damage=choice.after_damage):
         batch = part.decode()
         keep = choice.rows(batch)
@@ -246,10 +246,10 @@ def _one(
     rows: npt.NDArray[np.int64], names: pa.Array, values: pa.Array, name: str, count: int
 ) -> pa.Array:
     """The value of one property in each of `count` rows. Of a repeated property the last value counts."""
-    places = np.flatnonzero(pc.equal(names, name).to_numpy(zero_copy_only=False))
-    place_of_row = np.full(count, -1, dtype=np.int64)
-    place_of_row[rows[places]] = places
-    return values.take(pa.array(place_of_row, mask=place_of_row < 0))
+    pair_rows = np.flatnonzero(pc.equal(names, name).to_numpy(zero_copy_only=False))
+    pair_of_row = np.full(count, -1, dtype=np.int64)
+    pair_of_row[rows[pair_rows]] = pair_rows
+    return values.take(pa.array(pair_of_row, mask=pair_of_row < 0))
 
 
 def _message_ids(hosts: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:

@@ -61,7 +61,7 @@ class Faults:
     root: Path
     found: list[Fault] = field(default_factory=list)
     #: parts of caches that a crash left, and that the next start rebuilds from the log. They are not faults
-    anew: list[str] = field(default_factory=list)
+    rebuilt_at_start: list[str] = field(default_factory=list)
     _counts: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def add(self, file: Path, offset: int, rule: str, detail: str) -> None:
@@ -71,7 +71,7 @@ class Faults:
         if count <= NAMED_MAX:
             self.found.append(Fault(name, int(offset), rule, detail))
 
-    def more(self, file: Path, rule: str, count: int) -> None:
+    def count_more(self, file: Path, rule: str, count: int) -> None:
         """Count further faults of a kind, after NAMED_MAX were added."""
         if count > 0:
             key = (str(file.relative_to(self.root)), rule)
@@ -109,4 +109,4 @@ class Report:
     #: None if the log could not be walked or has no file
     verdict: LogVerdict | None
     #: files of caches that the next start rebuilds, in part or whole
-    anew: list[str] = field(default_factory=list)
+    rebuilt_at_start: list[str] = field(default_factory=list)

@@ -38,7 +38,7 @@ def check(root: Path, files: Files | None = None, progress: ReportProgress | Non
         store.faults.error(error)
     finally:
         store.close()
-    return Report(store.faults.all(), store.verdict, store.faults.anew)
+    return Report(store.faults.all(), store.verdict, store.faults.rebuilt_at_start)
 
 
 def check_derived(store: ReadOnlyStore) -> int:

@@ -25,7 +25,7 @@ from raymq.store.log.chain import Chain, ChainUnit
 from raymq.store.log.commit_log import ADOPTING
 from raymq.store.log.log_files import read_of
 from raymq.store.log.log_reads import walk_piece
-from raymq.store.log.log_scan import NO_TOP, Known, Scan, foreign_end, next_record, scan
+from raymq.store.log.log_scan import NO_TOP, NotedEnds, Scan, foreign_end, next_record, scan
 from raymq.store.log.mapped_file_queue import MappedFileQueue
 from raymq.store.log.marks import read_marks
 from raymq.store.log.meta import read_meta
@@ -75,7 +75,7 @@ class ReadOnlyStore:
         self.meta = read_meta(root / "raymq" / "meta", files=self.files)
         #: read before the scan: later appends are above them
         self.marks = read_marks(root / "raymq" / "marks", files=self.files)
-        self.own = self.meta.get("store_id") is not None
+        self.is_own_store = self.meta.get("store_id") is not None
         #: the last process crashed, or the store is open
         self.crashed = self.files.exists(root / "abort")
 
@@ -115,7 +115,7 @@ class ReadOnlyStore:
         meta_path = self.root / "raymq" / "meta"
         if poisoned:
             self.faults.add(meta_path, 0, "poisoned", str(poisoned))
-        if not self.own and self.marks.appended_end and not self.meta.get(ADOPTING):
+        if not self.is_own_store and self.marks.appended_end and not self.meta.get(ADOPTING):
             self.faults.add(meta_path, 0, META, "this replica's identity and promises are gone")
 
         if self.log is None:
@@ -133,7 +133,7 @@ class ReadOnlyStore:
             if row.decision is Decision.CORRUPT:
                 self._fault_at(found.end, f"recovery row {row.name}", f"{found.fault}: {row.cause}")
                 self._look_after_end(self.log, chain)
-            elif self.own:
+            elif self.is_own_store:
                 self._leave_out_half_group()
         finally:
             if chain is not None:
@@ -183,12 +183,12 @@ class ReadOnlyStore:
             self.progress("commit log", walk.end - log.min_offset, total)
 
         appended = marks.appended_end
-        if not self.own:
+        if not self.is_own_store:
             appended = foreign_end(log, self._known_end(), crashed=self.crashed)
         return scan(
             log,
             chain,
-            Known(self.own, self.same_boot, marks.synced_end, appended),
+            NotedEnds(self.is_own_store, self.same_boot, marks.synced_end, appended),
             files=self.files,
             scan_from=self.start,
             visit=visit,
@@ -217,9 +217,8 @@ class ReadOnlyStore:
     def _fault_at(self, offset: int, rule: str, detail: str) -> None:
         """Add a fault of the log at a physical offset."""
         file = None if self.log is None else self.log.find(offset)
-        self.faults.add(
-            self.root / "commitlog" if file is None else file.path, offset, rule, detail
-        )
+        path = self.root / "commitlog" if file is None else file.path
+        self.faults.add(path, offset, rule, detail)
 
     def _look_after_end(self, log: MappedFileQueue, chain: Chain | None) -> None:
         """Find every differing chain unit and every whole record after damage.

@@ -19,17 +19,16 @@ from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
 from raymq.store.log import checkpoint
 from raymq.store.log.chain import Chain, ChainUnit
-from raymq.store.log.marks import PAGE_BYTES
+from raymq.store.log.marks import FILE_BYTES
 from raymq.store.queues.consume_queue import ConsumeQueue, queue_directory
 from raymq.store.queues.queue_files import OpenFiles
 from raymq.store.records import rows
 from raymq.store.state import INTERNAL_TOPIC, ShardState, TopicInfo
+from raymq.store.topics import QueueKey
 
 from .read_only import ReadOnlyStore
 from .slices import by_queue
 from .verify_files import newest_store_time, readable
-
-Queue = tuple[str, int]
 
 
 def swap(target: Path, *, files: Files) -> None:
@@ -61,12 +60,12 @@ def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> Non
     size = store.usual_size([directory for _, _, directory in store.queue_directories()])
     size = size or StoreConfig().consume_queue_file_size_bytes
 
-    wanted: set[Queue] = set()
+    wanted: set[QueueKey] = set()
     for name in names:
         topic, _, number = name.removeprefix("consumequeue").lstrip("/").rpartition("/")
         wanted |= {(topic, int(number))} if topic else _queues_of_log(store)
 
-    new: dict[Queue, ConsumeQueue] = {}
+    new: dict[QueueKey, ConsumeQueue] = {}
     opened = OpenFiles(files)
     for topic, queue_id in sorted(wanted):
         directory = queue_directory(store.root, topic, queue_id)
@@ -87,7 +86,7 @@ def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> Non
         swap(queue_directory(store.root, topic, queue_id), files=files)
 
 
-def _append_records(store: ReadOnlyStore, queues: dict[Queue, ConsumeQueue], upto: int) -> None:
+def _append_records(store: ReadOnlyStore, queues: dict[QueueKey, ConsumeQueue], upto: int) -> None:
     """Write the units of all records that end at or below `upto`."""
     for part in store.slices("consume queues"):
         part = part.select(part.positions + part.sizes <= upto)
@@ -100,8 +99,8 @@ def _append_records(store: ReadOnlyStore, queues: dict[Queue, ConsumeQueue], upt
                     queue.append(int(run.offsets[0]), run.positions, run.sizes, run.tags_codes)
 
 
-def _queues_of_log(store: ReadOnlyStore) -> set[Queue]:
-    found: set[Queue] = set()
+def _queues_of_log(store: ReadOnlyStore) -> set[QueueKey]:
+    found: set[QueueKey] = set()
     for part in store.slices():
         found |= {(group.topic, group.queue_id) for group in by_queue(part)}
     return found
@@ -143,7 +142,7 @@ def write_marks(store: ReadOnlyStore) -> None:
     """Write marks of the bytes that were just read and synced. The next leader finds the confirmed end again."""
     if store.log is not None:
         store.log.sync_range(store.start, store.end)
-    data = struct.pack("=4q", store.end, store.end, 0, 0).ljust(PAGE_BYTES, b"\0")
+    data = struct.pack("=4q", store.end, store.end, 0, 0).ljust(FILE_BYTES, b"\0")
     store.files.write_file_atomic(store.root / "raymq" / "marks", data)
 
 
@@ -159,7 +158,7 @@ def config(store: ReadOnlyStore, name: str) -> None:
     if name == config_json.TOPICS:
         topics = _state(store).topics
         config_json.add_topics(table, _queue_counts(store, topics), topics)
-    elif name == config_json.CONSUMER_OFFSETS and store.own:
+    elif name == config_json.CONSUMER_OFFSETS and store.is_own_store:
         config_json.add_offsets(table, _state(store).offsets)
     else:
         files.unlink(path)

@@ -91,14 +91,14 @@ class Cut:
 
     def __str__(self) -> str:
         count = sum(lost.messages for lost in self.lost)
-        places = ", ".join(
+        per_queue = ", ".join(
             f"{lost.messages} of queue {lost.queue_id} of {lost.topic} "
             f"(offsets {lost.first} to {lost.last})"
             for lost in self.lost
         )
         gone = sum(stop - start for start, stop in self.unreadable)
         return (
-            f"a cut at {self.offset} loses {count} readable messages{f': {places}' if places else ''}, "
+            f"a cut at {self.offset} loses {count} readable messages{f': {per_queue}' if per_queue else ''}, "
             f"and {gone} bytes that cannot be read"
         )
 
@@ -162,7 +162,7 @@ class Repair:
     def plan(self) -> Plan:
         """The steps that `run` would take. Changes nothing.
 
-        Raises: Rejected for a cut that is not needed or not at a record, Corrupt if files are missing or have other
+        Raises: Rejected for a cut that is not needed or not at a record. Corrupt if files are missing or have other
         sizes, which no repair can mend.
         """
         with self._opened() as store:
@@ -247,9 +247,8 @@ class Repair:
         if asked is not None:
             steps.insert(0, self._cut_step(store, asked))
 
-        return Plan(
-            tuple(steps), faults, needs_cut=needs if self.cut_at is None else None, cut=asked
-        )
+        open_cut = needs if self.cut_at is None else None
+        return Plan(tuple(steps), faults, needs_cut=open_cut, cut=asked)
 
     def _cut(self, store: ReadOnlyStore, offset: int) -> Cut:
         """The records that a cut at `offset` removes. Raises: Rejected if no record starts there."""
@@ -354,7 +353,7 @@ class Repair:
     def _units_upto(self, store: ReadOnlyStore) -> int:
         """The end up to which units exist: the confirmed end, or that of the last unit. A start dispatches later
         records."""
-        confirmed = store.marks.confirmed_end if store.own else store.end
+        confirmed = store.marks.confirmed_end if store.is_own_store else store.end
         return min(store.end, max(confirmed, self._queues_known))
 
 

@@ -22,7 +22,7 @@ def scrub_of(root: Path, *, bytes_per_s: int, files: Files | None = None) -> Scr
     store = ReadOnlyStore(root, files)
     size = store.segment_size_bytes
     store.close()
-    if not store.own or not size or not files.exists(root / "raymq" / "chain"):
+    if not store.is_own_store or not size or not files.exists(root / "raymq" / "chain"):
         raise Rejected(
             f"{root} has no chain to compare with: a store of RocketMQ gets it at its first start here; "
             "`raymq store verify` checks its body CRCs",

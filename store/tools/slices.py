@@ -32,13 +32,13 @@ class RecordRange(NamedTuple):
         return self._replace(positions=self.positions[kept], sizes=self.sizes[kept])
 
     def slices(self) -> Iterator[RecordRange]:
-        """At most SLICE_ROWS records and about SLICE_BYTES of them at a time."""
+        """At most DECODED_ROWS_MAX records and about SLICE_BYTES of them at a time."""
         ends = np.cumsum(self.sizes)
         low, count = 0, len(self.sizes)
         while low < count:
             done = int(ends[low - 1]) if low else 0
             high = int(np.searchsorted(ends, done + SLICE_BYTES, side="right"))
-            high = min(max(high, low + 1), low + rows.SLICE_ROWS)
+            high = min(max(high, low + 1), low + rows.DECODED_ROWS_MAX)
             yield self.select(slice(low, high))
             low = high
 

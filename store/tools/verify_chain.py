@@ -11,7 +11,7 @@ import itertools
 
 from raymq.store.checksum import crc32c
 from raymq.store.errors import Corrupt
-from raymq.store.log.chain import UNIT_BYTES, ChainUnit, unpack_units
+from raymq.store.log.chain import CHAIN_UNIT_BYTES, ChainUnit, unpack_units
 from raymq.store.log.segment_paths import offset_names
 
 from .read_only import ReadOnlyStore
@@ -53,15 +53,16 @@ def crc_is_wrong(store: ReadOnlyStore, offset: int) -> bool:
 def check_chain(store: ReadOnlyStore) -> None:
     """Add every fault of `raymq/chain`. A store of RocketMQ, and one that crashed, is not checked."""
     directory = store.root / "raymq" / "chain"
-    if not store.own or store.crashed or not store.segment_size_bytes:
+    if not store.is_own_store or store.crashed or not store.segment_size_bytes:
         return
 
     last: ChainUnit | None = None
     for name in offset_names(directory, files=store.files):
         path = directory / name
         data = store.files.read_file(path)
-        if len(data) % UNIT_BYTES:
-            store.faults.add(path, len(data) - len(data) % UNIT_BYTES, WHOLE, "the last is torn")
+        torn_bytes = len(data) % CHAIN_UNIT_BYTES
+        if torn_bytes:
+            store.faults.add(path, len(data) - torn_bytes, WHOLE, "the last is torn")
         for index, unit in enumerate(unpack_units(data)):
             if not unit.follows(last, int(name), store.segment_size_bytes):
                 before = "is none" if last is None else f"ends at {last.end} with {last.value:#x}"
@@ -69,7 +70,7 @@ def check_chain(store: ReadOnlyStore) -> None:
                     f"unit [{unit.start}, {unit.end}), chain value before it {unit.previous:#x}; "
                     f"the one before {before}"
                 )
-                store.faults.add(path, index * UNIT_BYTES, FOLLOWS, detail)
+                store.faults.add(path, index * CHAIN_UNIT_BYTES, FOLLOWS, detail)
                 return
             last = unit
 

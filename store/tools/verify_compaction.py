@@ -12,7 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from raymq.store import record
-from raymq.store.compaction.units import DIRECTORY, LOG, UNIT_BYTES, UNIT_DTYPE, directories
+from raymq.store.compaction.units import (
+    COMPACTED_UNIT_BYTES,
+    COMPACTED_UNIT_DTYPE,
+    DIRECTORY,
+    LOG,
+    directories,
+)
 from raymq.store.log.segment_paths import offset_names
 
 from .read_only import ReadOnlyStore
@@ -52,8 +58,8 @@ def _check_pair(
     """Check a pair of files. Returns: the last queue offset; `last` if the file has none."""
     start = int(log.name)
     data, units_data = store.files.read_file(log), store.files.read_file(queue)
-    room = len(units_data) // UNIT_BYTES
-    units = np.frombuffer(units_data, dtype=UNIT_DTYPE, count=room)
+    room = len(units_data) // COMPACTED_UNIT_BYTES
+    units = np.frombuffer(units_data, dtype=COMPACTED_UNIT_DTYPE, count=room)
     valid = (units["position"] >= 0) & (units["size"] > 0) & (units["count"] > 0)
     units = units[: room if valid.all() else int(valid.argmin())]
 
@@ -68,7 +74,7 @@ def _check_pair(
             f"unit {bad} of {len(units)}; the log has {len(walk.positions)} whole records, then "
             f"{walk.reason.value} at {walk.end}"
         )
-        store.faults.add(queue, bad * UNIT_BYTES, POINTS, detail)
+        store.faults.add(queue, bad * COMPACTED_UNIT_BYTES, POINTS, detail)
 
     if not bad:
         return last
@@ -85,6 +91,6 @@ def _check_pair(
         store.faults.add(log, int(walk.positions[row]), OWN, detail)
     for row in np.flatnonzero(np.diff(np.concatenate([[last], offsets])) <= 0).tolist():
         detail = f"offset {int(offsets[row])} does not come after the one before"
-        store.faults.add(queue, row * UNIT_BYTES, ASCENDS, detail)
+        store.faults.add(queue, row * COMPACTED_UNIT_BYTES, ASCENDS, detail)
 
     return int(offsets[-1])

@@ -13,11 +13,11 @@ import numpy as np
 
 from raymq.store import fastjson
 from raymq.store import format as fmt
-from raymq.store.delay.timer_log import UNIT_BYTES, UNIT_DTYPE
+from raymq.store.delay.timer_log import TIMER_UNIT_BYTES, TIMER_UNIT_DTYPE
 from raymq.store.errors import Corrupt
 from raymq.store.files import Files
 from raymq.store.log.mapped_file_queue import MappedFileQueue
-from raymq.store.log.marks import PAGE_BYTES
+from raymq.store.log.marks import FILE_BYTES
 from raymq.store.log.recovery import Decision
 
 from .read_only import ReadOnlyStore, joined
@@ -75,10 +75,10 @@ def newest_store_time(store: ReadOnlyStore) -> int:
 def check_marks(store: ReadOnlyStore) -> None:
     """Check `raymq/marks` of a store that was stopped in order."""
     path = store.root / "raymq" / "marks"
-    if not store.own or store.crashed:
+    if not store.is_own_store or store.crashed:
         return
     size = store.files.length(path) if store.files.exists(path) else 0
-    if size < PAGE_BYTES:
+    if size < FILE_BYTES:
         store.faults.add(path, 0, MARKS, f"{size} bytes")
         return
     for index, (name, value) in enumerate(store.marks._asdict().items()):
@@ -141,19 +141,19 @@ def _check_timer_log(store: ReadOnlyStore, queue: MappedFileQueue) -> int:
     starts, _ = joined(store.records)
     end = queue.min_offset
     for file in queue.files:
-        room = file.size // UNIT_BYTES
+        room = file.size // TIMER_UNIT_BYTES
         view = memoryview(file.read(0, file.size))
-        units = np.frombuffer(view, dtype=UNIT_DTYPE, count=room)
-        whole = units["size"] == UNIT_BYTES
+        units = np.frombuffer(view, dtype=TIMER_UNIT_DTYPE, count=room)
+        whole = units["size"] == TIMER_UNIT_BYTES
         count = room if whole.all() else int(whole.argmin())
         units = units[:count]
-        places = file.start + np.arange(count) * UNIT_BYTES
-        end = file.start + count * UNIT_BYTES
+        unit_positions = file.start + np.arange(count) * TIMER_UNIT_BYTES
+        end = file.start + count * TIMER_UNIT_BYTES
 
-        wrong = (units["previous"] >= places) | (units["previous"] < -1)
+        wrong = (units["previous"] >= unit_positions) | (units["previous"] < -1)
         for row in np.flatnonzero(wrong).tolist():
             detail = f"the unit before is said to be at {int(units['previous'][row])}"
-            store.faults.add(file.path, int(places[row]) - file.start, TIMER_UNIT, detail)
+            store.faults.add(file.path, int(unit_positions[row]) - file.start, TIMER_UNIT, detail)
 
         positions = units["position"].astype(np.int64)
         found = np.searchsorted(starts, positions)
@@ -161,9 +161,9 @@ def _check_timer_log(store: ReadOnlyStore, queue: MappedFileQueue) -> int:
         lost = (positions >= store.start) & (positions < store.end) & (at != positions)
         for row in np.flatnonzero(lost).tolist():
             detail = f"no record starts at {int(positions[row])}"
-            store.faults.add(file.path, int(places[row]) - file.start, TIMER_RECORD, detail)
+            store.faults.add(file.path, int(unit_positions[row]) - file.start, TIMER_RECORD, detail)
 
-        magic_at = count * UNIT_BYTES + _BLANK_MAGIC_AT
+        magic_at = count * TIMER_UNIT_BYTES + _BLANK_MAGIC_AT
         if view[magic_at : magic_at + 4] != fmt.MAGIC_BLANK.to_bytes(4, "big"):
             break
         end = file.start + file.size

@@ -145,13 +145,13 @@ class IndexCheck:
         with ExitStack() as opened:
             for name in names:
                 if kept is not None and name > kept.name:
-                    self._anew(name)
+                    self._note_rebuilt(name)
                     continue
                 file = self._open(directory / name, opened, kept)
                 if file is None:
                     continue
                 if kept is None and kept_until is not None and file.header.end_time_ms > kept_until:
-                    self._anew(name)
+                    self._note_rebuilt(name)
                     continue
 
                 self._check_header(file)
@@ -167,7 +167,7 @@ class IndexCheck:
     def _kept(self, names: list[str]) -> _Kept | None:
         """The part that a start keeps; None without a crash, or without a mark."""
         store = self._store
-        if not store.crashed or not store.own:
+        if not store.crashed or not store.is_own_store:
             return None
         try:
             mark = read_meta(store.root / "raymq" / "index", files=store.files)
@@ -180,8 +180,8 @@ class IndexCheck:
         # If the file that the mark names is missing, the whole index is rebuilt.
         return _Kept(name if name in names else "", mark.get("count", 1), below)
 
-    def _anew(self, name: str) -> None:
-        self._store.faults.anew.append(f"index/{name}")
+    def _note_rebuilt(self, name: str) -> None:
+        self._store.faults.rebuilt_at_start.append(f"index/{name}")
 
     def _kept_until(self) -> int | None:
         """The checkpoint's index time, ms. After a crash only files that ended before it stay; None: all files."""
@@ -236,7 +236,7 @@ class IndexCheck:
             entries = entries[:left]
 
         if cut:
-            self._anew(path.name)
+            self._note_rebuilt(path.name)
         return _File(path, header, slots, entries, cut)
 
     def _check_header(self, file: _File) -> None:
@@ -249,9 +249,8 @@ class IndexCheck:
             self._add(file.path, 16, HEADER_RULE, detail)
         used = int(np.count_nonzero(file.slots))
         if header.slots_used != used:
-            self._add(
-                file.path, 32, HEADER_RULE, f"{header.slots_used} slots in use; there are {used}"
-            )
+            detail = f"{header.slots_used} slots in use; there are {used}"
+            self._add(file.path, 32, HEADER_RULE, detail)
 
     def _check_chains(self, file: _File) -> None:
         count = len(file.entries)

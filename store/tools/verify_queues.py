@@ -41,24 +41,24 @@ class _Queue:
         self.directory = directory
         self.queue = queue
         self.low = self.high = 0
-        self.units: Any = np.empty(0, dtype=fmt.UNIT_DTYPE)
+        self.units: Any = np.empty(0, dtype=fmt.QUEUE_UNIT_DTYPE)
         if queue is not None:
             self.low, self.high = queue.min_offset, queue.max_offset
             self.units = queue.read(self.low, self.high - self.low)
         self.seen = np.zeros(len(self.units), dtype=np.bool_)
 
-    def place(self, offset: int) -> tuple[Path, int]:
+    def locate(self, offset: int) -> tuple[Path, int]:
         """The file of a unit and the unit's position in it."""
         if self.queue is None:
-            return self.directory, offset * fmt.UNIT_BYTES
-        return self.queue.place(offset)
+            return self.directory, offset * fmt.QUEUE_UNIT_BYTES
+        return self.queue.locate(offset)
 
 
 class QueueCheck:
     """Compares every record below the end with its unit, then every unit with the records.
 
-    Units that a start would cut and rebuild are left out: those of records after the log's end, and after a
-    power loss those above the dispatched mark. A start dispatches records above the last one that any queue knows.
+    Units that a start would cut and rebuild are left out. They are units of records after the log's end and, after a
+    power loss, above the dispatched mark. A start dispatches records above the last one that any queue knows.
     """
 
     def __init__(self, store: ReadOnlyStore) -> None:
@@ -93,7 +93,7 @@ class QueueCheck:
                     queue.queue.close()
 
     def _open(self, topic: str, queue_id: int, directory: Path, size: int) -> None:
-        size = size or fmt.UNIT_BYTES
+        size = size or fmt.QUEUE_UNIT_BYTES
         queue = ConsumeQueue(
             directory, size, files=self._store.files, writable=False, opened=self._opened
         )
@@ -113,7 +113,7 @@ class QueueCheck:
         if not self._store.crashed:
             at = queue.bytes_after_end()
             if at is not None:
-                self._faults.add(*queue.place(at), ENDS_IN_ZEROS, "bytes that no dispatch wrote")
+                self._faults.add(*queue.locate(at), ENDS_IN_ZEROS, "bytes that no dispatch wrote")
 
     def _compare(self, rows: QueueRows) -> None:
         key = (rows.topic, rows.queue_id)
@@ -184,9 +184,10 @@ class QueueCheck:
                 detail += "no record of this queue and offset is there"
             else:
                 detail += f"the record is at {int(positions[row])}"
-            self._faults.add(*queue.place(offset), rule, detail)
+            self._faults.add(*queue.locate(offset), rule, detail)
 
-        self._faults.more(queue.place(int(offsets[found[0]]))[0], rule, len(found) - NAMED_MAX)
+        file, _ = queue.locate(int(offsets[found[0]]))
+        self._faults.count_more(file, rule, len(found) - NAMED_MAX)
 
     def _check_unseen(self, topic: str, queue_id: int, queue: _Queue) -> None:
         """Add the units that no record claims."""
