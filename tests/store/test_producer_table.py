@@ -369,14 +369,14 @@ def test_producer_ids_of_a_pattern_are_found_in_a_few_looks(shift):
     for number in range(3000):
         rows.add(number << shift, 0)
     looks = 0
-    place = rows.place
+    address = rows.address
 
     def counted(row):
         nonlocal looks
         looks += 1
-        return place(row)
+        return address(row)
 
-    rows.place = counted
+    rows.address = counted
     for number in range(3000):
         assert rows.find(number << shift, 0) == number
     assert looks < 3 * 3000
