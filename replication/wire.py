@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from raymq.store.checksum import crc32c
 from raymq.store.errors import Rejected
-from raymq.store.log.chain import UNIT_BYTES, ChainUnit, unpack_units
+from raymq.store.log.chain import CHAIN_UNIT_BYTES, ChainUnit, unpack_units
 
 MAGIC = b"RmqR"
 VERSION = 1
@@ -214,7 +214,7 @@ def _unpack(kind: type[Message], payload: bytes) -> Message:
     if kind is AppendEntries:
         prev_end, prev_chain, confirmed, count = layout.unpack_from(payload)
         units = payload[layout.size :]
-        if len(units) != count * UNIT_BYTES:
+        if len(units) != count * CHAIN_UNIT_BYTES:
             raise struct.error
         return AppendEntries(prev_end, prev_chain, confirmed, tuple(unpack_units(units)))
     if kind is Probe:

@@ -30,7 +30,7 @@ except ImportError:
 #: RocketMQ stores body CRCs as non-negative ints
 BODY_CRC_MASK = 0x7FFFFFFF
 #: bodies of this mean size are read in place; for smaller ones a copy made by Arrow costs less than a slice.
-#: (Copies of large ones cost twenty times the CRC, because the allocator gets and returns pages each time.)
+#: (Copies of large bodies cost twenty times the CRC, because the allocator gets and returns pages each time.)
 SLICED_BODY_BYTES = 512
 #: this many ranges of one length and distance, or more, are read as one array
 ROWS_MIN = 16
@@ -76,13 +76,13 @@ if not _has_google_crc32c:
 def body_crc(body: Any) -> int:
     """The CRC that a record stores for its body.
 
-    Source: UtilAll#crc32: zlib's CRC-32 with the sign bit cleared; 0 for an empty body.
+    Source: UtilAll#crc32: zlib's CRC-32 with the sign bit cleared, and 0 for an empty body.
     """
     return crc32(body) & BODY_CRC_MASK
 
 
 def body_crcs(bodies: pa.BinaryArray) -> npt.NDArray[np.int32]:
-    """`body_crc` of each value; one C call per value. The array must have no nulls."""
+    """`body_crc` of each value, with one C call per value. The array must have no nulls."""
     require(bodies.null_count == 0, "bodies have no nulls", nulls=bodies.null_count)
     count = len(bodies)
     offsets, data = bodies.buffers()[1:]

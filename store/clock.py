@@ -21,7 +21,7 @@ class Clock:
         return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> int:
-        """Monotonic clock, ms; comparable among the processes of one boot."""
+        """Monotonic clock, ms. All processes of one boot share it."""
         return time.monotonic_ns() // 1_000_000
 
     def monotonic(self) -> float:
@@ -29,7 +29,7 @@ class Clock:
         return time.monotonic()
 
     def sleep_ms(self, ms: float) -> None:
-        """Sleep."""
+        """Sleep for `ms` milliseconds."""
         time.sleep(ms / 1000)
 
 
@@ -42,7 +42,7 @@ class StoreTimeClock:
         self._last = (float("-inf"), 0)
 
     def now_ms(self, at_least_ms: int, monotonic_ms: int) -> int:
-        """The store time of the next record, ms since 1970. Args: at_least_ms: the newest stamp in the log."""
+        """The store time of the next record, ms since 1970. Args: `at_least_ms`: the newest stamp in the log."""
         last, then_ms = self._last
         going = last + (monotonic_ms - then_ms) * _RATE
         stamp = max(self._clock.now_ms(), at_least_ms)

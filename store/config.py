@@ -1,4 +1,4 @@
-"""Options of one store. Names and defaults are RocketMQ's MessageStoreConfig where it has the option."""
+"""Options of one store. If RocketMQ's MessageStoreConfig has the option, name and default are its."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class StoreConfig:
     max_index_num: int = 20_000_000
     #: most messages that a query by key returns (maxMsgsNumBatch)
     max_msgs_num_batch: int = 64
-    #: bytes of units that one read looks at, if it may not have more messages (maxFilterMessageSize)
+    #: most bytes of units that one read scans, unless it may return more messages (maxFilterMessageSize)
     max_filter_message_size: int = 16_000
-    #: consume queue files that one read looks at while it finds nothing (travelCqFileNumWhenGetMessage)
+    #: most consume queue files that one read scans while it finds nothing (travelCqFileNumWhenGetMessage)
     travel_cq_file_num_when_get_message: int = 1
     #: percent of this host's memory: records within that distance of the log's end count as being in the page cache
     #: (accessMessageInMemoryMaxRatio)
@@ -66,7 +66,7 @@ class StoreConfig:
     flush_least_pages: int = 4
     #: ...unless this long passed since the last thorough flush (flushCommitLogThoroughInterval)
     flush_thorough_interval_ms: int = 10_000
-    #: appends go into a pool in shared memory, CommitRealTime moves them on (transientStorePoolEnable)
+    #: appends go into a pool in shared memory, and CommitRealTime writes them to the file (transientStorePoolEnable)
     transient_pool: bool = False
     #: slices of the pool: one fills while the others are committed (transientStorePoolSize, there 5 whole files)
     transient_pool_slices: int = 2
@@ -80,13 +80,13 @@ class StoreConfig:
     commit_thorough_interval_ms: int = 200
     #: largest body (maxMessageSize)
     max_message_bytes: int = 4 * MIB
-    #: zeros are written this far ahead of the tail: pre-written blocks sync several times faster
+    #: zeros are written this far ahead of the log's end: pre-written blocks sync several times faster
     prewrite_window_bytes: int = 64 * MIB
     #: log bytes between two snapshots of the state; recovery reads about twice as much
     snapshot_interval_bytes: int = 32 * MIB
     #: the scrub reads stored bytes and compares them with the chain's CRCs, at most this many per second; 0: never
     scrub_bytes_per_s: int = 64 * MIB
-    #: how often the scrub reads all of them; at least twice within `file_reserved_hours`
+    #: how often the scrub reads all stored bytes; at least twice within `file_reserved_hours`
     scrub_interval_ms: int = 24 * 3600 * 1000
     #: bytes of one file of a compacted queue (compactionMappedFileSize); see `file_sizes` for the rounding of both
     compaction_file_size_bytes: int = 100 * MIB
@@ -96,11 +96,11 @@ class StoreConfig:
     compaction_interval_ms: int = 15 * 60 * 1000
     #: the delays of levels 1, 2, ... in s, m, h or d (messageDelayLevel)
     message_delay_level: str = DEFAULT_LEVELS
-    #: False refuses messages that name a time to be delivered at (timerWheelEnable)
+    #: False refuses messages that name a delivery time (timerWheelEnable)
     timer_wheel_enabled: bool = True
-    #: the latest time a message may be delivered at, from its put on (timerMaxDelaySec)
+    #: the longest time from a put to its delivery (timerMaxDelaySec)
     timer_max_delay_s: int = 3 * 86_400
-    #: a second that this many messages wait for takes no more of them (timerCongestNumEachSlot)
+    #: most messages that may wait for one second (timerCongestNumEachSlot)
     timer_congest_num_each_slot: int = 0x7FFFFFFF
     #: bytes of one timer log file (mappedFileSizeTimerLog)
     timer_log_file_size_bytes: int = 100 * MIB
@@ -120,14 +120,14 @@ class StoreConfig:
     disk_space_clean_forcibly_ratio: int = 85
     #: above it puts are refused, percent (diskSpaceWarningLevelRatio); not while 8 commit log files would still fit
     disk_space_warning_level_ratio: int = 90
-    #: whether files are ever deleted before they expire (cleanFileForciblyEnable, there True): any program that
-    #: fills the disk would then take acknowledged messages with it
+    #: whether files are ever deleted before they expire (cleanFileForciblyEnable, there True). With True, any program
+    #: that fills the disk causes the loss of acknowledged messages
     clean_file_forcibly: bool = False
     #: commit log files that one pass deletes at most (deleteFileBatchMax)
     delete_file_batch_max: int = 10
-    #: whole files are written ahead and locked in memory, as far as permitted (warmMapedFileEnable)
+    #: whole files are written ahead, and locked in memory if permitted (warmMapedFileEnable)
     warm_mapped_file: bool = False
-    #: deleted files are zeroed and used again after the last reader let go of them (not by a mirror's leader)
+    #: deleted files are zeroed and used again after the last reader releases them (not by a mirror's leader)
     recycle_commit_log_files: bool = False
     #: directories on other disks, in which new commit log files are made in turn (storePathCommitLog as a list). With
     #: an empty tuple they are made in `commitlog/`, whose files are read in any case
@@ -150,11 +150,14 @@ class StoreConfig:
         self._check_kinds()
         self._check_multiple("consume_queue_file_size_bytes", 20)
         self._check_multiple("segment_size_bytes", 4096)
+
         for field, (low, high) in _RANGES.items():
             # RocketMQ clamps a value out of range silently.
             inside = low <= getattr(self, field) <= high
             self._check(inside, field, f"it must be {low} to {high}", f"{low}..{high}")
-        self._check(self.flush in FLUSHES, "flush", "use 'sync' or 'async'", "sync|async")
+
+        known = " or ".join(map(repr, FLUSHES))
+        self._check(self.flush in FLUSHES, "flush", f"use {known}", "|".join(FLUSHES))
         parse_levels(self.message_delay_level)
         hours = self.delete_when.split(";")
         self._check(
@@ -163,6 +166,7 @@ class StoreConfig:
             "use hours from 00 to 23 such as '04' or '04;16'",
             "00..23",
         )
+
         if self.transient_pool:
             self._check_pool()
 
@@ -240,7 +244,7 @@ class StoreConfig:
 
     @property
     def producer_entries_limit(self) -> int:
-        """`producer_entries_max`, or fewer where the snapshot of that many might not fit a file."""
+        """`producer_entries_max`, or fewer if the snapshot of that many might not fit a file."""
         return min(self.producer_entries_max, self.snapshot_bytes_max // PRODUCER_SNAPSHOT_BYTES)
 
     @property

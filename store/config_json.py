@@ -2,7 +2,7 @@
 
 Topics and offsets live in records of the log. A file that RocketMQ changed while it had the store open is imported
 once, at the next start. At a stop the files are written from the state, so that RocketMQ finds its topics and offsets.
-Fields that the log has no place for (permissions, settings of groups) stay in the files as they are.
+Fields that the log has no record for (permissions, settings of groups) stay in the files as they are.
 Source: ConfigManager, TopicConfigManager, ConsumerOffsetManager, SubscriptionGroupManager, ScheduleMessageService of
 RocketMQ 5.3.3, which overwrite in place. Here a crash leaves the old or the new file.
 """
@@ -37,7 +37,7 @@ NAMES = (TOPICS, CONSUMER_OFFSETS, GROUPS, LEVELS)
 IMPORT_SERVICE = "config"
 #: in raymq/meta: file name -> CRCs of the contents that RayMQ wrote into it last
 WRITTEN = "config"
-#: may be read and written; RayMQ's own topic only has to be listed, or RocketMQ deletes its queue
+#: a topic may be read and written. RayMQ's own topic only has to be listed, or RocketMQ deletes its queue
 _PERM_READ_WRITE, _PERM_NONE = 6, 0
 #: a topic with this bit is a pattern for new ones (TBW102, the cluster's, the broker's)
 _PERM_INHERIT = 1
@@ -71,9 +71,9 @@ def tables_of(store: MessageStore) -> Tables:
 
 
 def import_changed(store: MessageStore) -> list[str]:
-    """Import each file that is not known yet. Returns: their names. Durable: nothing; the next sync does it.
+    """Import each file that is not known yet. Returns: their names. Durable: after the next sync.
 
-    From a known file only missing values are imported, and only where RocketMQ deleted the snapshots that had them.
+    From a known file only missing values are imported, and only if RocketMQ deleted the snapshots that had them.
     Callers: a store that was recovered and is not in use yet. A crash on the way imports once more, which is harmless.
     Raises: Corrupt when neither a file nor its `.bak` is a configuration of RocketMQ.
     """
@@ -82,15 +82,18 @@ def import_changed(store: MessageStore) -> list[str]:
         found = _read(store, name)
         if found is None:
             continue
+
         table, crc = found
         new = not _is_known(store, name, crc)
         if not new and store.state_is_whole:
             continue
+
         import_table, _ = _FILES[name]
         try:
             import_table(store, table, new)
         except (AttributeError, TypeError, ValueError) as error:
             raise _unlike(name, str(error)) from error
+
         if new:
             fail_point("config.imported")
             store.put_inner([], progress=ServiceProgress(IMPORT_SERVICE, {name: crc}))
@@ -106,16 +109,18 @@ def write_back(
 ) -> list[str]:
     """Write the state, or `tables`, into the files. Returns: the names of the files that changed.
 
-    Args: `known`, the content of the files after the last call, updated here. No other program writes those of an open
-    store.
-    Durable: at return. Callers: one at a time. Raises: Corrupt as `import_changed`; StorageFull, OSError.
+    Args: `known`: the content of the files after the last call, updated here. No other program writes the files of an
+    open store.
+    Durable: at return. Callers: one at a time. Raises: Corrupt as `import_changed`, StorageFull, OSError.
     """
     tables = tables or tables_of(store)
     known = {} if known is None else known
     written = []
+
     for name in NAMES:
         # After a failed write the files' content is unknown.
         table, crc = known.pop(name, None) or _read(store, name) or ({}, None)
+
         before = json.dumps(table, sort_keys=True)
         _, fill = _FILES[name]
         fill(tables, table)
@@ -124,6 +129,7 @@ def write_back(
             written.append(name)
         if crc is not None:
             known[name] = table, crc
+
     return written
 
 
@@ -131,9 +137,10 @@ def write_back(
 
 
 def _read(store: MessageStore, name: str) -> tuple[Table, int] | None:
-    """A file's content and its CRC, of `.bak` where the file itself is missing, empty or damaged; None: neither."""
+    """A file's content and its CRC; of `.bak` if the file itself is missing, empty or damaged; None: neither."""
     directory, files = store.log.root / "config", store.files
     reason = ""
+
     for path in (directory / name, directory / f"{name}.bak"):
         data = files.read_file(path) if files.exists(path) else b""
         if not data:
@@ -145,6 +152,7 @@ def _read(store: MessageStore, name: str) -> tuple[Table, int] | None:
             reason = reason or "it holds no object"
         except ValueError as error:
             reason = reason or str(error)
+
     if not reason:
         return None
     raise Corrupt(
@@ -156,11 +164,11 @@ def _read(store: MessageStore, name: str) -> tuple[Table, int] | None:
 
 
 def _write(store: MessageStore, name: str, table: Table, old_crc: int | None) -> int:
-    """Write a file; its old content goes to `.bak`, where RocketMQ looks when the file is damaged. Returns: its CRC."""
+    """Write a file. Its old content goes to `.bak`, which RocketMQ reads if the file is damaged. Returns: its CRC."""
     files, directory = store.files, store.log.root / "config"
     data = encode(table, store.clock.now_ms())
     crc = crc32c(data)
-    # RayMQ wrote both from here on: either one that a crash leaves says nothing new.
+    # Both contents count as RayMQ's from here on. So a crash may leave either: nothing is imported from it.
     _remember(store, name, [crc] if old_crc is None else [old_crc, crc])
     files.make_dirs(directory)
     path = directory / name
@@ -198,15 +206,18 @@ def _import_topics(store: MessageStore, table: Table, new: bool) -> None:
         queues = max(int(config.get("readQueueNums", 0)), int(config.get("writeQueueNums", 0)))
         if is_system_topic(name) or int(config.get("perm", 6)) & _PERM_INHERIT:
             continue
+
         attributes = {str(key): str(value) for key, value in config.get("attributes", {}).items()}
         known = store.state.topics.get(name, TopicInfo(name, 0, (shard,)))
         queues = max(queues, known.queues)
         if not 1 <= queues <= QUEUES_MAX or attributes.get(_QUEUE_TYPE) == _BATCH_QUEUE:
             continue
+
         try:
             fmt.check_topic_name(name)
         except RayMQError as error:
             raise _unlike(TOPICS, f"its topic {name!r} cannot be one: {error}") from error
+
         changed = (queues, attributes) != (known.queues, dict(known.attributes))
         if changed and (new or not known.queues):
             body = topic_body(name, queues, known.shards, attributes)
@@ -353,7 +364,7 @@ def _unlike(name: str, reason: str) -> Corrupt:
 
 _Import = Callable[["MessageStore", Table, bool], None]
 _Export = Callable[[Tables, Table], None]
-#: of each file, the function that imports it and the one that makes its content
+#: file name -> the function that imports the file, and the one that makes its content
 _FILES: dict[str, tuple[_Import, _Export]] = {
     TOPICS: (_import_topics, _export_topics),
     CONSUMER_OFFSETS: (_import_offsets, _export_offsets),

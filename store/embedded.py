@@ -63,8 +63,8 @@ class EmbeddedStore:
         clock: the source of time, for tests.
 
     Guarantees:
-        Opening recovers the store after any crash. With `flush="sync"` a put that returned is on disk; with "async" it
-        is in the page cache, and on disk within `flush_interval_ms` or, for less than `flush_least_pages` pages,
+        Opening recovers the store after any crash. With `flush="sync"` a put that returned is on disk. With "async" it
+        is in the page cache, and on disk within `flush_interval_ms`. Less than `flush_least_pages` pages may take
         `flush_thorough_interval_ms`. After a failed fsync the store never writes again.
 
     Raises:
@@ -72,7 +72,7 @@ class EmbeddedStore:
         Unavailable: another process has the store open, or the store has stopped writing.
         DeliveryUnknown: a put was appended but not synced within `sync_flush_timeout_ms`.
         StorageFull: the disk has no room; nothing was stored.
-        Corrupt: the store is damaged where it must not be.
+        Corrupt: the store is damaged at bytes that were on disk.
     """
 
     def __init__(
@@ -90,10 +90,12 @@ class EmbeddedStore:
                 field="transient_pool",
                 limit=False,
             )
+
         self._wake = threading.Event()
         self._ended = threading.Event()
         #: empty or incomplete after a failed constructor
         self._threads: list[threading.Thread] = []
+
         self.store = MessageStore.open(root, config=config, files=files, clock=clock)
         try:
             self._begin()
@@ -109,30 +111,36 @@ class EmbeddedStore:
         config = self.store.config
         log.sync()
         log.note_confirmed(log.end)
+
         self._delays = DelayService(self.store)
         self._syncer = SegmentSyncer(log.segments.directory, config.segment_size_bytes, log.files)
+
         self._sync_flush = config.flush == "sync"
         self._promise = PROMISES[config.flush, False, "quorum"]
         #: no receipt waits for the flush thread
         self._acknowledged_at_once = self._promise.acknowledged_by == ("appended",)
         self._commit = GroupCommit(self._syncer, flushed=log.synced)
         self._real_time = FlushRealTime(self._syncer, log.clock, config, flushed=log.synced)
+
         self._changed = threading.Condition()
-        self._dispatching = threading.Lock()
+        self._dispatch_lock = threading.Lock()
         #: guarded by `_changed`, like `_failed`. The log's marks are closed with the store, but callers may still wait
         self._ends = self.store.log.ends
         self._failed: str | None = None
         #: the exception that set `_failed`, and whether a call has raised it
         self._cause: BaseException | None = None
         self._raised = False
+
         #: transactions; the owner of the store calls its `check`
         self.transactions = TransactionService(self.store)
         self._messages = MessagePut(self.store, self._await)
         log.on_poisoned = self._fail
+
         for run, name in ((self._run, "raymq-flush"), (self._prepare_pages, "raymq-ahead")):
             thread = threading.Thread(target=run, name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
+
         self._advance()
 
     # --- writing --------------------------------------------------------------------------------------------
@@ -149,12 +157,14 @@ class EmbeddedStore:
 
         Raises: DeliveryUnknown with status FLUSH_DISK_TIMEOUT after the sync flush timeout.
         """
-        # In sync mode earlier synced messages are dispatched while the disk works. If that fails, the put has not
+        # In sync mode earlier synced messages are dispatched during the sync. If the dispatch fails, the put has not
         # failed: a running flag reports the failure, and so does the next read.
         with contextlib.suppress(OSError, StorageFull):
             self._dispatch()
+
         if not appended.wait_store_ok or self._acknowledged_at_once:
             return appended
+
         promise, end = self._promise, appended.end_offset
         limit = self.store.config.sync_flush_timeout_ms / 1000
         with self._changed:
@@ -162,6 +172,7 @@ class EmbeddedStore:
                 lambda: promise.acknowledged(self._ends) >= end or self._failed is not None, limit
             )
             ends, failed = self._ends, self._failed
+
         if promise.acknowledged(ends) < end:
             raise DeliveryUnknown(
                 f"the flush did not finish: {failed or f'{limit} s passed'}",
@@ -175,7 +186,7 @@ class EmbeddedStore:
         return self.wait(self.append(request))
 
     def async_put(self) -> AsyncPut:
-        """A service that puts single messages without waiting for each; close it before the store."""
+        """A service that puts single messages without waiting for each. Close it before the store."""
         return AsyncPut(self)
 
     def put_message(self, message: InnerMessage) -> PutResult:
@@ -228,10 +239,10 @@ class EmbeddedStore:
         max_bytes: int = 1 << 20,
         max_records: int = 10_000,
     ) -> FetchSlice:
-        """Read messages of one queue from `offset` on; a store that stopped writing still serves reads.
+        """Read messages of one queue from `offset` on. A store that stopped writing still serves reads.
 
-        Returns: raw records of at most `max_bytes` and `max_records`; see `raymq.store.decode_records`.
-        Raises: Corrupt when the message at `offset` is damaged.
+        Returns: raw records of at most `max_bytes` and `max_records`. See `raymq.store.decode_records`.
+        Raises: Corrupt if the message at `offset` is damaged.
         """
         self._check_threads()
         self._advance()
@@ -248,19 +259,19 @@ class EmbeddedStore:
         log = self.store.log
         while True:
             self._advance()
-            now = log.clock.now_ms()
-            ran = self._delays.run_once(now)
+            now_ms = log.clock.now_ms()
+            ran = self._delays.run_once(now_ms)
             if ran.messages:
                 self._wake.set()
-                self.wait(Append(-1, ran.messages, 0, now, -1, log.end))
-            elif ran.next_due_ms is None or ran.next_due_ms > now:
+                self.wait(Append(-1, ran.messages, 0, now_ms, -1, log.end))
+            elif ran.next_due_ms is None or ran.next_due_ms > now_ms:
                 return ran.next_due_ms
 
     def _dispatch(self) -> None:
         """Move the confirmed end, and build consume queues up to it."""
         log = self.store.log
-        with self._dispatching:
-            # Under the lock: a mark that two threads move must not go back.
+        with self._dispatch_lock:
+            # The mark moves under the lock: with two threads it could go back.
             log.note_confirmed(self._promise.readable(log.ends))
             while self.store.dispatched < log.confirmed:
                 before = self.store.dispatched
@@ -270,13 +281,14 @@ class EmbeddedStore:
     def _advance(self) -> None:
         """`_dispatch`, then index the dispatched records."""
         self._dispatch()
-        with self._dispatching:
+        with self._dispatch_lock:
             self.store.dispatch(self.store.log.confirmed)
 
     def await_index(self) -> None:
-        """Index every confirmed message. Without this call keys are indexed in groups, and catch up after a start."""
+        """Index every confirmed message. Without this call keys are indexed in groups, and by later calls after a
+        start."""
         self._advance()
-        with self._dispatching:
+        with self._dispatch_lock:
             while self.store.reput.index_behind:
                 before = self.store.dispatched, self.store.index.indexed
                 self.store.dispatch(self.store.log.confirmed)
@@ -302,10 +314,12 @@ class EmbeddedStore:
         self._wake.clear()
         if self._ended.is_set():
             return
+
         if idle:
             # The last put must not wait for another one to be dispatched. A failure is raised to readers.
             with contextlib.suppress(OSError, RayMQError):
                 self._advance()
+
         log = self.store.log
         flush = self._commit.flush if self._sync_flush else self._real_time.flush_if_due
         try:
@@ -317,6 +331,7 @@ class EmbeddedStore:
             self._ended.wait(FLUSH_RETRY_S)
             self._wake.set()
             return
+
         if flushed > log.synced:
             log.note_synced(flushed)
             self._notify_synced()
@@ -329,7 +344,7 @@ class EmbeddedStore:
             self._changed.notify_all()
 
     def _check_working(self) -> None:
-        """Raises: Unavailable when a thread of the store ended or a sync failed; nothing was stored."""
+        """Raises: Unavailable if a thread of the store ended or a sync failed. Nothing was stored then."""
         if self._failed is not None:
             self._raised = True
             raise Unavailable(
@@ -337,7 +352,7 @@ class EmbeddedStore:
             ) from self._cause
 
     def _check_threads(self) -> None:
-        """Raises: Unavailable, once, when a thread of the store ended; a failed sync harms no reader."""
+        """Raises: Unavailable, once, if a thread of the store ended. A failed sync harms no reader."""
         if self._cause is not None and not self._raised:
             self._check_working()
 
@@ -359,7 +374,7 @@ class EmbeddedStore:
 
     @property
     def ends(self) -> Ends:
-        """How far the store is. Without a replica, `replicated` is the confirmed end."""
+        """The ends of the log. Without a replica, `replicated` is the confirmed end."""
         return self.store.log.ends
 
     @property
@@ -375,7 +390,7 @@ class EmbeddedStore:
             thread.join()
 
     def abandon(self) -> None:
-        """Release every file as a crash would: nothing is written or synced any more."""
+        """Release every file as a crash would, without a write or a sync."""
         self._end_threads()
         with self._changed:
             self._failed = self._failed or "the store was abandoned"
@@ -387,7 +402,7 @@ class EmbeddedStore:
     def close(self) -> None:
         """Flush everything and close the store.
 
-        Raises: Unavailable when a thread of the store ended and no call has raised that; OSError. The store is closed
+        Raises: Unavailable if a thread of the store ended and no call has raised that; OSError. The store is closed
         anyway.
         """
         self._end_threads()

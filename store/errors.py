@@ -70,7 +70,7 @@ class OffsetOutOfRange(RayMQError):
 
 
 class StorageFull(RayMQError):
-    """The disk has no room, and nothing was stored. Reads continue; free space and repeat the call."""
+    """The disk has no room, and nothing was stored. Reads continue. Free space and repeat the call."""
 
     retriable = True
 
@@ -83,7 +83,7 @@ class Corrupt(RayMQError):
 
 
 class Bug(RayMQError):
-    """A state that RayMQ's own code rules out. Please report it; the process that meets it stops."""
+    """A state that RayMQ's own code rules out. Please report it. The process that meets it stops."""
 
 
 #: the classes above, by their names on the wire
@@ -101,7 +101,7 @@ def to_wire(error: RayMQError) -> dict[str, Any]:
 
 
 def from_wire(wire: dict[str, Any]) -> RayMQError:
-    """The inverse of `to_wire`; an unknown kind becomes the root error."""
+    """The inverse of `to_wire`. An unknown kind becomes the root error."""
     return _rebuild(wire["kind"], wire["message"], dict(wire.get("fields", {})))
 
 

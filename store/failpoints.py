@@ -1,4 +1,4 @@
-"""Named places at every durable step where tests make the process die, fail or wait.
+"""Named points at every durable step, at which tests make the process die, fail or wait.
 
 Off, a failpoint is one dict look-up. Across processes they are set by the environment variable
 RAYMQ_FAILPOINTS, for example "log.after_store=kill;log.roll=kill".
@@ -26,7 +26,7 @@ NAMES: dict[str, str] = {
     "files.unlinked": "an old file has no name any more, its directory is not synced",
     "clean.after_segments": "old segments are deleted, their chain, consume queues and indexes are not",
     "clean.after_chain": "the chain of deleted segments is gone, consume queues still have its units",
-    "clean.after_queues": "old consume queue files are deleted, derived stores are not told yet",
+    "clean.after_queues": "old consume queue files are deleted, derived stores still have them",
     "pool.stored": "a unit's bytes are in the transient pool, its chain unit is not written",
     "pool.restored": "the pool of the process before was written into the files, nothing is recovered",
     "commit.before_write": "CommitRealTime is about to write pool bytes into the files",
@@ -46,7 +46,7 @@ NAMES: dict[str, str] = {
     "index.file_created": "a new index file has its name, no entry",
     "index.entries_written": "index entries are written, no slot points at them",
     "index.slots_written": "index entries and slots are written, the header does not count them",
-    "index.synced": "index files are synced, the mark does not tell of it",
+    "index.synced": "index files are synced, the mark does not cover it",
     "flush.before_sync": "a flush service is about to fdatasync",
     "flush.after_sync_before_report": "fdatasync returned, the watermark is not published",
 }

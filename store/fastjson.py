@@ -1,7 +1,7 @@
 """JSON as RocketMQ's configuration files have it: fastjson's dialect, read leniently, written as fastjson writes it.
 
 fastjson writes integer keys without quotes, `{0:12,1:3}`, which is not JSON. It reads names without quotes, single
-quotes and commas too many. Integer keys stay integers here, so a table comes back as it was.
+quotes and commas too many. Integer keys stay integers here, so a table is written as it was read.
 Source: fastjson 1.2.83 with its default features, as ConfigManager of RocketMQ 5.3.3 uses it.
 """
 
@@ -57,26 +57,29 @@ class _Reader:
         return self._text[self._at : self._at + 1]
 
     def end(self) -> None:
-        """Nothing may follow."""
+        """Check that the text ends here."""
         if self._peek():
             self._fail("the end")
 
     def value(self, depth: int) -> Any:
-        """Any value."""
+        """Read any value."""
         first = self._peek()
         if depth > DEPTH_MAX:
             self._fail(f"at most {DEPTH_MAX} levels")
+
         if first == "{":
             return self._object(depth)
         if first == "[":
             return self._array(depth)
         if first in _STRING:
             return self._string(first)
+
         number = _NUMBER.match(self._text, self._at)
         if number:
             self._at = number.end()
             is_decimal = re.search(r"[.eE]", number[0])
             return float(number[0]) if is_decimal else int(number[0])
+
         word = _NAME.match(self._text, self._at)
         if word is None or word[0] not in _WORDS:
             self._fail("a value")

@@ -27,7 +27,7 @@ PathLike = str | os.PathLike[str]
 #: anything with the buffer protocol
 Data = Any
 
-#: how many zeros are written or looked for at a time: they stay in a core's cache
+#: zeros that are written or compared at a time: they stay in a core's cache
 ZERO_CHUNK_BYTES = 128 << 10
 _ZEROS = bytes(ZERO_CHUNK_BYTES)
 #: target of reads that only bring bytes into memory
@@ -41,7 +41,7 @@ _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.EBADMSG, errno.ERE
 #: the rule of a Corrupt for such bytes
 READABLE = "stored bytes can be read"
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
-#: errors of an fsync by name for which no descriptor was free: nothing was tried
+#: errors of an fsync by name if no descriptor was free: nothing was tried
 NOT_TRIED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 #: at least the size of CPython's Py_buffer, in words
 _PY_BUFFER_WORDS = 16
@@ -64,16 +64,16 @@ class Files:
 
     def __init__(self) -> None:
         self._maps: dict[int, mmap.mmap] = {}
-        #: the memory file of `gather`, and its map. Guarded by `_gathering`
+        #: the memory file of `gather`, and its map. Guarded by `_gather_lock`
         self._gathered: tuple[int, mmap.mmap] | None = None
-        self._gathering = threading.Lock()
+        self._gather_lock = threading.Lock()
 
     # --- descriptors --------------------------------------------------------------------------
 
     def open_file(self, path: PathLike, *, create: bool = False, writable: bool = True) -> int:
         """Open a file, mode 0600.
 
-        Raises: FileNotFoundError unless `create`; Unavailable for a read-only directory.
+        Raises: FileNotFoundError unless `create`, Unavailable for a read-only directory.
         """
         flags = os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_RDWR if writable else os.O_RDONLY)
         if create:
@@ -102,8 +102,8 @@ class Files:
         """Length of a file, bytes."""
         return os.fstat(fd).st_size
 
-    #: reads bytes of a descriptor at a position; fewer at the end of the file. Not wrapped: queries make thousands of
-    #: small reads, and a Python call costs a tenth of one
+    #: reads bytes of a descriptor at a position, fewer at the end of the file. It is not wrapped: queries make
+    #: thousands of small reads, and a Python call costs a tenth of one
     pread = staticmethod(os.pread)
 
     def pread_into(self, fd: int, target: memoryview, offset: int) -> int:
@@ -137,14 +137,14 @@ class Files:
         path: PathLike,
         base: int = 0,
     ) -> bytes:
-        """`read_range` of so many bytes at each of `starts`, in one piece; zeros follow the end of the file.
+        """`read_range` of `nbytes` bytes at each of `starts`, in one piece. Bytes after the file's end are zeros.
 
         Args: `view`: the whole file, of `map_read`.
         """
         found = self.gather(view, starts, nbytes)
         if found is not None:
             return found
-        # One of them is at the file's end, or the disk does not give back one.
+        # One range is at the file's end, or the disk cannot read it.
         size = len(view)
         return b"".join(
             self.read_range(fd, at, min(at + nbytes, size), path=path, base=base).ljust(
@@ -154,27 +154,29 @@ class Files:
         )
 
     def gather(self, view: memoryview, starts: Sequence[int], nbytes: int) -> bytes | None:
-        """So many bytes of a view at each place, in one piece.
+        """`nbytes` bytes of a view at each of `starts`, in one piece.
 
-        One system call takes half the time of as many reads. The kernel copies the bytes from the map to a memory
-        file. Where this process would die of SIGBUS at a bad sector, the kernel returns an error.
-        Returns: None when one of the places cannot be read so, or another thread gathers.
+        One system call takes half the time of as many reads. The kernel copies the bytes from the map to a memory file.
+        At a bad sector the kernel returns an error, while a read through the map would kill this process (SIGBUS).
+        Returns: None if one of the ranges cannot be read so, or another thread gathers.
         """
         total = nbytes * len(starts)
         if total > GATHER_BYTES:
             return None
+
         parts = [view[start : start + nbytes] for start in starts]
         # Cold pages come from the disk meanwhile, and another query must not wait for them.
-        if not self._gathering.acquire(blocking=False):
+        if not self._gather_lock.acquire(blocking=False):
             return None
+
         try:
             fd, mapped = self._gathered = self._gathered or self._memory_file()
             return mapped[:total] if os.pwritev(fd, parts, 0) == total else None
         except OSError:
-            # A bad sector, more places than a system call takes, or no descriptor for the memory file.
+            # A bad sector, more ranges than a system call takes, or no descriptor for the memory file.
             return None
         finally:
-            self._gathering.release()
+            self._gather_lock.release()
 
     def _memory_file(self) -> tuple[int, mmap.mmap]:
         fd = os.memfd_create("raymq-gather")
@@ -185,7 +187,7 @@ class Files:
     def read_into(
         self, fd: int, target: memoryview, start: int, *, path: PathLike, base: int = 0
     ) -> None:
-        """`read_range` into memory that is there: the first touch of new pages costs more than the copy."""
+        """`read_range` into given memory: the first touch of new pages costs more than the copy."""
         done = 0
         while done < len(target):
             at = start + done
@@ -221,9 +223,11 @@ class Files:
                     break
                 # The file system does not support it.
                 return [(start, stop)]
+
             if begin < stop:
                 found.append((begin, min(end, stop)))
             position = end
+
         return found
 
     def drop_cached(self, fd: int, offset: int, length: int) -> None:
@@ -231,10 +235,10 @@ class Files:
         os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
 
     def read_ahead(self, fd: int, offset: int, length: int) -> None:
-        """Bring these bytes into the page cache; those after the file's end are left out. Raises: OSError.
+        """Bring these bytes into the page cache. Bytes after the file's end are left out. Raises: OSError.
 
-        They are read and thrown away: the kernel keeps bytes that are read in sequence in large folios, where
-        POSIX_FADV_WILLNEED brings single pages. Mapping large folios costs a sixth, writing to them half.
+        They are read and thrown away: the kernel keeps bytes that are read in sequence in large folios.
+        POSIX_FADV_WILLNEED would bring single pages. Mapping large folios costs a sixth, writing to them half.
         """
         whole, rest = divmod(length, len(_UNREAD))
         os.preadv(fd, [_UNREAD] * whole + [_UNREAD[:rest]], offset)
@@ -272,7 +276,7 @@ class Files:
             raise _translate(error, None) from error
 
     def sync_data(self, fd: int) -> None:
-        """fdatasync. Raises: SyncFailed; the caller must not try again: the kernel has marked the lost pages clean."""
+        """fdatasync. Raises: SyncFailed. The caller must not try again: the kernel has marked the lost pages clean."""
         try:
             os.fdatasync(fd)
         except OSError as error:
@@ -305,7 +309,7 @@ class Files:
     def map_read(self, fd: int, size: int, *, gathered: bool = False) -> memoryview:
         """A read-only view of the first `size` bytes.
 
-        Args: `gathered`: only `gather` reads it, and never the pages around a place.
+        Args: `gathered`: only `gather` reads the view, and needs no pages around what it reads.
         Raises: Corrupt when the file is shorter: touching its missing end would be SIGBUS.
         """
         view = self._map(fd, size, mmap.PROT_READ)
@@ -316,7 +320,7 @@ class Files:
     def map_checked(self, fd: int, size: int, path: PathLike) -> memoryview:
         """Like `map_read`, after every byte that is not in a hole was read. Raises: Corrupt for bad sectors.
 
-        For tools that look at all of a file anyway.
+        For tools that read all of a file anyway.
         """
         for start, stop in self.data_ranges(fd, 0, size):
             for at in range(start, stop, _READ_BYTES):
@@ -324,7 +328,7 @@ class Files:
         return self.map_read(fd, size)
 
     def map_words(self, fd: int, size: int) -> memoryview:
-        """A shared writable view; the caller casts it to "q"."""
+        """A shared writable view. The caller casts it to "q"."""
         return self._map(fd, size, mmap.PROT_READ | mmap.PROT_WRITE)
 
     def _map(self, fd: int, size: int, protection: int) -> memoryview:
@@ -360,7 +364,7 @@ class Files:
             _lock_call("munlock", self._maps[id(view)], len(view))
 
     def forget(self, view: memoryview) -> Callable[[], bool]:
-        """Release a view. A reader that still uses it, or a slice of it, keeps it alive.
+        """Release a view. A reader that still uses the view or a slice keeps its map alive.
 
         Returns: a function that says whether the last reader is gone, and the map with it.
         """
@@ -437,19 +441,19 @@ class Files:
     def make_dirs_durable(self, path: PathLike) -> None:
         """Create a directory and its parents. Durable: their names, whichever process made them.
 
-        A process that was killed may have left names that are in the page cache only. Every parent is synced, up to the
-        root of the file system. Directories above an unreadable parent were not made by `make_dirs`.
+        A killed process may have left names that are in the page cache only. Every parent is synced, up to the root of
+        the file system. Directories above an unreadable parent were not made by `make_dirs`.
         """
         self.make_dirs(path)
-        place = Path(os.path.realpath(path))
+        directory = Path(os.path.realpath(path))
         try:
-            device = os.stat(place).st_dev
-            for parent in place.parents:
+            device = os.stat(directory).st_dev
+            for parent in directory.parents:
                 if os.stat(parent).st_dev != device or not os.access(parent, os.R_OK):
                     break
                 self.sync_dir(parent)
         except OSError as error:
-            raise _translate(error, place) from error
+            raise _translate(error, directory) from error
 
     def remove_tree(self, path: PathLike) -> None:
         """Remove a directory and all in it. A missing one is ignored."""
@@ -497,9 +501,9 @@ class Files:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def boot_id(self) -> str:
-        """Changes with every boot of the machine: page cache written before it may be gone.
+        """An id that changes with every boot of the machine: page cache written before a boot may be gone.
 
-        Raises: Unavailable where the kernel does not say; a guess would trust a page cache that is gone.
+        Raises: Unavailable if the kernel does not say. A guess would trust a page cache that is gone.
         """
         fault = "is empty"
         try:
@@ -540,10 +544,11 @@ def _translate(error: OSError, path: PathLike | None) -> Exception:
     where = f" at {path}" if path is not None else ""
     if error.errno in _FULL:
         return StorageFull(
-            f"the disk is full{where}; nothing was stored, reads go on. Free some room and retry.",
+            f"the disk is full{where}; nothing was stored, reads continue. Free some room and retry.",
             field="disk",
             path=None if path is None else str(path),
         )
+
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and path is not None:
         return Unavailable(
             f"{path} cannot be written: {error.strerror}; "
@@ -551,6 +556,7 @@ def _translate(error: OSError, path: PathLike | None) -> Exception:
             field="data_dir",
             path=str(path),
         )
+
     return error
 
 

@@ -25,8 +25,8 @@ A message record (offsets for IPv4 hosts; each IPv6 host adds 12 bytes)::
          2  properties_length p
          p  properties      name 0x01 value 0x02, repeated
 
-A blank record fills the rest of a file: 4 bytes the rest's length, 4 bytes BLANK_MAGIC. A record
-ends no closer than 8 bytes to the file's end, so that a blank always fits.
+A blank record fills the rest of a file: 4 bytes the rest's length, 4 bytes BLANK_MAGIC. At least 8 bytes follow a
+record in its file, so that a blank always fits.
 
 A consume queue unit: 8 bytes physical offset, 4 record size, 8 tags code.
 
@@ -70,7 +70,7 @@ TOPIC_V1_MAX_CHARS = 127
 #: the longest %RETRY% or %DLQ% topic (Validators, TopicValidator)
 TOPIC_MAX_CHARS = 255
 
-#: topic of messages that wait for a delay level; level n waits in queue n - 1
+#: topic of messages that wait for a delay level: those of level n are in queue n - 1
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 #: topic of messages that wait for a delivery time of their own, in queue 0
 TIMER_TOPIC = "rmq_sys_wheel_timer"
@@ -92,8 +92,8 @@ SYSTEM_TOPICS = frozenset(
 )
 
 #: one unit of a consume queue, 20 bytes
-UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-UNIT_BYTES = UNIT_DTYPE.itemsize
+QUEUE_UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+QUEUE_UNIT_BYTES = QUEUE_UNIT_DTYPE.itemsize
 
 
 @lru_cache(maxsize=4)
@@ -127,7 +127,7 @@ HEADER_BYTES = HEADER_DTYPE.itemsize
 IPV6_EXTRA_BYTES = 12
 #: the same header, both hosts IPv4 and 8 bytes each
 HEADER = struct.Struct(">iIiiiqqiq8sq8siqi")
-#: of it size, magic, body_crc, physical_offset, sys_flag, store_time_ms and body_length
+#: only size, magic, body_crc, physical_offset, sys_flag, store_time_ms and body_length of the header
 HEADER_ESSENTIALS = struct.Struct(">iIi16xqi16xq20xi")
 
 
@@ -136,7 +136,7 @@ def _field_at(name: str) -> int:
     return int(HEADER_DTYPE.fields[name][1])  # type: ignore[index]
 
 
-#: where fields of a record begin
+#: positions of fields in a record
 QUEUE_ID_AT = _field_at("queue_id")
 QUEUE_OFFSET_AT = _field_at("queue_offset")
 PHYSICAL_OFFSET_AT = _field_at("physical_offset")
@@ -146,7 +146,7 @@ BORN_HOST_AT = _field_at("born_ip")
 STORE_TIME_AT = _field_at("store_time_ms")
 #: with two IPv4 hosts
 BODY_LENGTH_AT = _field_at("body_length")
-#: the first bytes of a record up to its store time, whatever the born host; no record is shorter
+#: bytes of a record up to and with its store time, for any born host; no record is shorter
 STORE_TIME_END_MAX = STORE_TIME_AT + IPV6_EXTRA_BYTES + 8
 #: the shortest record: no body, a topic of one byte, no properties
 RECORD_MIN_BYTES = HEADER_BYTES + 2 + 2
@@ -156,7 +156,7 @@ SECTOR_BYTES = 512
 require(HEADER_BYTES == 88, "a record header has 88 bytes", found=HEADER_BYTES)
 for _layout in (HEADER, HEADER_ESSENTIALS):
     require(_layout.size == HEADER_BYTES, "the header's layouts agree", found=_layout.size)
-require(UNIT_BYTES == 20, "a consume queue unit has 20 bytes", found=UNIT_BYTES)
+require(QUEUE_UNIT_BYTES == 20, "a consume queue unit has 20 bytes", found=QUEUE_UNIT_BYTES)
 
 _INT, _LONG = struct.Struct(">i"), struct.Struct(">q")
 _TOPIC_BAD = re.compile(r"[^%|a-zA-Z0-9_-]")
@@ -178,8 +178,8 @@ def file_name(offset: int) -> str:
 def check_topic_name(topic: str) -> None:
     """Refuse a topic name that RocketMQ would refuse.
 
-    Letters, digits and %|_- only (so a topic is a safe directory name), 1 to 127 of them, up to 255
-    for %RETRY% and %DLQ% topics. Raises: Rejected. Source: TopicValidator#validateTopic.
+    A name has letters, digits and %|_- only, so a topic is a safe directory name. It has 1 to 127 characters, or up to
+    255 in a %RETRY% or %DLQ% topic. Raises: Rejected. Source: TopicValidator#validateTopic.
     """
     long = isinstance(topic, str) and topic.startswith(("%RETRY%", "%DLQ%"))
     _check_name("topic", topic, TOPIC_MAX_CHARS if long else TOPIC_V1_MAX_CHARS)

@@ -51,9 +51,9 @@ from .topics import check_new_topic
 
 logger = logging.getLogger(__name__)
 
-#: how long an orderly stop waits for an index that lags; after that the file `abort` stays
+#: longest wait of an orderly stop for a lagging index. After it the file `abort` stays
 INDEX_WAIT_MS = 5_000
-#: how long it waits for compacted queues: RocketMQ would never serve messages that are not copied
+#: longest wait of an orderly stop for compacted queues: RocketMQ would never serve messages that are not copied
 COPY_WAIT_MS = 60_000
 #: most earlier results of `deletable_end` that wait for a sync
 HELD_MAX = 8
@@ -70,45 +70,53 @@ class MessageStore:
         self.config = log.config
         self.files = log.files
         self.clock = log.clock
+
         producers = ProducerTable(
             entries_max=log.config.producer_entries_limit,
             expiry_ms=int(log.config.producer_expiry_hours * 3_600_000),
             limit_option=log.config.producer_limit_option,
         )
         self.state = ShardState(producers)
+
         self.consume_queues = ConsumeQueues(log.root, log.config, files=log.files)
         self.reader = Reader(log, self.consume_queues, self.state)
         self.compaction = CompactionStore(log, self.consume_queues, self.state)
         self.index = IndexService(log.root, log.config, files=log.files, clock=log.clock)
         self._get_message = GetMessage(log, self.consume_queues, self.state)
-        #: finds messages by key, id, place and time
+        #: finds messages by key, id, offset and time
         self.query = Query(log, self.consume_queues, self.index)
-        #: reads, puts and dispatch may be blocked here
+
+        #: conditions that block reads, puts or dispatch
         self.flags = RunningFlags()
         self.stats = StoreStats()
+
         #: moves messages with a delivery time to the topics where they wait
         self.delay_hook = DelayHook(log.config, log.clock)
         #: called for every put but those of the store's own services
         self.hooks: list[PutHook] = [self.delay_hook]
         #: system topics that users may put columns to, and their checks
         self.topic_guards: dict[str, TopicGuard] = {TIMER_TOPIC: self.delay_hook}
+
         self.put_lock = PutLock(log.clock)
         #: fills consume queues and index; its `run` is called by `dispatch`
         self.reput = ReputService(
             log, self.consume_queues, put_lock=self.put_lock, flags=self.flags
         )
         self.put_path = PutPath(self)
+
         #: derived stores, which forget messages that the log deletes
         self.derived: list[Derived] = [self.index]
         #: each returns the physical offset from which it still needs records; None: it needs none
         self.holds: list[Callable[[], int | None]] = [self.compaction.holds_from]
         #: the log's end and the deletable end, as of earlier calls
         self._held: list[tuple[int, int]] = []
+
         #: deletes old files; the host calls its `run_once`
         self.clean_service = CleanService(log, self, flags=self.flags)
         #: writes checkpoint and configuration for the start after a crash; the host calls its `run_once`
         self.checkpoint_service = CheckpointService(self)
-        #: whether recovery met a snapshot
+
+        #: recovery read a snapshot
         self._met_snapshot = False
         #: the end up to which consume queues are being rebuilt, and the next offsets of those that were lost
         self._rebuilding: tuple[int, dict[tuple[str, int], int]] | None = None
@@ -117,11 +125,12 @@ class MessageStore:
         self._opened_end = 0
         #: held from the check whether a topic exists until its record's end is noted
         self._topics_lock = threading.Lock()
-        #: the log alone says where each consume queue ends
+
+        #: each consume queue ends exactly where the log says
         self._queues_exact = False
         #: a sync of a consume queue failed
         self._queues_doubtful = False
-        self._syncing = threading.Lock()
+        self._sync_lock = threading.Lock()
 
     @classmethod
     def open(
@@ -136,13 +145,14 @@ class MessageStore:
     ) -> MessageStore:
         """Open or create the store in `root` and recover it.
 
-        `on_locked` runs after the store's lock is held and before anything is recovered: the place to end
-        processes that an earlier host left running.
-        Raises: Unavailable when another process has it open; Corrupt for damage that recovery may not cut off.
+        Args: `on_locked`: called with the store's lock held and before anything is recovered, to end processes that an
+        earlier host left running.
+        Raises: Unavailable if another process has it open, Corrupt for damage that recovery may not cut off.
         """
         config = config or StoreConfig()
         files = files or Files()
         log = CommitLog(root, config, files=files, clock=clock or Clock(), identity=identity)
+
         store = None
         try:
             store = cls(log)
@@ -182,7 +192,7 @@ class MessageStore:
         self.index.load(
             log_start=log.start,
             log_end=log.end,
-            uncut=log.marks.dispatched_end,
+            never_cut_below=log.marks.dispatched_end,
             crashed=log.crashed,
             time_ms=log.checkpoint.index_ms,
         )
@@ -223,7 +233,7 @@ class MessageStore:
     def dispatch(self, confirmed: int) -> int:
         """Build consume queues up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.
 
-        The index has it all when a call dispatched nothing and `reput.index_behind` is False.
+        The index is complete if a call dispatched nothing and `reput.index_behind` is False.
         Callers: one thread.
         """
         dispatched = self.reput.run(confirmed)
@@ -235,21 +245,22 @@ class MessageStore:
 
     @property
     def damage(self) -> list[Corrupt]:
-        """Damage below the confirmed end that dispatch, index or deliveries met and passed over."""
+        """Damage below the confirmed end that dispatch, index or deliveries skipped."""
         return list(self.log.damage_met.values())
 
     def sync_queues(self, *, closing: bool = False) -> None:
         """fdatasync every consume queue and the index, and remember how far they are complete.
 
-        Raises: OSError; then Unavailable, for no second sync proves anything. The next start writes them again.
-        Callers: any thread but the one that dispatches, which should not wait so long.
+        Raises: OSError if a sync failed. Later calls raise Unavailable, since no second sync proves anything. The next
+        start writes the queues again. Callers: any thread but the one that dispatches, which should not wait so long.
         """
-        with self._syncing:
+        with self._sync_lock:
             if self._queues_doubtful:
                 raise Unavailable(
                     "an fdatasync of a consume queue failed; the next start rebuilds all that was not synced",
                     field="consumequeue",
                 )
+
             upto = self.dispatched
             try:
                 self.consume_queues.sync()
@@ -263,6 +274,7 @@ class MessageStore:
                 with contextlib.suppress(OSError, RayMQError):
                     self.log.meta.update({QUEUES_DOUBTFUL: True})
                 raise
+
             self.log.marks.dispatched_end = upto
 
     # --- deletion, for `clean_service` --------------------------------------------------------------------------------
@@ -276,7 +288,7 @@ class MessageStore:
         progress = self.state.progress
         if not progress.get(LEVELS_SERVICE) and not progress.get(TIMERS_SERVICE):
             return deletable
-        # A delivered message waits no more, but the record of its delivery must be on disk before its original goes.
+        # A delivered message waits no more. But its delivery must be on disk before the original record is deleted.
         self._held.append((log.end, deletable))
         certain = [each for each in self._held if each[0] <= log.synced]
         uncertain = [each for each in self._held if each not in certain]
@@ -304,7 +316,8 @@ class MessageStore:
         return self.consume_queues.keys()
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """The half-open range of readable offsets of a queue; when compacted, from the first message that is left."""
+        """The half-open range of readable offsets of a queue. That of a compacted queue begins at the first message
+        left."""
         if self.compaction.owns(topic):
             return self.compaction.queue_range(topic, queue_id)
         return self.consume_queues.range(topic, queue_id)
@@ -312,9 +325,9 @@ class MessageStore:
     def fetch(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
     ) -> FetchSlice:
-        """Read records: `Reader.fetch`, of a compacted topic `CompactionStore.fetch`.
+        """Read records: `Reader.fetch`, or for a compacted topic `CompactionStore.fetch`.
 
-        Raises: Unavailable, too, when the store is not readable.
+        Raises: also Unavailable if the store is not readable.
         """
         self._check_readable()
         reader: CompactionStore | Reader = self.reader
@@ -329,7 +342,7 @@ class MessageStore:
     ) -> FetchSlice:
         """`fetch` for callers that decode the records here: up to the first damaged one.
 
-        Raises: Corrupt where that is the one at `offset`.
+        Raises: Corrupt if that is the message at `offset`.
         """
         found = self.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
         fault = fault_of(found)
@@ -345,9 +358,9 @@ class MessageStore:
         )
 
     def check_record(self, topic: str, queue_id: int, offset: int) -> None:
-        """Check whether the message at an offset is whole. Does nothing where there is none.
+        """Check that the message at an offset is whole. Without a message nothing happens.
 
-        Raises: Corrupt naming the file and the place, which is noted for status.
+        Raises: Corrupt naming the file and the physical offset. The damage is noted for status.
         """
         try:
             if self.compaction.owns(topic):
@@ -375,7 +388,7 @@ class MessageStore:
     ) -> GetMessageResult:
         """Read as RocketMQ's brokers do: `GetMessage.get`.
 
-        Raises: Unavailable when the store is not readable.
+        Raises: Unavailable if the store is not readable.
         """
         self._check_readable()
         get = self._get_message.get
@@ -394,9 +407,9 @@ class MessageStore:
         shards: Iterable[int],
         attributes: Mapping[str, str] | None = None,
     ) -> Append | None:
-        """Create a topic; None when the same one exists already.
+        """Create a topic. Returns: None if the same topic exists already.
 
-        Raises: Rejected for a bad name, number or attribute, or when it exists with others.
+        Raises: Rejected for a bad name, number or attribute, or if it exists with others.
         """
         with self._topics_lock:
             info = check_new_topic(name, queues, tuple(shards), self.state.topics, attributes)
@@ -408,7 +421,7 @@ class MessageStore:
             return appended
 
     def topic_end(self, name: str) -> int:
-        """A physical offset: a topic that exists is as durable as the log below it."""
+        """The physical offset below which the log proves that the topic exists: the topic is as durable as that."""
         with self._topics_lock:
             return self._topic_ends.get(name, self._opened_end)
 
@@ -423,24 +436,30 @@ class MessageStore:
         """Orderly stop: dispatch all, sync all, and remove `abort` only if all derived files are complete."""
         if self.put_path.closed:
             return
+
         self.put_path.closed = True
         log = self.log
         complete = False
+
         try:
             while self.dispatched < log.confirmed:
                 before = self.dispatched
                 if self.dispatch(log.confirmed) == before:
                     break
+
             until_ms = self.clock.monotonic_ms() + INDEX_WAIT_MS
             while self.reput.index_behind and self.clock.monotonic_ms() < until_ms:
                 self.dispatch(log.confirmed)
+
             copied = self._copy_compacted()
             self.sync_queues(closing=True)
             config_json.write_back(self)
             self.compaction.close()
+
             log.checkpoint.physic_ms = self.state.store_time_ms
             log.checkpoint.logics_ms = self.state.store_time_ms
             log.checkpoint.sync()
+
             complete = copied and self.dispatched >= log.end
             if self.config.message_index:
                 complete = complete and self.index.indexed >= log.end
@@ -451,7 +470,7 @@ class MessageStore:
             log.close(clean=complete)
 
     def _copy_compacted(self) -> bool:
-        """Bring the compacted queues up to date. Returns: whether they are."""
+        """Copy all records that compacted queues lack. Returns: whether they are complete."""
         until_ms = self.clock.monotonic_ms() + COPY_WAIT_MS
         try:
             while self.compaction.advance_all():
@@ -464,7 +483,7 @@ class MessageStore:
         return True
 
     def abandon(self) -> None:
-        """Release every file as a crash would: nothing is synced, and `abort` stays."""
+        """Release every file as a crash would, without a sync. `abort` stays."""
         self.put_path.closed = True
         self.compaction.abandon()
         self.consume_queues.close()

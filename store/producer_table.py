@@ -1,11 +1,12 @@
 """Sequences and offsets of up to a million producers and queues: rows of bytes, with objects for the newest few.
 
 An entry is a row of 76 bytes. An index finds it by producer and queue. An entry that is written becomes an object
-(`ProducerQueue`), which knows more runs than a row has room for. The object written least recently goes back into its
-row. No entry is lost that way. Entries are dropped only when the table is full, and only those that were not written
-for `expiry_ms`. If none is that old, new entries are refused.
+(`ProducerQueue`), which knows more runs than a row has room for. The object that was written least recently is stored
+in its row again, so no entry is lost. Entries are dropped only when the table is full, and only those that were not
+written for `expiry_ms`. If none is that old, new entries are refused.
 
-Threads: one writes (the put lock), and makes all calls that may drop entries or remember an epoch; any may call `get`.
+Callers: one thread writes, with the put lock, and makes all calls that may drop entries or remember an epoch. Any
+thread may call `get`.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from .arrays import Structs
 from .errors import Rejected
 
 #: (producer, topic, queue)
-Key = tuple[int, str, int]
+EntryKey = tuple[int, str, int]
 
-#: objects beside the rows
+#: most entries that are objects
 RECENT_MAX = 20_000
-#: runs of consecutive offsets kept per producer and queue; rows between them are searched (duplicates.py)
+#: most runs of consecutive offsets per producer and queue. Offsets between them are searched (duplicates.py)
 RUNS_MAX = 16
-#: of these, the newest that are always kept
+#: the newest runs, which are always kept
 RUNS_RECENT = 6
-#: dropped at once when there are too many
+#: runs that are dropped together if there are too many
 RUNS_DROPPED = 5
 UNKNOWN_OFFSET = -1
 
@@ -51,7 +52,7 @@ ENTRY = np.dtype(
         ("queue", "<u4"),
         ("time_ms", "<i8"),
         ("end_offset", "<i8"),
-        # The first run and the newest: the same twice where there is one.
+        # The first run and the newest: the same twice if there is only one.
         ("first_sequence", "<i8"),
         ("first_count", "<i8"),
         ("first_offset", "<i8"),
@@ -86,15 +87,15 @@ class ProducerQueue:
 
     #: the sequence the next row must have
     next_sequence: int = 0
-    #: physical end of its last record: duplicates are as durable as this
+    #: physical end of the last record: duplicates are as durable as this
     end_offset: int = 0
-    #: the first run, some that are old, the newest; never changed in place but at its end
+    #: the first run, some old ones, the newest. In place only the end of the list changes
     runs: list[Run] = field(default_factory=list)
-    #: the result of the last search, because the next rows are asked for next. Not part of the state
+    #: the result of the last search, because the next rows are usually searched next. Not part of the state
     found: FoundRun | None = field(default=None, compare=False)
-    #: when it was written last
+    #: time of the last write
     time_ms: int = field(default=0, compare=False)
-    #: its row in the table
+    #: row of the entry in the table
     row: int = field(default=-1, compare=False)
 
     def extend(self, sequence: int, count: int, offset: int, end_offset: int) -> None:
@@ -114,9 +115,9 @@ class ProducerQueue:
         self.end_offset = end_offset
 
     def _thin_out(self) -> None:
-        """Drop the old runs that leave the fewest offsets to search; both ends of a long pause stay.
+        """Drop the old runs that leave the fewest offsets to search. Both ends of a long pause stay.
 
-        The first run stays too: an older row is of the time before the producer was forgotten.
+        The first run stays too: an older row is from before the producer was forgotten.
         """
         runs = self.runs
         old = sorted(
@@ -127,7 +128,7 @@ class ProducerQueue:
         self.runs = [run for i, run in enumerate(runs) if i not in dropped]
 
     def span_of(self, sequence: int) -> tuple[int, int]:
-        """The queue offsets [low, high) where a sequence can be; empty when it was never stored.
+        """The queue offsets [low, high) that a sequence can have; an empty range if it was never stored.
 
         Callers: any thread, without the put lock.
         """
@@ -135,12 +136,14 @@ class ProducerQueue:
         after = bisect_right(runs, sequence, key=itemgetter(0))
         if not after:
             return 0, 0
+
         run = runs[after - 1]
         low = run.first_offset + sequence - run.first_sequence
         if sequence < run.first_sequence + run.count:
             return low, low + 1
         if after == len(runs):
             return 0, 0
+
         high = runs[after].first_offset - (runs[after].first_sequence - sequence) + 1
         found = self.found
         if found is not None and found.first_sequence <= sequence:
@@ -148,16 +151,17 @@ class ProducerQueue:
             low = max(low, found.first_offset + sequence - found.first_sequence)
             if sequence < found.first_sequence + found.count:
                 return low, low + 1
+
         return low, high
 
     def offset_of(self, sequence: int) -> int:
-        """The queue offset a stored sequence got; UNKNOWN_OFFSET when it must be searched."""
+        """The queue offset of a stored sequence; UNKNOWN_OFFSET if it must be searched."""
         low, high = self.span_of(sequence)
         return low if high - low == 1 else UNKNOWN_OFFSET
 
 
 class _Rows:
-    """Rows of one dtype that begins with (producer, queue), found by these. Rows are added, changed, never removed."""
+    """Rows of one dtype that begins with (producer, queue), the key. Rows are added and changed, but never removed."""
 
     def __init__(self, dtype: np.dtype[Any], parts: Iterable[Structs] = ()) -> None:
         self.dtype = dtype
@@ -187,8 +191,8 @@ class _Rows:
         for number, chunk in enumerate(self._chunks):
             yield np.frombuffer(chunk, dtype=self.dtype)[: self.count - number * _CHUNK_ROWS]
 
-    def place(self, row: int) -> tuple[bytearray, int]:
-        """The memory of a row, and where in it."""
+    def address(self, row: int) -> tuple[bytearray, int]:
+        """The memory chunk that has a row, and the row's first byte in it."""
         return self._chunks[row >> _CHUNK_BITS], (row & _CHUNK_ROWS - 1) * self.nbytes
 
     def find(self, producer: int, queue: int) -> int:
@@ -197,7 +201,7 @@ class _Rows:
         mask = len(slots) - 1
         at = _hash(producer, queue) & mask
         while (row := slots[at]) >= 0:
-            if self._key.unpack_from(*self.place(row)) == (producer, queue):
+            if self._key.unpack_from(*self.address(row)) == (producer, queue):
                 return row
             at = (at + 1) & mask
         return -1
@@ -207,17 +211,20 @@ class _Rows:
         row = self.count
         if row >> _CHUNK_BITS == len(self._chunks):
             self._chunks.append(bytearray(_CHUNK_ROWS * self.nbytes))
-        self._key.pack_into(*self.place(row), producer, queue)
+        self._key.pack_into(*self.address(row), producer, queue)
         self.count += 1
+
         if 3 * self.count > 2 * len(self._slots):
             self._rebuild()
             return row
+
         slots = self._slots
         mask = len(slots) - 1
         at = _hash(producer, queue) & mask
         while slots[at] >= 0:
             at = (at + 1) & mask
-        # Readers may look in between: the row's key is already there.
+
+        # Readers may search at any time, so the row's key is written before the slot.
         slots[at] = row
         return row
 
@@ -225,21 +232,24 @@ class _Rows:
         size = _SLOTS_MIN
         while 3 * self.count > size:
             size *= 2
+
         hashes = np.empty(self.count, dtype=np.uint64)
         low = 0
         for rows in self.parts():
             hashes[low : low + len(rows)] = _hashes(rows["producer"], rows["queue"])
             low += len(rows)
+
         slots = np.full(size, -1, dtype=np.int32)
         at = (hashes & np.uint64(size - 1)).astype(np.int64)
         waiting = np.arange(self.count, dtype=np.int32)
         while len(waiting):
             free = slots[at] < 0
-            # Of several rows for one slot the last stays.
+            # If several rows have one slot, the last row stays.
             slots[at[free]] = waiting[free]
             left = slots[at] != waiting
             waiting = waiting[left]
             at = (at[left] + 1) & (size - 1)
+
         made = array("i")
         made.frombytes(slots.tobytes())
         self._slots = made
@@ -266,7 +276,7 @@ def _hashes(
 
 
 class ProducerTable:
-    """Entries by (producer, topic, queue), and the epochs of producers. Callers: see the module."""
+    """Entries by (producer, topic, queue), and the epochs of producers. Callers: as the module says."""
 
     def __init__(
         self,
@@ -285,14 +295,14 @@ class ProducerTable:
         """Forget everything."""
         self._rows = _Rows(ENTRY)
         self._epoch_rows = _Rows(EPOCH)
-        #: written last, the newest at the end
-        self.recent: OrderedDict[Key, ProducerQueue] = OrderedDict()
-        #: of some producers
+        #: the entries written last, the newest at the end
+        self.recent: OrderedDict[EntryKey, ProducerQueue] = OrderedDict()
+        #: the epochs of some producers
         self.recent_epochs: dict[int, int] = {}
-        #: the queues that there are entries of
+        #: the queues that have entries
         self.queues: list[tuple[str, int]] = []
         self._queue_numbers: dict[tuple[str, int], int] = {}
-        #: no entry, and no epoch, was written before
+        #: no entry and no epoch was written before this
         self._oldest_ms = 0
 
     # --- entries --------------------------------------------------------------------------------------------
@@ -300,12 +310,12 @@ class ProducerTable:
     def __len__(self) -> int:
         return self._rows.count
 
-    def get(self, key: Key) -> ProducerQueue | None:
-        """An entry to read. Callers: any thread."""
+    def get(self, key: EntryKey) -> ProducerQueue | None:
+        """An entry for reading. Callers: any thread."""
         entry = self.recent.get(key)
         return self._read(key) if entry is None else entry
 
-    def open(self, key: Key) -> ProducerQueue | None:
+    def open(self, key: EntryKey) -> ProducerQueue | None:
         """An entry that may be extended, and is kept as an object for a while. Callers: the writer."""
         recent = self.recent
         entry = recent.get(key)
@@ -317,7 +327,7 @@ class ProducerTable:
             self._keep(key, entry)
         return entry
 
-    def make(self, key: Key) -> ProducerQueue:
+    def make(self, key: EntryKey) -> ProducerQueue:
         """An entry that `open` did not find."""
         producer, topic, queue_id = key
         entry = ProducerQueue()
@@ -326,10 +336,10 @@ class ProducerTable:
         self._keep(key, entry)
         return entry
 
-    def _keep(self, key: Key, entry: ProducerQueue) -> None:
+    def _keep(self, key: EntryKey, entry: ProducerQueue) -> None:
         self.recent[key] = entry
         if len(self.recent) > RECENT_MAX:
-            # Into its row first: readers look there as soon as the object is gone.
+            # Write the row first: readers use it as soon as the object is gone.
             self._write(next(iter(self.recent.values())))
             self.recent.popitem(last=False)
 
@@ -341,37 +351,36 @@ class ProducerTable:
             self._queue_numbers[queue] = number
         return number
 
-    def _read(self, key: Key) -> ProducerQueue | None:
+    def _read(self, key: EntryKey) -> ProducerQueue | None:
         producer, topic, queue_id = key
         number = self._queue_numbers.get((topic, queue_id))
-        # Once: another thread may put other rows in their place.
+        # Read `_rows` once: another thread may replace it.
         rows = self._rows
         row = -1 if number is None else rows.find(producer, number)
         if row < 0:
             return None
-        _, _, time_ms, end, *runs = _ENTRY.unpack_from(*rows.place(row))
+        _, _, time_ms, end, *runs = _ENTRY.unpack_from(*rows.address(row))
         first, last = Run(*runs[:3]), Run(*runs[3:])
         # An entry without a run has zeros there.
         known = list(dict.fromkeys((first, last))) if last.count else []
         return ProducerQueue(last.first_sequence + last.count, end, known, None, time_ms, row)
 
     def _write(self, entry: ProducerQueue) -> None:
-        chunk, at = self._rows.place(entry.row)
+        chunk, at = self._rows.address(entry.row)
         runs = entry.runs or [Run(0, 0, 0)]
-        _VALUES.pack_into(
-            chunk, at + _KEY_BYTES, entry.time_ms, entry.end_offset, *runs[0], *runs[-1]
-        )
+        values = (entry.time_ms, entry.end_offset, *runs[0], *runs[-1])
+        _VALUES.pack_into(chunk, at + _KEY_BYTES, *values)
 
     # --- epochs ---------------------------------------------------------------------------------------------
 
     def epoch(self, producer: int) -> int | None:
-        """The highest epoch that a producer had; None: it is not known. Callers: the writer."""
+        """The highest epoch that a producer had; None: unknown. Callers: the writer."""
         known = self.recent_epochs.get(producer)
         if known is None:
             row = self._epoch_rows.find(producer, 0)
             if row < 0:
                 return None
-            known = int(_EPOCH.unpack_from(*self._epoch_rows.place(row))[3])
+            known = int(_EPOCH.unpack_from(*self._epoch_rows.address(row))[3])
             self._keep_epoch(producer, known)
         return known
 
@@ -382,7 +391,7 @@ class ProducerTable:
             return
         rows = self._epoch_rows
         row = rows.add(producer, 0) if known is None else rows.find(producer, 0)
-        _EPOCH.pack_into(*rows.place(row), producer, 0, time_ms, epoch)
+        _EPOCH.pack_into(*rows.address(row), producer, 0, time_ms, epoch)
         self._keep_epoch(producer, epoch)
 
     def _keep_epoch(self, producer: int, epoch: int) -> None:
@@ -395,7 +404,7 @@ class ProducerTable:
     def check_room(self, producer: int, now_ms: int) -> None:
         """Check that the table has room for a new entry of a producer. In a full table expired entries are dropped.
 
-        Args: now_ms: the store time. Raises: Rejected where no entry is old enough.
+        Args: `now_ms`: the store time. Raises: Rejected if no entry is old enough.
         """
         if self._is_full(producer):
             self.drop_expired(now_ms)
@@ -419,8 +428,9 @@ class ProducerTable:
         since_ms = now_ms - self.expiry_ms
         if self._oldest_ms > since_ms:
             return 0
+
         self._write_recent()
-        # Readers look into the old rows until the new ones are complete.
+        # Readers use the old rows until the new ones are complete.
         kept = _Rows(ENTRY, (rows[rows["time_ms"] > since_ms] for rows in self._rows.parts()))
         used = [rows["producer"] for rows in kept.parts()]
         alive = np.unique(np.concatenate(used)) if used else np.empty(0, dtype=np.uint64)
@@ -431,9 +441,11 @@ class ProducerTable:
                 for rows in self._epoch_rows.parts()
             ),
         )
+
         parts = [*kept.parts(), *epochs.parts()]
         times = [int(part["time_ms"].min()) for part in parts]
         self._oldest_ms = min(times, default=now_ms)
+
         dropped = self._rows.count - kept.count
         if dropped:
             self._rows = kept
@@ -441,6 +453,7 @@ class ProducerTable:
         if epochs.count < self._epoch_rows.count:
             self._epoch_rows = epochs
             self.recent_epochs = {}
+
         return dropped
 
     def _write_recent(self) -> None:
@@ -450,7 +463,7 @@ class ProducerTable:
     # --- as columns -----------------------------------------------------------------------------------------
 
     def entries(self) -> Iterator[Structs]:
-        """All entries, as rows of ENTRY whose queues are places in `queues`. Not copied."""
+        """All entries, as rows of ENTRY, not copied. Their queues are indexes of `queues`."""
         self._write_recent()
         return self._rows.parts()
 
@@ -459,7 +472,7 @@ class ProducerTable:
         return self._epoch_rows.parts()
 
     def load(self, entries: list[Structs], epochs: list[Structs]) -> None:
-        """Add these rows; their queues have numbers of `queue_numbers`."""
+        """Add these rows, whose queues have numbers of `queue_numbers`."""
         self._write_recent()
         self.recent.clear()
         self.recent_epochs.clear()

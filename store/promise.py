@@ -1,11 +1,11 @@
 """The promise of a put, in one table: the conditions of its receipt and of reads, and the status of a missed deadline.
 
-Four ends say how far a shard is (`Ends`). A promise names the ends that must have passed a put before its receipt, and
+A shard has four ends (`Ends`). A promise names the ends that must have passed a put before its receipt. It also names
 those that must have passed a record before readers see it. `PROMISES` is the table in README.md, which a test compares.
 
 Source: CommitLog#handleDiskFlushAndHA, RocketMQ 5.3.3. A receipt waits for two futures: the flush future of the
 leader's own ends, and the replica future. Without a replica to wait for, the replica future is complete from the start.
-Imports neither pyarrow nor numpy: the satellites use it too.
+This module imports neither pyarrow nor numpy: the satellites use it too.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ COMPLETE: Final = 1 << 62
 
 
 class Ends(NamedTuple):
-    """How far one shard is, in log bytes. Invariant: synced <= committed <= appended, replicated <= committed."""
+    """The ends of one shard, as physical offsets. Invariant: synced <= committed <= appended, replicated <=
+    committed."""
 
-    #: in the log: in the page cache, or in the transient pool
+    #: everything below this is in the log: in the page cache, or in the transient pool
     appended: int
-    #: in the log's files
+    #: everything below this is in the log's files
     committed: int
-    #: on the leader's disk
+    #: everything below this is on the leader's disk
     synced: int
-    #: on the replicas, as durably as the flush mode asks
+    #: everything below this is on the replicas, as durably as the flush mode asks
     replicated: int
 
 
@@ -50,25 +51,26 @@ class Promise(NamedTuple):
     readable_by: tuple[str, ...]
 
     def acknowledged(self, ends: Ends) -> int:
-        """Puts that end here or before have kept their promise."""
+        """The end up to which puts have kept their promise."""
         return _least(ends, self.acknowledged_by)
 
     def readable(self, ends: Ends) -> int:
-        """The confirmed end: readers may see everything below."""
+        """The confirmed end: readers may see everything below it."""
         return _least(ends, self.readable_by)
 
     def flushed(self, ends: Ends) -> int:
-        """The flush future of puts that end here or before is complete."""
+        """The end up to which the flush future of puts is complete."""
         return _least(ends, [name for name in self.acknowledged_by if name != "replicated"])
 
     def copied(self, ends: Ends) -> int:
-        """The replica future of puts that end here or before is complete; from the start where none is waited for."""
+        """The end up to which the replica future of puts is complete; above every log if receipts wait for no
+        replica."""
         return ends.replicated if "replicated" in self.acknowledged_by else COMPLETE
 
     def late(self, ends: Ends, end: int) -> PutStatus:
         """The status of a put that ends at `end`, was not acknowledged, and has waited long enough.
 
-        Where both futures are late, the replica's status wins.
+        If both futures are late, the replica's status wins.
         """
         if end > self.copied(ends):
             return PutStatus.FLUSH_SLAVE_TIMEOUT
@@ -94,7 +96,7 @@ def promises(flush: Flush, *, mirrored: bool) -> dict[Acks, Promise]:
 
 
 def own_durable(flush: Flush, ends: Ends) -> int:
-    """How much of its log one replica holds as durably as the flush mode asks, whatever the others have."""
+    """The end up to which one replica has its log as durably as the flush mode asks, whatever the others have."""
     return PROMISES[flush, False, "quorum"].readable(ends)
 
 

@@ -1,4 +1,5 @@
-"""The put lock. It knows how long it is held, so that a store whose disk stalls refuses puts instead of queueing them.
+"""The put lock. It measures how long it is held, so that a store whose disk stalls refuses puts instead of queueing
+them.
 
 Source: CommitLog#putMessageLock and beginTimeInLock, RocketMQ 5.3.3.
 """
@@ -17,11 +18,11 @@ class PutLock:
     """Orders puts. Not re-entrant."""
 
     def __init__(self, clock: Clock) -> None:
-        #: hot paths acquire it and set `begin_ms` themselves: calls of __enter__ and __exit__ cost more than all else
-        #: here
+        #: hot paths acquire it and set `begin_ms` themselves: __enter__ and __exit__ cost more than the rest of the
+        #: lock
         self.mutex = threading.Lock()
         self._now_ms = clock.monotonic_ms
-        #: when the holder got it, monotonic; 0: it is free
+        #: monotonic time at which the holder acquired the lock; 0: it is free
         self.begin_ms = 0
 
     def __enter__(self) -> None:
@@ -33,13 +34,13 @@ class PutLock:
         self.mutex.release()
 
     def held_ms(self) -> int:
-        """How long it has been held; 0 when it is free. Callers: any thread."""
+        """The time for which the lock has been held; 0 if it is free. Callers: any thread."""
         begin = self.begin_ms
         return self._now_ms() - begin if begin else 0
 
     def busy(self, limit_ms: int) -> bool:
-        """Whether the holder has it for longer than `limit_ms`.
+        """Whether the holder has had the lock for longer than `limit_ms`.
 
-        Reads no clock while it is free. Source: DefaultMessageStore#isOSPageCacheBusy.
+        Reads no clock while the lock is free. Source: DefaultMessageStore#isOSPageCacheBusy.
         """
         return bool(self.begin_ms) and limit_ms < self.held_ms() < BUSY_MAX_MS

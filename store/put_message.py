@@ -1,7 +1,7 @@
 """Puts in RocketMQ's form: messages with any fields, answered by a PutStatus.
 
-Each put makes RocketMQ's checks in its order, calls the hooks, appends once and awaits the promise. For callers with
-one message at a time, such as a gateway or tools. Columns go through `MessageStore.put`.
+Each put makes RocketMQ's checks in its order, calls the hooks, appends once and awaits the promise. This form is for
+callers with one message at a time, such as a gateway or tools. Columns are put by `MessageStore.put`.
 Source: DefaultMessageStore#asyncPutMessage and #asyncPutMessages, HookUtils, RocketMQ 5.3.3.
 """
 
@@ -31,7 +31,7 @@ logger = logging.getLogger("raymq.store")
 RETRY_PREFIX = "%RETRY%"
 #: bytes that a record may have besides its body (MessageExtEncoder)
 RECORD_EXTRA_BYTES_MAX = 64 * 1024
-#: sysFlag of a record that holds a whole batch; only topics with a BatchCQ may have one, and here none has
+#: sysFlag of a record that holds a whole batch. Only topics with a BatchCQ may have one, and RayMQ has no such topic
 INNER_BATCH_FLAG = 0x80
 
 
@@ -48,22 +48,22 @@ _NUMBERS = {
 
 
 class AppendResult(NamedTuple):
-    """The place of a message, or of the first one of a batch. Source: AppendMessageResult."""
+    """The offsets of a message, or of the first one of a batch. Source: AppendMessageResult."""
 
     #: physical offset of the record, and bytes of all records
     wrote_offset: int
     wrote_bytes: int
-    #: of each message, in order
+    #: the id of each message, in order
     message_ids: tuple[str, ...]
     store_time_ms: int
-    #: queue offset
+    #: queue offset of the first message
     logics_offset: int
-    #: messages
+    #: number of messages
     message_count: int
 
 
 class PutResult(NamedTuple):
-    """The result of a put. `append` is set for every stored message, even when the promise is not kept."""
+    """The result of a put. `append` is set for every stored message, even if the promise is not kept."""
 
     status: PutStatus
     append: AppendResult | None = None
@@ -75,7 +75,7 @@ class MessagePut:
     """Puts of single messages and of batches of one queue. Callers: any thread."""
 
     def __init__(self, store: MessageStore, await_promise: Callable[[Append], object]) -> None:
-        """Args: await_promise returns when the promise of an append is kept, or raises DeliveryUnknown."""
+        """Args: `await_promise`: waits until the promise of an append is kept, or raises DeliveryUnknown."""
         self._store = store
         self._await_promise = await_promise
         self._config = store.config
@@ -83,8 +83,8 @@ class MessagePut:
     def put(self, messages: tuple[InnerMessage, ...], *, is_batch: bool) -> PutResult:
         """Store one message, or a batch: records of one queue that follow each other in one file.
 
-        A crash may leave the first messages of a batch only, as in RocketMQ; acknowledged batches stay whole.
-        Returns: the result, refusals included; nothing is raised.
+        A crash may leave only the first messages of a batch, as in RocketMQ. Acknowledged batches stay whole.
+        Returns: the result, also of a refused put. Raises nothing.
         """
         hooks = self._store.hooks
         try:
@@ -104,6 +104,7 @@ class MessagePut:
             result = self._refused(error)
         else:
             result = self._append(messages)
+
         for message in messages:
             _run_after(hooks, message, result)
         return result
@@ -113,7 +114,7 @@ class MessagePut:
         return PutResult(status_of(error), None, error)
 
     def _check_key(self, message: InnerMessage) -> None:
-        """Refuse a message without KEYS for a compacted topic, even if it gets there after a delay."""
+        """Refuse a message without KEYS for a compacted topic, even if it is delivered there after a delay."""
         topics = self._store.state.topics
         text, topic = message.properties_text, message.topic
         properties = message.properties if text is None else decode(text)
@@ -140,6 +141,7 @@ class MessagePut:
             )
         except (RayMQError, OSError) as error:
             return self._refused(error)
+
         first = appends[0]
         host = self._config.store_host
         stored = AppendResult(
@@ -150,11 +152,13 @@ class MessagePut:
             first.first_offset,
             len(appends),
         )
+
         if all(wait_store_ok(message.properties) for message in messages):
             try:
                 self._await_promise(appends[-1])
             except (RayMQError, OSError) as error:
                 return PutResult(status_of(error), stored, error)
+
         return PutResult(PutStatus.PUT_OK, stored)
 
 
@@ -172,17 +176,19 @@ def check_message(message: InnerMessage) -> None:
     Source: HookUtils#checkBeforePutMessage, #checkInnerBatch.
     """
     _check_kinds(message)
+
     length = len(message.topic)
-    limit = (
-        fmt.TOPIC_MAX_CHARS if message.topic.startswith(RETRY_PREFIX) else fmt.TOPIC_V1_MAX_CHARS
-    )
+    is_retry = message.topic.startswith(RETRY_PREFIX)
+    limit = fmt.TOPIC_MAX_CHARS if is_retry else fmt.TOPIC_V1_MAX_CHARS
     if not 0 < length <= limit:
         raise _illegal(f"the topic has {length} bytes; it may have 1 to {limit}", "topic", limit)
+
     try:
         fmt.check_topic_name(message.topic)
     except Rejected as error:
         # In RocketMQ client and broker check it. Here the topic's name becomes the name of a directory.
         raise _illegal(error.message, "topic", error.limit) from error
+
     if INNER_NUM in message.properties or message.sys_flag & INNER_BATCH_FLAG:
         raise _illegal(
             f"an inner batch ({INNER_NUM}, or sysFlag {INNER_BATCH_FLAG:#x}) needs a topic with a batch consume "
@@ -193,28 +199,32 @@ def check_message(message: InnerMessage) -> None:
 
 
 def _check_kinds(message: InnerMessage) -> None:
-    """Refuse values that a record has no place for."""
+    """Refuse values that no field of a record can hold."""
     if not isinstance(message.topic, str):
         raise _illegal(f"the topic is {message.topic!r}; give its name", "topic", "text")
     if not isinstance(message.body, bytes):
         raise _illegal("the message has no body; an empty one is b''", "body", "bytes")
+
     for name, (low, high) in _NUMBERS.items():
         value = getattr(message, name)
         if not isinstance(value, int) or not low <= value <= high:
             raise _illegal(
                 f"{name} is {value!r}; it must be an int of {low} to {high}", name, f"{low}..{high}"
             )
+
     match message.born_host:
         case None | (str(), int()):
             pass
         case host:
             raise _illegal(f"born_host is {host!r}; give (IP address, port)", "born_host", "a pair")
+
     if not isinstance(message.properties_text, bytes | None):
         raise _illegal("properties_text is not bytes", "properties_text", "bytes")
     if not isinstance(message.properties, Mapping):
         raise _illegal(
             f"properties are {message.properties!r}; give a mapping", "properties", "text"
         )
+
     for name, text in message.properties.items():
         if not all(isinstance(part, str) and _is_unicode(part) for part in (name, text)):
             fault = f"property {name!r} is {text!r}; names and values are text"
@@ -222,7 +232,7 @@ def _check_kinds(message: InnerMessage) -> None:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether it can be encoded: a lone surrogate cannot."""
+    """Whether a text can be encoded: a lone surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -237,6 +247,7 @@ def check_batch(messages: tuple[InnerMessage, ...]) -> None:
     """
     if not messages:
         raise _illegal("the batch has no messages", "batch", "at least 1 message")
+
     first = messages[0]
     for row, message in enumerate(messages):
         check_message(message)

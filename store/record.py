@@ -1,6 +1,6 @@
 """Records of the commit log: encode columns, walk boundaries, decode columns.
 
-This is the name to import; record_check, _encode, _walk and _decode hold the parts.
+Import this name. The parts are in record_check, record_encode, record_walk and record_decode.
 """
 
 from __future__ import annotations

@@ -26,20 +26,20 @@ class PutRequest(NamedTuple):
 
 
 class Append(NamedTuple):
-    """The place of appended rows. Nothing of it is synced yet."""
+    """The offsets of appended rows, which are not synced yet."""
 
-    #: queue offset of the batch's first row; -1 when it is a duplicate that the log no longer has
+    #: queue offset of the batch's first row; -1 if it is a duplicate that the log has deleted
     first_offset: int
     count: int  # type: ignore[assignment]  # hides tuple.count
     #: leading rows that were stored before
     duplicates: int
     store_time_ms: int
-    #: of the first new record; -1 when there is none
+    #: physical offset of the first new record; -1 without one
     physical_offset: int
-    #: the promise is kept once it is kept for everything below this
+    #: end of the last record: the promise is kept once it is kept for everything below this
     end_offset: int
-    #: queue offset of the batch's last row; -1 as above. Duplicates that were stored in
-    #: several batches may have other rows between them: then the two are more than `count` - 1 apart
+    #: queue offset of the batch's last row; -1 as above. Duplicates that were stored in several batches may have other
+    #: rows between them: then the two offsets differ by more than `count` - 1
     last_offset: int = -1
     #: False: every row says WAIT=false, so the answer waits neither for the flush nor for replicas
     wait_store_ok: bool = True
@@ -57,7 +57,7 @@ class PutOutcome(NamedTuple):
 
 
 class FetchRequest(NamedTuple):
-    """Read these queues of a topic, waiting up to `wait_ms` while none has anything."""
+    """A read of some queues of a topic. It waits up to `wait_ms` if none has a message."""
 
     topic: str
     #: queue -> offset to read from

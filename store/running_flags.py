@@ -12,7 +12,7 @@ from .status import PutStatus
 
 #: reads are refused
 NOT_READABLE = 1
-#: puts are refused, by an operator's will
+#: an operator has stopped puts
 NOT_WRITEABLE = 2
 #: a consume queue could not be written
 WRITE_LOGICS_QUEUE_ERROR = 4
@@ -34,19 +34,19 @@ NAMES = {
     FENCED: "FENCED",
     LOGIC_DISK_FULL: "LOGIC_DISK_FULL",
 }
-#: any of them stops dispatch: with a full log disk, records of the log still go into the queues
+#: any of these flags stops dispatch. With a full log disk, records of the log still go into the queues
 BLOCKS_DISPATCH = (
     NOT_WRITEABLE | WRITE_LOGICS_QUEUE_ERROR | WRITE_INDEX_FILE_ERROR | LOGIC_DISK_FULL
 )
-#: any of them refuses puts
+#: any of these flags refuses puts
 BLOCKS_PUTS = BLOCKS_DISPATCH | DISK_FULL | FENCED
 
 
 class RunningFlags:
-    """The bits of one store; none is set at its start. Callers: any thread."""
+    """The bits of one store, none of which is set at its start. Callers: any thread."""
 
     def __init__(self) -> None:
-        #: read without the lock: one look says whether all is well
+        #: may be read without the lock; 0: all is well
         self.bits = 0
         self._lock = threading.Lock()
 
@@ -77,28 +77,30 @@ class RunningFlags:
         return [name for bit, name in NAMES.items() if self.bits & bit]
 
     def check_readable(self) -> None:
-        """Raises: Unavailable, when reads are refused."""
+        """Check that reads are allowed. Raises: Unavailable if not."""
         if not self.readable:
             fault = "the store is not readable at present (NOT_READABLE)"
             raise Unavailable(fault, field="flags", limit="readable")
 
     def check_writable(self) -> None:
-        """Raises: StorageFull when only a full disk refuses puts, else Unavailable; nothing was stored.
+        """Check that puts are allowed. Raises: StorageFull if only a full disk refuses them, otherwise Unavailable.
 
         Source: DefaultMessageStore#checkStoreStatus answers SERVICE_NOT_AVAILABLE for all of them.
         """
         blocking = self.bits & BLOCKS_PUTS
         if not blocking:
             return
+
         names = ", ".join(name for bit, name in NAMES.items() if blocking & bit)
         status = PutStatus.SERVICE_NOT_AVAILABLE.value
         if not blocking & ~(DISK_FULL | LOGIC_DISK_FULL):
             raise StorageFull(
-                f"the disk is nearly full ({names}); nothing was stored, reads go on. Free some room, or shorten "
+                f"the disk is nearly full ({names}); nothing was stored, reads continue. Free some room, or shorten "
                 "file_reserved_hours",
                 field="disk",
                 status=status,
             )
+
         raise Unavailable(
             f"the store takes no puts at present ({names})", field="flags", status=status
         )

@@ -1,6 +1,6 @@
-"""Rows of numbers as columns in a SNAPSHOT record: each column as narrow as its numbers are, from its least one on.
+"""Rows of numbers as columns in a SNAPSHOT record. A column has the differences to its least number, packed narrowly.
 
-A header says (name, bytes per number, least number) of each column. The bytes follow in that order, little-endian.
+A header has (name, bytes per number, least number) of each column. The bytes follow in that order, little-endian.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: a header, at most about
+#: most bytes of a header, about
 _HEADER_BYTES = 600
-#: a column of one number has none
+#: bytes per number; 0: the column has one number, the least
 _WIDTHS = (0, 1, 2, 4, 8)
 
 
 def cut(
     rows: npt.NDArray[Any], part_bytes_max: int, named: npt.NDArray[np.int64] | None = None
 ) -> Iterator[npt.NDArray[Any]]:
-    """Rows in parts of at most about `part_bytes_max` bytes each. Args: named: bytes that name each queue."""
+    """Rows in parts of at most about `part_bytes_max` bytes each. Args: `named`: bytes that name each queue."""
     room = part_bytes_max - _HEADER_BYTES
     most = max(1, room // rows.dtype.itemsize)
     while len(rows):
@@ -50,10 +50,11 @@ def pack(kind: str, rows: npt.NDArray[Any]) -> tuple[dict[str, Any], bytes]:
 
 
 def unpack(row: dict[str, Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The rows of a header with its bytes as "data". Raises: ValueError, LookupError, TypeError for others."""
+    """The rows of a header with its bytes as "data". Raises: ValueError, LookupError, TypeError for other values."""
     count, data = int(row["count"]), row.get("data", b"")
     if count > max(1, len(data)):
         raise ValueError(f"{count} rows in {len(data)} bytes")
+
     rows = np.zeros(count, dtype=dtype)
     at = 0
     for name, width, least in row["columns"]:
@@ -66,6 +67,7 @@ def unpack(row: dict[str, Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         if name in (dtype.names or ()):
             # A newer version may have written more columns.
             rows[name] = (above + np.uint64(least & 0xFFFFFFFFFFFFFFFF)).astype(rows[name].dtype)
+
     if at != len(data):
         raise ValueError(f"{len(data)} bytes of columns, expected {at}")
     return rows

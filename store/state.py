@@ -19,13 +19,13 @@ from . import snapshot_columns
 from .errors import Corrupt, Fenced, Rejected
 from .producer_table import ENTRY, EPOCH, UNKNOWN_OFFSET, ProducerTable, Run
 
-#: topic of the records this module reads and writes; queue 0
+#: topic and queue of the records that this module reads and writes
 INTERNAL_TOPIC = "rmq_sys_raymq"
 INTERNAL_QUEUE = 0
 
 #: kinds of internal records (their TAGS property)
 TOPIC, OFFSETS, PRODUCER, SNAPSHOT = "TOPIC", "OFFSETS", "PRODUCER", "SNAPSHOT"
-#: how far a service of the store came; the record that a group begins with (inner_message.py)
+#: kind of the record that a group begins with (inner_message.py): the progress of a service of the store
 PROGRESS = "PROGRESS"
 
 #: topic attribute, and its value for compaction topics (TopicAttributes, CleanupPolicy)
@@ -53,14 +53,14 @@ class TopicInfo:
 
 
 class Admission(NamedTuple):
-    """How much of a batch is already stored."""
+    """The part of a batch that is already stored."""
 
     duplicates: int
     first_offset: int
     end_offset: int
 
 
-#: none of its rows is stored
+#: the admission of a batch without a stored row
 ALL_NEW = Admission(0, UNKNOWN_OFFSET, 0)
 
 
@@ -80,7 +80,7 @@ class ShardState:
         self.producers.clear()
         #: (group, topic) -> queue -> next offset to consume
         self.offsets: dict[tuple[str, str], dict[int, int]] = {}
-        #: service -> key -> JSON value: how far delay levels, timers, transactions and the like came
+        #: service -> key -> JSON value: the progress of delay levels, timers, transactions and other services
         self.progress: dict[str, dict[str, Any]] = {}
         self.store_time_ms = 0
         self._parts = SnapshotParts()
@@ -92,10 +92,10 @@ class ShardState:
     ) -> Admission:
         """Check a batch's producer, epoch and sequence before anything is stored.
 
-        Returns: how many leading rows are duplicates and where the first of them is, if that is known here.
-        Raises: Fenced for an old epoch; Rejected for a gap in the sequence, and for a new producer or queue where
-        the shard remembers as many as it may.
-        Source: KIP-98. Unlike in Kafka a known prefix is trimmed, not refused.
+        Returns: how many leading rows are duplicates, and the offset of the first one, if it is known here.
+        Raises: Fenced for an old epoch. Rejected for a gap in the sequence, and for a new producer or queue if the
+        shard remembers as many as it may.
+        Source: KIP-98. Unlike Kafka, RayMQ trims a known prefix and does not refuse it.
         """
         producers = self.producers
         known = producers.recent_epochs.get(producer)
@@ -107,6 +107,7 @@ class ShardState:
                 field="epoch",
                 limit=known,
             )
+
         entry = producers.open((producer, topic, queue_id))
         if entry is None:
             if first_sequence:
@@ -118,6 +119,7 @@ class ShardState:
                 )
             producers.check_room(producer, self.store_time_ms)
             return ALL_NEW
+
         if first_sequence > entry.next_sequence:
             raise Rejected(
                 f"producer {producer:#x} sent sequence {first_sequence} to queue {queue_id} of {topic}, "
@@ -125,6 +127,7 @@ class ShardState:
                 field="sequence",
                 limit=entry.next_sequence,
             )
+
         duplicates = min(count, entry.next_sequence - first_sequence)
         if not duplicates:
             return ALL_NEW
@@ -154,7 +157,7 @@ class ShardState:
         if producers.recent_epochs.get(producer, -1) < epoch:
             self.raise_epoch(producer, epoch)
         key = (producer, topic, queue_id)
-        # `admit` has just made it the newest.
+        # `admit` has just made this entry the newest.
         entry = producers.recent.get(key) or producers.open(key) or producers.make(key)
         entry.extend(first_sequence, count, first_offset, end_offset)
         entry.time_ms = self.store_time_ms
@@ -164,7 +167,8 @@ class ShardState:
         self.producers.raise_epoch(producer, epoch, self.store_time_ms)
 
     def next_epoch(self, producer: int) -> int:
-        """The epoch after the highest one that a producer had. Raises: Rejected where it is one producer too many."""
+        """The epoch after the highest one that a producer had. Raises: Rejected if the table has no room for another
+        producer."""
         known = self.producers.epoch(producer)
         if known is None:
             self.producers.check_room(producer, self.store_time_ms)
@@ -182,6 +186,7 @@ class ShardState:
             if parts is not None:
                 self._restore(parts)
             return parts is not None
+
         value = json.loads(body)
         if kind == TOPIC:
             self._add_topic(
@@ -209,8 +214,8 @@ class ShardState:
     def snapshot(self, part_bytes_max: int) -> list[bytes]:
         """The whole state as bodies of SNAPSHOT records, each at most about `part_bytes_max` bytes.
 
-        They are numbered: a reader believes them when it has met all of them in order. A body is a line of JSON.
-        Entries of producers, of which there may be a million, follow it as columns (snapshot_columns.py).
+        The parts are numbered: a reader believes them after it has read all in order. A body is a line of JSON. Entries
+        of producers, of which there may be a million, follow it as columns (snapshot_columns.py).
         """
         parts: list[tuple[str, bytes]] = []
         rows: list[str] = []
@@ -222,18 +227,22 @@ class ShardState:
             rows.append(text)
             size += len(text) + 1
         parts.append((",".join(rows), b""))
+
         for header, data in self._columns(part_bytes_max):
             parts.append((_json(header), data))
+
         bodies: list[bytes] = []
         for number, (text, data) in enumerate(parts):
             parts[number] = "", b""
             head = f'{{"part":{number},"parts":{len(parts)},"rows":[{text}]}}'.encode()
             bodies.append(b"\n".join((head, data)) if data else head)
+
         return bodies
 
     def _rows(self) -> Iterator[str]:
-        """The rows as JSON. Rows of queues are joined as text: there are many queues, and puts wait meanwhile."""
-        yield from map(_json, self._few())
+        """The rows as JSON. Rows of queues are made as text, which is quicker: there are many queues, and puts wait
+        meanwhile."""
+        yield from map(_json, self._small_rows())
         names = {name: _json(name) for name, _ in self.next_offsets}
         for (name, queue_id), offset in self.next_offsets.items():
             yield f'{{"t":"queue","n":{names[name]},"q":{queue_id},"o":{offset}}}'
@@ -252,7 +261,7 @@ class ShardState:
                 header, data = snapshot_columns.pack("entries", rows)
                 yield {**header, "queues": [queues[number] for number in used.tolist()]}, data
 
-    def _few(self) -> Iterator[dict[str, Any]]:
+    def _small_rows(self) -> Iterator[dict[str, Any]]:
         yield {"t": "time", "v": self.store_time_ms}
         for topic in self.topics.values():
             attributes = {"a": dict(topic.attributes)} if topic.attributes else {}
@@ -270,6 +279,7 @@ class ShardState:
         self.clear()
         entries: list[Any] = []
         epochs: list[Any] = []
+
         for row in itertools.chain.from_iterable(parts):
             match row["t"]:
                 case "time":
@@ -291,6 +301,7 @@ class ShardState:
                     self.raise_epoch(int(row["p"]), int(row["e"]))
                 case "seq":
                     self._restore_entry(row)
+
         if entries or epochs:
             self.producers.load(entries, epochs)
 
@@ -313,12 +324,11 @@ class ShardState:
         ids = tuple(int(shard) for shard in shards)
         if int(queues) < 1 or not ids:
             raise ValueError(f"a topic has queues and shards, not {queues!r} and {shards!r}")
-        self.topics[_text(name)] = TopicInfo(
-            name, int(queues), ids, tuple(sorted(attributes.items()))
-        )
+        pairs = tuple(sorted(attributes.items()))
+        self.topics[_text(name)] = TopicInfo(name, int(queues), ids, pairs)
 
 
-#: kept, because json.dumps makes an encoder for each call
+#: one encoder for all calls: json.dumps makes one for each
 _json = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -349,7 +359,7 @@ def _text(value: Any) -> str:
 
 @contextmanager
 def reading_internal(kind: str, at: int) -> Iterator[None]:
-    """Read a record of the internal topic at physical offset `at`. Raises: Corrupt when it cannot be understood."""
+    """Read a record of the internal topic at physical offset `at`. Raises: Corrupt if it cannot be read."""
     try:
         yield
     except (
@@ -361,8 +371,8 @@ def reading_internal(kind: str, at: int) -> Iterator[None]:
         RecursionError,
     ) as error:
         raise Corrupt(
-            f"the internal record at offset {at} ({kind or 'of no kind'}) cannot be read: {error!r}. No store of ours "
-            "writes such a one; restore the replica from its peer, or from a copy.",
+            f"the internal record at offset {at} ({kind or 'of no kind'}) cannot be read: {error!r}. RayMQ never "
+            "writes such a record; restore the replica from its peer, or from a copy.",
             offset=at,
             rule="internal records can be read",
             found=kind,
@@ -370,13 +380,14 @@ def reading_internal(kind: str, at: int) -> Iterator[None]:
 
 
 class SnapshotParts:
-    """Puts the parts of snapshots together. A broken-off one has no last part and is never complete."""
+    """Puts the parts of snapshots together. An unfinished snapshot has no last part, so it is never complete."""
 
     def __init__(self) -> None:
         self._parts: list[list[dict[str, Any]]] = []
 
     def add(self, body: bytes) -> list[list[dict[str, Any]]] | None:
-        """Add the body of the next SNAPSHOT record. Returns: the rows of all parts, once the last part is there."""
+        """Add the body of the next SNAPSHOT record. Returns: the rows of all parts after the last part; otherwise
+        None."""
         text, _, columns = body.partition(b"\n")
         value = json.loads(text)
         part, parts = int(value["part"]), int(value["parts"])

@@ -1,7 +1,7 @@
 """Counters of one store: puts, reads, times of appends, and rates per second.
 
-Source: StoreStatsService, RocketMQ 5.3.3. Its put time ends with the flush; RayMQ's ends with the append, because flush
-and replica are waited for elsewhere (the put latency of `actors/leader/put_acks.py`).
+Source: StoreStatsService, RocketMQ 5.3.3. Its put time ends with the flush. RayMQ's ends with the append: the put
+latency of `actors/leader/put_acks.py` has the wait for flush and replica.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import defaultdict, deque
 from typing import Any, NamedTuple
 
-#: upper ends of the latency buckets 1 to 11, ms; bucket 0 is for 0 ms, the last one for 10 s and more
+#: upper ends of the latency buckets 1 to 11, ms. Bucket 0 is for 0 ms, the last one for 10 s and more
 BUCKET_ENDS_MS = (10, 50, 100, 200, 500, 1_000, 2_000, 3_000, 4_000, 5_000, 10_000)
 BUCKETS = len(BUCKET_ENDS_MS) + 2
 BUCKET_NAMES = (
@@ -48,7 +48,7 @@ class Sample(NamedTuple):
 
 
 class StoreStats:
-    """One store's counters since it was opened. `note_put` under the put lock, everything else from any thread."""
+    """One store's counters since it was opened. Callers: any thread; `note_put`: with the put lock."""
 
     def __init__(self) -> None:
         #: topic -> [messages, bytes of records]
@@ -61,10 +61,11 @@ class StoreStats:
         self.put_buckets = [0] * BUCKETS
         #: longest append under the put lock
         self.put_max_ms = 0
-        #: reads that found something, that found nothing, and messages read
+        #: reads with messages, reads without a message, and messages read
         self.get_found = 0
         self.get_missed = 0
         self.get_transferred = 0
+
         self._lock = threading.Lock()
         self._samples: deque[Sample] = deque(maxlen=RATES_S[-1] + 1)
 
@@ -93,7 +94,7 @@ class StoreStats:
                 self.get_missed += 1
 
     def sample(self, now_ms: int) -> None:
-        """Remember the totals, at most once a second; the rates are made from it. Args: monotonic."""
+        """Remember the totals, at most once a second, for `rates`. Args: `now_ms`: monotonic."""
         with self._lock:
             if not self._samples or now_ms - self._samples[-1].at_ms >= SAMPLE_MS:
                 self._samples.append(Sample(now_ms, self.puts, self.get_transferred))
@@ -101,7 +102,7 @@ class StoreStats:
     def rates(self, seconds: int) -> Sample | None:
         """Totals per second over the last `seconds`, or a shorter known time; None with fewer than two samples.
 
-        Returns: a Sample whose `at_ms` is the time that it is over; its numbers are per second, rounded.
+        Returns: a Sample whose `at_ms` is the duration. Its numbers are per second, rounded.
         """
         with self._lock:
             samples = list(self._samples)

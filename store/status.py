@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class PutStatus(str, Enum):
-    """How a put ended. Append only: the position is the code in rings and on the wire."""
+    """The result of a put. Append only: the position is the code in rings and on the wire."""
 
     PUT_OK = "PUT_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"

@@ -1,4 +1,4 @@
-"""Names of topics, and which topics are for users."""
+"""Names of topics, and the rule for those that are for users."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from . import format as fmt
 from .errors import Rejected
 from .state import CLEANUP_POLICY, COMPACTION, DELETE, TopicInfo
 
-#: prefix of RocketMQ's own topics (TopicValidator.SYSTEM_TOPIC_PREFIX), and of ours
+#: prefix of RocketMQ's own topics (TopicValidator.SYSTEM_TOPIC_PREFIX), and of RayMQ's
 SYSTEM_PREFIX = "rmq_sys_"
 QUEUES_MAX = 65_536
+
+#: topic and queue id
+QueueKey = tuple[str, int]
 
 
 def check_new_topic(
@@ -21,16 +24,18 @@ def check_new_topic(
     known: Mapping[str, TopicInfo],
     attributes: Mapping[str, str] | None = None,
 ) -> TopicInfo | None:
-    """The topic to create; None when the same one exists already.
+    """The topic to create; None if the same topic exists already.
 
-    Raises: Rejected for a bad name, number or attribute, or when it exists with other queues or attributes.
+    Raises: Rejected for a bad name, number or attribute, or if it exists with other queues or attributes.
     """
     fmt.check_topic_name(name)
     refuse_system_topic(name)
-    # Exactly an int: True and 1.5 come from mistakes.
+
+    # The type must be int exactly: True and 1.5 come from mistakes.
     if type(queues) is not int or not 1 <= queues <= QUEUES_MAX:
         fault = f"{queues!r} queues: a topic has 1 to {QUEUES_MAX}"
         raise Rejected(fault, field="queues", limit=f"1..{QUEUES_MAX}")
+
     info = TopicInfo(name, queues, shards, _checked_attributes(attributes or {}))
     have = known.get(name)
     if have == info:
@@ -44,6 +49,7 @@ def check_new_topic(
             field=differs,
             limit=getattr(have, differs),
         )
+
     return info
 
 
@@ -80,7 +86,7 @@ def is_system_topic(name: str) -> bool:
 
 
 def refuse_system_topic(name: str) -> None:
-    """Raises: Rejected for a topic that is not for users."""
+    """Refuse a topic that is not for users. Raises: Rejected."""
     if is_system_topic(name):
         fault = f"topic {name} is a system topic; choose another name"
         raise Rejected(fault, field="topic", limit="not a system topic")

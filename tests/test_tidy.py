@@ -35,7 +35,7 @@ FILE_CALL = re.compile(
 )
 #: methods that read or write a file, whatever path object they are called on
 FILE_METHODS = {"read_bytes", "read_text", "write_bytes", "write_text", "iterdir", "rglob"}
-#: what a decision may not know: time, disk, network, threads
+#: modules that a decision may not import: time, disk, network, threads
 IMPURE = {"io", "mmap", "multiprocessing", "os", "pathlib", "shutil", "socket", "threading", "time"}
 
 #: the modules that a flush satellite imports: small, quick to start
@@ -90,7 +90,7 @@ def imported(node: ast.AST) -> list[str]:
 
 
 def file_use(node: ast.AST) -> str | None:
-    """What a node of store/ does with the clock or a file; None when nothing."""
+    """The use of the clock or a file by a node of store/; None without one."""
     names = [name for name in imported(node) if name in ("time", "mmap", "shutil", "fcntl", "io")]
     if names:
         return f"import {names[0]}"
@@ -144,6 +144,50 @@ def test_the_ban_on_file_use_sees_what_it_is_for(source, use):
     assert [found for node in ast.walk(ast.parse(source)) if (found := file_use(node))] == (
         [use] if use else []
     )
+
+
+#: a function body of this many lines has a blank line between its steps
+AIR_LINES = 20
+
+
+def airless(source: str) -> list[int]:
+    """The lines of functions with AIR_LINES lines or more and no blank line. One plain statement needs none."""
+    lines = source.split("\n")
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        steps = node.body[1:] if ast.get_docstring(node) is not None else node.body
+        if not steps or (len(steps) == 1 and not hasattr(steps[0], "body")):
+            continue
+
+        body = lines[steps[0].lineno - 1 : node.end_lineno]
+        if len(body) >= AIR_LINES and all(line.strip() for line in body):
+            found.append(node.lineno)
+    return found
+
+
+def test_a_long_function_has_a_blank_line_between_its_steps():
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in files_in(PARTS, {".py"})
+        for line in airless(path.read_text(encoding="utf-8"))
+    ]
+    assert not found, f"set the steps apart (CONTRIBUTING, Habits): {found}"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_found"),
+    [
+        (["step = 1"] * AIR_LINES, True),
+        (["step = 1"] * (AIR_LINES - 1), False),
+        ([*["step = 1"] * 9, "", *["step = 1"] * 10], False),
+        (["return ("] + ["    1,"] * AIR_LINES + [")"], False),
+    ],
+)
+def test_the_search_for_functions_without_air_sees_what_it_is_for(body, is_found):
+    source = "def function():\n" + "\n".join(f"    {line}" if line else "" for line in body)
+    assert airless(source) == ([1] if is_found else [])
 
 
 #: where the fields of a record begin that other modules read or write: store/format.py names them

@@ -67,7 +67,7 @@ def used_bytes(store: MessageStore) -> int:
     ranges = (store.queue_range(topic, queue_id) for topic, queue_id in store.queues())
     units = sum(high - low for low, high in ranges)
     segments = len(store.log.segments.files) * store.log.config.segment_size_bytes
-    return segments + units * fmt.UNIT_BYTES
+    return segments + units * fmt.QUEUE_UNIT_BYTES
 
 
 def free_bytes(log: CommitLog) -> int | None:

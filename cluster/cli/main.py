@@ -381,7 +381,7 @@ def _store_export(verbs: Any) -> None:
         "--to OFFSET", "queue offset before which to end (default: the end)", least=0, dest="stop"
     )
     export.number("--file-mib N", "MiB after which a new file is begun (default: 256)", default=256)
-    export.flag("--behind-damage", "also export the readable messages after damage in the log")
+    export.flag("--after-damage", "also export the readable messages after damage in the log")
 
 
 def _store_import(verbs: Any) -> None:

@@ -32,12 +32,12 @@ def verify(options: argparse.Namespace, console: Console) -> int:
             "store": str(root),
             "faults": [fault.as_dict() for fault in faults],
             "verdict": None if verdict is None else verdict.as_dict(),
-            "anew": report.anew,
+            "anew": report.rebuilt_at_start,
         }
         lines = _fault_lines(root, faults)
         if verdict is not None and verdict.decision == "truncate":
             lines.append(f"{root}: no fault: {verdict}")
-        for name in report.anew:
+        for name in report.rebuilt_at_start:
             lines.append(f"{root}/{name}: no fault: a cache that the next start rebuilds")
         verdict_text = f"{len(faults)} faults" if faults else "sound"
         console.result(options, facts, *lines, f"{root}: {verdict_text}")
@@ -106,7 +106,7 @@ def _show_plan(root: Path, plan: Plan, options: argparse.Namespace, console: Con
 def _cut_lines(root: Path, cut: Any) -> list[str]:
     return [
         f"{root}: the log is damaged and cannot be repaired; {cut}",
-        f"{root}: copy the other replica, or save what can be read (raymq store export --behind-damage), or cut with "
+        f"{root}: copy the other replica, or save what can be read (raymq store export --after-damage), or cut with "
         f"--cut-at {cut.offset} --yes",
     ]
 
@@ -152,7 +152,7 @@ def scrub(options: argparse.Namespace, console: Console) -> int:
 
 def export(options: argparse.Namespace, console: Console) -> int:
     """raymq store export DIR TARGET: Parquet files."""
-    from raymq.store.tools.export import Choice, export
+    from raymq.store.tools.export import ExportChoice, export
 
     (root, *others) = stores(options.directory)
     if others:
@@ -167,12 +167,12 @@ def export(options: argparse.Namespace, console: Console) -> int:
         chosen = f"--from {options.start} --to {options.stop}"
         message = f"{chosen} choose nothing: --to is not included and must be above --from"
         raise Rejected(message, field="to", limit=options.start + 1)
-    choice = Choice(
+    choice = ExportChoice(
         topic=options.topic,
         queue_id=options.queue_id,
         start=options.start,
         stop=options.stop,
-        after_damage=options.behind_damage,
+        after_damage=options.after_damage,
     )
     with StoreProgress(console.stderr) as progress:
         done = export(

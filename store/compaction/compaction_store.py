@@ -24,20 +24,20 @@ from raymq.store.queues.reader import out_of_range
 from raymq.store.records.keys import key_column
 from raymq.store.requests import FetchSlice
 from raymq.store.state import ShardState
+from raymq.store.topics import QueueKey
 
 from . import swap
 from .compactor import write_compacted
-from .sparse_log import Part, SparseLog
-from .units import COMPACTING, DIRECTORY, LOG, UNIT_DTYPE, directories, file_sizes
+from .sparse_log import CompactedSlice, SparseLog
+from .units import COMPACTED_UNIT_DTYPE, COMPACTING, DIRECTORY, LOG, directories, file_sizes
 
 #: messages, and bytes of them, copied in one go
 _COPIED_MAX = 4096
 _COPIED_BYTES = 8 << 20
-_SYNCED = "compaction"
-#: from one step of a service's thread to the next
+#: in raymq/: how far each compacted queue is synced
+_SYNCED_FILE = "compaction"
+#: pause between two steps of a service's thread
 _STEP_S = 5.0
-
-Key = tuple[str, int]
 
 
 class CompactionStore:
@@ -48,24 +48,24 @@ class CompactionStore:
         self._queues = queues
         self._state = state
         self._files = log.files
-        self._logs: dict[Key, SparseLog] = {}
+        self._logs: dict[QueueKey, SparseLog] = {}
         #: over `_logs`, and over the copying of each queue
         self._lock = threading.RLock()
         self._positions: dict[str, int] = {}
         #: how far each queue is synced: (start of the last file, bytes in it)
-        self._synced: dict[Key, tuple[int, int]] = {}
+        self._synced: dict[QueueKey, tuple[int, int]] = {}
         self._closed = False
-        #: after the records that were read and not copied
-        self._passed: dict[Key, int] = {}
+        #: queue offset after the last record that was read, copied or not
+        self._passed: dict[QueueKey, int] = {}
 
     # --- start and stop -------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """After the store's recovery: finish an interrupted swap, open every queue, cut the remains of a crash.
+        """Finish an interrupted swap, open every queue, and cut the remains of a crash.
 
-        The commit log still has the records that are cut, and may delete them only after they are synced here
-        (`holds_from`).
-        Raises: Corrupt where files are missing or have other sizes.
+        The commit log still has the cut records. It may delete them only after they are synced here (`holds_from`).
+        Callers: after the store's recovery.
+        Raises: Corrupt if files are missing or have other sizes.
         """
         root = self._commit_log.root
         if self._commit_log.crashed:
@@ -85,19 +85,21 @@ class CompactionStore:
         """Sync the names that a killed process made, before the commit log may delete the records. Raises: OSError."""
         waiting = [self._commit_log.root / DIRECTORY]
         while waiting:
-            place = waiting.pop()
-            if self._files.is_dir(place):
-                self._files.sync_dir(place)
-                waiting += [place / name for name in self._files.list(place)]
+            directory = waiting.pop()
+            if self._files.is_dir(directory):
+                self._files.sync_dir(directory)
+                waiting += [directory / name for name in self._files.list(directory)]
 
     def _load(self, topic: str, queue_id: int, synced: tuple[int, int] | None) -> None:
         swap.drop_unfinished(self._commit_log.root, topic, queue_id, files=self._files)
         sparse = self._make(topic, queue_id)
         sparse.load()
+
         end = sparse.end
         if self._commit_log.crashed:
             # A queue without a note was never synced here, or is one of RocketMQ's.
-            end = synced or ((0, 0) if self._commit_log.own else end)
+            end = synced or ((0, 0) if self._commit_log.is_own_store else end)
+
         self._logs[topic, queue_id] = sparse
         queue = self._queues.find(topic, queue_id)
         following = max(
@@ -105,6 +107,7 @@ class CompactionStore:
         )
         # If the log lost the end of a queue, other messages will get these offsets.
         sparse.cut(end, following or sparse.next_offset)
+
         name = f"{topic}_{queue_id}"
         if following and self._positions.get(name, -1) >= following:
             self._positions[name] = following - 1
@@ -114,8 +117,8 @@ class CompactionStore:
         sizes = file_sizes(
             config.compaction_file_size_bytes, config.compaction_queue_file_size_bytes
         )
-        places = directories(self._commit_log.root, topic, queue_id)
-        return SparseLog(*places, *sizes, files=self._files)
+        paths = directories(self._commit_log.root, topic, queue_id)
+        return SparseLog(*paths, *sizes, files=self._files)
 
     def close(self) -> None:
         """Sync the copied records and close every file. Raises: OSError, StorageFull."""
@@ -151,11 +154,12 @@ class CompactionStore:
     def advance(self, topic: str, queue_id: int) -> bool:
         """Copy a slice of records that the compacted queue lacks. Returns: whether there was any.
 
-        Messages without KEYS, which only others store, are left out as RocketMQ leaves them out.
+        Messages without KEYS, which RayMQ never stores, are left out, as RocketMQ leaves them out.
         """
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return False
+
         with self._lock:
             if self._closed:
                 raise Unavailable("the store is closed", field="store")
@@ -163,13 +167,15 @@ class CompactionStore:
             units = queue.read(offset, min(_COPIED_MAX, queue.max_offset - offset))
             if queue.max_offset <= offset or not len(units):
                 return False
+
             sparse = self._logs.get((topic, queue_id))
             if sparse is None:
                 sparse = self._logs[topic, queue_id] = self._make(topic, queue_id)
+
             total = np.cumsum(np.where(units["size"] == BLANK_SIZE, 0, units["size"]))
             fits = max(1, int(np.searchsorted(total, _COPIED_BYTES, side="right")))
             self._copy(sparse, units[:fits], offset)
-            # The next slice begins after this one even where the end was not copied.
+            # The next slice begins after this one, even if the last records of this one were not copied.
             self._passed[topic, queue_id] = offset + fits
             return True
 
@@ -179,21 +185,23 @@ class CompactionStore:
         units, offsets = units[solid], offsets[solid]
         if not len(units):
             return
+
         positions, sizes = units["position"].astype(np.int64), units["size"].astype(np.int64)
         # Damaged records are noted and left out: they must not block all later ones.
         found, rows = self._commit_log.undamaged_records(positions, sizes)
         batch = record.decode(*found)
         keyed = key_column(batch.column("properties")).is_valid().to_numpy(zero_copy_only=False)
         times = batch.column("store_time_ms").to_numpy()
+
         if keyed.any():
             kept = rows[keyed]
-            copied: Any = np.zeros(len(kept), dtype=UNIT_DTYPE)
+            copied: Any = np.zeros(len(kept), dtype=COMPACTED_UNIT_DTYPE)
             copied["size"], copied["tags_code"] = found.sizes[keyed], units["tags_code"][kept]
             copied["store_time_ms"], copied["offset"] = times[keyed], offsets[kept]
             with sparse.lock:
                 sparse.append(found.data, found.starts[keyed], copied)
 
-    def queues(self) -> list[Key]:
+    def queues(self) -> list[QueueKey]:
         """Topic and queue id of every compacted queue."""
         return sorted(self._logs)
 
@@ -204,7 +212,7 @@ class CompactionStore:
             found = self.advance(topic, queue_id) or found
         return found
 
-    def _dispatched(self) -> list[Key]:
+    def _dispatched(self) -> list[QueueKey]:
         """The consume queues of compaction topics."""
         dispatched = self._queues.keys()
         return [key for key in dispatched if self.owns(key[0])]
@@ -220,19 +228,19 @@ class CompactionStore:
                     sparse.sync()
             self._note(ends)
 
-    def _note(self, ends: dict[Key, tuple[int, int]]) -> None:
-        """Write down how far the queues are synced, if that is new. Durable: at return."""
+    def _note(self, ends: dict[QueueKey, tuple[int, int]]) -> None:
+        """Store how far the queues are synced, if that is new. Durable: at return."""
         if ends != self._synced:
             value = {f"{topic}/{queue_id}": list(end) for (topic, queue_id), end in ends.items()}
             self._files.write_file_atomic(
-                self._commit_log.root / "raymq" / _SYNCED, json.dumps(value).encode()
+                self._commit_log.root / "raymq" / _SYNCED_FILE, json.dumps(value).encode()
             )
             self._synced = ends
 
-    def _read_synced(self) -> dict[Key, tuple[int, int]]:
+    def _read_synced(self) -> dict[QueueKey, tuple[int, int]]:
         try:
             value: Any = json.loads(
-                self._files.read_file(self._commit_log.root / "raymq" / _SYNCED)
+                self._files.read_file(self._commit_log.root / "raymq" / _SYNCED_FILE)
             )
             found = {}
             for name, (start, size) in value.items():
@@ -243,7 +251,7 @@ class CompactionStore:
             return {}
 
     def holds_from(self) -> int | None:
-        """No record of the commit log at or above this physical offset may be deleted yet; None: any may.
+        """The physical offset from which on no record of the commit log may be deleted yet; None: any record may.
 
         Syncs the copied records. Callers: retention. Raises: OSError, StorageFull.
         """
@@ -268,9 +276,11 @@ class CompactionStore:
         """
         while roll and self.advance(topic, queue_id):
             pass
+
         sparse = self._logs.get((topic, queue_id))
         if sparse is None:
             return None
+
         root, files = self._commit_log.root, self._files
         with self._lock, sparse.lock:
             if roll and sparse.pairs and sparse.pairs[-1].count:
@@ -278,14 +288,17 @@ class CompactionStore:
             # Sealed files are synced; after a crash nothing of them may count as unsynced.
             self.sync()
             pairs = [pair for pair in sparse.pairs if pair.sealed]
+
         last_offset = max((pair.offset_at(-1) for pair in pairs if pair.count), default=-1)
         if last_offset <= self._positions.get(f"{topic}_{queue_id}", -1):
             return None
+
         swap.drop_unfinished(root, topic, queue_id, files=files)
         names = write_compacted(pairs, sparse)
         for directory in sparse.directories:
             if names:
                 files.sync_dir(directory / COMPACTING)
+
         old = [pair.log.path.name for pair in pairs]
         plan = swap.Swap(topic, queue_id, old, names, last_offset)
         with self._lock, sparse.lock:
@@ -294,8 +307,8 @@ class CompactionStore:
             swap.commit(root, plan, files=files)
             swap.finish(root, plan, files=files)
             self._positions = swap.read_positions(root, files=files)
-            sparse.take(names)
-            # The next file may begin at a lower place than the last one did: the noted end must not be above it.
+            sparse.replace_sealed(names)
+            # The next file may begin at a lower offset than the last one did: the noted end must not be above it.
             self._note({key: other.end for key, other in self._logs.items()})
         return last_offset
 
@@ -324,8 +337,8 @@ class CompactionStore:
 
     def read(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
-    ) -> Part | None:
-        """The next messages that are left from `offset` on; None: none is."""
+    ) -> CompactedSlice | None:
+        """The next messages that are left from `offset` on; None if none is left."""
         while self.advance(topic, queue_id) and self.next_offset(topic, queue_id) <= offset:
             pass
         sparse = self._logs.get((topic, queue_id))
@@ -358,10 +371,11 @@ class CompactionService:
     def step(self, now_ms: int) -> bool:
         """Do some work: at most one slice per queue, or one compaction of all queues if that is due.
 
-        Returns: whether there is more to do at once. Raises: OSError, StorageFull, Corrupt; the next call tries again.
+        Returns: whether there is more to do at once. Raises: OSError, StorageFull, Corrupt. The next call tries again.
         """
         if self._store.advance_all():
             return True
+
         self._store.sync()
         if now_ms >= self._next_ms:
             self._next_ms = now_ms + self._interval_ms
@@ -374,6 +388,7 @@ class CompactionService:
                     damage = error
             if damage is not None:
                 raise damage
+
         return False
 
     def run(self, stopping: Callable[[], bool], clock: Clock) -> None:
@@ -383,12 +398,12 @@ class CompactionService:
                 more = self.step(clock.monotonic_ms())
                 self.failed = None
             except Exception as error:
-                # Any error, or the deletion of old files would end unseen with this thread.
+                # Catch every error: if this thread ended, nothing would report that old files are no longer deleted.
                 self.failed, more = str(error), False
             if not more:
                 self._wake.wait(_STEP_S)
                 self._wake.clear()
 
     def wake(self) -> None:
-        """Look at `stopping` now."""
+        """Make the thread check `stopping` now."""
         self._wake.set()

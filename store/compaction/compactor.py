@@ -30,7 +30,7 @@ def slices(pair: SegmentPair) -> Iterator[pa.RecordBatch]:
 
 
 def rows_to_keep(pairs: list[SegmentPair]) -> list[Bools]:
-    """For each pair which of its records stay.
+    """For each pair, a mask of the records that stay.
 
     Memory: the keys of all of them, once each, and some 20 bytes per record.
     """
@@ -41,8 +41,10 @@ def rows_to_keep(pairs: list[SegmentPair]) -> list[Bools]:
             keys.append(key_column(batch.column("properties")))
             lengths = pc.binary_length(batch.column("body")).to_numpy(zero_copy_only=False)
             bodies.append(lengths > 0)
+
     if not keys:
         return [np.zeros(0, dtype=np.bool_) for _ in pairs]
+
     encoded = pa.chunked_array(keys).combine_chunks().dictionary_encode()
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     rows = np.arange(len(codes))
@@ -50,6 +52,7 @@ def rows_to_keep(pairs: list[SegmentPair]) -> list[Bools]:
     latest = np.full(len(encoded.dictionary) + 1, -1, dtype=np.int64)
     latest[codes] = rows
     keep = (latest[codes] == rows) & np.concatenate(bodies) & (codes >= 0)
+
     ends = np.cumsum([pair.count for pair in pairs])
     return np.split(keep, ends[:-1])
 

@@ -39,6 +39,7 @@ def get_compacted(
     refused = plain.refuse(topic, queue_id, offset, low, high)
     if refused is not None:
         return refused
+
     max_bytes = min(max(max_bytes, BYTES_MIN), BYTES_MAX)
     count = max_nums if wanted is None else max(max_nums, RECORDS_AT_ONCE)
     found = store.read(topic, queue_id, offset, max_bytes=max_bytes, max_records=count)
@@ -47,6 +48,7 @@ def get_compacted(
         # yet.
         following = max(offset, min(store.next_offset(topic, queue_id), high))
         return nothing(GetMessageStatus.NO_MATCHED_MESSAGE, following, low, high)
+
     good = np.ones(len(found.units), dtype=np.bool_)
     if wanted is not None:
         matching = wanted.units(found.units["tags_code"].astype(np.int64))
@@ -56,11 +58,13 @@ def get_compacted(
             data = memoryview(b"".join(found.records.to_pylist()))
             batch = record.decode(data, np.cumsum(sizes) - sizes, sizes, columns=("properties",))
             good = good & wanted.records(batch.column(0))
+
     rows = np.flatnonzero(good)
     offsets = found.units["offset"].astype(np.int64)
     # Among these records more may be wanted than were asked for.
     following = int(offsets[rows[max_nums]]) if len(rows) > max_nums else found.next_offset
     rows = rows[:max_nums]
+
     status = GetMessageStatus.FOUND if len(rows) else GetMessageStatus.NO_MATCHED_MESSAGE
     records = pa.chunked_array([found.records.take(pa.array(rows))], pa.binary())
     return GetMessageResult(status, following, low, high, records, offsets[rows], False)

@@ -1,6 +1,7 @@
 """The files of one compacted queue: records in one directory, units in another, a pair of files for each range.
 
-Records are those of the commit log with another physical offset: their place here. Queue offsets ascend with gaps.
+Records are those of the commit log with another physical offset: their position in these files. Queue offsets ascend
+with gaps.
 Source: CompactionLog.TopicPartitionLog, SparseConsumeQueue, RocketMQ 5.3.3.
 """
 
@@ -26,7 +27,7 @@ from raymq.store.log.segment_paths import offset_names
 from raymq.store.records.binary_columns import value_bytes, value_offsets
 from raymq.store.records.record_walk import first_fault
 
-from .units import COMPACTING, UNIT_BYTES, UNIT_DTYPE, end_unit
+from .units import COMPACTED_UNIT_BYTES, COMPACTED_UNIT_DTYPE, COMPACTING, end_unit
 
 _LONG = np.arange(8)
 #: units read at a time while their end is looked for
@@ -43,16 +44,16 @@ class SegmentPair:
         self.queue = queue
         #: bytes of records in the log file
         self.log_bytes = 0
-        #: units in the other one
+        #: units in the queue file
         self.count = 0
         #: nothing is appended any more
         self.sealed = False
 
     def units(self, low: int = 0, high: int | None = None) -> Any:
-        """Units [low, high), all by default, UNIT_DTYPE. Raises: Corrupt for bytes that the disk does not give back."""
+        """Units [low, high), all by default, COMPACTED_UNIT_DTYPE. Raises: Corrupt for unreadable bytes."""
         high = self.count if high is None else min(high, self.count)
-        data = self.queue.read(low * UNIT_BYTES, max(low, high) * UNIT_BYTES)
-        return np.frombuffer(data, dtype=UNIT_DTYPE)
+        data = self.queue.read(low * COMPACTED_UNIT_BYTES, max(low, high) * COMPACTED_UNIT_BYTES)
+        return np.frombuffer(data, dtype=COMPACTED_UNIT_DTYPE)
 
     def offset_at(self, number: int) -> int:
         """The queue offset of a unit; a negative number counts from the end."""
@@ -60,26 +61,28 @@ class SegmentPair:
         return int(self.units(number, number + 1)["offset"][0])
 
     def records_of(self, units: npt.NDArray[Any]) -> tuple[memoryview, Int64s]:
-        """A buffer with the records of these units, and where each begins in it.
+        """A buffer with the records of these units, and the start of each record in it.
 
-        Raises: Corrupt for the first that is damaged, or that the disk does not give back.
+        Raises: Corrupt for the first damaged or unreadable record.
         """
         starts = units["position"].astype(np.int64) - self.start
         sizes = units["size"].astype(np.int64)
         if not len(starts):
             return memoryview(b""), starts
+
         ends = starts + sizes
         good = (starts >= 0) & (sizes >= fmt.RECORD_MIN_BYTES) & (ends <= self.log.size)
         good[1:] &= starts[1:] >= ends[:-1]
         row = len(good) if good.all() else int(good.argmin())
-        data, begins = memoryview(b""), starts[:0]
+
+        data, heads = memoryview(b""), starts[:0]
         if row:
-            data, begins = read_together(
-                self.log.read, self.log.read_into, starts[:row], ends[:row]
-            )
-        fault = first_fault(data, begins, sizes[:row], starts[:row] + self.start)
+            data, heads = read_together(self.log.read, self.log.read_into, starts[:row], ends[:row])
+
+        fault = first_fault(data, heads, sizes[:row], starts[:row] + self.start)
         if fault is None and row == len(good):
-            return data, begins
+            return data, heads
+
         row, rule = (row, POINTS) if fault is None else fault
         raise Corrupt(
             f"{self.log.path} at {int(starts[row])}: the record is damaged ({rule}); `raymq store verify` says more",
@@ -89,8 +92,8 @@ class SegmentPair:
         )
 
     def find_end(self) -> None:
-        """Count the units that are valid, and from the last one the bytes of the log."""
-        room = self.queue.size // UNIT_BYTES
+        """Count the valid units. The last one gives the bytes of the log."""
+        room = self.queue.size // COMPACTED_UNIT_BYTES
         self.count = 0
         while self.count < room:
             low, self.count = self.count, min(room, self.count + SCAN_UNITS)
@@ -99,10 +102,10 @@ class SegmentPair:
             if not valid.all():
                 self.count = low + int(valid.argmin())
                 break
-        self.keep(self.count)
+        self.set_unit_count(self.count)
 
-    def keep(self, count: int) -> None:
-        """Only the first units count, and the bytes of their records."""
+    def set_unit_count(self, count: int) -> None:
+        """Keep only the first `count` units, and the bytes of their records."""
         self.count, self.log_bytes = count, 0
         if count:
             last = self.units(count - 1)[0]
@@ -119,14 +122,14 @@ class SegmentPair:
         self.queue.sync()
 
 
-class Part(NamedTuple):
-    """Some records that were read."""
+class CompactedSlice(NamedTuple):
+    """Records of one compacted queue that were read together."""
 
-    #: byte for byte, a binary array
+    #: the records byte for byte, a binary array
     records: pa.Array
-    #: `units.UNIT_DTYPE`
+    #: `units.COMPACTED_UNIT_DTYPE`
     units: npt.NDArray[Any]
-    #: after the last
+    #: queue offset after the last record
     next_offset: int
 
 
@@ -136,9 +139,9 @@ class SparseLog:
     def __init__(
         self, log: Path, queue: Path, file_bytes: int, queue_file_bytes: int, *, files: Files
     ) -> None:
-        #: of the records and of the units
+        #: the directories of the records and of the units
         self.directories = (log, queue)
-        self._sizes = (file_bytes, queue_file_bytes // UNIT_BYTES * UNIT_BYTES)
+        self._sizes = (file_bytes, queue_file_bytes // COMPACTED_UNIT_BYTES * COMPACTED_UNIT_BYTES)
         self.lock = threading.RLock()
         self._files = files
         self.pairs: list[SegmentPair] = []
@@ -164,17 +167,19 @@ class SparseLog:
     def load(self) -> None:
         """Open the files. If a crash interrupted the creation of the last pair, delete that pair: it is unused.
 
-        Raises: Corrupt where another file has no partner.
+        Raises: Corrupt if another file has no partner.
         """
         names, queue_names = (
             set(offset_names(directory, files=self._files)) for directory in self.directories
         )
+
         last = max(names | queue_names, default=None)
         if last is not None and self._is_unfinished(last, names & queue_names):
             for directory in self.directories:
                 self._files.unlink(directory / last)
             names.discard(last)
             queue_names.discard(last)
+
         odd = sorted(names ^ queue_names)
         if odd:
             log, queue = (directory / odd[0] for directory in self.directories)
@@ -183,6 +188,7 @@ class SparseLog:
                 path=str(log),
                 rule="a compaction log file has its file of units",
             )
+
         self.pairs += [self._open(int(name)) for name in sorted(names)]
         for pair in self.pairs:
             pair.find_end()
@@ -213,8 +219,8 @@ class SparseLog:
     def append(self, view: memoryview, starts: Int64s, units: npt.NDArray[Any]) -> None:
         """Append records, in as many files as they need, by ascending queue offset.
 
-        Args: `starts`: where each begins in `view`; `units`: UNIT_DTYPE, with any positions.
-        Raises: StorageFull, OSError; `cut` removes a half-written record.
+        Args: `starts`: start of each record in `view`. `units`: COMPACTED_UNIT_DTYPE, with any positions.
+        Raises: StorageFull, OSError. `cut` removes a half-written record.
         """
         low, count = 0, len(units)
         while low < count:
@@ -229,9 +235,9 @@ class SparseLog:
                 self.seal()
 
     def _fitting(self, pair: SegmentPair, sizes: Int64s) -> int:
-        """How many records still fit: a blank record and an end unit must fit after them."""
+        """The number of records that still fit. A blank record and an end unit must fit after them."""
         room = pair.log.size - pair.log_bytes - fmt.BLANK_BYTES
-        units = pair.queue.size // UNIT_BYTES - 1 - pair.count
+        units = pair.queue.size // COMPACTED_UNIT_BYTES - 1 - pair.count
         fits = int(np.searchsorted(np.cumsum(sizes), room, side="right"))
         if not fits and not pair.count:
             raise Corrupt(
@@ -247,16 +253,18 @@ class SparseLog:
         records = record.select(view, starts, units["size"])
         edges = value_offsets(records).astype(np.int64)
         data = value_bytes(records)[edges[0] : edges[-1]].copy()
-        places = edges[:-1] - edges[0]
-        positions = pair.start + pair.log_bytes + places
-        data[places[:, None] + fmt.PHYSICAL_OFFSET_AT + _LONG] = (
+        data_starts = edges[:-1] - edges[0]
+        positions = pair.start + pair.log_bytes + data_starts
+        data[data_starts[:, None] + fmt.PHYSICAL_OFFSET_AT + _LONG] = (
             positions.astype(">i8").view(np.uint8).reshape(-1, 8)
         )
+
         written = units.copy()
         written["position"], written["count"] = positions, 1
         written["compacted"], written["reserved"] = -1, 0
+
         pair.log.pwrite(data.data, pair.log_bytes)
-        pair.queue.pwrite(written.tobytes(), pair.count * UNIT_BYTES)
+        pair.queue.pwrite(written.tobytes(), pair.count * COMPACTED_UNIT_BYTES)
         pair.log_bytes += len(data)
         pair.count += len(units)
 
@@ -267,7 +275,7 @@ class SparseLog:
             return
         left = pair.log.size - pair.log_bytes
         pair.log.pwrite(record.blank(left), pair.log_bytes)
-        pair.queue.pwrite(end_unit(), pair.count * UNIT_BYTES)
+        pair.queue.pwrite(end_unit(), pair.count * COMPACTED_UNIT_BYTES)
         pair.sync()
         pair.sealed = True
 
@@ -302,16 +310,19 @@ class SparseLog:
             keep = units["offset"] < next_offset
             keep &= units["position"].astype(np.int64) + units["size"] <= start + log_bytes
             count = pair.count if keep.all() else int(keep.argmin())
+
             if count == 0 and pair.start > start:
                 self._remove(self.pairs.pop())
                 continue
             if count == pair.count and pair.sealed:
                 return
-            pair.keep(count)
+
+            pair.set_unit_count(count)
             pair.log.clear(pair.log_bytes)
-            pair.queue.clear(count * UNIT_BYTES)
+            pair.queue.clear(count * COMPACTED_UNIT_BYTES)
             pair.sync()
             pair.sealed = False
+
             if count or len(self.pairs) == 1:
                 return
             self._remove(self.pairs.pop())
@@ -322,7 +333,7 @@ class SparseLog:
         for directory in self.directories:
             self._files.sync_dir(directory)
 
-    def take(self, names: list[str]) -> None:
+    def replace_sealed(self, names: list[str]) -> None:
         """Open the files of these names, which have replaced the sealed ones. The last, open one stays.
 
         Callers: with the lock. Readers keep records that they read from the old files.
@@ -345,7 +356,7 @@ class SparseLog:
         with self.lock:
             return next((p.offset_at(0) for p in self.pairs if p.count), None)
 
-    def read(self, offset: int, max_bytes: int, max_records: int) -> Part | None:
+    def read(self, offset: int, max_bytes: int, max_records: int) -> CompactedSlice | None:
         """Records from the first queue offset at or above `offset` on, at least one; None when there is none."""
         with self.lock:
             for pair in self.pairs:
@@ -357,7 +368,7 @@ class SparseLog:
                 fits = max(1, int(np.searchsorted(total, max_bytes, side="right")))
                 units = units[:fits]
                 records = record.select(*pair.records_of(units), units["size"])
-                return Part(records, units, int(units["offset"][-1]) + 1)
+                return CompactedSlice(records, units, int(units["offset"][-1]) + 1)
         return None
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Puts compacted files in the place of the old ones as a whole, even if a process dies in between.
+"""Replaces all old files of a queue by the compacted ones, even if the process dies in between.
 
 First the new files are complete and synced in the sub-directory `compacting`, which loaders pass over. Then
-`raymq/compaction-swap` is written: from then on a start finishes the swap. Every step may be done again.
-RocketMQ renames file by file and notes nothing: a crash between leaves a mixture of old and new.
+`raymq/compaction-swap` is written. From then on a start finishes the swap. Every step may be repeated. RocketMQ renames
+file by file and notes nothing: a crash in between leaves a mixture of old and new files.
 """
 
 from __future__ import annotations
@@ -52,9 +52,11 @@ def finish(root: Path, swap: Swap, *, files: Files) -> None:
         fail_point("compaction.moved")
         files.sync_dir(directory)
         files.remove_tree(directory / COMPACTING)
+
     positions = read_positions(root, files=files)
     positions[f"{swap.topic}_{swap.queue_id}"] = swap.last_offset
     write_positions(root, positions, files=files)
+
     files.unlink(root / "raymq" / _RECORD)
     files.sync_dir(root / "raymq")
 
@@ -83,7 +85,7 @@ def read_positions(root: Path, *, files: Files) -> dict[str, int]:
 
 
 def write_positions(root: Path, positions: dict[str, int], *, files: Files) -> None:
-    """Atomic, as RocketMQ reads it."""
+    """Write RocketMQ's file of compacted positions. The replacement is atomic."""
     value = {"empty": not positions, "queueOffsetMap": positions}
     text = json.dumps(value, indent="\t", separators=(",", ":"), sort_keys=True)
     files.make_dirs(root / DIRECTORY)

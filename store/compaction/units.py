@@ -1,4 +1,4 @@
-"""Bytes of a compacted queue: units of 46 bytes, and where its files are.
+"""The format of a compacted queue: units of 46 bytes, and the directories of its files.
 
 A unit, big-endian: position in the compaction log 8, size 4, tags code 8, store time 8, queue offset 8, messages 2 (1),
 compacted offset 4 (-1), reserved 4. The last unit of a file is followed by one of position -1 and size 0.
@@ -14,7 +14,7 @@ import numpy as np
 
 from raymq.store.errors import require
 
-UNIT_DTYPE = np.dtype(
+COMPACTED_UNIT_DTYPE = np.dtype(
     [
         ("position", ">i8"),
         ("size", ">i4"),
@@ -26,8 +26,8 @@ UNIT_DTYPE = np.dtype(
         ("reserved", ">i4"),
     ]
 )
-UNIT_BYTES = UNIT_DTYPE.itemsize
-require(UNIT_BYTES == 46, "a unit of a compacted queue has 46 bytes", found=UNIT_BYTES)
+COMPACTED_UNIT_BYTES = COMPACTED_UNIT_DTYPE.itemsize
+require(COMPACTED_UNIT_BYTES == 46, "a compacted unit has 46 bytes", found=COMPACTED_UNIT_BYTES)
 
 DIRECTORY = "compaction"
 LOG, QUEUES, POSITIONS = "compactionLog", "compactionCq", "position-checkpoint"
@@ -43,7 +43,7 @@ def file_sizes(log_bytes: int, queue_bytes: int) -> tuple[int, int]:
 
     With its defaults, 100 and 10 MiB: 104,857,460 and 10,485,746. Source: CompactionLog#getCompactionLogSize.
     """
-    queue = queue_bytes // UNIT_BYTES * UNIT_BYTES
+    queue = queue_bytes // COMPACTED_UNIT_BYTES * COMPACTED_UNIT_BYTES
     count, rest = divmod(log_bytes, queue)
     if count < _LEAST_RATIO:
         return queue * _LEAST_RATIO, queue
@@ -51,13 +51,13 @@ def file_sizes(log_bytes: int, queue_bytes: int) -> tuple[int, int]:
 
 
 def directories(root: Path, topic: str, queue_id: int) -> tuple[Path, Path]:
-    """Where the records of a compacted queue are, and where its units: files of the same names."""
+    """The directories of a compacted queue's records and of its units. Files of both have the same names."""
     log, queue = (root / DIRECTORY / kind / topic / str(queue_id) for kind in (LOG, QUEUES))
     return log, queue
 
 
 def end_unit() -> bytes:
     """The unit that follows the last one of a file that is not full."""
-    unit: Any = np.zeros(1, dtype=UNIT_DTYPE)
+    unit: Any = np.zeros(1, dtype=COMPACTED_UNIT_DTYPE)
     unit["position"], unit["compacted"] = -1, -1
     return bytes(unit.tobytes())

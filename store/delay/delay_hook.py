@@ -1,10 +1,10 @@
 """Moves messages with a delivery time to the topics where they wait.
 
 `MessagePut` calls `transform` for every message. Half messages of transactions pass unchanged. RocketMQ's brokers move
-each message. Our producers send columns for the timer topic, so that sequences and batches stay whole, and the shard
-only checks (`check_batch`): each message names its queue and a time that timers reach.
-Source: HookUtils#handleScheduleMessage, RocketMQ 5.3.3. RocketMQ refuses messages for a congested second at random,
-more of them the more messages wait. RayMQ refuses them from the limit on.
+each message. RayMQ's producers send columns for the timer topic, so that sequences and batches stay whole. The shard
+only checks (`check_batch`) that each message names its queue and a time that timers reach.
+Source: HookUtils#handleScheduleMessage, RocketMQ 5.3.3. RocketMQ refuses messages for a congested second at random, and
+more of them if more messages wait. RayMQ refuses them from the limit on.
 """
 
 from __future__ import annotations
@@ -58,14 +58,15 @@ def transform(
 ) -> InnerMessage:
     """The message as it is stored: itself, or on its way to the delay levels or the timers.
 
-    Args: `waiting(ms)` is how many messages wait for that second (`TimerMessageStore.waiting`).
-    Raises: Rejected with `status` MESSAGE_ILLEGAL or one of WHEEL_TIMER_*, Unavailable with WHEEL_TIMER_FLOW_CONTROL;
-    nothing was stored.
+    Args: `waiting`: from the ms of a second to how many messages wait for it (`TimerMessageStore.waiting`).
+    Raises: Rejected with `status` MESSAGE_ILLEGAL or one of WHEEL_TIMER_*, Unavailable with WHEEL_TIMER_FLOW_CONTROL.
+    Nothing was stored then.
     """
     if message.sys_flag & fmt.SYS_TRANSACTION_MASK in fmt.SYS_UNQUEUED:
         return message
     if message.topic in (TIMER_TOPIC, SCHEDULE_TOPIC):
         return message
+
     text = message.properties_text
     properties = dict(message.properties) if text is None else decode(text)
     level = delay_level(properties)
@@ -75,9 +76,11 @@ def transform(
         level = min(level, len(config.delay_levels_ms))
         properties[DELAY] = str(level)
         return _moved(message, properties, SCHEDULE_TOPIC, level - 1, config)
+
     deliver_ms = _deliver_ms(properties, now_ms)
     if deliver_ms is None:
         return message
+
     if not config.timer_wheel_enabled:
         raise error_of(
             PutStatus.WHEEL_TIMER_NOT_ENABLE,
@@ -85,6 +88,7 @@ def transform(
             field="deliver_at_ms",
             limit=None,
         )
+
     if deliver_ms <= now_ms:
         if DELETE_KEY in properties:
             raise error_of(
@@ -94,6 +98,7 @@ def transform(
                 limit=now_ms,
             )
         return message
+
     check_deliver_at(deliver_ms, now_ms, config)
     out_ms = out_time_ms(deliver_ms)
     check_congestion(out_ms, waiting, config)
@@ -109,7 +114,7 @@ class DelayHook(PutHook):
     def __init__(self, config: StoreConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        #: a waiting message is delivered in a group, where it grows
+        #: a waiting message is delivered in a group, and its record grows then
         self.record_bytes_max = config.group_bytes_max - GROUP_RESERVE_BYTES - ROW_RESERVE_BYTES
         #: how many messages wait for a second; set by the timer service
         self.waiting: Callable[[int], int] | None = None
@@ -121,8 +126,8 @@ class DelayHook(PutHook):
     def check_batch(self, request: PutRequest, topics: Mapping[str, TopicInfo]) -> None:
         """Refuse columns for the timer topic with any row that could not be delivered.
 
-        Raises: Rejected naming the field, Unavailable where too many wait for the second of a row, with RocketMQ's
-        status; nothing was stored.
+        Raises: Rejected naming the field, Unavailable if too many messages wait for the second of a row; both with
+        RocketMQ's status. Nothing was stored then.
         """
         if not self._config.timer_wheel_enabled:
             raise error_of(
@@ -131,9 +136,11 @@ class DelayHook(PutHook):
                 field="deliver_at_ms",
                 limit=None,
             )
+
         batch = request.batch
         if isinstance(batch, SmallBatch):
             batch = batch.to_batch()
+
         properties = batch.column("properties").fill_null(b"")
         out = _extracted(properties, _OUT)
         topic = _extracted(properties, _TOPIC)
@@ -148,12 +155,14 @@ class DelayHook(PutHook):
                 field="properties",
                 limit="TIMER_OUT_MS, REAL_TOPIC, REAL_QID",
             )
+
         seconds = out.cast(pa.string()).cast(pa.int64()).to_numpy()
         now_ms = self._clock.now_ms()
         # The clocks of producer and shard differ a little.
         check_deliver_at(int(np.max(seconds)) + PRECISION_MS, now_ms + 60_000, self._config)
         for time_ms in np.unique(seconds - seconds % PRECISION_MS).tolist():
             check_congestion(time_ms, self.waiting, self._config)
+
         for raw in pc.unique(topic).to_pylist():
             rows = pc.equal(topic, raw)
             mine = queue.filter(rows).cast(pa.string()).cast(pa.int64())
@@ -186,7 +195,7 @@ def _deliver_ms(properties: dict[str, str], now_ms: int) -> int | None:
 
 
 def delay_level(properties: Mapping[str, str]) -> int:
-    """The delay level; 0 without one, or where it is not a number."""
+    """The delay level; 0 without one, or if it is not a number."""
     try:
         return int(properties.get(DELAY, "0"))
     except ValueError:
@@ -216,9 +225,10 @@ def _moved(
     queue_id: int,
     config: StoreConfig,
 ) -> InnerMessage:
-    """The message in the topic where it waits. Raises: Rejected where its delivery could not be appended."""
+    """The message in the topic where it waits. Raises: Rejected if its delivery could not be appended."""
     properties[REAL_TOPIC] = message.topic
     properties[REAL_QUEUE] = str(message.queue_id)
+
     text = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in properties.items())
     size = fmt.HEADER_BYTES + 4 + len(message.body) + text + ROW_RESERVE_BYTES
     limit = config.group_bytes_max - GROUP_RESERVE_BYTES
@@ -229,6 +239,7 @@ def _moved(
             limit=limit,
             status=PutStatus.MESSAGE_ILLEGAL.value,
         )
+
     return replace(
         message, topic=topic, queue_id=queue_id, properties=properties, properties_text=None
     )

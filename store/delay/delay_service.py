@@ -18,16 +18,14 @@ from raymq.store.delay_levels import LEVELS_SERVICE
 from raymq.store.failpoints import fail_point
 from raymq.store.format import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
-from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue, Units
+from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue, QueueUnits
 
-from .delayed_record import by_queue, fitting, waiting_rows
+from .delayed_record import SLICE_ROWS, by_queue, fitting, waiting_rows
 from .timer_store import TimerMessageStore
 
 if TYPE_CHECKING:
     from raymq.store.message_store import MessageStore
 
-#: units read at a time
-SLICE_ROWS = 4096
 #: messages delivered by one call, about
 RUN_MESSAGES = 8192
 
@@ -36,7 +34,7 @@ class DelayRun(NamedTuple):
     """Result of one delivery call."""
 
     messages: int
-    #: when to call again, ms; now or before: there is more to do; None: nothing waits
+    #: when to call again, ms: not after now if there is more to do; None: nothing waits
     next_due_ms: int | None
 
 
@@ -63,17 +61,18 @@ class ScheduleMessageService:
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self.levels_ms = store.config.delay_levels_ms
-        #: messages that name no queue they could be delivered to, or that the log has no more
+        #: messages that name no queue they could be delivered to, or that the log has deleted
         self.skipped = 0
 
     def deliver_due(self, now_ms: int, *, limit: int) -> DelayRun:
         """Deliver due messages, at most about `limit`, the shortest level first.
 
         A delay begins at the message's store time, which may be ahead of the wall clock (StoreTimeClock).
-        Raises: StorageFull, Unavailable, OSError; the next call delivers the rest.
+        Raises: StorageFull, Unavailable, OSError. The next call delivers the rest.
         """
         ahead_ms = self._store.put_path.stamps.ahead_ms(self._store.state.store_time_ms)
         now_ms += ahead_ms
+
         count = 0
         next_due: int | None = None
         offsets = level_offsets(self._store)
@@ -89,10 +88,12 @@ class ScheduleMessageService:
                 offset, due = found.next_offset, found.due_ms
             if due is not None:
                 next_due = due if next_due is None else min(next_due, due)
+
         return DelayRun(count, None if next_due is None else next_due - ahead_ms)
 
     def _corrected(self, level: int, offset: int, queue: ConsumeQueue) -> int:
-        """An offset inside the queue. After a start the queue may lag behind the log: then there is nothing to do."""
+        """An offset inside the queue. After a start the queue may be shorter than in the log: then there is nothing to
+        do."""
         stored = self._store.state.next_offsets.get((SCHEDULE_TOPIC, level - 1), 0)
         known = max(queue.max_offset, stored)
         if offset > known:
@@ -101,9 +102,8 @@ class ScheduleMessageService:
         return min(max(offset, queue.min_offset), known)
 
     def _note(self, level: int, offset: int, messages: list[InnerMessage]) -> None:
-        self._store.put_inner(
-            messages, progress=ServiceProgress(LEVELS_SERVICE, {str(level): offset})
-        )
+        progress = ServiceProgress(LEVELS_SERVICE, {str(level): offset})
+        self._store.put_inner(messages, progress=progress)
 
     def _deliver_slice(
         self, level: int, queue: ConsumeQueue, offset: int, now_ms: int
@@ -111,22 +111,27 @@ class ScheduleMessageService:
         """Deliver one group of a level."""
         if offset >= queue.max_offset:
             return LevelSlice(0, offset, None)
+
         units = queue.read(offset, SLICE_ROWS)
         due_count = self._due_count(level, units, now_ms)
         if not due_count:
             return LevelSlice(0, offset, int(units["tags_code"][0]))
+
         blank = units["size"] == BLANK_SIZE
         sizes = np.where(blank, 0, units["size"])[:due_count].astype(np.int64)
         count = fitting(sizes, self._store.config.group_bytes_max)
         positions = units["position"][:count].astype(np.int64)
         is_stored = ~blank[:count] & (positions >= self._store.log.start)
+
         found, _ = waiting_rows(self._store.log, positions[is_stored], sizes[:count][is_stored])
         delivered = [each.delivered() for each in found]
         messages = [message for message in delivered if message is not None]
         self.skipped += int((~blank[:count]).sum()) - len(messages)
+
         next_offset = offset + count
         self._note(level, next_offset, by_queue(messages))
         fail_point("delay.group_appended")
+
         due_ms: int | None = now_ms
         if next_offset >= queue.max_offset:
             due_ms = None
@@ -134,7 +139,7 @@ class ScheduleMessageService:
             due_ms = int(units["tags_code"][count])
         return LevelSlice(count, next_offset, due_ms)
 
-    def _due_count(self, level: int, units: Units, now_ms: int) -> int:
+    def _due_count(self, level: int, units: QueueUnits, now_ms: int) -> int:
         """How many of the first units are due."""
         deliver_ms = units["tags_code"].astype(np.int64)
         # No store time is in the future: the level's delay was configured longer when the record was stored.
@@ -161,9 +166,9 @@ class DelayService:
         return self.timers.active or any(queues.find(SCHEDULE_TOPIC, q) for q in levels)
 
     def run_once(self, now_ms: int, *, limit: int = RUN_MESSAGES) -> DelayRun:
-        """Deliver due messages, at most about `limit`; more: the next call is due at once.
+        """Deliver due messages, at most about `limit`. If there are more, the next call is due at once.
 
-        Durable: nothing; the flush service syncs. Raises: StorageFull, Unavailable, OSError; call again later.
+        Durable: after the flush service's sync. Raises: StorageFull, Unavailable, OSError. Call again later.
         """
         levels = self.levels.deliver_due(now_ms, limit=limit)
         count, timer_due = self.timers.run(now_ms, limit=max(1, limit - levels.messages))
@@ -173,11 +178,11 @@ class DelayService:
     def holds_from(self) -> int | None:
         """The physical offset from which on records may still wait here; None: none waits. Deletion stops there."""
         done = level_offsets(self._store)
-        places = [(TIMER_TOPIC, 0, self.timers.holds_from())]
+        waiting_from = [(TIMER_TOPIC, 0, self.timers.holds_from())]
         for level in range(1, len(self._store.config.delay_levels_ms) + 1):
-            places.append((SCHEDULE_TOPIC, level - 1, done.get(level, 0)))
+            waiting_from.append((SCHEDULE_TOPIC, level - 1, done.get(level, 0)))
         positions: list[int] = []
-        for topic, queue_id, offset in places:
+        for topic, queue_id, offset in waiting_from:
             queue = self._store.consume_queues.find(topic, queue_id)
             if queue is not None:
                 positions += queue.read(max(offset, queue.min_offset), 1)["position"].tolist()

@@ -23,6 +23,8 @@ from raymq.store.records.producer_stamp import without_stamp
 from raymq.store.state import INTERNAL_TOPIC
 
 REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
+#: most waiting records read at a time
+SLICE_ROWS = 4096
 #: bytes that a group needs beside its messages: the record of the progress
 GROUP_RESERVE_BYTES = 1024
 #: most messages of a group: no other put can append while a group is appended
@@ -35,7 +37,7 @@ _REAL_TOPIC = re.compile(rb"(?:.*\x02)?REAL_TOPIC\x01([^\x02]+)", re.DOTALL)
 _REAL_QUEUE = re.compile(rb"(?:.*\x02)?REAL_QID\x01(\d{1,9})(?:\x02|\Z)", re.DOTALL)
 
 
-class Waiting(NamedTuple):
+class WaitingMessage(NamedTuple):
     """One record of a waiting message."""
 
     topic: str
@@ -51,7 +53,7 @@ class Waiting(NamedTuple):
     reconsume_times: int
 
     def moved(self, topic: str, queue_id: int, properties: bytes) -> InnerMessage:
-        """The message for another queue; body, flags, birth and text go with it."""
+        """The message for another queue, with the same body, flags, birth and text."""
         return InnerMessage(
             topic,
             queue_id,
@@ -67,8 +69,7 @@ class Waiting(NamedTuple):
     def delivered(self, extra: bytes = b"") -> InnerMessage | None:
         """The message for its real queue; None when it names no queue that may receive it.
 
-        The properties' text is as it was, DELAY and TIMER_* too, and `extra` after it if there is
-        room.
+        The properties' text is unchanged, DELAY and TIMER_* too, and `extra` follows if there is room.
         """
         topic = _REAL_TOPIC.match(self.properties)
         queue = _REAL_QUEUE.match(self.properties)
@@ -80,7 +81,7 @@ class Waiting(NamedTuple):
         return self.moved(name, int(queue[1]), self.with_text(extra))
 
     def with_text(self, extra: bytes) -> bytes:
-        """The properties with more of them, if they fit."""
+        """The properties' text with `extra` after it, if that fits."""
         text = self.properties
         if not extra or len(text) + 1 + len(extra) > fmt.PROPERTIES_MAX_BYTES:
             return text
@@ -106,28 +107,31 @@ def host_of(text: str) -> tuple[str, int]:
 def undamaged_batch(
     log: CommitLog, positions: Int64s, sizes: Int64s, *, check_crc: bool = True
 ) -> tuple[pa.RecordBatch, Int64s]:
-    """Records at ascending physical positions, decoded, and which rows they are: damaged ones are left out and noted.
+    """The decoded records at ascending physical positions, and their rows. Damaged records are left out and noted.
 
-    A damaged record must not block all others. Args: none below `log.start`.
+    A damaged record must not block all others. Args: `positions`: none below `log.start`.
     """
     found, rows = log.undamaged_records(positions, sizes, check_crc=check_crc)
     return record.decode(*found), rows
 
 
-def waiting_rows(log: CommitLog, positions: Int64s, sizes: Int64s) -> tuple[list[Waiting], Int64s]:
+def waiting_rows(
+    log: CommitLog, positions: Int64s, sizes: Int64s
+) -> tuple[list[WaitingMessage], Int64s]:
     """The records as objects: each is about to be delivered. Like `undamaged_batch`."""
     batch, rows = undamaged_batch(log, positions, sizes)
     columns = [batch.column(name).to_pylist() for name in _COLUMNS]
     columns[_PROPERTIES] = [without_stamp(text) for text in columns[_PROPERTIES]]
-    return list(map(Waiting._make, zip(*columns, strict=True))), rows
+    return list(map(WaitingMessage._make, zip(*columns, strict=True))), rows
 
 
-_COLUMNS = Waiting._fields
+_COLUMNS = WaitingMessage._fields
 _PROPERTIES = _COLUMNS.index("properties")
 
 
 def by_queue(messages: list[InnerMessage]) -> list[InnerMessage]:
-    """A group's messages with each queue's together, in their order: consecutive rows are accounted for together."""
+    """A group's messages by queue, in their order within each: consecutive rows of a queue are accounted for
+    together."""
     return sorted(messages, key=lambda message: (message.topic, message.queue_id))
 
 

@@ -1,8 +1,16 @@
 """The timer wheel and the timer log together: a cache of the timer topic, rebuilt when it may be wrong.
 
-On disk they are complete up to the offset in `config/timercheck`; units after it are cut and rebuilt at the start.
-That file has 4096 bytes, of which seven big-endian longs are used: second read next in ms, end of the synced timer
-log, next offset of the timer topic, the same of the master; then a data version: state version, time in ms, counter.
+On disk they are complete up to the offset in `config/timercheck`. Units after it are cut and rebuilt at the start.
+That file has 4096 bytes. It begins with seven big-endian longs::
+
+     0  read_time_ms          the second that is read next
+     8  log_end               end of the synced timer log
+    16  queue_offset          next offset of the timer topic
+    24  master_queue_offset   the same of the master
+    32  state_version         of the data version
+    40  version_time_ms
+    48  counter
+
 Source: TimerMessageStore#recover, #doEnqueue, TimerCheckpoint, RocketMQ 5.3.3.
 """
 
@@ -20,12 +28,12 @@ from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
 from raymq.store.log.commit_log import CommitLog
 
-from .timer_log import NONE, UNIT_BYTES, UNIT_DTYPE, TimerLog, Units
+from .timer_log import NONE, TIMER_UNIT_BYTES, TIMER_UNIT_DTYPE, TimerLog, TimerUnits
 from .timer_rule import MAGIC_DELETE, PRECISION_MS, ROLL_WINDOW_MS, WHEEL_SLOTS, Due
 from .timer_wheel import Slot, TimerWheel
 
 CHECK_BYTES = 4096
-#: state version that RayMQ writes: RocketMQ puts its own there with the first second that it has read
+#: state version that RayMQ writes. RocketMQ replaces it by its own with the first second that it has read
 OURS = int.from_bytes(b"RayMQ", "big")
 _LONGS = struct.Struct(">7q")
 _MAGIC_ALL = 7
@@ -46,7 +54,7 @@ class TimerCheck(NamedTuple):
 
     @property
     def foreign(self) -> bool:
-        """Whether RocketMQ wrote it."""
+        """Whether RocketMQ wrote the file."""
         return self.state_version != OURS
 
 
@@ -66,7 +74,7 @@ def write_check(path: Path, check: TimerCheck, *, files: Files) -> None:
 
 
 def remove_check(path: Path, *, files: Files) -> None:
-    """The timer's files are not to be trusted. Durable."""
+    """Delete the file: the timer's files are not trusted. Durable."""
     if files.exists(path):
         files.unlink(path)
         files.sync_dir(path.parent)
@@ -94,7 +102,7 @@ class TimerCache:
     def load(self, check: TimerCheck | None, time_ms: int) -> bool:
         """Load the complete part of the files, for the seconds from `time_ms` on.
 
-        Returns: whether the files are valid; otherwise the cache is empty and must be filled from the timer topic.
+        Returns: whether the files are valid. If not, the cache is empty and must be filled from the timer topic.
         """
         self.wheel.clear()
         if check is not None and self._load(check, time_ms):
@@ -106,7 +114,7 @@ class TimerCache:
         return False
 
     def reset(self) -> None:
-        """Delete it. Durable: no later start reads its remains."""
+        """Delete the cache. Durable: no later start reads its remains."""
         remove_check(self._check_path, files=self._files)
         self._timer_log.close()
         self._files.remove_tree(self._log_directory)
@@ -122,34 +130,40 @@ class TimerCache:
             positions, units = self._timer_log.units(time_ms - ROLL_WINDOW_MS - PRECISION_MS)
         except Corrupt:
             return False
+
         records = units["position"].astype(np.int64)
         ends = records + units["record_size"]
         magic = units["magic"]
-        sizes_right = (units["size"] == UNIT_BYTES).all()
+        sizes_right = (units["size"] == TIMER_UNIT_BYTES).all()
         magics_right = ((magic > 0) & (magic <= _MAGIC_ALL)).all()
         ascending = (records >= 0).all() and (records[1:] >= ends[:-1]).all()
         within_log = not len(ends) or int(ends[-1]) <= self._known_end
         if not (sizes_right and magics_right and ascending and within_log):
             return False
+
         return self._fill(positions, units, time_ms)
 
-    def _fill(self, positions: Int64s, units: Units, time_ms: int) -> bool:
-        """Set the wheel from the units. Returns: False where a unit does not name the one before it."""
+    def _fill(self, positions: Int64s, units: TimerUnits, time_ms: int) -> bool:
+        """Set the wheel from the units. Returns: False if a unit does not name the one before it."""
         slots = units["enqueue_time_ms"].astype(np.int64) + units["delay_ms"]
         if bool(((units["delay_ms"] == -_BEFORE_MAX_MS) & (slots >= time_ms)).any()):
             return False
+
         rows = np.flatnonzero(slots >= time_ms)
         rows = rows[np.argsort(slots[rows], kind="stable")]
         slots = slots[rows]
-        places = positions[rows]
+        unit_positions = positions[rows]
+
         previous = units["previous"][rows].astype(np.int64)
         begins_second = slots[1:] != slots[:-1]
-        is_linked = (previous[1:] == places[:-1]) | (previous[1:] == NONE)
+        is_linked = (previous[1:] == unit_positions[:-1]) | (previous[1:] == NONE)
         if not (begins_second | is_linked).all():
             return False
+
         waiting = np.where(units["magic"][rows] & MAGIC_DELETE, -1, 1)
         for low, high in _runs(slots):
-            slot = Slot(int(places[low]), int(places[high - 1]), int(waiting[low:high].sum()))
+            first, last = int(unit_positions[low]), int(unit_positions[high - 1])
+            slot = Slot(first, last, int(waiting[low:high].sum()))
             self.wheel.put(int(slots[low]), slot)
         return True
 
@@ -162,23 +176,26 @@ class TimerCache:
     def add(self, due: Due, positions: Int64s, sizes: Int64s, time_ms: int) -> None:
         """Add records of the timer topic, in its order. Records before the second `time_ms` do not wait any more.
 
-        Raises: StorageFull, OSError; then the cache must be loaded again.
+        Raises: StorageFull, OSError. The cache must be loaded again then.
         """
         count = len(positions)
-        places = self._timer_log.place(count)
-        units = np.zeros(count, dtype=UNIT_DTYPE)
-        units["size"] = UNIT_BYTES
+        unit_positions = self._timer_log.next_positions(count)
+
+        units = np.zeros(count, dtype=TIMER_UNIT_DTYPE)
+        units["size"] = TIMER_UNIT_BYTES
         units["magic"] = due.magic
         units["enqueue_time_ms"] = due.enqueue_ms
         units["delay_ms"] = np.maximum(due.slot_ms - due.enqueue_ms, -_BEFORE_MAX_MS)
         units["position"] = positions
         units["record_size"] = sizes
         units["topic_hash"] = due.topic_hash
+
         order = np.argsort(due.slot_ms, kind="stable")
-        slots, in_order = due.slot_ms[order], places[order]
+        slots, in_order = due.slot_ms[order], unit_positions[order]
         previous = np.full(count, NONE, dtype=np.int64)
         previous[1:] = np.where(slots[1:] == slots[:-1], in_order[:-1], NONE)
         weights = np.where(due.magic[order] & MAGIC_DELETE, -1, 1)
+
         changed: list[tuple[int, Slot]] = []
         for low, high in _runs(slots):
             time = int(slots[low])
@@ -191,38 +208,42 @@ class TimerCache:
                 previous[low] = old.last
                 first, waiting = old.first, old.waiting + waiting
             changed.append((time, Slot(first, int(in_order[high - 1]), waiting)))
+
         units["previous"][order] = previous
         self._timer_log.append(units)
         for time, slot in changed:
             self.wheel.put(time, slot)
         self._known_end = max(self._known_end, int(positions[-1] + sizes[-1]))
 
-    def units_of(self, time_ms: int) -> Units:
+    def units_of(self, time_ms: int) -> TimerUnits:
         """The units of a second in their order."""
         slot = self.wheel.get(time_ms)
         return self._timer_log.chain(NONE if slot is None else slot.last)
 
     def sync(self, read_time_ms: int, queue_offset: int, now_ms: int) -> None:
-        """Complete it on disk up to here. Raises: StorageFull, OSError.
+        """Complete the files up to `read_time_ms` and `queue_offset`. Raises: StorageFull, OSError.
 
-        A wheel of more than fourteen days, after the clock was set back, has no place in a file: there is none then.
-        Callers: only while the log is synced as far as anything of it depends on.
+        After the clock was set back a wheel may have more than fourteen days. No file can hold it, so none is written.
+        Callers: only if the log is synced up to the last record that the cache has.
         """
         if not self.takes(np.empty(0, np.int64)):
             remove_check(self._check_path, files=self._files)
             self._last = None
             return
+
         last = self._last
-        place = (read_time_ms, self._timer_log.end, queue_offset, queue_offset)
-        if last is not None and last[:4] == place:
+        progress = (read_time_ms, self._timer_log.end, queue_offset, queue_offset)
+        if last is not None and last[:4] == progress:
             return
+
         self._timer_log.sync()
         self.wheel.sync()
         fail_point("timer.files_synced")
         counter = 1 if last is None else last.counter + 1
-        check = TimerCheck(*place, OURS, now_ms, counter)
+        check = TimerCheck(*progress, OURS, now_ms, counter)
         write_check(self._check_path, check, files=self._files)
         self._last = check
+
         # No record waits for longer than the roll window.
         self._timer_log.drop(read_time_ms - ROLL_WINDOW_MS - PRECISION_MS)
 
@@ -233,7 +254,7 @@ class TimerCache:
 
 
 def _runs(values: Int64s) -> list[tuple[int, int]]:
-    """Where equal neighbours begin and end."""
+    """The runs of equal neighbours: (first row, end)."""
     if not len(values):
         return []
     cuts = (np.flatnonzero(values[1:] != values[:-1]) + 1).tolist()

@@ -1,4 +1,4 @@
-"""Takes over from RocketMQ's timers: how far they came, and which rolls are still to be made.
+"""Imports the progress of RocketMQ's timers: how far they came, and the rolls that are still to be made.
 
 A record further away than the roll window waits in RocketMQ's wheel for a second that depends on the time of its read.
 So the record does not say whether it was rolled. Its successor in the timer topic does.
@@ -16,67 +16,70 @@ from raymq.store.log.commit_log import CommitLog
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.properties import decode
 
-from .delayed_record import Waiting, waiting_rows
+from .delayed_record import SLICE_ROWS, WaitingMessage, waiting_rows
 from .timer_cache import TimerCheck
 from .timer_rule import MAGIC_ROLL, OUT_MS, PRECISION_MS, ROLL_TIMES, TimerProgress
 from .timer_topic import TimerTopic
-
-SLICE_ROWS = 4096
 
 
 def taken_over(check: TimerCheck, before: TimerProgress, topic_end: int) -> TimerProgress:
     """The progress after RocketMQ's, which began at `before` (nothing at first) or a little earlier.
 
-    Earlier deliveries of this store count, even where RocketMQ's time is earlier. Where RocketMQ read less of the
-    topic than this store had, nothing later than this store's time counts as delivered.
+    Earlier deliveries of this store count, even if RocketMQ's time is earlier. If RocketMQ read less of the topic than
+    this store had, nothing later than this store's time counts as delivered.
     """
     end = min(check.queue_offset, topic_end)
     time = max(0, check.read_time_ms - check.read_time_ms % PRECISION_MS)
-    if end < before.queue:
-        end, time = before.queue, min(time, before.time)
+    if end < before.next_offset:
+        end, time = before.next_offset, min(time, before.second_ms)
     progress = before
-    if time < before.time:
+    if time < before.second_ms:
         progress = before.clock_set_back(time)
-    elif time > before.time:
+    elif time > before.second_ms:
         progress = before.at_time(time)
-    return replace(progress, queue=end, imported=end)
+    return replace(progress, next_offset=end, imported=end)
 
 
 def pending_rolls(
     log: CommitLog, topic: TimerTopic, before: TimerProgress, now: TimerProgress
 ) -> list[InnerMessage]:
-    """The rolls below `now.queue` that were not made, to be put again as they are.
+    """The rolls below `now.next_offset` that were not made, to be put again as they are.
 
-    Those below `before.queue` waited in this store's files for the second of their record. Or RocketMQ read them
-    itself, where a crash left its older files. Only RocketMQ's messages all have a unique key.
+    Those below `before.next_offset` waited in this store's files for the second of their record. Or RocketMQ read them
+    itself, if a crash left its older files. Only RocketMQ's messages all have a unique key.
     """
-    ours: list[Waiting] = []
-    rolls: list[tuple[tuple[str, str, int], Waiting]] = []
+    ours: list[WaitingMessage] = []
+    rolls: list[tuple[tuple[str, str, int], WaitingMessage]] = []
     made: set[tuple[str, str, int]] = set()
+
     offset = before.imported
     while offset < topic.end:
         rows = topic.read(offset, SLICE_ROWS)
         offset = max(rows.next_offset, offset + 1)
         is_roll = rows.due.magic & MAGIC_ROLL != 0
         left, kept = waiting_rows(log, rows.positions, rows.sizes)
-        for found, roll, slot_ms in zip(
+
+        for waiting, roll, slot_ms in zip(
             left, is_roll[kept].tolist(), rows.due.slot_ms[kept].tolist(), strict=True
         ):
-            properties = decode(found.properties)
+            properties = decode(waiting.properties)
             turn = _number(properties, ROLL_TIMES)
             key = (properties.get("REAL_TOPIC", ""), properties.get("UNIQ_KEY", ""))
             made.add((*key, turn))
-            known = found.queue_offset < before.queue
+
+            known = waiting.queue_offset < before.next_offset
             # RocketMQ has delivered the records due before its time, even those that it read too late for a roll.
-            over = _number(properties, OUT_MS) < now.time
-            if not roll or over or found.queue_offset >= now.queue:
+            over = _number(properties, OUT_MS) < now.second_ms
+            if not roll or over or waiting.queue_offset >= now.next_offset:
                 continue
-            if known and now.waits(slot_ms, np.array([found.queue_offset])).all():
-                ours.append(found)
+
+            if known and now.waits(slot_ms, np.array([waiting.queue_offset])).all():
+                ours.append(waiting)
             elif not known or key[1]:
-                rolls.append(((*key, turn + 1), found))
-    put = [*ours, *(found for after, found in rolls if after not in made)]
-    return [found.moved(TIMER_TOPIC, 0, found.properties) for found in put]
+                rolls.append(((*key, turn + 1), waiting))
+
+    put = [*ours, *(waiting for after, waiting in rolls if after not in made)]
+    return [waiting.moved(TIMER_TOPIC, 0, waiting.properties) for waiting in put]
 
 
 def _number(properties: dict[str, str], name: str) -> int:

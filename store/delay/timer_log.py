@@ -1,9 +1,9 @@
-"""RocketMQ's timer log: 52 bytes per waiting timer, each with the place of the timer before it in its second; a cache.
+"""RocketMQ's timer log, a cache: 52 bytes per waiting timer. Each unit names the unit before it in its second.
 
 A unit (all numbers big-endian)::
 
       0  4  size             52
-      4  8  previous         position of the unit before in the same second, -1: none
+      4  8  previous         position of the unit before it in the same second, -1: none
      12  4  magic            1 default, 2 roll, 4 delete
      16  8  enqueue_time_ms
      24  4  delay_ms         the second it waits for - enqueue_time_ms
@@ -30,9 +30,9 @@ from raymq.store.files import Files
 from raymq.store.log.mapped_file import MappedFile
 from raymq.store.log.mapped_file_queue import MappedFileQueue
 
-Units = Structs
+TimerUnits = Structs
 
-UNIT_DTYPE = np.dtype(
+TIMER_UNIT_DTYPE = np.dtype(
     [
         ("size", ">i4"),
         ("previous", ">i8"),
@@ -45,15 +45,15 @@ UNIT_DTYPE = np.dtype(
         ("reserved", ">i8"),
     ]
 )
-UNIT_BYTES = UNIT_DTYPE.itemsize
-#: kept free at the end of a file
+TIMER_UNIT_BYTES = TIMER_UNIT_DTYPE.itemsize
+#: bytes kept free at the end of a file
 BLANK_BYTES = 16
-#: no unit before
+#: `previous` of a second's first unit
 NONE = -1
 
 _BLANK = struct.Struct(">iqI")
 _PREVIOUS = struct.Struct(">q")
-require(UNIT_BYTES == 52, "a timer log unit has 52 bytes", found=UNIT_BYTES)
+require(TIMER_UNIT_BYTES == 52, "a timer log unit has 52 bytes", found=TIMER_UNIT_BYTES)
 require(_BLANK.size == BLANK_BYTES, "a timer log blank has 16 bytes", found=_BLANK.size)
 
 #: bytes read at a time while units are followed backwards
@@ -68,8 +68,8 @@ class TimerLog:
         self._queue = MappedFileQueue(directory, file_size, files=files)
         self._file_size = file_size
         #: units of a whole file
-        self._file_units = (file_size - BLANK_BYTES) // UNIT_BYTES
-        #: where the next unit goes, when it fits its file
+        self._file_units = (file_size - BLANK_BYTES) // TIMER_UNIT_BYTES
+        #: position of the next unit, if it fits its file
         self.end = 0
         self._synced = 0
 
@@ -83,27 +83,27 @@ class TimerLog:
         """Whether the files reach up to `end`."""
         return not end or self._queue.find(end - 1) is not None
 
-    def place(self, count: int) -> Int64s:
+    def next_positions(self, count: int) -> Int64s:
         """The positions that the next `count` units get."""
         number, inside = divmod(self.end, self._file_size)
-        first = number * self._file_units + (inside + UNIT_BYTES - 1) // UNIT_BYTES
-        if inside // UNIT_BYTES >= self._file_units:
+        first = number * self._file_units + (inside + TIMER_UNIT_BYTES - 1) // TIMER_UNIT_BYTES
+        if inside // TIMER_UNIT_BYTES >= self._file_units:
             first = (number + 1) * self._file_units
         ordinals = np.arange(first, first + count, dtype=np.int64)
         files, rows = np.divmod(ordinals, self._file_units)
-        positions: Int64s = files * self._file_size + rows * UNIT_BYTES
+        positions: Int64s = files * self._file_size + rows * TIMER_UNIT_BYTES
         return positions
 
-    def append(self, units: Units) -> None:
-        """Write units; they must have been given the next places. Raises: StorageFull, OSError."""
+    def append(self, units: TimerUnits) -> None:
+        """Write units at the positions that `next_positions` returned for them. Raises: StorageFull, OSError."""
         data = memoryview(units.tobytes())
         while data:
             inside = self.end % self._file_size
-            if inside // UNIT_BYTES >= self._file_units:
+            if inside // TIMER_UNIT_BYTES >= self._file_units:
                 self._blank(inside)
                 inside = 0
             file = self._queue.find(self.end) or self._queue.create_next(self.end)
-            room = (self._file_units - inside // UNIT_BYTES) * UNIT_BYTES
+            room = (self._file_units - inside // TIMER_UNIT_BYTES) * TIMER_UNIT_BYTES
             file.pwrite(data[:room], inside)
             self.end += len(data[:room])
             data = data[room:]
@@ -116,7 +116,7 @@ class TimerLog:
         self.end += left
 
     def drop(self, until_ms: int) -> None:
-        """Delete files all of whose units were enqueued before a time. Durable.
+        """Delete the files that have only units enqueued before `until_ms`. Durable.
 
         RocketMQ keeps them as long as the commit log has their records.
         """
@@ -133,47 +133,51 @@ class TimerLog:
             self._queue.sync_range(self._synced, self.end)
             self._synced = self.end
 
-    def chain(self, last: int) -> Units:
+    def chain(self, last: int) -> TimerUnits:
         """The units of a second in their order, from the position of the last one.
 
-        Raises: Corrupt for bytes that the disk does not give back; the next load rebuilds the log.
+        Raises: Corrupt for unreadable bytes. The next load rebuilds the log.
         """
         found: list[bytes] = []
         low, view = 0, memoryview(b"")
         while last != NONE:
-            if not low <= last <= low + len(view) - UNIT_BYTES:
+            if not low <= last <= low + len(view) - TIMER_UNIT_BYTES:
                 file = self._queue.find(last)
                 if file is None:
                     break
                 # Each unit names one before it.
-                stop = last - file.start + UNIT_BYTES
+                stop = last - file.start + TIMER_UNIT_BYTES
                 low = max(0, stop - CHAIN_BYTES)
                 view = memoryview(file.read(low, stop))
                 low += file.start
-            unit = view[last - low : last - low + UNIT_BYTES]
+
+            unit = view[last - low : last - low + TIMER_UNIT_BYTES]
             found.append(bytes(unit))
             last = _PREVIOUS.unpack_from(unit, 4)[0]
-        found.reverse()
-        return np.frombuffer(b"".join(found), dtype=UNIT_DTYPE)
 
-    def units(self, since_ms: int) -> tuple[Int64s, Units]:
-        """Positions and units of all files that may have units enqueued since then, up to the end."""
+        found.reverse()
+        return np.frombuffer(b"".join(found), dtype=TIMER_UNIT_DTYPE)
+
+    def units(self, since_ms: int) -> tuple[Int64s, TimerUnits]:
+        """Positions and units of all files that may have units enqueued at or after `since_ms`."""
         positions: list[Int64s] = [np.empty(0, dtype=np.int64)]
-        found: list[Units] = [np.empty(0, dtype=UNIT_DTYPE)]
+        found: list[TimerUnits] = [np.empty(0, dtype=TIMER_UNIT_DTYPE)]
         files = self._queue.files
         for index, file in enumerate(files):
             after = files[index + 1] if index + 1 < len(files) else None
             if after is not None and self._first(after) < since_ms:
                 continue
-            count = min(self._file_units, (self.end - file.start) // UNIT_BYTES)
+            count = min(self._file_units, (self.end - file.start) // TIMER_UNIT_BYTES)
             if count > 0:
-                found.append(np.frombuffer(file.read(0, count * UNIT_BYTES), dtype=UNIT_DTYPE))
-                positions.append(file.start + np.arange(count, dtype=np.int64) * UNIT_BYTES)
+                found.append(
+                    np.frombuffer(file.read(0, count * TIMER_UNIT_BYTES), dtype=TIMER_UNIT_DTYPE)
+                )
+                positions.append(file.start + np.arange(count, dtype=np.int64) * TIMER_UNIT_BYTES)
         return np.concatenate(positions), np.concatenate(found)
 
     def _first(self, file: MappedFile) -> int:
-        head = file.read(0, UNIT_BYTES)
-        return int(np.frombuffer(head, dtype=UNIT_DTYPE, count=1)["enqueue_time_ms"][0])
+        head = file.read(0, TIMER_UNIT_BYTES)
+        return int(np.frombuffer(head, dtype=TIMER_UNIT_DTYPE, count=1)["enqueue_time_ms"][0])
 
     def close(self) -> None:
         """Close every file."""

@@ -1,7 +1,7 @@
-"""In which second a record of the timer topic is due: a function of the record alone.
+"""The rule for the second in which a record of the timer topic is due: a function of the record alone.
 
 So the wheel can be rebuilt from the timer topic, and a few numbers say which records were delivered.
-RocketMQ counts a roll from the time it reads the record, RayMQ from the record's store time; the bytes allow both.
+RocketMQ counts a roll from the time it reads the record, RayMQ from the record's store time. The bytes allow both.
 Source: TimerMessageStore#doEnqueue, RocketMQ 5.3.3.
 """
 
@@ -33,7 +33,7 @@ _DELETE = r"(?:^|\x02)TIMER_DEL_UNIQKEY\x01"
 
 
 class Due(NamedTuple):
-    """One value per record."""
+    """When and how records are due: one value per record and column."""
 
     #: start of the second, ms; the record is due at its end
     slot_ms: Int64s
@@ -48,7 +48,7 @@ class Due(NamedTuple):
 def due(batch: pa.RecordBatch) -> Due:
     """When and how each record of the timer topic is due.
 
-    One without a readable TIMER_OUT_MS is due at once. Where the clock was set back, a second before the store time
+    A record without a readable TIMER_OUT_MS is due at once. If the clock was set back, a second before the store time
     does not count as past: store times never go back.
     """
     properties = batch.column("properties")
@@ -56,15 +56,18 @@ def due(batch: pa.RecordBatch) -> Due:
     text = pc.struct_field(pc.extract_regex(properties, _OUT), 0)
     out = text.cast(pa.string()).cast(pa.int64()).fill_null(0).to_numpy()
     slot = _floor(out)
+
     beyond = slot - enqueue - ROLL_WINDOW_MS
     roll = beyond >= 0
-    # Not the whole window where little would be left: the next roll needs time.
+    # Half the window if little would be left after a whole one: the next roll needs time.
     step = np.where(beyond < ROLL_WINDOW_MS // 3, ROLL_WINDOW_MS // 2, ROLL_WINDOW_MS)
     slot = np.where(roll, enqueue + step, slot)
+
     magic = np.full(len(slot), MAGIC_DEFAULT, dtype=np.int32)
     magic[roll] |= MAGIC_ROLL
     delete = pc.match_substring_regex(properties, _DELETE).to_numpy(zero_copy_only=False)
     magic[delete] |= MAGIC_DELETE
+
     topics = pc.struct_field(pc.extract_regex(properties, _TOPIC), 0).dictionary_encode()
     hashes = [fmt.java_hash(name.as_py().decode("utf-8", "replace")) for name in topics.dictionary]
     index = topics.indices.fill_null(-1).to_numpy(zero_copy_only=False)
@@ -76,60 +79,68 @@ def _floor(times_ms: Int64s) -> Int64s:
 
 
 class EarlierProgress(NamedTuple):
-    """Progress before the clock was set back: records below `queue` were delivered if before (`time`, `at`)."""
+    """Progress before the clock was set back.
 
-    queue: int
-    time: int
-    at: int
+    Records below `next_offset` were delivered if they come before (`second_ms`, `second_offset`).
+    """
+
+    next_offset: int
+    second_ms: int
+    second_offset: int
+
+
+#: field of `TimerProgress` -> its key in records of progress, if that has another name
+_KEYS = {"next_offset": "queue", "second_ms": "time", "second_offset": "at"}
 
 
 @dataclass(frozen=True)
 class TimerProgress:
-    """How far timers have been delivered, as the log says with every group of deliveries.
+    """The progress of timer deliveries, as the log has it with every group of deliveries.
 
-    A record of the timer topic below `queue` is delivered if its second is before `time`, or if its second is `time`
-    and the record is below `at`. It is also delivered if one of `past` says so.
+    A record of the timer topic below `next_offset` is delivered if its second is before `second_ms`. In the second
+    `second_ms` itself, records below `second_offset` are delivered. So are records that one of `past` names.
     """
 
-    #: next offset of the timer topic to look at
-    queue: int = 0
+    #: offset of the timer topic that is read next
+    next_offset: int = 0
     #: the second that is delivered next, ms
-    time: int = 0
-    #: offset of the timer topic to which that second is delivered
-    at: int = 0
+    second_ms: int = 0
+    #: offset of the timer topic up to which that second is delivered
+    second_offset: int = 0
     past: tuple[EarlierProgress, ...] = ()
-    #: rolls below this offset were taken over from RocketMQ's files: they are done
+    #: rolls below this offset were imported from RocketMQ's files: they are done
     imported: int = 0
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> TimerProgress:
         """From `ShardState.progress`."""
-        known = {each.name: values[each.name] for each in fields(cls) if each.name in values}
+        keys = {each.name: _KEYS.get(each.name, each.name) for each in fields(cls)}
+        known = {name: values[key] for name, key in keys.items() if key in values}
         known["past"] = tuple(EarlierProgress(*each) for each in values.get("past", ()))
         return cls(**known)
 
     def values(self) -> dict[str, Any]:
         """For a record of progress."""
-        return asdict(self)
+        return {_KEYS.get(name, name): value for name, value in asdict(self).items()}
 
     def waits(self, slot_ms: int, offsets: Int64s) -> Bools:
-        """Which records of one second, all below `queue`, are not delivered yet."""
-        left = offsets >= (self.at if slot_ms == self.time else 0)
-        if slot_ms < self.time:
+        """A mask of the records of one second, all below `next_offset`, that are not delivered yet."""
+        left = offsets >= (self.second_offset if slot_ms == self.second_ms else 0)
+        if slot_ms < self.second_ms:
             left[:] = False
         for old in self.past:
-            if slot_ms < old.time:
-                left &= offsets >= old.queue
-            elif slot_ms == old.time:
-                left &= offsets >= min(old.at, old.queue)
+            if slot_ms < old.second_ms:
+                left &= offsets >= old.next_offset
+            elif slot_ms == old.second_ms:
+                left &= offsets >= min(old.second_offset, old.next_offset)
         return left
 
     def clock_set_back(self, time_ms: int) -> TimerProgress:
         """The progress after the clock was set back to the second `time_ms`."""
-        past = (*self.past, EarlierProgress(self.queue, self.time, self.at))
-        return replace(self, time=time_ms, at=0, past=past)
+        past = (*self.past, EarlierProgress(self.next_offset, self.second_ms, self.second_offset))
+        return replace(self, second_ms=time_ms, second_offset=0, past=past)
 
     def at_time(self, time_ms: int) -> TimerProgress:
         """The progress at a later time. Times of the past that are reached again are dropped."""
-        past = tuple(old for old in self.past if old.time >= time_ms)
-        return replace(self, time=time_ms, at=0, past=past)
+        past = tuple(old for old in self.past if old.second_ms >= time_ms)
+        return replace(self, second_ms=time_ms, second_offset=0, past=past)

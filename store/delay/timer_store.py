@@ -1,9 +1,9 @@
 """Timers: messages with an individual delivery time, each delivered exactly once, even across crashes.
 
-They wait in the timer topic. Each group of deliveries is appended together with how far they came (`TimerProgress`),
-so the log alone says which messages were delivered. Wheel and timer log only find due messages, in order of (second
-due, offset in the timer topic). Source: TimerMessageStore, RocketMQ 5.3.3, which delivers again after a crash, drops
-after three failed puts, and loses messages that are due in a stop of more than seven days.
+They wait in the timer topic. Each group of deliveries is appended together with how far they came (`TimerProgress`), so
+the log alone says which messages were delivered. Wheel and timer log only find due messages, in order of (second due,
+offset in the timer topic). Source: TimerMessageStore, RocketMQ 5.3.3. It delivers again after a crash, drops after
+three failed puts, and loses messages that are due in a stop of more than seven days.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.records.properties import decode
 
 from . import timer_rule
-from .delayed_record import Waiting, by_queue, fitting, waiting_rows
+from .delayed_record import SLICE_ROWS, WaitingMessage, by_queue, fitting, waiting_rows
 from .timer_cache import TimerCache, TimerCheck
 from .timer_import import pending_rolls, taken_over
 from .timer_topic import TimerRows, TimerTopic
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 ENQUEUE_MS, DEQUEUE_MS = "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"
 
-#: records of the timer topic read at a time
-SLICE_ROWS = 4096
 #: most such slices of one call
 SLICES_LOADED_MAX = 16
 #: how often the files are completed on disk, while anything moves (timerFlushIntervalMs)
@@ -59,7 +57,7 @@ class DueRows(NamedTuple):
 
 
 @dataclass
-class Second:
+class DueSecond:
     """A second whose timers are being delivered."""
 
     time_ms: int
@@ -70,16 +68,17 @@ class Second:
 
 
 class TimerMessageStore:
-    """The timers of one shard. Callers: one thread; `waiting` and `holds_from` any."""
+    """The timers of one shard. Callers: one thread; `waiting` and `holds_from`: any."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._log = store.log
         self._topic = TimerTopic(store.log, store.consume_queues)
         self._cache = TimerCache(store.log)
+
         self._progress = timer_rule.TimerProgress()
         self._ready = False
-        self._second: Second | None = None
+        self._second: DueSecond | None = None
         #: the log must be synced up to here before the files may count as complete
         self._needed_end = 0
         self._dirty = False
@@ -101,20 +100,20 @@ class TimerMessageStore:
     def holds_from(self) -> int:
         """Offset of the timer topic from which on records may still wait. Callers: any thread."""
         end = self._topic.end
-        known = self._ready and self._progress.queue >= end
+        known = self._ready and self._progress.next_offset >= end
         first = self._cache.wheel.first()
-        # Looked at again: a wheel that another thread began to load meanwhile does not know all of them.
+        # `_ready` is read twice: while another thread loads the wheel, the wheel lacks records.
         if known and self._ready:
             # Every record was added: the wheel knows those that wait, however long ago the last delivery was.
             return end if first is None else self._topic.first_that_may_wait(first)
         progress = timer_rule.TimerProgress.of(self._store.state.progress.get(TIMERS_SERVICE, {}))
-        return self._topic.first_that_may_wait(progress.time) if progress.time else 0
+        return self._topic.first_that_may_wait(progress.second_ms) if progress.second_ms else 0
 
     def run(self, now_ms: int, *, limit: int) -> tuple[int, int | None]:
         """Load new records of the topic and deliver due messages, at most about `limit`.
 
-        Returns: how many were delivered, and when to call again; None: nothing waits.
-        Raises: StorageFull, Unavailable, OSError; the next call delivers the rest.
+        Returns: how many were delivered, and when to call again, ms; None: nothing waits.
+        Raises: StorageFull, Unavailable, OSError. The next call delivers the rest.
         """
         if not self.active:
             return 0, None
@@ -129,25 +128,30 @@ class TimerMessageStore:
 
     def _run(self, now_ms: int, limit: int) -> tuple[int, int | None]:
         floor = now_ms - now_ms % timer_rule.PRECISION_MS
-        if floor < self._progress.time:
+        if floor < self._progress.second_ms:
             self._append([], self._progress.clock_set_back(floor))
             self._second = None
+
         count = self._load_records(now_ms, limit)
-        has_more = self._progress.queue < self._topic.end
+        has_more = self._progress.next_offset < self._topic.end
         first = self._cache.wheel.first()
         is_due = first is not None and first < floor
+
         # All records are loaded before a second is delivered, so that confirmed cancellations take effect.
         if not has_more or (is_due and self._blocked):
             count += self._deliver(now_ms, floor, limit - count)
             first = self._cache.wheel.first()
+
         self._sync_if_due(now_ms)
         if has_more or (first is not None and first < floor):
             return count, now_ms
+
         time = floor if first is None else min(floor, first)
-        if time > self._progress.time:
+        if time > self._progress.second_ms:
             self._progress = self._progress.at_time(time)
+
         due = None if first is None else first + timer_rule.PRECISION_MS
-        if self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0) > self._progress.queue:
+        if self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0) > self._progress.next_offset:
             # A roll or a put is not confirmed yet.
             due = now_ms + WAIT_MS if due is None else min(due, now_ms + WAIT_MS)
         return count, due
@@ -157,23 +161,26 @@ class TimerMessageStore:
     def _prepare(self) -> bool:
         """Begin where the log says that the deliveries stopped.
 
-        Returns: False until dispatch has reached that place again.
+        Returns: False until dispatch has reached that offset again.
         """
         if not self._take_over_foreign():
             return False
+
         self._second = None
         values = self._store.state.progress[TIMERS_SERVICE]
         progress = timer_rule.TimerProgress.of(values)
-        if self._topic.end < progress.queue:
+        if self._topic.end < progress.next_offset:
             return False
         if values.get("foreign") and not self._replace_foreign_files():
             return False
+
         check = self._cache.check()
         if check is not None and check.queue_offset > self._topic.end:
-            if check.queue_offset == self._read_by(check):
+            if check.queue_offset == self._rocketmq_read_end(check):
                 return False
             # The log lost the records that the files belong to.
             check = None
+
         self._load(check, progress)
         self._ready = True
         return True
@@ -191,7 +198,7 @@ class TimerMessageStore:
         if is_known:
             return True
         before = timer_rule.TimerProgress.of(values or {})
-        if self._topic.end < max(before.queue, self._read_by(check)):
+        if self._topic.end < max(before.next_offset, self._rocketmq_read_end(check)):
             return False
         self._import(check, before)
         return True
@@ -206,31 +213,33 @@ class TimerMessageStore:
 
     def _load(self, check: TimerCheck | None, progress: timer_rule.TimerProgress) -> None:
         """Load the wheel from the files that `check` describes, and add the records that they lack."""
-        if self._cache.load(check, progress.time) and check is not None:
+        if self._cache.load(check, progress.second_ms) and check is not None:
             offset = check.queue_offset
         elif progress.imported:
             # Store times of a foreign store may fall.
             offset = 0
         else:
-            offset = min(progress.queue, self._topic.first_that_may_wait(progress.time))
+            offset = min(progress.next_offset, self._topic.first_that_may_wait(progress.second_ms))
+
         self._progress = progress
-        while offset < progress.queue:
-            rows = self._topic.read(offset, min(SLICE_ROWS, progress.queue - offset))
+        while offset < progress.next_offset:
+            rows = self._topic.read(offset, min(SLICE_ROWS, progress.next_offset - offset))
             # Rolls below the import were put again by the import.
             is_roll = rows.due.magic & timer_rule.MAGIC_ROLL != 0
             self._add(rows.select(~is_roll | (rows.offsets >= progress.imported)))
             offset = max(rows.next_offset, offset + 1)
-        self._progress = replace(progress, queue=max(offset, progress.queue))
 
-    def _read_by(self, check: TimerCheck | None) -> int:
-        """How much of the topic RocketMQ had read: an import must wait until dispatch has reached that."""
+        self._progress = replace(progress, next_offset=max(offset, progress.next_offset))
+
+    def _rocketmq_read_end(self, check: TimerCheck | None) -> int:
+        """The end of the part of the topic that RocketMQ had read. An import waits until dispatch has reached it."""
         following = self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0)
         return 0 if check is None else min(check.queue_offset, following)
 
     def _import(self, check: TimerCheck | None, before: timer_rule.TimerProgress) -> None:
         """Continue where RocketMQ's files, if there are any, say that it stopped.
 
-        RocketMQ began with RayMQ's files, and delivered from them the records below `before.queue`.
+        RocketMQ began with RayMQ's files, and delivered from them the records below `before.next_offset`.
         """
         progress = before
         messages: list[InnerMessage] = []
@@ -244,23 +253,23 @@ class TimerMessageStore:
     # --- from the topic into the wheel ----------------------------------------------------------------------
 
     def _load_records(self, now_ms: int, limit: int) -> int:
-        """Put confirmed records of the topic into the wheel; deliver those that come too late for it."""
+        """Put confirmed records of the topic into the wheel. Deliver those that come too late for it."""
         count = 0
         self._blocked = False
         for _ in range(SLICES_LOADED_MAX):
-            if self._progress.queue >= self._topic.end or count >= limit:
+            if self._progress.next_offset >= self._topic.end or count >= limit:
                 break
-            rows = self._topic.read(self._progress.queue, SLICE_ROWS)
+            rows = self._topic.read(self._progress.next_offset, SLICE_ROWS)
             first = self._cache.wheel.first()
             if first is None or first < now_ms - now_ms % timer_rule.PRECISION_MS:
-                rows = self._that_fit(rows)
+                rows = self._rows_within_wheel(rows)
             if self._blocked and not len(rows.offsets):
                 break
-            count += self._take(rows, now_ms)
+            count += self._add_and_deliver_late(rows, now_ms)
         return count
 
-    def _that_fit(self, rows: TimerRows) -> TimerRows:
-        """The first rows whose seconds lie within the wheel; after a long stop some wait until others are delivered."""
+    def _rows_within_wheel(self, rows: TimerRows) -> TimerRows:
+        """The first rows whose seconds lie within the wheel. After a long stop some wait until others are delivered."""
         if not len(rows.offsets) or self._cache.takes(rows.due.slot_ms):
             return rows
         for count in range(1, len(rows.offsets) + 1):
@@ -270,34 +279,37 @@ class TimerMessageStore:
                 return first._replace(next_offset=int(rows.offsets[count - 1]))
         return rows
 
-    def _take(self, rows: TimerRows, now_ms: int) -> int:
-        """Rows into the wheel; those of seconds that are over are delivered in their order, group by group."""
-        late = np.flatnonzero(rows.due.slot_ms < self._progress.time)
+    def _add_and_deliver_late(self, rows: TimerRows, now_ms: int) -> int:
+        """Put rows into the wheel. Deliver those of seconds that are over, in their order, group by group."""
+        late = np.flatnonzero(rows.due.slot_ms < self._progress.second_ms)
         # A timer and its cancellation are rolled together, and may both be late after that.
         due = DueRows(rows.positions, rows.sizes, rows.due.magic, rows.due.enqueue_ms)
         cancelled = self._cancelled(due.select(late))
+
         done = count = 0
         while len(late):
             fit = fitting(rows.sizes[late], self._log.config.group_bytes_max)
             stop = int(late[fit - 1]) + 1
             offset = int(rows.offsets[stop - 1]) + 1
+
             messages, _ = self._messages(due.select(late[:fit]), cancelled, now_ms)
-            progress = replace(self._progress, queue=offset)
+            progress = replace(self._progress, next_offset=offset)
             if messages:
                 self._append(messages, progress)
             self._add(rows.select(slice(done, stop)))
             self._progress = progress
             count += fit
             late, done = late[fit:], stop
+
         self._add(rows.select(slice(done, None)))
-        queue = max(rows.next_offset, self._progress.queue)
-        self._progress = replace(self._progress, queue=queue)
+        queue = max(rows.next_offset, self._progress.next_offset)
+        self._progress = replace(self._progress, next_offset=queue)
         return count
 
     def _add(self, rows: TimerRows) -> None:
         if not len(rows.offsets):
             return
-        self._cache.add(rows.due, rows.positions, rows.sizes, self._progress.time)
+        self._cache.add(rows.due, rows.positions, rows.sizes, self._progress.second_ms)
         self._needed_end = max(self._needed_end, int(rows.positions[-1] + rows.sizes[-1]))
         self._dirty = True
         second = self._second
@@ -312,26 +324,26 @@ class TimerMessageStore:
             time = self._cache.wheel.first()
             if time is None or time >= floor:
                 break
-            if time > self._progress.time:
+            if time > self._progress.second_ms:
                 self._progress = self._progress.at_time(time)
             if self._second is None or self._second.time_ms != time:
                 self._second = self._begin_second(time)
             count += self._deliver_group(self._second, now_ms)
         return count
 
-    def _begin_second(self, time_ms: int) -> Second:
+    def _begin_second(self, time_ms: int) -> DueSecond:
         units = self._cache.units_of(time_ms)
         positions = units["position"].astype(np.int64)
         left = positions >= self._log.start
         self.skipped += len(positions) - int(left.sum())
         progress = self._progress
-        if left.any() and (progress.at or progress.past):
+        if left.any() and (progress.second_offset or progress.past):
             offsets = np.full(len(positions), -1, dtype=np.int64)
             offsets[left] = self._topic.offsets_of(positions[left])
             left &= progress.waits(time_ms, offsets)
         columns = ("position", "record_size", "magic", "enqueue_time_ms")
         rows = DueRows(*(units[name][left].astype(np.int64) for name in columns))
-        return Second(time_ms, rows, self._cancelled(rows))
+        return DueSecond(time_ms, rows, self._cancelled(rows))
 
     def _cancelled(self, rows: DueRows) -> frozenset[str]:
         """The keys that the cancellations among these records name."""
@@ -341,26 +353,30 @@ class TimerMessageStore:
         found, _ = waiting_rows(self._log, chosen.positions, chosen.sizes)
         return frozenset(decode(each.properties).get(timer_rule.DELETE_KEY, "") for each in found)
 
-    def _deliver_group(self, second: Second, now_ms: int) -> int:
+    def _deliver_group(self, second: DueSecond, now_ms: int) -> int:
         """Deliver one group of messages together with the progress. The last group ends the second."""
         low = second.next_row
         high = low
         messages: list[InnerMessage] = []
         offset = 0
         count = len(second.rows.positions)
+
         if low < count:
             high = low + fitting(second.rows.sizes[low:], self._log.config.group_bytes_max)
             rows = second.rows.select(slice(low, high))
             messages, offset = self._messages(rows, second.cancelled, now_ms)
+
         ends = high == count
         if ends:
             progress = self._progress.at_time(second.time_ms + timer_rule.PRECISION_MS)
         else:
-            progress = replace(self._progress, at=offset + 1)
+            progress = replace(self._progress, second_offset=offset + 1)
+
         if messages:
             self._append(messages, progress)
         self._progress = progress
         second.next_row = high
+
         if ends:
             self._cache.wheel.drop_first()
             self._second = None
@@ -375,6 +391,7 @@ class TimerMessageStore:
         found, rows = waiting_rows(self._log, due.positions, due.sizes)
         self.skipped += len(due.positions) - len(rows)
         kinds, times_ms = due.magic[rows].tolist(), due.enqueue_ms[rows].tolist()
+
         for each, kind, enqueued in zip(found, kinds, times_ms, strict=True):
             times = f"{ENQUEUE_MS}\x01{enqueued}\x02{DEQUEUE_MS}\x01{now_ms}\x02"
             if kind & timer_rule.MAGIC_ROLL:
@@ -382,6 +399,7 @@ class TimerMessageStore:
                 continue
             if kind & timer_rule.MAGIC_DELETE or (cancelled and _key(each) in cancelled):
                 continue
+
             if timer_rule.ROLL_TIMES.encode() in each.properties:
                 each = each._replace(properties=_ADDED.sub(_only_rolls, each.properties))
             message = each.delivered(times.encode())
@@ -389,7 +407,8 @@ class TimerMessageStore:
                 self.skipped += 1
             else:
                 messages.append(message)
-        return messages, found[-1].queue_offset if found else self._progress.at - 1
+
+        return messages, found[-1].queue_offset if found else self._progress.second_offset - 1
 
     def _append(self, messages: list[InnerMessage], progress: timer_rule.TimerProgress) -> None:
         self._store.put_inner(
@@ -409,7 +428,7 @@ class TimerMessageStore:
     def _sync(self, now_ms: int) -> bool:
         if self._log.synced < self._needed_end:
             return False
-        self._cache.sync(self._progress.time, self._progress.queue, now_ms)
+        self._cache.sync(self._progress.second_ms, self._progress.next_offset, now_ms)
         self._dirty = False
         return True
 
@@ -427,13 +446,13 @@ class TimerMessageStore:
         self._cache.close()
 
 
-def _key(found: Waiting) -> str:
+def _key(found: WaitingMessage) -> str:
     """The key by which a cancellation names its target. Source: TimerMessageStore#buildDeleteKey."""
     properties = decode(found.properties)
     return f"{properties.get('REAL_TOPIC')}+{properties.get('UNIQ_KEY')}"
 
 
-def _rolled(found: Waiting, times: str) -> InnerMessage:
+def _rolled(found: WaitingMessage, times: str) -> InnerMessage:
     """The message for another turn in the timer topic."""
     turns = decode(found.properties).get(timer_rule.ROLL_TIMES, "0")
     turn = int(turns) + 1 if turns.isdecimal() else 1

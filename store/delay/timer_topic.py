@@ -24,13 +24,13 @@ _NOTHING = Due(
 
 
 class TimerRows(NamedTuple):
-    """Consecutive records of the timer topic; none for an offset that the log has deleted."""
+    """Consecutive records of the timer topic. An offset that the log has deleted has no row."""
 
     offsets: Int64s
     positions: Int64s
     sizes: Int64s
     due: Due
-    #: the offset after the last
+    #: the offset after the last record
     next_offset: int
 
     def select(self, kept: Any) -> TimerRows:
@@ -60,20 +60,23 @@ class TimerTopic:
         return self._queues.find(TIMER_TOPIC, 0)
 
     def read(self, offset: int, count: int) -> TimerRows:
-        """Records from an offset on, as far as there are."""
+        """Records from `offset` on, at most `count`."""
         queue = self._queue()
         empty = np.empty(0, dtype=np.int64)
         if queue is None:
             return TimerRows(empty, empty, empty, _NOTHING, offset)
+
         offset = max(offset, queue.min_offset)
         units = queue.read(offset, count)
         offsets = np.arange(offset, offset + len(units), dtype=np.int64)
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
+
         is_stored = (sizes != BLANK_SIZE) & (positions >= self._log.start)
         offsets = offsets[is_stored]
         positions = positions[is_stored]
         sizes = sizes[is_stored]
+
         following = offset + len(units)
         # Bodies are compared when they are delivered.
         batch, rows = undamaged_batch(self._log, positions, sizes, check_crc=False)
@@ -99,7 +102,7 @@ class TimerTopic:
         return low
 
     def _store_time_ms(self, queue: ConsumeQueue, offset: int) -> int:
-        """The store time; 0 where the log has deleted the record."""
+        """The store time; 0 if the log has deleted the record."""
         unit = queue.read(offset, 1)[0]
         position = int(unit["position"])
         if int(unit["size"]) == BLANK_SIZE or position < self._log.start:
@@ -107,7 +110,7 @@ class TimerTopic:
         try:
             head = self._log.read(position, position + fmt.STORE_TIME_END_MAX)
         except Corrupt as error:
-            # For a bound it counts as deleted.
+            # For this search a damaged record counts as deleted.
             self._log.note_damage(error)
             return 0
         return fmt.store_time_ms(head)

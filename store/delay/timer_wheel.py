@@ -1,4 +1,4 @@
-"""RocketMQ's timer wheel: one slot per second, over fourteen days, with the last unit of each second; a cache.
+"""RocketMQ's timer wheel, a cache: one slot per second, over fourteen days, with the last unit of each second.
 
 A slot: long time in seconds, long position of its first unit, long of its last, int how many wait, int magic (0).
 A slot counts for a second only when its time is that second.
@@ -21,7 +21,7 @@ FILE_BYTES = SLOT.size * WHEEL_SLOTS
 
 
 class Slot(NamedTuple):
-    """A second that timers wait for: places of its units in the timer log."""
+    """A second that timers wait for, with the positions of its first and last unit in the timer log."""
 
     first: int
     last: int
@@ -30,9 +30,9 @@ class Slot(NamedTuple):
 
 
 class TimerWheel:
-    """The seconds that anything waits for, in memory; RocketMQ's file follows.
+    """The seconds that anything waits for, in memory. `sync` writes them to RocketMQ's file.
 
-    Callers: one thread; `first` and `waiting` any.
+    Callers: one thread; `first` and `waiting`: any.
     """
 
     def __init__(self, path: Path, *, files: Files) -> None:
@@ -42,7 +42,7 @@ class TimerWheel:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing waits. The file is not touched."""
+        """Forget every slot. The file is not touched."""
         self._slots: dict[int, Slot] = {}
         self._order: list[int] = []
         self._changed: set[int] = set()
@@ -71,7 +71,7 @@ class TimerWheel:
         self._changed.add(time_ms)
 
     def drop_first(self) -> None:
-        """The second that is due first is delivered. Its slot in the file stays, as RocketMQ leaves it."""
+        """Remove the earliest second, which is delivered. Its slot in the file stays, as RocketMQ leaves it."""
         time_ms = heapq.heappop(self._order)
         del self._slots[time_ms]
         if not self._order:
@@ -87,7 +87,7 @@ class TimerWheel:
         self._files.sync_dir(self._path.parent)
 
     def sync(self) -> None:
-        """Write the slots that changed. Durable: they are. Raises: StorageFull, OSError."""
+        """Write the slots that changed. Durable: at return. Raises: StorageFull, OSError."""
         for time_ms in sorted(self._changed):
             slot = self._slots.get(time_ms)
             if slot is not None:

@@ -1,7 +1,7 @@
 """Indexes records below the confirmed end: recent ones from memory, the rest from the log.
 
 Source: CommitLogDispatcherBuildIndex, RocketMQ 5.3.3. There a failure stops all writes. Here the index is a cache that
-may lag: it never holds up puts or consume queues, and catches up.
+may lag and catches up later: puts and consume queues never wait for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 SLICE_RECORDS = 2048
 #: keyed records that are indexed at a time
 BATCH_RECORDS = 8192
-#: bytes of their properties that wait for it
+#: bytes of their properties
 BATCH_BYTES = 4 << 20
 #: keyed records that are indexed one by one
 FEW_RECORDS = 2
@@ -60,9 +60,10 @@ class IndexBuilder:
         return self.failed is None or self._clock.monotonic_ms() >= self._retry_at_ms
 
     def add(self, start: int, end: int, unit: KeyedUnit | None) -> None:
-        """Keep records [start, end) that were just dispatched, to index them together; None when they have no keys."""
+        """Keep records [start, end), just dispatched, to index them together. Args: `unit`: None if they have no
+        keys."""
         if start != self._seen:
-            # The index lags: it reads these records from the log later.
+            # The index lags: these records are read from the log later.
             return
         self._seen = end
         if unit is not None:
@@ -71,9 +72,10 @@ class IndexBuilder:
             self._bytes += len(unit.keyed.data)
 
     def run(self, upto: int) -> None:
-        """Index the added records. Where the index lags, index a slice of the log below `upto`."""
+        """Index the added records. If the index lags, index a slice of the log below `upto`."""
         if not self._may_try():
             return
+
         try:
             if self._seen > self._service.indexed:
                 self._flush()
@@ -90,6 +92,7 @@ class IndexBuilder:
             self.failed = error
         else:
             self.failed = None
+
         self._seen = self._service.indexed
 
     @property
@@ -111,16 +114,20 @@ class IndexBuilder:
         if not units:
             self._service.indexed = self._seen
             return
+
         if records <= FEW_RECORDS:
             self._put_few(units)
             return
+
         counts = [len(unit.positions) for unit in units]
         topics = np.array([topic_hash(unit.topic) for unit in units], dtype=np.uint32)
         times = np.array([unit.store_time_ms for unit in units], dtype=np.int64)
+
         data = [unit.keyed.data for unit in units]
         begins = np.cumsum([0, *map(len, data)])[:-1]
         ends = [unit.keyed.offsets[1:] + begin for unit, begin in zip(units, begins, strict=True)]
         keyed = Keyed(b"".join(data), np.concatenate(([0], *ends)))
+
         positions = np.concatenate([unit.positions for unit in units])
         self._put(np.repeat(topics, counts), keyed, positions, np.repeat(times, counts), self._seen)
 
@@ -129,12 +136,14 @@ class IndexBuilder:
         hashes: list[int] = []
         positions: list[int] = []
         times: list[int] = []
+
         for unit in units:
             for row, position in enumerate(unit.positions.tolist()):
                 for key in keys_of(unit.keyed.rows(row, row + 1).data):
                     hashes.append(key_hash(unit.topic, key))
                     positions.append(position)
                     times.append(unit.store_time_ms)
+
         self._service.append(
             np.array(hashes, dtype=np.int32),
             np.array(positions, dtype=np.int64),

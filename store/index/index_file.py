@@ -1,7 +1,7 @@
-"""One index file: from the hash of a key to physical offsets; a cache, byte for byte RocketMQ's.
+"""One index file, a cache: from the hash of a key to physical offsets. Its bytes are RocketMQ's and must not change.
 
-Header 40 bytes, then `slots` ints, each the number of the newest entry of its chain, then `entries` units of 20
-bytes, of which number 0 is never used. Numbers begin at 1, and the header's count is that of the next entry.
+The header has 40 bytes. `slots` ints follow: each is the number of the newest entry of its chain. Then come `entries`
+units of 20 bytes, of which number 0 is never used. The header's count is the number of the next entry.
 Source: IndexFile, IndexHeader, RocketMQ 5.3.3.
 """
 
@@ -35,14 +35,15 @@ _INT_MAX = (1 << 31) - 1
 
 require(HEADER.size == 40, "an index header has 40 bytes", found=HEADER.size)
 require(ENTRY_BYTES == 20, "an index entry has 20 bytes", found=ENTRY_BYTES)
+require(_ENTRY.size == ENTRY_BYTES, "the entry's layouts agree", found=_ENTRY.size)
 
-#: entries of a chain that are followed one by one; a longer chain is searched by a scan of all entries
+#: most entries of a chain that are followed one by one: a longer chain is searched by a scan of all entries
 CHAIN_STEPS = 2048
-#: how many of these are read at a time; the file cannot be closed meanwhile
+#: most of these entries that are read under one hold of `_fd_lock`: the file cannot be closed meanwhile
 LOCKED_STEPS = 64
-#: entries that are read together when a chain is followed, and the blocks of them that a file keeps in memory, 2 MB:
-#: the chains of keys that are asked for together lie in the same blocks
+#: entries of one block: a chain is followed block by block
 BLOCK_ENTRIES = 200
+#: blocks that a file keeps in memory (2 MB). Keys that are queried together have their chains in the same blocks
 BLOCKS_KEPT = 512
 #: entries that are written one by one
 FEW_ENTRIES = 4
@@ -68,17 +69,17 @@ class IndexHeader(NamedTuple):
 
 
 class _Linked(NamedTuple):
-    """Entries ready to be written."""
+    """New entries, ready to be written."""
 
     entries: Any
-    #: how many of them are the only one of their slot
+    #: how many entries are the only one of their slot
     new_chains: int
-    #: makes the slots point at them
+    #: makes the slots point at the entries
     set_slots: Callable[[], None]
 
 
 class IndexFile:
-    """One thread appends, cuts and syncs; any may look up.
+    """Callers: one thread appends, cuts and syncs; any may look up.
 
     Entries are written with pwrite. Slots lie anywhere in 20 MB, and stores into a shared map are 50 times faster than
     as many small writes. They are harmless in a cache, which is cut back to a synced state after a crash. The slots'
@@ -97,11 +98,12 @@ class IndexFile:
         #: a failed write may have left slots that point at entries which do not count
         self._torn = False
         #: held while descriptor and map are used or closed
-        self._living = threading.Lock()
-        #: by number, blocks of entries that do not change any more unless the file is cut. Guarded by `_living`
+        self._fd_lock = threading.Lock()
+        #: number -> a block of entries that changes only if the file is cut. Guarded by `_fd_lock`
         self._blocks: dict[int, bytes] = {}
         #: something was written since the last sync
         self.dirty = False
+
         self.header = self._read_header()
 
     @staticmethod
@@ -122,7 +124,7 @@ class IndexFile:
             files.allocate(fd, HEADER.size + slots * SLOT_BYTES)
             files.truncate(fd, cls.size_of(slots, entries))
             if before is not None:
-                # The count stays 0 in an empty file; readers take it for 1.
+                # The count stays 0 in an empty file. Readers take it for 1.
                 time_ms, offset = before.end_time_ms, before.end_offset
                 files.pwrite(fd, HEADER.pack(time_ms, time_ms, offset, offset, 0, 0), 0)
             files.sync(fd)
@@ -130,12 +132,13 @@ class IndexFile:
             files.close(fd)
             files.unlink(path)
             raise
+
         files.sync_dir(path.parent)
         return cls(path, slots, entries, fd, files=files)
 
     @classmethod
     def open(cls, path: Path, slots: int, entries: int, *, files: Files) -> IndexFile:
-        """Open an existing file. Raises: Corrupt when its length is not that of the options."""
+        """Open an existing file. Raises: Corrupt if its length is not that of the options."""
         fd = files.open_file(path)
         found, expected = files.size(fd), cls.size_of(slots, entries)
         if found != expected:
@@ -168,20 +171,24 @@ class IndexFile:
     def append(self, hashes: Int32s, physical_offsets: Int64s, times_ms: Int64s) -> None:
         """Write entries, in order. Callers: with no more entries than there is `room` for.
 
-        Raises: StorageFull, OSError; the entries do not count then.
+        Raises: StorageFull, OSError. The entries do not count then.
         """
         count, header = len(hashes), self.header
         require(0 < count <= self.room, "entries fit the file", count=count, room=self.room)
+
         if self._torn:
             self.cut(header.count)
+
         link = self._link_few if count <= FEW_ENTRIES else self._link
         linked = link(hashes, physical_offsets, times_ms)
         at = self._entries_at + header.count * ENTRY_BYTES
+
         self.dirty = self._torn = True
         self._files.pwrite(self._fd, linked.entries, at)
         fail_point("index.entries_written")
         linked.set_slots()
         fail_point("index.slots_written")
+
         first = header.count <= 1
         self._write_header(
             IndexHeader(
@@ -193,6 +200,7 @@ class IndexFile:
                 header.count + count,
             )
         )
+
         self._torn = False
 
     def _link(self, hashes: Int32s, physical_offsets: Int64s, times_ms: Int64s) -> _Linked:
@@ -200,13 +208,13 @@ class IndexFile:
         slots = self._slots()
         first = self.header.count
         numbers = np.arange(first, first + len(hashes), dtype=np.int32)
-        places = hashes % np.int32(self._slot_count)
-        before = slots[places].astype(np.int32)
+        slot_indexes = hashes % np.int32(self._slot_count)
+        before = slots[slot_indexes].astype(np.int32)
         starts_chain = before == 0
-        # An entry whose slot another new entry also uses follows that entry: the two are neighbours in a stable sort by
+        # If two new entries have one slot, the later one follows the earlier: they are neighbours in a stable sort by
         # slot.
-        order = np.argsort(places, kind="stable")
-        same = np.flatnonzero(places[order[1:]] == places[order[:-1]])
+        order = np.argsort(slot_indexes, kind="stable")
+        same = np.flatnonzero(slot_indexes[order[1:]] == slot_indexes[order[:-1]])
         later = order[same + 1]
         before[later] = numbers[order[same]]
         starts_chain[later] = False
@@ -218,12 +226,12 @@ class IndexFile:
 
         def set_slots() -> None:
             # Of several entries of one slot the last one stays.
-            slots[places] = numbers
+            slots[slot_indexes] = numbers
 
         return _Linked(entries.view(np.uint8), int(np.count_nonzero(starts_chain)), set_slots)
 
     def _seconds(self, times_ms: Int64s) -> Int64s:
-        """Seconds from the file's begin time to each of the entries that are next.
+        """Seconds from the file's begin time to each new entry.
 
         The first entry of a file counts from the time that the file inherited. The file's own begin time is the first
         entry's, and the others count from that.
@@ -246,20 +254,20 @@ class IndexFile:
         new_chains = 0
         columns = (hashes.tolist(), physical_offsets.tolist(), times_ms.tolist())
         for hashed, offset, time_ms in zip(*columns, strict=True):
-            place = HEADER.size + hashed % self._slot_count * SLOT_BYTES
-            head = heads.get(place) or bytes(slots[place : place + SLOT_BYTES])  # type: ignore[index]
+            slot_at = HEADER.size + hashed % self._slot_count * SLOT_BYTES
+            head = heads.get(slot_at) or bytes(slots[slot_at : slot_at + SLOT_BYTES])  # type: ignore[index]
             seconds = (time_ms - begin) // 1000 if begin > 0 else 0
             previous = int.from_bytes(head, "big")
             entries.append(_ENTRY.pack(hashed, offset, min(max(seconds, 0), _INT_MAX), previous))
-            heads[place] = number.to_bytes(SLOT_BYTES, "big")
+            heads[slot_at] = number.to_bytes(SLOT_BYTES, "big")
             new_chains += not previous
             if number == 1:
                 begin = time_ms
             number += 1
 
         def set_slots() -> None:
-            for place, head in heads.items():
-                slots[place : place + SLOT_BYTES] = head  # type: ignore[index]
+            for slot_at, head in heads.items():
+                slots[slot_at : slot_at + SLOT_BYTES] = head  # type: ignore[index]
 
         return _Linked(b"".join(entries), new_chains, set_slots)
 
@@ -273,7 +281,7 @@ class IndexFile:
             # A file of RocketMQ's may have holes here.
             self._files.allocate(self._fd, size)
             for at in range(0, 0 if self.empty else size, ZERO_CHUNK_BYTES):
-                # A bad sector is an error here; through the map it would end the process.
+                # A bad sector is an error here. Through the map it would end the process.
                 self._read(at, min(at + ZERO_CHUNK_BYTES, size))
             self._slot_map = self._files.map_words(self._fd, size)
         return np.frombuffer(self._slot_map, dtype=">i4", offset=HEADER.size)
@@ -282,25 +290,28 @@ class IndexFile:
         """Drop the entries from number `count` on, and repair the slots."""
         slots, header = self._slots(), self.header
         require(1 <= count <= header.count, "an index is cut", count=count, of=header.count)
+
         beyond = (slots >= count) | (slots < 0)
         slots[beyond] = 0
+
         if beyond.any():
             for low in range(1, count, SCAN_ENTRIES):
                 high = min(low + SCAN_ENTRIES, count)
-                places = self._entries(low, high)["hash"] % np.int32(self._slot_count)
-                rows = np.flatnonzero(beyond[places])
-                slots[places[rows]] = (rows + low).astype(np.int32)
+                slot_indexes = self._entries(low, high)["hash"] % np.int32(self._slot_count)
+                rows = np.flatnonzero(beyond[slot_indexes])
+                slots[slot_indexes[rows]] = (rows + low).astype(np.int32)
+
         if count < header.count:
-            start = self._entries_at
-            self._files.zero(
-                self._fd, start + count * ENTRY_BYTES, start + header.count * ENTRY_BYTES
-            )
+            at = self._entries_at
+            self._files.zero(self._fd, at + count * ENTRY_BYTES, at + header.count * ENTRY_BYTES)
+
         end_offset, end_time = header.begin_offset, header.begin_time_ms
         if count > 1:
             last = self._entries(count - 1, count)[0]
             end_offset = int(last["physical_offset"])
             seconds = int(last["seconds"]) if count > 2 else 0
             end_time = min(header.begin_time_ms + 1000 * seconds + 999, header.end_time_ms)
+
         self._write_header(
             header._replace(
                 end_time_ms=end_time,
@@ -309,8 +320,9 @@ class IndexFile:
                 count=count,
             )
         )
+
         self.dirty, self._torn = True, False
-        with self._living:
+        with self._fd_lock:
             self._blocks.clear()
 
     def sync(self) -> None:
@@ -321,16 +333,16 @@ class IndexFile:
     # --- reading --------------------------------------------------------------------------------------------
 
     def _read(self, start: int, stop: int) -> bytes:
-        """Bytes [start, stop). Raises: Corrupt for bytes that the disk cannot read; Unavailable after a close."""
-        with self._living:
+        """Bytes [start, stop). Raises: Corrupt for unreadable bytes, Unavailable after a close."""
+        with self._fd_lock:
             return self._files.read_range(self._open_fd(), start, stop, path=self.path)
 
     def _read_into(self, target: memoryview, start: int) -> None:
-        with self._living:
+        with self._fd_lock:
             self._files.read_into(self._open_fd(), target, start, path=self.path)
 
     def _open_fd(self) -> int:
-        """Needs `_living`."""
+        """The open descriptor. Callers: with `_fd_lock`."""
         if self._fd < 0:
             raise Unavailable(f"{self.path} was closed", path=str(self.path))
         return self._fd
@@ -369,15 +381,16 @@ class IndexFile:
         begin_ms: int,
         end_ms: int,
     ) -> tuple[list[int], int]:
-        """Follow a chain for at most `steps` entries. Returns: offsets of hits, and the next number; 0: the chain
-        ends."""
+        """Follow a chain for at most `steps` entries. Returns: offsets of hits, and the next number (0: the chain
+        ends)."""
         # Entries hold whole seconds since the file's begin time. RocketMQ stops at a negative one, too.
         first_second = max(0, (begin_ms - header.begin_time_ms) // 1000)
         last_second = (end_ms - header.begin_time_ms) // 1000
         count, blocks = header.count, self._blocks
         unpack_from = _ENTRY.unpack_from
         offsets: list[int] = []
-        with self._living:
+
+        with self._fd_lock:
             self._open_fd()
             for _ in range(steps):
                 if number <= 0:
@@ -388,6 +401,7 @@ class IndexFile:
                 found, offset, seconds, previous = unpack_from(
                     entries, number % BLOCK_ENTRIES * ENTRY_BYTES
                 )
+
                 # Entries written since the header was read are passed over.
                 if number < count:
                     if number == 1 and seconds > 0:
@@ -400,10 +414,11 @@ class IndexFile:
                 if previous >= number:
                     return offsets, 0
                 number = previous
+
         return offsets, number
 
     def _read_block(self, block: int) -> bytes:
-        """Read a block of entries; keep it when all of them count. Needs `_living`. Raises: as `_read`."""
+        """Read a block of entries. Keep it if all of them count. Callers: with `_fd_lock`. Raises: as `_read`."""
         low = block * BLOCK_ENTRIES
         high = min(low + BLOCK_ENTRIES, self._entry_count)
         start = self._entries_at
@@ -412,7 +427,7 @@ class IndexFile:
         )
         if high <= self.header.count:
             if len(self._blocks) >= BLOCKS_KEPT:
-                # Rare, and cheaper than to note the last use of each at every step.
+                # This is rare, and cheaper than to note the last use of each block at every step.
                 self._blocks.clear()
             self._blocks[block] = found
         return found
@@ -430,19 +445,22 @@ class IndexFile:
     ) -> Iterator[list[int]]:
         """Physical offsets of a hash's records that may be stored in [begin_ms, end_ms], newest first, in pages.
 
-        Source: IndexFile#selectPhyOffset. An entry knows only the second; RocketMQ leaves out records of the first one,
-        here the caller compares exactly. RocketMQ also takes the first entry's time for the file's begin time.
+        Source: IndexFile#selectPhyOffset. An entry knows only the second. RocketMQ leaves out records of the
+        first one. Here the caller compares exactly. RocketMQ also takes the first entry's time for the file's begin
+        time.
         """
         header = self.header
-        place = HEADER.size + key_hash % self._slot_count * SLOT_BYTES
-        number = int.from_bytes(self._read(place, place + SLOT_BYTES), "big", signed=True)
+        slot_at = HEADER.size + key_hash % self._slot_count * SLOT_BYTES
+        number = int.from_bytes(self._read(slot_at, slot_at + SLOT_BYTES), "big", signed=True)
         page_size = min(page_size, LOCKED_STEPS)
+
         for _ in range(0, CHAIN_STEPS, page_size):
             if not 0 < number < self._entry_count:
                 break
             offsets, number = self._follow(header, number, page_size, key_hash, begin_ms, end_ms)
             if offsets:
                 yield offsets
+
         while number > 0:
             low = max(1, number + 1 - SCAN_ENTRIES)
             part = self._entries(low, min(number + 1, self._entry_count))
@@ -451,6 +469,7 @@ class IndexFile:
             spans[rows + low == 1] = 0
             times_ms = header.begin_time_ms + 1000 * spans
             in_span = (times_ms <= end_ms) & (times_ms + 999 >= begin_ms)
+
             if in_span.any():
                 yield part["physical_offset"][rows[in_span]].tolist()
             if len(rows) and times_ms[-1] + 999 < begin_ms:
@@ -462,7 +481,7 @@ class IndexFile:
     ) -> tuple[Int64s, Int64s]:
         """`find` for many hashes together: all chains are followed in step.
 
-        Args: `wanted`, how many entries of each hash. Returns: rows of `key_hashes` and physical offsets of their
+        Args: `wanted`: how many entries of each hash. Returns: rows of `key_hashes` and physical offsets of their
         entries, for each hash newest first.
         """
         header, start = self.header, self._entries_at
@@ -470,6 +489,7 @@ class IndexFile:
         rows = np.flatnonzero(left > 0)
         slots = key_hashes[rows] % self._slot_count
         numbers = self._items(HEADER.size, slots, _SLOT).astype(np.int64)
+
         found_rows: list[Int64s] = [np.empty(0, np.int64)]
         found_offsets: list[Int64s] = [np.empty(0, np.int64)]
         for _ in range(CHAIN_STEPS):
@@ -478,15 +498,18 @@ class IndexFile:
             if not len(rows):
                 break
             entries = self._items(start, numbers, ENTRY_DTYPE)
+
             is_known = numbers < header.count
             seconds = np.where(numbers > 1, entries["seconds"].astype(np.int64), 0)
             times_ms = header.begin_time_ms + 1000 * seconds
             too_old = is_known & (times_ms + 999 < begin_ms)
             has_hash = entries["hash"] == key_hashes[rows]
             is_hit = is_known & has_hash & (times_ms <= end_ms) & ~too_old
+
             found_rows.append(rows[is_hit])
             found_offsets.append(entries["physical_offset"][is_hit].astype(np.int64))
             left[rows[is_hit]] -= 1
+
             previous = entries["previous"].astype(np.int64)
             goes_on = (previous < numbers) & ~too_old & (left[rows] > 0)
             rows, numbers = rows[goes_on], previous[goes_on]
@@ -498,13 +521,14 @@ class IndexFile:
                 rest = np.array(every[done : int(wanted[row])], dtype=np.int64)
                 found_rows.append(np.full(len(rest), row, np.int64))
                 found_offsets.append(rest)
+
         return np.concatenate(found_rows), np.concatenate(found_offsets)
 
     # --- the end --------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the file; nothing is synced."""
-        with self._living:
+        """Close the file without a sync."""
+        with self._fd_lock:
             if self._slot_map is not None:
                 self._files.unmap(self._slot_map)
                 self._slot_map = None

@@ -1,4 +1,4 @@
-"""The hashes of the keys under which records are found: whole columns at once.
+"""The hashes of the keys by which records are found: whole columns at once.
 
 The hash of a key is that of the text `topic#key`, by Java's String.hashCode over UTF-16 units.
 Source: IndexService#buildIndex, IndexFile#indexKeyHashMethod, RocketMQ 5.3.3.
@@ -42,7 +42,7 @@ _INVERSE = _powers(pow(31, -1, 1 << 32))
 class Hashes(NamedTuple):
     """One item per key, in the order in which they are indexed."""
 
-    #: which record has the key; ascending
+    #: the record that has the key; ascending
     rows: Int64s
     #: hash of topic#key, as the index has it
     values: Int32s
@@ -71,12 +71,13 @@ def topic_hash(topic: str) -> int:
 def hash_keys(topic_hashes: UInt32s | int, keyed: Keyed) -> Hashes:
     """Find and hash the keys of records.
 
-    Args: `topic_hash` of each record's topic, or of the one topic of all of them.
+    Args: `topic_hashes`: `topic_hash` of each record's topic, or of the one topic of all records.
     """
     count = len(keyed.offsets) - 1
     rows, values = [_NONE], [np.empty(0, dtype=np.int32)]
     start = 0
     data = np.frombuffer(keyed.data, dtype=np.uint8)
+
     while start < count:
         low = keyed.offsets[start]
         stop = int(np.searchsorted(keyed.offsets, low + CHUNK_BYTES, side="right")) - 1
@@ -87,19 +88,20 @@ def hash_keys(topic_hashes: UInt32s | int, keyed: Keyed) -> Hashes:
         rows.append(part.rows + start)
         values.append(part.values)
         start = stop
+
     return Hashes(np.concatenate(rows), np.concatenate(values))
 
 
 class _Spans(NamedTuple):
     """Ranges [start, end) of the properties of some records, ascending by row."""
 
-    #: which record
+    #: the record of the range
     rows: Int64s
     starts: Int64s
     ends: Int64s
 
     def select(self, kept: Any) -> _Spans:
-        """Some of them, by a mask or by row numbers."""
+        """Some of the ranges, by a mask or by row numbers."""
         return _Spans(self.rows[kept], self.starts[kept], self.ends[kept])
 
 
@@ -110,12 +112,12 @@ def _hash_chunk(topic_hashes: UInt32s | int, data: Bytes, offsets: Int64s) -> Ha
     # hash(topic# + key) = hash(topic#) * 31 ** length(key) + hash(key)
     signed = (np.uint32(seeds) * _POWER[lengths] + hashes).view(np.int32)
     values = np.abs(signed)
-    # Java's Math.abs of the least integer is negative; RocketMQ takes 0.
+    # Java's Math.abs of the least integer is negative. RocketMQ takes 0.
     values[signed == _INTEGER_MIN] = 0
     return Hashes(keys.rows, values)
 
 
-# --- where the keys are -------------------------------------------------------------------------------------------
+# --- the ranges of keys -------------------------------------------------------------------------------------------
 
 
 def _key_spans(data: Bytes, offsets: Int64s) -> _Spans:
@@ -129,20 +131,23 @@ def _key_spans(data: Bytes, offsets: Int64s) -> _Spans:
 
 
 def _property_values(data: Bytes, offsets: Int64s, name: bytes) -> _Spans:
-    """The values of one property that are not empty; of several in one record the last one."""
+    """The non-empty values of one property. Of several in one record only the last."""
     starts = _ends_of_name(data, name)
     if not len(starts):
         return _NO_SPANS
+
     name_starts = starts - len(name)
     rows = np.searchsorted(offsets, name_starts, side="right") - 1
-    # The name is a whole one where it begins its record's properties, or another value ends before it.
+    # A name is whole if it begins its record's properties, or if another value ends before it.
     whole = (name_starts == offsets[rows]) | (data[name_starts - 1] == _VALUE_END)
     starts, rows = starts[whole], rows[whole]
+
     value_ends = np.append(np.flatnonzero(data == _VALUE_END), len(data))
     next_value_ends = value_ends[np.searchsorted(value_ends, starts)]
     # The last value of a record may lack its separator.
     ends = np.minimum(next_value_ends, offsets[rows + 1])
     filled = _Spans(rows, starts, ends).select(ends > starts)
+
     is_last = np.ones(len(filled.rows), dtype=np.bool_)
     is_last[:-1] = filled.rows[1:] != filled.rows[:-1]
     return filled.select(is_last)
@@ -150,12 +155,12 @@ def _property_values(data: Bytes, offsets: Int64s, name: bytes) -> _Spans:
 
 def _ends_of_name(data: Bytes, name: bytes) -> Int64s:
     """The positions after each occurrence of `name`, which ends with the separator of name and value."""
-    found = np.flatnonzero(data == _NAME_END) + 1
-    found = found[found >= len(name)]
+    ends = np.flatnonzero(data == _NAME_END) + 1
+    ends = ends[ends >= len(name)]
     # From the last letter to the first: each comparison leaves fewer candidates.
     for back in range(2, len(name) + 1):
-        found = found[data[found - back] == name[-back]]
-    return found
+        ends = ends[data[ends - back] == name[-back]]
+    return ends
 
 
 def _split_at_blanks(data: Bytes, values: _Spans) -> _Spans:
@@ -175,7 +180,7 @@ def _split_at_blanks(data: Bytes, values: _Spans) -> _Spans:
 
 
 def _interleaved(first: _Spans, second: _Spans) -> _Spans:
-    """Merge both by row; where both have a row, `first` comes first."""
+    """Merge both by row. In a row that both have, `first` comes first."""
     both = _Spans(*(np.concatenate(pair) for pair in zip(first, second, strict=True)))
     return both.select(np.argsort(both.rows, kind="stable"))
 

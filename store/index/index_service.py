@@ -1,8 +1,7 @@
-"""All index files of a store: from a key to the records that have it; a cache of the log below the confirmed end.
+"""All index files of a store, a cache of the log below the confirmed end: from a key to the records that have it.
 
 Source: IndexService, RocketMQ 5.3.3. After a crash it drops the last file and may leave its records unindexed. Here a
-mark in `raymq/index` says up to where files and log agree, and the records after it are indexed
-again.
+mark in `raymq/index` has the end up to which files and log agree. The records after it are indexed again.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ class _Mark(NamedTuple):
 
     #: name of the newest file with an entry; empty without one
     file: str
-    #: its entries
+    #: the file's entries
     entries: int
     #: everything below this is indexed
     indexed: int
 
 
 class IndexService:
-    """One thread builds, cuts, syncs and deletes; any may look up.
+    """Callers: one thread builds, cuts, syncs and deletes; any may look up.
 
     Invariant: every key of every record below `indexed` is in the files, and none of a record above it.
     """
 
     def __init__(self, root: Path, config: StoreConfig, *, files: Files, clock: Clock) -> None:
-        """Args: `root`, the store's directory."""
+        """Args: `root`: the store's directory."""
         self._directory = root / "index"
         self._mark_path = root / "raymq" / "index"
         self._slots, self._entries = config.max_hash_slot_num, config.max_index_num
@@ -62,26 +61,27 @@ class IndexService:
         self._synced: _Mark | None = None
         #: everything below this is indexed
         self.indexed = 0
-        #: held by dispatch, which appends, and by the checkpoint and cleaning threads, which sync and drop
-        self._changing = threading.Lock()
+        #: held by dispatch, which appends, and by the checkpoint and cleaning threads, which sync and delete
+        self._files_lock = threading.Lock()
 
     # --- opening --------------------------------------------------------------------------------------------
 
     def load(
-        self, *, log_start: int, log_end: int, uncut: int, crashed: bool, time_ms: int
+        self, *, log_start: int, log_end: int, never_cut_below: int, crashed: bool, time_ms: int
     ) -> None:
         """Open the files and bring them to a state that agrees with the log.
 
-        Args: `uncut`: the log was never cut below it since the index was synced. `time_ms`: the checkpoint's time of
-        the index; it counts for a store without a mark. RocketMQ wrote that store, and its index is complete unless
-        RocketMQ crashed.
+        Args: `never_cut_below`: no cut went below this offset since the index was synced. `time_ms`: the checkpoint's
+        time of the index, which counts for a store without a mark. RocketMQ wrote that store, and its index is
+        complete unless RocketMQ crashed.
         """
         self._mark = self._open_mark()
         upto = self._mark.get("indexed")
+
         try:
             self._open_files()
             if upto is not None:
-                self.indexed = max(min(upto, uncut, log_end), log_start)
+                self.indexed = max(min(upto, never_cut_below, log_end), log_start)
                 self._restore(self._mark.get("file"), self._mark.get("count"), crashed=crashed)
             elif crashed:
                 # Files that may not be on disk are dropped.
@@ -93,6 +93,7 @@ class IndexService:
             else:
                 self._delete([file for file in self._index_files if file.empty])
                 self.indexed = log_end if self._index_files else log_start
+
             self._cut_to(self.indexed)
         except (Corrupt, StorageFull):
             # The index is damaged, was made with other options, or cannot be repaired for lack of space: it is only a
@@ -164,10 +165,10 @@ class IndexService:
     ) -> None:
         """Index records: one item per key, in the order of the log. Afterwards everything below `upto` is indexed.
 
-        Raises: StorageFull, OSError; the same must be appended again then.
+        Raises: StorageFull, OSError. The same items must be appended again then.
         """
         done = 0
-        with self._changing:
+        with self._files_lock:
             try:
                 while done < len(hashes):
                     file = self._current()
@@ -176,7 +177,7 @@ class IndexService:
                     done = stop
             except BaseException:
                 if done:
-                    # Else the first ones would be indexed twice.
+                    # Otherwise the first items would be indexed twice.
                     self._cut_to(int(physical_offsets[0]))
                 raise
             self.indexed = max(self.indexed, upto)
@@ -209,33 +210,35 @@ class IndexService:
     def sync(self, *, closing: bool = False) -> int:
         """fdatasync the files, then the mark. Returns: end time of the newest full file, 0 without one.
 
-        Durable: every entry. Records without keys do not move the mark at once, unless `closing`: they are quickly
-        looked through again. Raises: OSError.
+        Durable: every entry. Records without keys do not move the mark at once, unless `closing`: to scan them again is
+        quick. Raises: OSError.
         """
-        with self._changing:
+        with self._files_lock:
             files, upto = self._index_files, self.indexed
             for file in files:
                 if file.dirty:
                     file.sync()
             fail_point("index.synced")
+
             # A new file without an entry does not count.
             last = next((file for file in reversed(files) if not file.empty), None)
             mark = _Mark("", 1, upto)
             if last is not None:
                 mark = _Mark(last.path.name, last.header.count, upto)
+
             if self._mark is not None and _is_due(self._synced, mark, closing=closing):
-                self._mark.update(
-                    {"file": mark.file or None, "count": mark.entries, "indexed": upto}
-                )
+                noted = {"file": mark.file or None, "count": mark.entries, "indexed": upto}
+                self._mark.update(noted)
                 self._synced = mark
+
             return files[-2].header.end_time_ms if len(files) > 1 else 0
 
     def delete_expired(self, min_physical_offset: int) -> int:
-        """Delete files all of whose records are gone, never the newest. Returns: how many.
+        """Delete the files whose records were all deleted, never the newest file. Returns: how many.
 
         Source: IndexService#deleteExpiredFile.
         """
-        with self._changing:
+        with self._files_lock:
             older = self._index_files[:-1]
             expired = [file for file in older if file.header.end_offset < min_physical_offset]
             self._delete(expired)
@@ -260,7 +263,7 @@ class IndexService:
     ) -> Iterator[list[int]]:
         """Physical offsets of records that may have a key and be stored in [begin_ms, end_ms], newest first.
 
-        They come `page_size` at a time. Another key may have the same hash. Source: IndexService#queryOffset.
+        Yields pages of `page_size`. Another key may have the same hash. Source: IndexService#queryOffset.
         """
         hashed = key_hash(topic, key)
         for file in self._newest_first(begin_ms, end_ms):

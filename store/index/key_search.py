@@ -1,7 +1,7 @@
 """Finding the newest messages of one key: a walk from record to record, without arrays.
 
-A query returns some dozens of records: for these plain Python takes half the time of numpy. Several keys share the
-numpy calls of `query_keys`.
+A query returns some dozens of records. For these plain Python takes half the time of numpy. A query for several keys
+shares the numpy calls of `query_keys`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from .index_service import IndexService
 
 #: later than any store time
 TIME_MAX_MS = (1 << 63) - 1
-#: bytes read for each record are a multiple of the one, and at most the other; a larger record is read once more
+#: bytes read for each record: a multiple of the first, and at most the second. A larger record is read once more
 READ_BYTES_STEP, READ_BYTES_MAX = 64, 8192
 
 
 class KeyHits(NamedTuple):
-    """Messages found: hit i says that key `keys[i]` is one of message `rows[i]` of `records`."""
+    """The messages of a query. Hit i says that message `rows[i]` of `records` has key `keys[i]`."""
 
     keys: Int64s
     rows: Int64s
     #: physical offset of each record
-    places: Int64s
+    offsets: Int64s
     #: raw RocketMQ records, in the order of the log, each once
     records: pa.Array
 
@@ -48,7 +48,8 @@ class KeySearch:
     def __init__(self, log: CommitLog, index: IndexService) -> None:
         self._log = log
         self._index = index
-        #: enough for the largest record of the last query: messages of one application are about as large as each other
+        #: bytes read per record: as many as the largest record of the last query has, since messages of one application
+        #: have similar sizes
         self._read_bytes = 2048
 
     def find(
@@ -56,12 +57,12 @@ class KeySearch:
     ) -> KeyHits:
         """The newest messages of a key, `limit` at most.
 
-        Args: `span`: the first and the last store time (ms); `exact`: as of `Query.by_key`.
-        Raises: Corrupt for a record whose body is damaged, or that the disk does not give back.
+        Args: `span`: the first and the last store time (ms). `exact`: as of `Query.by_key`.
+        Raises: Corrupt for a record that is unreadable or whose body is damaged.
         """
         found = self._newest(topic, key, limit, span, exact)
-        places = sorted(found)
-        raw = [found[place] for place in places]
+        offsets = sorted(found)
+        raw = [found[offset] for offset in offsets]
         if raw:
             largest = max(map(len, raw))
             steps = (largest + READ_BYTES_STEP - 1) // READ_BYTES_STEP
@@ -69,7 +70,7 @@ class KeySearch:
         return KeyHits(
             keys=np.zeros(len(raw), dtype=np.int64),
             rows=np.arange(len(raw)),
-            places=np.fromiter(places, np.int64, len(places)),
+            offsets=np.fromiter(offsets, np.int64, len(offsets)),
             records=binary_array(raw),
         )
 
@@ -78,26 +79,28 @@ class KeySearch:
     ) -> dict[int, bytes]:
         """Records by physical offset.
 
-        Entries of deleted files are left out, and so are those at which no record begins: RocketMQ leaves such entries
-        when it cuts a log.
+        Entries of deleted files are left out. So are entries whose offset begins no record: RocketMQ leaves such
+        entries when it cuts a log.
         """
         log, nbytes = self._log, self._read_bytes
         found: dict[int, bytes] = {}
         begin_ms, end_ms = span
         low, high = log.start, log.confirmed
+
         for candidates in self._index.find(topic, key, begin_ms, end_ms, limit):
-            places = [place for place in candidates if low <= place < high]
-            data = log.read_each(places, nbytes)
+            offsets = [offset for offset in candidates if low <= offset < high]
+            data = log.read_each(offsets, nbytes)
             starts = range(0, len(data), nbytes)
-            each = records_each(data, nbytes, places)
-            for place, start, parts in zip(places, starts, each, strict=True):
+            each = records_each(data, nbytes, offsets)
+            for offset, start, parts in zip(offsets, starts, each, strict=True):
                 source = data
                 if parts is None:
-                    source = self._read_whole(place, data[start : start + 4])
-                    parts = record_at(source, 0, place)
+                    source = self._read_whole(offset, data[start : start + 4])
+                    parts = record_at(source, 0, offset)
                     if parts is None:
                         continue
                     start = 0
+
                 end, time_ms, topic_at, topic_end, body_at, body_end, crc = parts
                 if not begin_ms <= time_ms <= end_ms:
                     continue
@@ -106,19 +109,22 @@ class KeySearch:
                     and key in keys_of(source[topic_end + 2 : end])
                 ):
                     continue
-                # `body_crc`, without a call of Python's for each record.
+
+                # This is `body_crc` without a Python call for each record.
                 if body_at < body_end and crc32(source[body_at:body_end]) & BODY_CRC_MASK != crc:
-                    raise log.damage(place, WalkStop.BAD_CRC.value)
-                # A key that stands twice in one message gives the same offset twice.
-                found[place] = source[start:end]
+                    raise log.damage(offset, WalkStop.BAD_CRC.value)
+
+                # A message that has a key twice has two entries of the same offset.
+                found[offset] = source[start:end]
                 if len(found) == limit:
                     return found
+
         return found
 
-    def _read_whole(self, place: int, size_field: bytes) -> bytes:
-        """All bytes of a record; none where no record of a possible size begins."""
+    def _read_whole(self, offset: int, size_field: bytes) -> bytes:
+        """All bytes of a record; empty if its size field is not a possible size."""
         config = self._log.config
         size = int.from_bytes(size_field, "big")
-        left_in_file = config.segment_size_bytes - place % config.segment_size_bytes
+        left_in_file = config.segment_size_bytes - offset % config.segment_size_bytes
         is_possible = size <= min(left_in_file, config.record_bytes_max)
-        return self._log.read_each([place], size) if is_possible else b""
+        return self._log.read_each([offset], size) if is_possible else b""

@@ -1,4 +1,4 @@
-"""Finding messages: by key, by message id, by place in the log, by time.
+"""Finding messages: by key, by message id, by physical offset, by time.
 
 Source: DefaultMessageStore#queryMessage, #lookMessageByOffset, #getOffsetInQueueByTime, RocketMQ 5.3.3.
 """
@@ -26,7 +26,7 @@ from .index_service import IndexService
 from .key_search import TIME_MAX_MS, KeyHits, KeySearch
 from .query_keys import KeyQuery, check_query
 
-#: bytes read for one record; a larger one is read whole
+#: bytes read for one record. A larger record is read once more, whole
 FIRST_READ_BYTES_BY_OFFSET = 8 << 10
 #: hex digits of a message id: store host and physical offset, with an IPv4 and an IPv6 host
 ID_DIGITS, ID_DIGITS_V6 = 32, 56
@@ -44,7 +44,7 @@ class Boundary(Enum):
 class QueryResult(NamedTuple):
     """Messages found by key."""
 
-    #: of RECORD_SCHEMA, in the order of the log
+    #: the messages, of RECORD_SCHEMA, in the order of the log
     records: pa.RecordBatch
     #: store time (ms) and physical offset of the newest record that is indexed; 0 without one
     index_last_time_ms: int
@@ -77,7 +77,7 @@ class Query:
         Args: `max_num`: at most `config.max_msgs_num_batch` are returned. `exact`: without it messages of other keys
         and topics with the same hash are returned too, as by RocketMQ's broker. RocketMQ's clients filter them out.
         Raises: Rejected for a bad number, topic or key.
-        Source: DefaultMessageStore#queryMessage. Times are compared exactly; RocketMQ knows the second only.
+        Source: DefaultMessageStore#queryMessage. Times are compared exactly. RocketMQ knows the second only.
         """
         hits = self.by_keys(
             topic, [key], max_num=max_num, begin_ms=begin_ms, end_ms=end_ms, exact=exact
@@ -102,14 +102,14 @@ class Query:
             return self._one_key.find(topic, keys[0], limit, span, exact=exact)
         return KeyQuery(self._log, self._index, topic, span, exact).find(keys, limit)
 
-    # --- by place -------------------------------------------------------------------------------------------
+    # --- by offset ------------------------------------------------------------------------------------------
 
     def by_offset(self, offset: int) -> pa.RecordBatch:
         """The record that begins at a physical offset, a batch of one.
 
-        Raises: OffsetOutOfRange where the log holds no confirmed bytes; Rejected where no record begins; Corrupt where
-        its body is damaged.
-        Source: DefaultMessageStore#lookMessageByOffset, which takes any bytes there for a record.
+        Raises: OffsetOutOfRange if the log holds no confirmed bytes at it, Rejected if no record begins there, Corrupt
+        if the record's body is damaged.
+        Source: DefaultMessageStore#lookMessageByOffset, which takes any bytes for a record.
         """
         log = self._log
         low, high = log.start, log.confirmed
@@ -120,12 +120,14 @@ class Query:
                 max=high,
                 offset=offset,
             )
+
         view, base, walk = log.walk(offset, high, limit=1, nbytes=FIRST_READ_BYTES_BY_OFFSET)
         if walk.reason is record.WalkStop.UNREADABLE:
             raise log.damage(offset, READABLE)
         if walk.reason is record.WalkStop.BAD_CRC:
             fault = f"the body of the record at offset {offset} is damaged: its CRC differs"
             raise Corrupt(fault, path=str(log.root / "commitlog"), offset=offset, rule="body CRC")
+
         batch = record.decode(view, walk.positions - base, walk.sizes)
         if not batch.num_rows or self._is_inside_another(batch):
             raise Rejected(
@@ -152,7 +154,7 @@ class Query:
     def by_id(self, message_id: str) -> pa.RecordBatch:
         """The record that an offset message id names, a batch of one.
 
-        Raises: Rejected for a malformed id, or one of another store; as `by_offset`.
+        Raises: Rejected for a malformed id or one of another store. Otherwise as `by_offset`.
         Source: MessageDecoder#decodeMessageId.
         """
         host, offset = parse_message_id(message_id)
@@ -173,8 +175,8 @@ class Query:
     ) -> int:
         """The queue offset that a store time is mapped to.
 
-        Returns: LOWER: the first message at or after it, the next offset when there is none. UPPER: the last one at or
-        before it, the oldest offset when there is none. 0 for a queue that does not exist.
+        Returns: for LOWER the first message at or after the time, or the next offset if there is none. For UPPER the
+        last message at or before it, or the oldest offset if there is none. 0 for a queue that does not exist.
         Source: ConsumeQueue#getOffsetInQueueByTime, which returns offsets of deleted messages for times before them.
         """
         queue = self._queues.find(topic, queue_id)
@@ -202,7 +204,7 @@ class Query:
 
 
 class _StoreTimes:
-    """Store times of a queue's messages, read from the log when they are asked for."""
+    """Store times of a queue's messages, read from the log on demand."""
 
     def __init__(self, log: CommitLog, queue: ConsumeQueue) -> None:
         self._log = log
@@ -211,7 +213,7 @@ class _StoreTimes:
         self.offsets = range(self.low, queue.max_offset)
 
     def at(self, offset: int) -> int:
-        """The store time of a message; -1 for a deleted one, that of the next message for a gap."""
+        """The store time of a message; -1 for a deleted one. For a gap it is that of the next message."""
         while offset < self.offsets.stop:
             units = self._queue.read(offset, 1 + (1 << 12))
             solid = np.flatnonzero(units["size"] != BLANK_SIZE)

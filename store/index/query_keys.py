@@ -1,7 +1,7 @@
-"""Finding the messages of many keys together, as a table join or a gateway under load needs them.
+"""Finding the messages of many keys together, as a table join needs them, or a gateway with many users.
 
-RocketMQ answers one key per request. Here all chains of the index are followed in step, and each record is read once,
-however many of its keys are asked for. For a single key the loop of `key_search` is quicker.
+RocketMQ answers one key per request. Here all chains of the index are followed in step. Each record is read once,
+however many of its keys are queried. For a single key the loop of `key_search` is quicker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .index_keys import key_hashes
 from .index_service import IndexService
 from .key_search import KeyHits
 
-#: keys that are looked up one by one: that costs less than to follow few chains in step
+#: up to so many keys are looked up one by one: that costs less than to follow few chains in step
 FEW_KEYS = 8
 
 
@@ -45,7 +45,7 @@ def check_query(topic: str, keys: Sequence[str], max_num: int) -> None:
 
 @dataclass(frozen=True)
 class KeyQuery:
-    """One query for several keys. Rows are numbers into the keys that one round asks for."""
+    """One query for several keys. Rows are indexes into the keys of one round."""
 
     log: CommitLog
     index: IndexService
@@ -55,7 +55,7 @@ class KeyQuery:
     exact: bool
 
     def find(self, keys: Sequence[str], limit: int) -> KeyHits:
-        """At most `limit` messages of each key: twice as many candidates are asked for until that many are hits."""
+        """At most `limit` messages of each key. Each round doubles the candidates until that many are hits."""
         asked, wanted = np.arange(len(keys)), limit
         rounds: list[KeyHits] = []
         while True:
@@ -67,9 +67,9 @@ class KeyQuery:
             wanted *= 2
 
     def _round(self, keys: Sequence[str], wanted: int, limit: int) -> tuple[KeyHits, Bools]:
-        """Look at `wanted` candidates of each key. Returns: the hits of finished keys, and which keys are not.
+        """Check `wanted` candidates of each key. Returns: the hits of finished keys, and a mask of the unfinished keys.
 
-        Candidates may be of another time or key, or name a message twice: after them there may be more hits.
+        Candidates may be of another time or key, or name a message twice. So more hits may follow them.
         """
         candidate_keys, offsets = self._candidates(keys, wanted)
         hits = self._hits_among(keys, candidate_keys, offsets)
@@ -98,41 +98,45 @@ class KeyQuery:
         """The hits among the candidates, and all their records, in the order of the log."""
         is_confirmed = (offsets >= self.log.start) & (offsets < self.log.confirmed)
         found, offsets = _each_once(found[is_confirmed], offsets[is_confirmed], len(keys))
+
         # Several keys of one message are candidates of one record, which is read once.
-        is_new_place = _changes(offsets)
-        places = offsets[is_new_place]
-        place_of_candidate = np.cumsum(is_new_place) - 1
-        is_record, times_ms, records = self._read(places)
+        is_new_offset = _changes(offsets)
+        distinct_offsets = offsets[is_new_offset]
+        distinct_of_candidate = np.cumsum(is_new_offset) - 1
+
+        is_record, times_ms, records = self._read(distinct_offsets)
         in_span = is_record.copy()
         in_span[is_record] = (times_ms >= self.span[0]) & (times_ms <= self.span[1])
+
         # Only records that were read have a number: those of deleted files have none.
-        record_of_place = np.cumsum(is_record) - 1
-        record_of_candidate = record_of_place[place_of_candidate]
-        hits = KeyHits(found, record_of_candidate, places[is_record], records)
-        is_hit = in_span[place_of_candidate]
+        record_of_distinct = np.cumsum(is_record) - 1
+        record_of_candidate = record_of_distinct[distinct_of_candidate]
+        hits = KeyHits(found, record_of_candidate, distinct_offsets[is_record], records)
+
+        is_hit = in_span[distinct_of_candidate]
         if self.exact:
             is_hit &= self._have_key(hits, keys, is_hit)
         return hits.select(is_hit)
 
-    def _read(self, places: Int64s) -> tuple[Bools, Int64s, pa.Array]:
-        """Which of the places have a record, those records' store times, and the records, raw. Args: ascending.
+    def _read(self, offsets: Int64s) -> tuple[Bools, Int64s, pa.Array]:
+        """A mask of the offsets at which a record begins, those records' store times, and the raw records.
 
-        Raises: Corrupt for a record whose body is damaged, or that the disk does not give back.
+        Args: `offsets`: ascending. Raises: Corrupt for a record that is unreadable or whose body is damaged.
         """
-        is_record = np.zeros(len(places), dtype=bool)
+        is_record = np.zeros(len(offsets), dtype=bool)
         # Records below the log's start were deleted.
-        first = int(np.searchsorted(places, self.log.start))
-        if first == len(places):
+        first = int(np.searchsorted(offsets, self.log.start))
+        if first == len(offsets):
             return is_record, np.empty(0, np.int64), pa.array([], pa.binary())
         try:
-            found = self.log.records_at(places[first:])
+            found = self.log.records_at(offsets[first:])
         except OffsetOutOfRange:
-            return self._read(places)
+            return self._read(offsets)
         is_record[first:] = found.is_record
         return is_record, found.times_ms, found.records
 
     def _have_key(self, hits: KeyHits, keys: Sequence[str], asked: Bools) -> Bools:
-        """Which of the `asked` hits are of messages that have the topic and the very key."""
+        """A mask of the `asked` hits whose message has the topic and the very key."""
         batch = decode_column(hits.records)
         topics = batch.column("topic").to_pylist()
         names = [set(keys_of(text)) for text in batch.column("properties").to_pylist()]
@@ -145,7 +149,7 @@ class KeyQuery:
 
 
 def _each_once(found: Int64s, offsets: Int64s, key_count: int) -> tuple[Int64s, Int64s]:
-    """Candidates in the order of the log, each once: a key that stands twice in a message has two entries."""
+    """Candidates in the order of the log, each once: a message that has a key twice has two entries."""
     # One number for both, so that one sort orders by offset, then key.
     pairs = np.sort(offsets * key_count + found)
     pairs = pairs[_changes(pairs)]
@@ -153,14 +157,14 @@ def _each_once(found: Int64s, offsets: Int64s, key_count: int) -> tuple[Int64s, 
 
 
 def _changes(values: Int64s) -> Bools:
-    """Where a value differs from the one before it."""
+    """A mask of the values that differ from the one before."""
     changes = np.ones(len(values), dtype=bool)
     changes[1:] = values[1:] != values[:-1]
     return changes
 
 
 def _newest(keys: Int64s, limit: int) -> Bools:
-    """Which rows are among the last `limit` of their key."""
+    """A mask of the rows that are among the last `limit` of their key."""
     newest_first = keys[::-1]
     order = np.argsort(newest_first, kind="stable")
     ordered = newest_first[order]
@@ -172,15 +176,15 @@ def _newest(keys: Int64s, limit: int) -> Bools:
 def _together(rounds: list[KeyHits]) -> KeyHits:
     if len(rounds) == 1:
         return rounds[0]
-    places, first, rows = np.unique(
-        np.concatenate([each.places for each in rounds]), return_index=True, return_inverse=True
+    offsets, first, rows = np.unique(
+        np.concatenate([each.offsets for each in rounds]), return_index=True, return_inverse=True
     )
-    starts = np.cumsum([0, *(len(each.places) for each in rounds)])
+    starts = np.cumsum([0, *(len(each.offsets) for each in rounds)])
     hits = [start + each.rows for start, each in zip(starts[:-1], rounds, strict=True)]
     records = pa.concat_arrays([each.records for each in rounds])
     return KeyHits(
         np.concatenate([each.keys for each in rounds]),
         rows[np.concatenate(hits)],
-        places,
+        offsets,
         records.take(pa.array(first)),
     )

@@ -1,8 +1,7 @@
 """RocketMQ's `abort` and `lock` files.
 
-`abort` exists while a store is open, so its presence at start means a crash. `lock` is held by a
-POSIX lock on byte 0. Closing any descriptor of the file in the process releases such a lock,
-so the file is opened once per process.
+`abort` exists while a store is open, so its presence at start means a crash. `lock` is held by a POSIX lock on byte
+0. Closing any descriptor of the file in the process releases such a lock, so the file is opened once per process.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class AbortFile:
         self._files = files
 
     def exists(self) -> bool:
-        """Whether the last stop was not an orderly one."""
+        """Whether the last process crashed."""
         return self._files.exists(self._path)
 
     def create(self) -> None:
@@ -34,7 +33,7 @@ class AbortFile:
         self._files.sync_dir(self._path.parent)
 
     def remove(self) -> None:
-        """Everything is complete and synced. Durable: at return."""
+        """Remove the file, once everything is complete and synced. Durable: at return."""
         self._files.unlink(self._path)
         self._files.sync_dir(self._path.parent)
 
@@ -48,12 +47,13 @@ class StoreLock:
         self._fd = -1
 
     def acquire(self) -> None:
-        """Raises: Unavailable when the store is open, in another process or in this one."""
+        """Lock the store. Raises: Unavailable if the store is open, in another process or in this one."""
         name = os.path.realpath(self._path)
         if name in self._files.held_locks:
             raise Unavailable(
                 f"the store is already open in this process ({self._path.parent})", field="lock"
             )
+
         fd = self._files.open_file(self._path, create=True)
         try:
             self._files.lock(fd)
@@ -62,11 +62,12 @@ class StoreLock:
         except BaseException:
             self._files.close(fd)
             raise
+
         self._fd = fd
         self._files.held_locks.add(name)
 
     def release(self) -> None:
-        """Give the lock up."""
+        """Release the lock."""
         if self._fd >= 0:
             self._files.held_locks.discard(os.path.realpath(self._path))
             self._files.close(self._fd)
@@ -74,7 +75,7 @@ class StoreLock:
 
 
 def refuse_foreign_directory(root: Path, *, files: Files) -> None:
-    """Refuse a directory that is not a store that can be opened here. Raises: Rejected.
+    """Refuse a directory that cannot be opened as a store. Raises: Rejected.
 
     A directory that holds other things and no store is a mistake. In a directory with queues of inner batches (BatchCQ)
     RayMQ would make plain queues for the same topics. RocketMQ refuses a store that has both.
@@ -86,9 +87,10 @@ def refuse_foreign_directory(root: Path, *, files: Files) -> None:
             field="data_dir",
             limit="no batchconsumequeue",
         )
+
     names = set(files.list(root))
     is_store = bool(names & {"commitlog", "raymq", "lock"})
-    # A store that was created or copied in part may have these alone.
+    # A store that was created or copied in part may have only these.
     derived = {"consumequeue", "checkpoint", "abort", "abort.bak", "config", "index"}
     if not is_store and names - derived:
         raise Rejected(

@@ -1,9 +1,8 @@
 """The chain: one fixed-size unit per append unit, covering whole records.
 
-40 bytes, big-endian: start, end, epoch (int64 each), CRC-32C of log bytes [start, end), chain value
-before this unit, 8 bytes zero. The chain value after a unit is the CRC-32C of its first 28 bytes
-continued from the value before. One file per commit log segment, with the same name; a cache, rebuilt from
-the log where it is missing.
+40 bytes, big-endian: start, end, epoch (int64 each), CRC-32C of log bytes [start, end), chain value before this unit, 8
+bytes zero. The chain value after a unit is the CRC-32C of its first 28 bytes continued from the value before. The chain
+is a cache, with one file per commit log segment, of the same name. A missing file is rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .segment_paths import offset_names
 
 _UNIT = struct.Struct(">qqqIIq")
 _CHAINED = struct.Struct(">qqqI")
-UNIT_BYTES = _UNIT.size
+CHAIN_UNIT_BYTES = _UNIT.size
 #: units read at a time by a follower of the chain
 _READ_UNITS = 4096
 
@@ -38,7 +37,7 @@ class ChainUnit(NamedTuple):
     previous: int
 
     def pack(self) -> bytes:
-        """40 bytes."""
+        """The unit's 40 bytes."""
         return _UNIT.pack(self.start, self.end, self.epoch, self.crc, self.previous, 0)
 
     @property
@@ -46,21 +45,21 @@ class ChainUnit(NamedTuple):
         """Chain value after this unit."""
         return crc32c(_CHAINED.pack(self.start, self.end, self.epoch, self.crc), self.previous)
 
-    def follows(self, last: ChainUnit | None, segment: int, size: int) -> bool:
-        """Whether it continues `last`, and lies inside the log file [segment, segment + size)."""
-        if not segment <= self.start < self.end <= segment + size:
+    def follows(self, last: ChainUnit | None, segment_start: int, size: int) -> bool:
+        """Whether the unit continues `last`, and lies inside the log file [segment_start, segment_start + size)."""
+        if not segment_start <= self.start < self.end <= segment_start + size:
             return False
         return last is None or (self.start == last.end and self.previous == last.value)
 
 
 def unpack_units(data: bytes | memoryview) -> list[ChainUnit]:
-    """The whole units of some bytes; the last one may be torn."""
-    whole = len(data) - len(data) % UNIT_BYTES
+    """The whole units of some bytes. A torn unit at the end is left out."""
+    whole = len(data) - len(data) % CHAIN_UNIT_BYTES
     return [ChainUnit(*item[:5]) for item in _UNIT.iter_unpack(data[:whole])]
 
 
 def check_units(units: list[ChainUnit], data: memoryview) -> None:
-    """Whether `data`, which begins with the first unit, has their CRCs. Raises: Corrupt."""
+    """Check that `data`, which begins with the first unit, has the units' CRCs. Raises: Corrupt."""
     base = units[0].start
     for unit in units:
         if crc32c(data[unit.start - base : unit.end - base]) != unit.crc:
@@ -69,7 +68,7 @@ def check_units(units: list[ChainUnit], data: memoryview) -> None:
 
 
 class Chain:
-    """The chain of one replica. One appender; readers in other processes use `ChainReader`."""
+    """The chain of one replica. Callers: one appender. Readers in other processes use `ChainReader`."""
 
     def __init__(
         self, directory: Path, segment_size_bytes: int, *, files: Files, writable: bool = True
@@ -79,10 +78,10 @@ class Chain:
         self._files = files
         self._writable = writable
         self._fds: dict[int, int] = {}
-        #: segment -> bytes used in its file
+        #: start of a segment -> bytes used in its file
         self._used: dict[int, int] = {}
         self.last: ChainUnit | None = None
-        #: the last unit whose value was asked for, and that value
+        #: the unit whose value was computed last, and that value
         self._valued: tuple[ChainUnit | None, int] = (None, 0)
 
     @property
@@ -95,7 +94,7 @@ class Chain:
         return value
 
     def load(self, verify_from: int = 0) -> None:
-        """Look at every unit that ends above `verify_from`; of older files only at the first and the last one.
+        """Check every unit that ends above `verify_from`. Of older files only the first and the last unit are read.
 
         A unit that does not follow the one before ends the chain there. Units after that end are cut off: a reader
         in another process must never see them.
@@ -105,77 +104,79 @@ class Chain:
         self.last = None
         broken = False
         for name in offset_names(self.directory, files=self._files):
-            segment = int(name)
-            count = self._files.size(self._fd(segment)) // UNIT_BYTES
-            good = 0 if broken else self._load_file(segment, count, verify_from)
+            segment_start = int(name)
+            count = self._files.size(self._fd(segment_start)) // CHAIN_UNIT_BYTES
+            good = 0 if broken else self._load_file(segment_start, count, verify_from)
             broken = broken or good < count
-            self._used[segment] = good * UNIT_BYTES
-            self._cut_file(segment)
+            self._used[segment_start] = good * CHAIN_UNIT_BYTES
+            self._cut_file(segment_start)
 
-    def _load_file(self, segment: int, count: int, verify_from: int) -> int:
-        """How many of a file's units count. The last of them is `last`."""
-        begin = self._first_above(segment, count, verify_from) if segment < verify_from else 0
+    def _load_file(self, segment_start: int, count: int, verify_from: int) -> int:
+        """The number of a file's units that count. The last of them is `last`."""
+        begin = self._first_above(segment_start, count, verify_from)
         if begin:
-            first, final = self._unit(segment, 0), self._unit(segment, begin - 1)
-            inside = final.start < final.end <= segment + self._size
-            if not inside or not first.follows(self.last, segment, self._size):
+            first, final = self._unit(segment_start, 0), self._unit(segment_start, begin - 1)
+            inside = final.start < final.end <= segment_start + self._size
+            if not inside or not first.follows(self.last, segment_start, self._size):
                 begin = 0
             else:
                 self.last = final
         good = begin
-        for unit in self._read_units(segment, begin, count):
-            if not unit.follows(self.last, segment, self._size):
+        for unit in self._read_units(segment_start, begin, count):
+            if not unit.follows(self.last, segment_start, self._size):
                 break
             self.last, good = unit, good + 1
         return good
 
-    def _cut_file(self, segment: int) -> None:
+    def _cut_file(self, segment_start: int) -> None:
         """Bring a file's length to the units that count."""
-        fd = self._fd(segment)
-        if self._writable and self._files.size(fd) > self._used[segment]:
-            self._files.truncate(fd, self._used[segment])
+        fd = self._fd(segment_start)
+        if self._writable and self._files.size(fd) > self._used[segment_start]:
+            self._files.truncate(fd, self._used[segment_start])
 
-    def _read_units(self, segment: int, begin: int, end: int) -> Iterator[ChainUnit]:
+    def _read_units(self, segment_start: int, begin: int, end: int) -> Iterator[ChainUnit]:
         """Units [begin, end) of a file."""
-        while begin < end:
-            count = min(end - begin, _READ_UNITS)
-            data = self._files.pread(self._fd(segment), count * UNIT_BYTES, begin * UNIT_BYTES)
-            yield from unpack_units(data)
-            begin += count
+        for low in range(begin, end, _READ_UNITS):
+            yield from self._units(segment_start, low, min(end - low, _READ_UNITS))
 
-    def _unit(self, segment: int, index: int) -> ChainUnit:
-        data = self._files.pread(self._fd(segment), UNIT_BYTES, index * UNIT_BYTES)
-        return unpack_units(data)[0]
+    def _unit(self, segment_start: int, index: int) -> ChainUnit:
+        return self._units(segment_start, index, 1)[0]
 
-    def _first_above(self, segment: int, count: int, offset: int) -> int:
+    def _units(self, segment_start: int, begin: int, count: int) -> list[ChainUnit]:
+        nbytes, position = count * CHAIN_UNIT_BYTES, begin * CHAIN_UNIT_BYTES
+        return unpack_units(self._files.pread(self._fd(segment_start), nbytes, position))
+
+    def _first_above(self, segment_start: int, count: int, offset: int) -> int:
         """Index of the first of a file's `count` units that ends above an offset."""
-        return bisect_right(range(count), offset, key=lambda at: self._unit(segment, at).end)
+        if offset <= segment_start:
+            return 0
+        return bisect_right(range(count), offset, key=lambda at: self._unit(segment_start, at).end)
 
-    def _fd(self, segment: int) -> int:
-        fd = self._fds.get(segment)
+    def _fd(self, segment_start: int) -> int:
+        fd = self._fds.get(segment_start)
         if fd is None:
-            path = self.directory / f"{segment:020d}"
+            path = self.directory / f"{segment_start:020d}"
             fd = self._files.open_file(path, create=self._writable, writable=self._writable)
-            self._fds[segment] = fd
+            self._fds[segment_start] = fd
         return fd
 
     def append(self, unit: ChainUnit) -> None:
-        """Append one unit. Raises: Rejected when it does not follow the last one."""
+        """Append one unit. Raises: Rejected if it does not follow the last one."""
         if unit.previous != self.value or (self.last is not None and unit.start != self.last.end):
             raise Rejected(
                 f"chain unit [{unit.start}, {unit.end}) does not follow the chain", field="unit"
             )
-        segment = unit.start // self._size * self._size
-        if segment not in self._used:
-            self._retire_before(segment - self._size)
-        used = self._used.get(segment, 0)
-        self._files.pwrite(self._fd(segment), unit.pack(), used)
-        self._used[segment] = used + UNIT_BYTES
+        segment_start = unit.start // self._size * self._size
+        if segment_start not in self._used:
+            self._retire_before(segment_start - self._size)
+        used = self._used.get(segment_start, 0)
+        self._files.pwrite(self._fd(segment_start), unit.pack(), used)
+        self._used[segment_start] = used + CHAIN_UNIT_BYTES
         self.last = unit
 
-    def _retire_before(self, segment: int) -> None:
+    def _retire_before(self, segment_start: int) -> None:
         """Sync and close the files of older segments: nothing is written there any more."""
-        old = [start for start in self._fds if start < segment]
+        old = [start for start in self._fds if start < segment_start]
         for start in old:
             if self._writable:
                 self._files.sync(self._fds[start])
@@ -185,25 +186,25 @@ class Chain:
 
     @property
     def start(self) -> int:
-        """Where the first unit starts; 0 for an empty chain."""
-        first = min((segment for segment, used in self._used.items() if used), default=None)
-        return 0 if first is None else self._unit(first, 0).start
+        """Start of the first unit; 0 for an empty chain."""
+        starts = [start for start, used in self._used.items() if used]
+        return self._unit(min(starts), 0).start if starts else 0
 
     def unit_at(self, offset: int) -> ChainUnit | None:
-        """The unit that holds the byte at `offset`; None where no unit does."""
-        segment = offset // self._size * self._size
-        count = self._used.get(segment, 0) // UNIT_BYTES
-        index = self._first_above(segment, count, offset) if count else 0
-        unit = self._unit(segment, index) if index < count else None
+        """The unit that holds the byte at `offset`; None if no unit does."""
+        segment_start = offset // self._size * self._size
+        count = self._used.get(segment_start, 0) // CHAIN_UNIT_BYTES
+        index = self._first_above(segment_start, count, offset) if count else 0
+        unit = self._unit(segment_start, index) if index < count else None
         return unit if unit is not None and unit.start <= offset else None
 
-    def delete_before(self, segment: int) -> None:
+    def delete_before(self, segment_start: int) -> None:
         """Delete the files of older segments, whose log is deleted.
 
-        Durable: nothing; the next start after a crash deletes the rest. Callers: beside an appender.
+        Durable: nothing. After a crash the next start deletes the rest. Callers: any thread, while another one appends.
         """
         for name in offset_names(self.directory, files=self._files):
-            if int(name) < segment:
+            if int(name) < segment_start:
                 self._used.pop(int(name), None)
                 fd = self._fds.pop(int(name), None)
                 if fd is not None:
@@ -215,19 +216,19 @@ class Chain:
         return list(self.each(start, stop))
 
     def each(self, start: int, stop: int) -> Iterator[ChainUnit]:
-        """`units`, read as they are asked for."""
-        for segment in sorted(self._used):
-            if segment + self._size > start and segment < stop:
-                count = self._used[segment] // UNIT_BYTES
-                begin = self._first_above(segment, count, start) if segment < start else 0
-                for unit in self._read_units(segment, begin, count):
+        """`units`, read on demand."""
+        for segment_start in sorted(self._used):
+            if segment_start + self._size > start and segment_start < stop:
+                count = self._used[segment_start] // CHAIN_UNIT_BYTES
+                begin = self._first_above(segment_start, count, start)
+                for unit in self._read_units(segment_start, begin, count):
                     if unit.start >= stop:
                         return
                     if unit.start >= start:
                         yield unit
 
     def value_at(self, offset: int) -> tuple[int, int] | None:
-        """(chain value, epoch) after the unit that ends at `offset`; None where no unit ends."""
+        """(chain value, epoch) after the unit that ends at `offset`; None if no unit ends there."""
         if self.last is not None and self.last.end == offset:
             return self.last.value, self.last.epoch
         if offset == 0:
@@ -242,13 +243,13 @@ class Chain:
     def truncate_to(self, offset: int) -> None:
         """Drop every unit that ends above `offset`."""
         self.last = None
-        for segment in sorted(self._used, reverse=True):
-            count = self._used[segment] // UNIT_BYTES
-            kept = self._first_above(segment, count, offset)
-            self._used[segment] = kept * UNIT_BYTES
-            self._cut_file(segment)
+        for segment_start in sorted(self._used, reverse=True):
+            count = self._used[segment_start] // CHAIN_UNIT_BYTES
+            kept = self._first_above(segment_start, count, offset)
+            self._used[segment_start] = kept * CHAIN_UNIT_BYTES
+            self._cut_file(segment_start)
             if kept:
-                self.last = self._unit(segment, kept - 1)
+                self.last = self._unit(segment_start, kept - 1)
                 return
 
     def sync(self) -> None:
@@ -274,68 +275,71 @@ class ChainReader:
         self._directory = directory
         self._size = segment_size_bytes
         self._files = files
-        self._segment = -1
+        self._segment_start = -1
         self._fd = -1
         self._position = 0
         self._next = -1
 
     def read_from(self, offset: int, max_bytes: int) -> list[ChainUnit]:
-        """Units from the one that starts at `offset`; their bytes fit `max_bytes`, or it is one.
+        """Units from the one that starts at `offset` on: as many as fit `max_bytes`, but at least one.
 
-        Returns: empty when no unit starts there yet.
+        Returns: an empty list if no unit starts there yet.
         """
-        # After an error below the place in the file is not known: the next call seeks.
+        # After an error below the position in the file is unknown: the next call seeks.
         expected, self._next = self._next, -1
         if offset != expected:
             self._seek(offset)
+
         found: list[ChainUnit] = []
         total = 0
         while total < max_bytes:
-            segment = offset // self._size * self._size
-            if segment != self._segment and not self._open(segment):
+            segment_start = offset // self._size * self._size
+            if segment_start != self._segment_start and not self._open(segment_start):
                 break
-            data = self._files.pread(self._fd, UNIT_BYTES * _READ_UNITS, self._position)
+            data = self._files.pread(self._fd, CHAIN_UNIT_BYTES * _READ_UNITS, self._position)
             units = unpack_units(data)
             if not units or units[0].start != offset:
                 break
+
             for unit in units:
                 if unit.start != offset or (found and total + unit.end - unit.start > max_bytes):
                     self._next = offset
                     return found
                 found.append(unit)
                 total += unit.end - unit.start
-                self._position += UNIT_BYTES
+                self._position += CHAIN_UNIT_BYTES
                 offset = unit.end
-                if offset // self._size * self._size != self._segment:
+                if offset // self._size * self._size != self._segment_start:
                     # A frame never spans two files: its bytes are read in one piece.
                     self._next = offset
                     return found
+
         self._next = offset
         return found
 
-    def _open(self, segment: int) -> bool:
-        path = self._directory / f"{segment:020d}"
+    def _open(self, segment_start: int) -> bool:
+        path = self._directory / f"{segment_start:020d}"
         if not self._files.exists(path):
             return False
         self.close()
         self._fd = self._files.open_file(path, writable=False)
-        self._segment, self._position = segment, 0
+        self._segment_start, self._position = segment_start, 0
         return True
 
     def _seek(self, offset: int) -> None:
         """Find the unit that starts at `offset` by bisection over its file."""
         if not self._open(offset // self._size * self._size):
             return
-        units = range(self._files.size(self._fd) // UNIT_BYTES)
-        self._position = UNIT_BYTES * bisect_left(units, offset, key=self._start_of)
+        units = range(self._files.size(self._fd) // CHAIN_UNIT_BYTES)
+        self._position = CHAIN_UNIT_BYTES * bisect_left(units, offset, key=self._start_of)
 
     def _start_of(self, index: int) -> int:
-        """Where a unit of the open file starts."""
-        data = self._files.pread(self._fd, UNIT_BYTES, index * UNIT_BYTES)
+        """Start of a unit of the open file."""
+        data = self._files.pread(self._fd, CHAIN_UNIT_BYTES, index * CHAIN_UNIT_BYTES)
         return unpack_units(data)[0].start
 
     def close(self) -> None:
         """Close the file."""
         if self._fd >= 0:
             self._files.close(self._fd)
-            self._fd = self._segment = self._next = -1
+            self._fd = self._segment_start = self._next = -1

@@ -37,7 +37,7 @@ class Checkpoint:
         return cls(fd, _LONGS.unpack(data.ljust(_LONGS.size, b"\0")), files)
 
     def write(self) -> None:
-        """Write. Durable: nothing; an older content promises less, and is as good."""
+        """Write. Durable: nothing. An older content is as good: it only promises less."""
         times = (self.physic_ms, self.logics_ms, self.index_ms)
         data = _LONGS.pack(*times, self.master_flushed_offset, self.confirm_offset)
         self._files.pwrite(self._fd, data, 0)

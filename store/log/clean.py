@@ -2,12 +2,11 @@
 
 `run_once` is one pass. The host of the store calls it every `clean_resource_interval_ms`. A pass never deletes the file
 that is written, nor anything above the confirmed or the synced end. It deletes only below a file that begins with a
-complete snapshot of the state, because state = snapshot + tail.
-Order: consume queues forget the messages (readers get OffsetOutOfRange). The files go one by one, oldest first, each
-durably. Then their chain, consume queue files and derived stores go. A crash between any two leaves a store that opens,
-and the next pass goes on with it.
-Source: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService, RocketMQ 5.3.3. A file's age is taken from
-the store time of the first message after it, not from the file's time stamp, which a copy or a restore changes.
+complete snapshot of the state, because state = snapshot + tail. The order: consume queues forget the messages (readers
+get OffsetOutOfRange). The files are deleted one by one, oldest first, each durably. Then their chain, consume queue
+files and derived stores are deleted. After a crash between two steps the store opens, and the next pass continues.
+Source: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService, RocketMQ 5.3.3. A file's age comes from the
+store time of the first message after it. The file's own time stamp changes with a copy or a restore.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ logger = logging.getLogger("raymq.store")
 
 #: passes after `delete_now` that work at any hour (manualDeleteFileSeveralTimes)
 MANUAL_PASSES = 20
-#: while this many commit log files would still fit, a disk is not full
+#: a disk is not full if it has room for this many commit log files
 FREE_FILES = 8
-#: the wall clock against the monotonic one between two passes: more is a jump, and believed after a day
+#: a larger difference of wall and monotonic clock between two passes is a jump. It is believed after a day
 JUMP_MS = 3_600_000
 JUMP_BELIEVED_MS = 24 * 3_600_000
 
@@ -40,14 +39,14 @@ class Derived(Protocol):
     """A store made from the log, such as the index: one of `MessageStore.derived`."""
 
     def delete_expired(self, min_physical_offset: int) -> Any:
-        """Delete files that are only about records below this offset."""
+        """Delete the files that have only records below this offset."""
 
 
-class Cleaned(Protocol):
+class LogUser(Protocol):
     """The parts of a store that follow its log (`MessageStore`)."""
 
     def deletable_end(self) -> int:
-        """No record at or above this offset may go."""
+        """The offset at or above which no record may be deleted."""
 
     def forget_before(self, start: int) -> None:
         """Make records below `start` out of range for readers. Nothing is deleted yet."""
@@ -57,12 +56,12 @@ class Cleaned(Protocol):
 
 
 class CleanService:
-    """One store's deletions. Callers: one thread; `delete_now` any."""
+    """One store's deletions. Callers: one thread; `delete_now`: any."""
 
     def __init__(
-        self, log: CommitLog, store: Cleaned, *, flags: RunningFlags, reserved_hours_min: float = 0
+        self, log: CommitLog, store: LogUser, *, flags: RunningFlags, reserved_hours_min: float = 0
     ) -> None:
-        """Args: `reserved_hours_min`: the retention where `file_reserved_hours` is less."""
+        """Args: `reserved_hours_min`: the retention if `file_reserved_hours` is less."""
         self._reserved_hours_min = reserved_hours_min
         self._log = log
         self._store = store
@@ -70,8 +69,9 @@ class CleanService:
         self._files = log.files
         self._clock = log.clock
         self._flags = flags
+
         self._manual_passes = 0
-        #: wall clock and monotonic clock at the last look; by how much the wall clock jumped ahead, and when
+        #: wall clock and monotonic clock at the last pass; by how much the wall clock jumped ahead, and when
         self._looked: tuple[int, int] | None = None
         self._jumped_ms = 0
         self._jumped_at_ms = 0
@@ -79,7 +79,7 @@ class CleanService:
         self._derived_start = -1
         #: commit log files deleted since the store was opened
         self.deleted = 0
-        #: percent, as of the last pass: the emptiest disk of the commit log, and that of the consume queues
+        #: percent used, as of the last pass: of the emptiest disk of the commit log, and of the consume queues' disk
         self.log_ratio = 0.0
         self.queue_ratio = 0.0
 
@@ -90,7 +90,7 @@ class CleanService:
     def run_once(self) -> int:
         """One pass. Returns: how many commit log files it deleted, at most `delete_file_batch_max`.
 
-        Raises: OSError; the next pass continues where this one stopped.
+        Raises: OSError. The next pass continues where this one stopped.
         """
         at_once = self._watch_disk() and self._config.clean_file_forcibly
         full = max(self.log_ratio, self.queue_ratio) > self._config.disk_max_used_space_ratio
@@ -112,7 +112,7 @@ class CleanService:
     def _watch_disk(self) -> bool:
         """Measure how full the disks are, and set or clear the flags. Returns: whether to delete at once.
 
-        Source: CleanCommitLogService#isSpaceToDelete: of several directories the emptiest counts, and those that are
+        Source: CleanCommitLogService#isSpaceToDelete: of several directories the emptiest counts. Directories that are
         too full get no new files.
         """
         config, segments = self._config, self._log.segments
@@ -141,15 +141,17 @@ class CleanService:
         start = self._new_start(at_once=at_once)
         if start <= self._log.start:
             return 0
+
         self._store.forget_before(start)
         deleted = 0
-        # A store that was closed in between has no files.
+        # A store that was closed meanwhile has no files.
         while self._log.segments.files and self._log.start < start:
             if deleted:
                 self._clock.sleep_ms(self._config.delete_files_interval_ms)
             self._log.delete_first()
             self.deleted += 1
             deleted += 1
+
         report = logger.warning if at_once else logger.info
         report(
             "%d commit log files deleted%s; the log begins at %d",
@@ -164,44 +166,46 @@ class CleanService:
         """The offset up to which this pass may delete."""
         limit = min(self._log.confirmed, self._log.synced)
         files = [file for file in self._log.segments.files[1:] if file.start < limit]
-        found = self._log.start
+        new_start = self._log.start
         if at_once and files:
-            found = files[-1].start
+            new_start = files[-1].start
         elif files:
-            found = self._expired_end(files)
+            new_start = self._expired_end(files)
         most = self._config.delete_file_batch_max
         if len(files) > most:
-            found = min(found, files[most - 1].start)
-        if found == self._log.start:
-            return found
-        return min(found, self._newest_snapshot(min(limit, self._store.deletable_end())))
+            new_start = min(new_start, files[most - 1].start)
+        if new_start == self._log.start:
+            return new_start
+        return min(new_start, self._newest_snapshot(min(limit, self._store.deletable_end())))
 
     def _expired_end(self, files: list[MappedFile]) -> int:
-        """The start of the last file before which everything expired; the log's start where nothing did.
+        """The start of the last file before which everything expired; the log's start if nothing did.
 
-        Everything before a file was stored before its first message. Stamps in the future were made while the clock
-        was ahead. Their age counts up to the newest stamp, because stamps never fall.
+        Everything before a file was stored before its first message. Stamps in the future were made when the clock was
+        ahead. Their age counts up to the newest stamp, because stamps never fall.
         """
         reserved_hours = max(self._config.file_reserved_hours, self._reserved_hours_min)
         reserved_ms = int(reserved_hours * 3_600_000)
         now_ms = self._trusted_now_ms()
         newest_ms = first_store_time(files[-1])
-        found = self._log.start
+
+        expired_end = self._log.start
         for file in files:
             stamp_ms = first_store_time(file)
             is_future = stamp_ms > now_ms
             reference_ms = newest_ms if is_future else now_ms
             if stamp_ms <= reference_ms - reserved_ms:
-                found = file.start
+                expired_end = file.start
             elif not is_future:
-                # Younger than the limit, and so are all later files.
+                # This file is younger than the limit, and so are all later files.
                 break
-        return found
+
+        return expired_end
 
     def _trusted_now_ms(self) -> int:
-        """The wall clock, without a jump forward that is not a day old: it may be taken back.
+        """The wall clock, without a jump forward that is not a day old: the clock may be set back again.
 
-        A message is kept too long for such a jump, rather than too short.
+        After such a jump a message is kept too long rather than too short.
         """
         wall_ms, monotonic_ms = self._clock.now_ms(), self._clock.monotonic_ms()
         before_wall_ms, before_ms = self._looked or (wall_ms, monotonic_ms)
@@ -217,7 +221,7 @@ class CleanService:
     def _newest_snapshot(self, limit: int) -> int:
         """Start of the newest file whose snapshot is complete below `limit`; else the log's start.
 
-        A start that has to walk from an older file meets this snapshot on its way, and knows all from there on.
+        A start that walks from an older file reads this snapshot on its way, and has the whole state from there on.
         """
         for file in reversed(self._log.segments.files):
             if file.start < limit:

@@ -1,7 +1,7 @@
-"""The logic of CommitRealTime: when to move which pool bytes into the log's files. It starts no thread.
+"""The logic of CommitRealTime: when to write which pool bytes into the log's files. It starts no thread.
 
 Source: CommitLog.CommitRealTimeService and DefaultMappedFile#commit, RocketMQ 5.3.3. Writing the same bytes again is
-harmless, so a failed write is tried again from the last published position. Imports neither pyarrow nor numpy.
+harmless, so a failed write is repeated from the last published position. This module imports neither pyarrow nor numpy.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class SegmentWriter(SegmentFiles):
 
     def write(self, offset: int, data: Any) -> None:
         """pwrite bytes that lie in one file. Raises: StorageFull, OSError."""
-        segment = self.segment_of(offset)
-        self._close_before(segment)
-        self._files.pwrite(self._open(segment), data, offset - segment)
+        segment_start = self.segment_start_of(offset)
+        self._close_before(segment_start)
+        self._files.pwrite(self._open(segment_start), data, offset - segment_start)
 
 
 @dataclass(eq=False)
 class CommitRealTime:
-    """Commits at once for puts that wait, else by interval and page rule."""
+    """Commits at once for puts that wait, otherwise by interval and page rule."""
 
     pool: PoolReader
     writer: SegmentWriter
@@ -38,7 +38,7 @@ class CommitRealTime:
     #: only its `commit_*` options and `transient_pool_slice_bytes` are used
     config: StoreConfig
     _: KW_ONLY
-    #: everything below is in the files
+    #: everything below this is in the files
     committed: int
     on_committed: Callable[[int], None]
 
@@ -48,7 +48,7 @@ class CommitRealTime:
         self.commits = 0
 
     def wait_ms(self) -> int:
-        """Time until the next look is due without a wakeup."""
+        """Time until the next check is due without a wakeup."""
         return max(0, self._looked_ms + self.config.commit_interval_ms - self.clock.monotonic_ms())
 
     def commit(self, appended: int) -> int:
@@ -65,18 +65,18 @@ class CommitRealTime:
         return self.committed
 
     def commit_if_due(self, appended: int) -> int:
-        """Commit when the page rule, a full slice or the thorough interval says so.
+        """Commit if the page rule, a full slice or the thorough interval asks for it.
 
         Source: CommitRealTimeService#run and DefaultMappedFile#isAbleToCommit. Returns: committed.
         """
-        now = self._looked_ms = self.clock.monotonic_ms()
+        now_ms = self._looked_ms = self.clock.monotonic_ms()
         pages = appended // PAGE_BYTES - self.committed // PAGE_BYTES
-        if now - self._committed_ms >= self.config.commit_thorough_interval_ms:
-            self._committed_ms = now
+        if now_ms - self._committed_ms >= self.config.commit_thorough_interval_ms:
+            self._committed_ms = now_ms
             return self.commit(appended)
-        segment_of = self.writer.segment_of
-        # The committed position's file is full: it is committed whatever the page rule says.
-        file_full = segment_of(appended) > segment_of(self.committed)
+        segment_start_of = self.writer.segment_start_of
+        # A full file is committed whatever the page rule says.
+        file_full = segment_start_of(appended) > segment_start_of(self.committed)
         slice_full = appended - self.committed >= self.config.transient_pool_slice_bytes
         if pages >= self.config.commit_least_pages or file_full or slice_full:
             return self.commit(appended)

@@ -1,6 +1,6 @@
 """The commit log: the bytes of one replica, their chain and their marks.
 
-It treats records as opaque bytes; only recovery walks their boundaries.
+It treats records as opaque bytes. Only recovery walks their boundaries.
 
 A leader appends records that `message_store` encodes, a follower appends units as they arrive. Recovery, truncation and
 the order "data, chain, mark" are the same for both.
@@ -37,8 +37,8 @@ from .checkpoint import Checkpoint
 from .flush import FlushFailed
 from .log_files import open_log_files, read_each, read_of
 from .log_pool import LogPool
-from .log_reads import WALK_BYTES, Records, Stored, WalkedPiece
-from .log_scan import Known, Scan, Visit, foreign_end, next_record, scan
+from .log_reads import WALK_BYTES, Records, RecordsAtOffsets, WalkedPiece
+from .log_scan import NotedEnds, Scan, Visit, foreign_end, next_record, scan
 from .mapped_file import MappedFile
 from .mapped_file_queue import AllocateAhead
 from .marks import Marks
@@ -49,20 +49,20 @@ logger = logging.getLogger("raymq.store")
 
 #: in `raymq/meta`: a sync of a consume queue failed, and its bytes in the page cache may never reach the disk
 QUEUES_DOUBTFUL = "queues_doubtful"
-#: in `raymq/meta`: the first start of a store that RocketMQ wrote is not finished, so marks come without an identity
+#: in `raymq/meta`: the first start of a store that RocketMQ wrote is unfinished, so there are marks but no identity
 ADOPTING = "adopting"
 #: bytes written again at a time
 REWRITE_BYTES = 1 << 20
-#: places of damage that are remembered
+#: most damaged records that are remembered
 DAMAGE_MAX = 100
 
 
 class CommitLog:
     """One replica's log.
 
-    Invariant: confirmed <= synced <= committed <= end; with flush=async, confirmed may pass synced. Bytes below
-    confirmed never change. One appender at a time: callers hold their put lock. With the transient pool, bytes
-    above committed are in the pool only; without it committed is the end.
+    Invariant: confirmed <= synced <= committed <= end. With flush=async, confirmed may pass synced. Bytes below
+    confirmed never change. One appender at a time: callers hold their put lock. With the transient pool, bytes above
+    committed are in the pool only. Without it committed is the end.
     """
 
     def __init__(
@@ -78,20 +78,23 @@ class CommitLog:
         self.config = config
         self.files = files
         self.clock = clock
-        self.own = True
+
+        #: RayMQ wrote this store; False: Apache RocketMQ did (glossary: foreign store)
+        self.is_own_store = True
         #: why nothing more is appended; None: all is well
         self.poisoned: str | None = None
         #: a sync failed: no later start may trust bytes that are not proved to be on disk. After other errors the next
-        #: start repairs the log
+        #: start repairs the log.
         self.sync_failed = False
-        #: offset -> damage below the confirmed end that reads, dispatch or deliveries met and passed over
+        #: offset -> damage below the confirmed end that reads, dispatch or deliveries skipped
         self.damage_met: dict[int, Corrupt] = {}
         #: called after each `append`, before the put is accounted for; must not raise
         self.on_appended: Callable[[], None] = lambda: None
-        #: called where a sync failed that neither the owner nor a flush service asked for: no put may be acknowledged
-        #: any more. Callers: another thread
+        #: called if a sync failed that neither the owner nor a flush service asked for: no put may be acknowledged any
+        #: more. Callers: another thread
         self.on_poisoned: Callable[[str], None] = lambda _: None
         self._closed = False
+
         files.make_dirs_durable(root)
         refuse_foreign_directory(root, files=files)
         self._lock = StoreLock(root, files=files)
@@ -99,6 +102,7 @@ class CommitLog:
         #: closes all open parts, in the opposite order
         self._opened = contextlib.ExitStack()
         self._opened.callback(self._lock.release)
+
         try:
             self._open(identity or {})
         except BaseException:
@@ -110,31 +114,37 @@ class CommitLog:
         fresh = not self.files.exists(self.root / "commitlog")
         for name in ("raymq", "raymq/chain", "commitlog", "consumequeue"):
             self.files.make_dirs(self.root / name)
-        # A process that was killed before it synced a directory left names that only the page cache has. Bytes that are
-        # adopted and then acknowledged must survive a power loss, and so must these names.
+
+        # A process that was killed before it synced a directory left names that only the page cache has. Adopted bytes
+        # are acknowledged later and must survive a power loss, and so must these names.
         for directory in (self.root, side, side / "chain"):
             self.files.sync_dir(directory)
+
         self.abort = AbortFile(self.root, files=self.files)
         self.crashed = self.abort.exists()
         self.meta = Meta.open(side / "meta", files=self.files)
         self._opened.callback(self.meta.close)
-        self.own = fresh or self.meta.get("store_id") is not None
+        self.is_own_store = fresh or self.meta.get("store_id") is not None
+
         boot_id = self.files.boot_id()
         self.same_boot = self.meta.get("boot_id") == boot_id
         self._refuse_poisoned()
+
         self.marks = Marks.open(side / "marks", files=self.files)
         self._opened.callback(self.marks.close)
         self.chain = Chain(side / "chain", self.config.segment_size_bytes, files=self.files)
         self._opened.callback(self.chain.close)
         self.checkpoint = Checkpoint.open(self.root / "checkpoint", files=self.files)
         self._opened.callback(self.checkpoint.close)
+
         self.segments = open_log_files(self.root, self.config, files=self.files)
         self._opened.callback(self.segments.close)
         self.segments.load()
         if self.segments.files:
-            # A deletion that a crash broke off is finished.
+            # Finish a deletion that a crash interrupted.
             self.chain.delete_before(self.segments.min_offset)
         self._finish_cut()
+
         store_id = self.meta.get("store_id") or uuid.uuid4().hex
         self._identity = {"store_id": store_id, "boot_id": boot_id, **identity}
         self.pool = LogPool(
@@ -145,6 +155,7 @@ class CommitLog:
             # The pool is gone with the machine, or with a container's /dev/shm. Bytes that only the pool had are lost
             # as in a power loss, although the page cache is intact.
             self.same_boot = False
+
         self.abort.create()
         self.end = 0
         self._ahead = AllocateAhead(
@@ -184,13 +195,13 @@ class CommitLog:
 
     @property
     def end_max(self) -> int:
-        """Nothing is stored at or above this, whatever recovery may find."""
+        """The end of the last file: nothing is stored at or above it, whatever recovery may find."""
         files = self.segments.files
         return files[-1].start + self.config.segment_size_bytes if files else 0
 
     @property
     def committed(self) -> int:
-        """Everything below is in the files. Bytes above are in the transient pool only."""
+        """Everything below this is in the files. Bytes above are in the transient pool only."""
         pool = self.pool.active
         return self.end if pool is None else pool.committed
 
@@ -211,7 +222,7 @@ class CommitLog:
         return self.marks.confirmed_end
 
     def room(self) -> int:
-        """Bytes left for records in the current file, its blank's 8 bytes taken off; negative: no file yet."""
+        """Bytes left for records in the current file, without its blank's 8 bytes; negative: no file yet."""
         if self.end >= self.end_max:
             return -1
         size = self.config.segment_size_bytes
@@ -220,31 +231,32 @@ class CommitLog:
     def read(self, start: int, stop: int) -> bytes:
         """Log bytes [start, stop), which lie in one file.
 
-        Raises: OffsetOutOfRange below the log's start; Corrupt naming the first byte that the disk does not give back.
+        Raises: OffsetOutOfRange below the log's start, Corrupt naming the first unreadable byte.
         """
         return read_of(self.segments, start, stop, self.end)
 
-    def read_each(self, places: Sequence[int], nbytes: int) -> bytes:
-        """The first `nbytes` at each place, in one piece: `log_files.read_each`."""
-        return read_each(self.segments, places, nbytes, self.end)
+    def read_each(self, offsets: Sequence[int], nbytes: int) -> bytes:
+        """The first `nbytes` at each offset, in one piece: `log_files.read_each`."""
+        return read_each(self.segments, offsets, nbytes, self.end)
 
     def records(
         self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, whole: bool = True
     ) -> Records:
         """The records at ascending physical offsets, in any files. `whole=False`: they are not checked.
 
-        Raises: OffsetOutOfRange below the log's start; Corrupt for the first that is damaged or cannot be read.
+        Raises: OffsetOutOfRange below the log's start, Corrupt for the first record that is damaged or unreadable.
         """
         if not whole:
             return log_reads.read_some(self.segments, positions, sizes, self.end)
         # In a foreign store the physical offsets inside records were never checked.
+        own = self.is_own_store
         return log_reads.read_records(
-            self.segments, positions, sizes, self.end, check_crc=check_crc, check_position=self.own
+            self.segments, positions, sizes, self.end, check_crc=check_crc, check_position=own
         )
 
-    def records_at(self, places: Int64s) -> Stored:
-        """The records that begin at these places: `log_reads.stored_at`."""
-        return log_reads.stored_at(self.segments, places, self.end)
+    def records_at(self, offsets: Int64s) -> RecordsAtOffsets:
+        """The records that begin at these offsets: `log_reads.stored_at`."""
+        return log_reads.stored_at(self.segments, offsets, self.end)
 
     def walk(
         self,
@@ -268,7 +280,7 @@ class CommitLog:
         )
 
     def next_walk_start(self, at: int, walk: record.Walk) -> int:
-        """Where to walk on after a walk from `at`: its end, or the next file where only a blank record follows."""
+        """The start of the walk after `walk` from `at`: its end, or the next file if only a blank record follows."""
         file_end = self._file_end(at)
         is_full = walk.end > file_end - fmt.BLANK_BYTES
         return file_end if is_full or walk.reason is record.WalkStop.BLANK else walk.end
@@ -278,7 +290,7 @@ class CommitLog:
         return log_reads.damaged(self.segments, offset, fault)
 
     def note_damage(self, error: Corrupt) -> None:
-        """Remember damage that is passed over, for status. Each place is logged once. Callers: any thread."""
+        """Remember damage that is skipped, for status. Each offset is logged once. Callers: any thread."""
         offset = int(error.fields.get("offset", -1))
         if offset not in self.damage_met and len(self.damage_met) < DAMAGE_MAX:
             self.damage_met[offset] = error
@@ -287,7 +299,7 @@ class CommitLog:
     def undamaged_records(
         self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, whole: bool = True
     ) -> tuple[Records, Int64s]:
-        """`records` without the damaged ones, which are noted. Returns: also the rows that are left."""
+        """`records` without the damaged ones, which are noted. Returns: also the rows of the undamaged ones."""
         rows = np.arange(len(positions))
         while True:
             try:
@@ -300,7 +312,7 @@ class CommitLog:
                 rows = np.delete(rows, bad)
 
     def next_record_after(self, offset: int, upto: int) -> int:
-        """Where the next whole record begins after a damaged one at `offset`; `upto` when none does below it."""
+        """Offset of the next whole record after a damaged one at `offset`; `upto` if none begins below it."""
         found = next_record(self.segments, offset + 1, upto)
         return upto if found is None else found
 
@@ -326,8 +338,8 @@ class CommitLog:
         size = self.config.segment_size_bytes
         if self.room() >= total_bytes:
             return
-        # A snapshot leaves 5/8 of a file (see `snapshot_bytes_max`), of which a record of any size wastes at most
-        # half.
+        # A snapshot leaves 5/8 of a file (see `snapshot_bytes_max`). The end of a file wastes less than the largest
+        # record, half a file.
         needed = 1 + (total_bytes - max(self.room(), 0)) // (size // 4)
         used = (self.end + size - 1) // size * size
         while self.end_max < used + needed * size:
@@ -338,18 +350,18 @@ class CommitLog:
         return self._ahead
 
     def _next_file(self) -> None:
-        """Raises: StorageFull; Unavailable with CREATE_MAPPED_FILE_FAILED."""
+        """Take the next file. Raises: StorageFull, Unavailable with CREATE_MAPPED_FILE_FAILED."""
         self._ahead.next_file(self.config.allocate_timeout_ms)
 
     def _begin_file_at_end(self) -> None:
-        """Make a file where the log's end is in none. Raises: as `_next_file`."""
+        """Take the next file if the log's end is in none. Raises: as `_next_file`."""
         if self.end >= self.end_max:
             self._next_file()
 
     def append(self, data: pa.Buffer | bytes, epoch: int) -> int:
         """Append one unit of records to the current file. Returns: its physical offset.
 
-        Durable: nothing; the flush service syncs. Order: bytes, chain, mark; the caller publishes after.
+        Durable: after the flush service's sync. Order: bytes, chain, mark. The caller publishes the end afterwards.
         """
         if self.poisoned is not None or self._closed:
             self._check_writable()
@@ -358,23 +370,23 @@ class CommitLog:
             raise broken("a unit fits its file", length=length, room=room)
         fail_point("log.before_store")
         start = self.end
-        self._write(data, ChainUnit(start, start + length, epoch, crc32c(data), self.chain.value))
+        unit = ChainUnit(start, start + length, epoch, crc32c(data), self.chain.value)
+        self._append_unit(data, unit)
         fail_point("log.after_store")
         self.on_appended()
         return start
 
-    def _write(self, data: pa.Buffer | bytes | memoryview, unit: ChainUnit) -> None:
-        self._store(data)
-        self._link(unit, len(data))
+    def _append_unit(self, data: pa.Buffer | bytes | memoryview, unit: ChainUnit) -> None:
+        self._write_bytes(data)
+        self._append_chain_unit(unit, len(data))
         self.end = unit.end
         self.marks.appended_end = unit.end
 
-    def _store(self, data: pa.Buffer | bytes | memoryview) -> None:
-        """pwrite at the end of the log. Bytes that a failed write left are made zero again.
+    def _write_bytes(self, data: pa.Buffer | bytes | memoryview) -> None:
+        """pwrite at the end of the log. After a failed write the bytes are zeros again.
 
         Without the zeros a shorter append could end where a record of the refused batch begins, and readers would see
-        that record.
-        In the pool it stays: nothing above the end is ever committed.
+        that record. In the pool the bytes stay: nothing above the end is ever committed.
         """
         file = self._current()
         position = self.end - file.start
@@ -391,8 +403,8 @@ class CommitLog:
             self._take_back(file, position, len(data))
             raise
 
-    def _link(self, unit: ChainUnit, stored_bytes: int) -> None:
-        """Append the unit of bytes that were just stored; where that fails they are taken back."""
+    def _append_chain_unit(self, unit: ChainUnit, stored_bytes: int) -> None:
+        """Append the chain unit of the bytes that were just stored. If that fails, the bytes are zeroed again."""
         try:
             self.chain.append(unit)
         except (OSError, RayMQError):
@@ -421,25 +433,28 @@ class CommitLog:
         if not self.segments.files:
             self._next_file()
             return
+
         start, left = self.end, self._file_end(self.end) - self.end
         blank = record.blank(left)
         pool = self.pool.active
         if pool is not None:
             self.pool.await_committed(pool, pool.hole_end, start)
-        self._store(blank)
+
+        self._write_bytes(blank)
         unit = ChainUnit(start, start + left, epoch, crc32c_padded(blank, left), self.chain.value)
-        self._link(unit, len(blank))
+        self._append_chain_unit(unit, len(blank))
         if pool is not None and left > len(blank):
             pool.note_hole(start + len(blank))
+
         self.end = start + left
         self.marks.appended_end = self.end
         fail_point("log.roll")
         self._begin_file_at_end()
 
     def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
-        """Append replicated units verbatim; `data` is their bytes, contiguous from this log's end.
+        """Append replicated units verbatim. Args: `data`: their bytes, contiguous from this log's end.
 
-        Raises: Corrupt when bytes do not match their unit; Rejected when they do not continue this log.
+        Raises: Corrupt if bytes do not match their unit, Rejected if the units do not continue this log.
         """
         self._check_writable()
         base = units[0].start
@@ -452,12 +467,12 @@ class CommitLog:
                     limit=self.end,
                 )
             self._begin_file_at_end()
-            self._write(data[unit.start - base : unit.end - base], unit)
+            self._append_unit(data[unit.start - base : unit.end - base], unit)
 
     def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
         """Replace this log's chain units from `units[0].start` with the leader's, and write the missing bytes.
 
-        The bytes this log has are the same: the caller compared them. Raises: Corrupt when a CRC does not fit.
+        The bytes that this log has are the same: the caller compared them. Raises: Corrupt if a CRC differs.
         """
         self._check_writable()
         base = units[0].start
@@ -466,15 +481,16 @@ class CommitLog:
         for unit in units:
             if unit.end > self.end:
                 self._begin_file_at_end()
-                self._store(data[self.end - base : unit.end - base])
+                self._write_bytes(data[self.end - base : unit.end - base])
                 self.end = unit.end
             self.chain.append(unit)
             self.marks.appended_end = self.end
 
     def same_until(self, units: list[ChainUnit], data: memoryview) -> int:
-        """Where this log's bytes first differ from those of another replica's units, or the end of the shorter of both.
+        """The first offset at which this log's bytes differ from those of another replica's units, or the lower end of
+        both.
 
-        Raises: Corrupt when `data` does not have the CRCs of its units: then it proves nothing.
+        Raises: Corrupt if `data` does not have the CRCs of its units: then it proves nothing.
         """
         check_units(units, data)
         position = base = units[0].start
@@ -490,12 +506,12 @@ class CommitLog:
         return stop
 
     def note_synced(self, offset: int) -> None:
-        """A flush service proved everything below `offset` synced; after a failed sync no service proves anything."""
+        """A flush service proved everything below `offset` synced. After a failed sync nothing more is proved."""
         if offset > self.marks.synced_end and not self.sync_failed:
             self.marks.synced_end = min(offset, self.committed)
 
     def note_confirmed(self, offset: int) -> bool:
-        """The confirmed end reached `offset`; it never falls. Returns: whether it has moved."""
+        """Raise the confirmed end to `offset`. It never falls. Returns: whether it has moved."""
         before = self.marks.confirmed_end
         if offset > before:
             self.marks.confirmed_end = min(offset, self.committed)
@@ -505,7 +521,8 @@ class CommitLog:
     def sync(self) -> int:
         """fdatasync [synced, committed) through the witness descriptors. Returns: the synced end.
 
-        Raises: OSError; the replica is poisoned then and must stop. From then on always, without touching the disk.
+        Raises: OSError after a failed sync: the replica is poisoned and must stop. Every later call raises at once,
+        without touching the disk.
         """
         if self.sync_failed:
             raise OSError(errno.EIO, f"an earlier sync failed: {self.poisoned}")
@@ -533,7 +550,7 @@ class CommitLog:
             position = stop
 
     def poison(self, reason: str) -> None:
-        """Record a failed sync: no further append, no further sync, and the next start refuses the store."""
+        """Record a failed sync: nothing is appended or synced any more, and the next start refuses the store."""
         if not self.sync_failed:
             self.sync_failed = True
             self.poisoned = reason
@@ -557,9 +574,9 @@ class CommitLog:
     # --- deletion -------------------------------------------------------------------------------------------
 
     def delete_first(self) -> None:
-        """Delete the oldest file of the log; views of it stay readable.
+        """Delete the oldest file of the log. Views of it stay readable.
 
-        Durable: at return. Callers: `clean.CleanService`, which knows which files may go.
+        Durable: at return. Callers: `clean.CleanService`, which knows the files that may be deleted.
         """
         first = self.segments.files[0]
         require(
@@ -586,10 +603,10 @@ class CommitLog:
     # --- truncation and recovery ----------------------------------------------------------------------------
 
     def truncate(self, offset: int) -> None:
-        """Cut the log at `offset`, zero the rest of its file, drop later files, sync.
+        """Cut the log at `offset`: zero the rest of its file, delete later files, and sync.
 
         Raises: Corrupt below the confirmed end: confirmed bytes never change.
-        Callers: with no CommitRealTime granted.
+        Callers: while no CommitRealTime is granted.
         """
         if offset < self.confirmed:
             raise Corrupt(
@@ -597,17 +614,19 @@ class CommitLog:
                 offset=offset,
                 rule="never below the confirmed end",
             )
+
         self.commit_pool()
         try:
-            # The next start finishes a cut that a crash interrupted: the rest of it looks like damage.
+            # The next start finishes a cut that a crash interrupted: a half-finished cut looks like damage.
             self.meta.update({"cut": offset})
             self.marks.lower(offset)
             self.segments.truncate_to(offset)
             fail_point("log.cut_after_zero")
             self.chain.truncate_to(offset)
-            # Units of the bytes that were cut must not come back over the bytes that replace them.
+            # After a crash the units of the cut bytes must not be there: other bytes replace those bytes.
             self.chain.sync()
             self.meta.update({"cut": None})
+
             self.end = offset
             if self.pool.active is not None:
                 self.pool.active.reset(offset)
@@ -616,8 +635,8 @@ class CommitLog:
             self.poison(f"a cut at {offset} did not finish: {error}")
             raise
         except (OSError, RayMQError) as error:
-            # A full disk, for example. The next start cuts here again, so nothing may be appended and acknowledged
-            # until then.
+            # The disk may be full, for example. The next start cuts here again. Until then nothing may be appended and
+            # acknowledged.
             self.poisoned = f"a cut at {offset} did not finish: {error}"
             raise
 
@@ -629,60 +648,68 @@ class CommitLog:
         *,
         queues_end: int = 0,
     ) -> Scan:
-        """Walk from `scan_from`, where a record starts, decide about the stop position, finish the log.
+        """Walk from `scan_from`, where a record starts, decide about the stop position, and finish the log.
 
-        `visit(view, segment_start, walk)` sees the valid records of each file in order. `before_boot_note(end)` cuts
-        the files that a power loss may have torn: once this boot is noted, a restart trusts everything it finds.
-        `queues_end`: the end of the last record that a consume queue knows; a log that RocketMQ wrote and closed in
-        order ends there.
-        Raises: Corrupt, with nothing changed, where the decision table says so.
+        Args: `visit`: called with (view, segment_start, walk) for the valid records of each file in order.
+        `before_boot_note`: called with the log's end; cuts the files that a power loss may have torn. Once this boot
+        is noted, a restart trusts everything it finds. `queues_end`: the end of the last record that a consume queue
+        knows. A log that RocketMQ wrote and closed in order ends there.
+        Raises: Corrupt, with nothing changed, if the decision table says so.
         """
         self.pool.restore(self.marks.appended_end)
         found = self._scan(scan_from, visit, queues_end)
         end = found.end
+
         if found.row.decision is Decision.TRUNCATE:
             self.marks.lower(end)
             self.segments.truncate_to(end)
         elif self.end_max >= end + 2 * self.config.segment_size_bytes:
             # Whole files lie after the end.
             self.segments.truncate_to(end)
+
         self.end = end
         tail = self.segments.find(end)
         if tail is not None:
-            # After the end there are zeros, but perhaps in reserved blocks only: write them ahead again.
+            # Zeros follow the end, but perhaps in reserved blocks only: write them ahead again.
             tail.prewritten = end - tail.start
+
         self.chain.truncate_to(min(found.believed, end))
         self.chain.sync()
         self.complete_chain()
         # From now on these units prove the recovered bytes, after another power loss too.
         self.chain.sync()
-        if not self.own:
+
+        if not self.is_own_store:
             self.meta.update({ADOPTING: True})
         self.marks.lower(end)
         self.marks.appended_end = end
         if not self.same_boot:
-            # All of it was read from the disk. Acks do not sync the marks, so this is how far they are durable.
+            # The whole log was read from the disk. Acks do not sync the marks, so they are durable up to its end.
             self.sync()
             self.marks.lower(end)
+
         if before_boot_note is not None:
             before_boot_note(end)
         self._note_boot()
+
         self.recovered = found
         return found
 
     def _scan(self, scan_from: int, visit: Visit | None, queues_end: int) -> Scan:
-        """Where the log ends. Raises: Corrupt where the decision table says so."""
+        """Find the log's end. Raises: Corrupt if the decision table says so."""
         appended = self.marks.appended_end
-        if not self.own:
+        if not self.is_own_store:
             appended = foreign_end(self.segments, queues_end, crashed=self.crashed)
+
         found = scan(
             self.segments,
             self.chain,
-            Known(self.own, self.same_boot, self.synced, appended),
+            NotedEnds(self.is_own_store, self.same_boot, self.synced, appended),
             files=self.files,
             scan_from=scan_from,
             visit=visit,
         )
+
         row = found.row
         if row.decision is Decision.CORRUPT:
             raise Corrupt(
@@ -693,11 +720,12 @@ class CommitLog:
                 offset=found.end,
                 rule=f"recovery row {row.name}",
             )
+
         return found
 
     def _note_boot(self) -> None:
         """Note this boot, whose marks are valid from here on. A recovery that fails earlier can be repeated."""
-        left_pool = self.pool.left(self.meta.get("pool"))
+        left_pool = self.pool.may_exist(self.meta.get("pool"))
         pool_name = self.pool.open(self.end)
         boot = {"format": 1, "clean": False, "pool": pool_name}
         ended = dict.fromkeys(("cut", QUEUES_DOUBTFUL, ADOPTING))
@@ -721,6 +749,7 @@ class CommitLog:
         """Sync, write the checkpoint, release the lock. `clean`: derived files are complete, remove `abort`."""
         if self._closed:
             return
+
         self._closed = True
         try:
             if self.poisoned is None and self.recovered is not None:
@@ -737,6 +766,6 @@ class CommitLog:
             self._opened.close()
 
     def abandon(self) -> None:
-        """Release every file as a crash would: nothing is synced or noted, and `abort` stays."""
+        """Release every file as a crash would, without a sync or a note. `abort` stays."""
         self._closed = True
         self._opened.close()

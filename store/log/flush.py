@@ -1,9 +1,9 @@
 """The logic of GroupCommit and FlushRealTime: when to sync which bytes. It starts no thread.
 
-Source: CommitLog.GroupCommitService and CommitLog.FlushRealTimeService, RocketMQ 5.3.3. Where
-RocketMQ advances its flushed position over a failed sync, or retries it, RayMQ latches the failure: the page cache
-marks failed pages clean, so a second sync would "succeed" over lost bytes (PostgreSQL's fsync bug of 2018). Imports
-neither pyarrow nor numpy.
+Source: CommitLog.GroupCommitService and CommitLog.FlushRealTimeService, RocketMQ 5.3.3. RocketMQ advances its flushed
+position over a failed sync, or retries it. RayMQ latches the failure. The page cache marks failed pages clean, so a
+second sync would "succeed" over lost bytes (PostgreSQL's fsync bug of 2018). This module imports neither pyarrow nor
+numpy.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from raymq.store.files import Files
 
 from .segment_paths import find_segment
 
+#: a page of the kernel's page cache
 PAGE_BYTES = 4096
 
 
 class FlushFailed(Unavailable):
-    """A sync failed; the store must stop. Fields: offset, errno."""
+    """A sync failed, and the store must stop. Fields: offset, errno."""
 
     retriable = False
 
@@ -45,23 +46,23 @@ class SegmentFiles:
         self._dir = Path(commitlog_dir)
         self._size = segment_size_bytes
         self._files = files
-        #: by the starts of their files, oldest first
+        #: start of a file -> its descriptor, oldest first
         self._fds: dict[int, int] = {}
 
-    def segment_of(self, offset: int) -> int:
+    def segment_start_of(self, offset: int) -> int:
         """Start of the file that holds `offset`."""
         return offset - offset % self._size
 
-    def _open(self, segment: int) -> int:
-        fd = self._fds.get(segment)
+    def _open(self, segment_start: int) -> int:
+        fd = self._fds.get(segment_start)
         if fd is None:
-            path = find_segment(self._dir, segment, files=self._files)
-            fd = self._fds[segment] = self._files.open_file(path)
+            path = find_segment(self._dir, segment_start, files=self._files)
+            fd = self._fds[segment_start] = self._files.open_file(path)
         return fd
 
-    def _close_before(self, segment: int) -> None:
+    def _close_before(self, segment_start: int) -> None:
         """Close older files: the log only grows."""
-        while self._fds and (oldest := next(iter(self._fds))) < segment:
+        while self._fds and (oldest := next(iter(self._fds))) < segment_start:
             self._files.close(self._fds.pop(oldest))
 
     def close(self) -> None:
@@ -82,48 +83,45 @@ class SegmentSyncer(SegmentFiles):
     def sync(self, start: int, stop: int) -> None:
         """fdatasync, oldest first, every file that overlaps [start, stop).
 
-        Raises: FlushFailed; from then on always, without touching the disk again. OSError, Unavailable when a file
-        cannot be opened: nothing of it was synced, and the next call tries again.
+        Raises: FlushFailed after a failed sync. Every later call raises it at once, without touching the disk. OSError,
+        Unavailable if a file cannot be opened: nothing of it was synced, and the next call tries again.
         """
         if self._failed is not None:
             raise self._failed
         if start >= stop:
             return
-        first = self.segment_of(start)
+
+        first = self.segment_start_of(start)
         self._close_before(first)
-        for segment in range(first, stop, self._size):
+        for segment_start in range(first, stop, self._size):
             try:
-                fd = self._open(segment)
+                fd = self._open(segment_start)
             except FileNotFoundError as error:
                 # Other errors are not failed syncs: descriptors or memory may be free again soon.
-                raise self._latch(segment, error) from error
+                raise self._latch(segment_start, error) from error
             try:
                 self._files.sync_data(fd)
             except OSError as error:
-                raise self._latch(segment, error) from error
+                raise self._latch(segment_start, error) from error
             self.syncs += 1
 
-    def _latch(self, segment: int, error: OSError) -> FlushFailed:
+    def _latch(self, segment_start: int, error: OSError) -> FlushFailed:
         self._failed = FlushFailed(
-            f"fdatasync of commit log file {segment:020d} failed: {error}; the store stops writing",
-            offset=segment,
+            f"fdatasync of commit log file {segment_start:020d} failed: {error}; the store stops writing",
+            offset=segment_start,
             errno=error.errno or errno_codes.EIO,
         )
         return self._failed
-
-
-def _ignore(_offset: int) -> None:
-    return
 
 
 @dataclass(eq=False)
 class _Flusher:
     syncer: SegmentSyncer
     _: KW_ONLY
-    #: everything below is on disk
+    #: everything below this is on disk
     flushed: int = 0
-    on_sync_started: Callable[[int], None] = _ignore
-    on_flushed: Callable[[int], None] = _ignore
+    on_sync_started: Callable[[int], None] = lambda _: None
+    on_flushed: Callable[[int], None] = lambda _: None
 
     def flush(self, appended: int) -> int:
         """Sync all bytes below `appended`. Returns: flushed. Raises: FlushFailed."""
@@ -166,21 +164,23 @@ class FlushRealTime(_Flusher):
         )
 
     def flush_if_due(self, appended: int) -> int:
-        """Flush when the interval is over and the page rule or the thorough interval says so.
+        """Flush if the interval is over and the page rule or the thorough interval asks for it.
 
         Source: FlushRealTimeService#run and DefaultMappedFile#isAbleToFlush. Returns: flushed.
         """
-        now = self.clock.monotonic_ms()
-        if now - self._last_flush_ms < self.config.flush_interval_ms:
+        now_ms = self.clock.monotonic_ms()
+        if now_ms - self._last_flush_ms < self.config.flush_interval_ms:
             return self.flushed
-        self._last_flush_ms = now
+
+        self._last_flush_ms = now_ms
         least = self.config.flush_least_pages
-        if self.syncer.segment_of(appended) > self.syncer.segment_of(self.flushed):
-            # The flushed position's file is full: it is flushed whatever the page rule says.
+        if self.syncer.segment_start_of(appended) > self.syncer.segment_start_of(self.flushed):
+            # A full file is flushed whatever the page rule says.
             least = 0
-        if now - self._last_thorough_ms >= self.config.flush_thorough_interval_ms:
-            self._last_thorough_ms = now
+        if now_ms - self._last_thorough_ms >= self.config.flush_thorough_interval_ms:
+            self._last_thorough_ms = now_ms
             least = 0
+
         dirty = appended // PAGE_BYTES - self.flushed // PAGE_BYTES
         if appended > self.flushed and dirty >= least:
             return self.flush(appended)

@@ -1,4 +1,4 @@
-"""The files of a commit log: where they are, and their bytes."""
+"""The files of a commit log: their directories and their bytes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ def open_log_files(root: Path, config: StoreConfig, *, files: Files) -> MappedFi
     write_to = directories[: len(config.commit_log_paths)]
     for path in write_to:
         files.make_dirs_durable(path)
+
     others = other_directories(root, files=files)
     for path in dict.fromkeys((root / "commitlog", *write_to, *others)):
         if files.is_dir(path):
             files.sync_dir(path)
+
     segments = MappedFileQueue(
         root / "commitlog",
         config.segment_size_bytes,
@@ -41,23 +43,25 @@ def open_log_files(root: Path, config: StoreConfig, *, files: Files) -> MappedFi
         write_to=write_to,
         read_from=others,
     )
+
     spares = root / "raymq" / "spare"
     if config.recycle_commit_log_files or files.exists(spares):
         found = SpareFiles(spares, config.segment_size_bytes, files=files)
         segments.spares = found if config.recycle_commit_log_files else None
+
     return segments
 
 
 def read_of(segments: MappedFileQueue, start: int, stop: int, end: int) -> bytes:
-    """Log bytes [start, stop), which lie in one file; `end` is the log's. For many: `read_into`.
+    """Log bytes [start, stop), which lie in one file. Args: `end`: the log's end. For many bytes: `read_into`.
 
-    Raises: OffsetOutOfRange for deleted bytes; Corrupt for bytes that are missing, or that the disk cannot read.
+    Raises: OffsetOutOfRange for deleted bytes, Corrupt for missing or unreadable bytes.
     """
     return _in_file(segments, start, end, lambda file, at: file.read(at, at + stop - start))
 
 
 def read_into(segments: MappedFileQueue, target: memoryview, start: int, end: int) -> None:
-    """`read_of` into memory that is there."""
+    """`read_of` into given memory."""
     _in_file(segments, start, end, lambda file, at: file.read_into(target, at))
 
 
@@ -74,33 +78,34 @@ def _in_file(
     raise _missing(segments, start, end)
 
 
-def read_each(segments: MappedFileQueue, places: Sequence[int], nbytes: int, end: int) -> bytes:
-    """`read_of` of so many bytes at each place, in one piece; zeros after the end of a file, and where it was deleted.
+def read_each(segments: MappedFileQueue, offsets: Sequence[int], nbytes: int, end: int) -> bytes:
+    """`read_of` of `nbytes` bytes at each offset, in one piece. Bytes after a file's end and deleted bytes are zeros.
 
-    Quickest where places of one file follow each other.
+    This is quickest if the offsets of one file follow each other.
     """
     found: list[bytes] = []
     done = 0
-    while done < len(places):
-        file = segments.find(places[done])
-        same: Sequence[int] = places[done : done + 1]
+    while done < len(offsets):
+        file = segments.find(offsets[done])
+        same: Sequence[int] = offsets[done : done + 1]
         try:
             if file is None:
-                raise _missing(segments, places[done], end)
+                raise _missing(segments, offsets[done], end)
             low, high = file.start, file.start + file.size
-            same = places[done:]
+            same = offsets[done:]
             if min(same) < low or max(same) >= high:
-                apart = (row for row, place in enumerate(same) if not low <= place < high)
+                apart = (row for row, offset in enumerate(same) if not low <= offset < high)
                 same = same[: next(apart)]
-            found.append(file.read_each([place - low for place in same], nbytes))
+            found.append(file.read_each([offset - low for offset in same], nbytes))
         except Unavailable:
-            if places[done] >= segments.min_offset:
+            if offsets[done] >= segments.min_offset:
                 raise
-            same = places[done : done + 1]
+            same = offsets[done : done + 1]
             found.append(bytes(nbytes))
         except OffsetOutOfRange:
             found.append(bytes(nbytes))
         done += len(same)
+
     return found[0] if len(found) == 1 else b"".join(found)
 
 

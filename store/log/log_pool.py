@@ -1,4 +1,4 @@
-"""The log's side of the transient pool: waiting for room, committing, and taking over the pool at a start.
+"""The log's side of the transient pool: waiting for room, committing, and recovering the pool at a start.
 
 The pool itself is `transient_pool.py`. Without a pool nothing here is used.
 """
@@ -18,7 +18,7 @@ from .mapped_file_queue import MappedFileQueue
 from .meta import Meta
 from .transient_pool import NAME_FILE, TransientPool, remove_pools
 
-#: how often an append that waits for room in the pool looks
+#: how often an append checks for room in the pool while it waits
 POOL_POLL_MS = 1
 
 
@@ -39,9 +39,9 @@ class LogPool:
         self._segments = segments
         self._files = files
         self._clock = clock
-        #: appends go here; None: they go into the files
+        #: the pool for appends; None: they go into the files
         self.active: TransientPool | None = None
-        #: called while an append waits for room; without CommitRealTime the log commits itself
+        #: called while an append waits for room. Without CommitRealTime the log commits itself
         self.on_full: Callable[[], None] | None = None
         self._old: TransientPool | None = None
         self._store_id = ""
@@ -51,9 +51,9 @@ class LogPool:
     # --- from start to stop ---------------------------------------------------------------------------------
 
     def find_old(self, meta: Meta, store_id: str, *, same_boot: bool) -> bool:
-        """Look for the pool of the process before.
+        """Look for the pool of the earlier process.
 
-        Returns: whether nothing that was appended in it is missing.
+        Returns: False if that pool is gone, and the bytes that only it had.
         """
         self._store_id = store_id
         name = meta.get("pool")
@@ -62,23 +62,22 @@ class LogPool:
         return name is None or self._old is not None
 
     def restore(self, appended: int) -> None:
-        """Before recovery, with the old CommitRealTime ended: complete the files from the pool."""
+        """Complete the files from the old pool. Callers: before recovery, after the old CommitRealTime ended."""
         pool, self._old = self._old, None
         if pool is None:
             return
         self._copy(pool, appended)
         fail_point("pool.restored")
         config = self._config
-        if config.transient_pool and pool.fits(
-            config.transient_pool_bytes, config.segment_size_bytes
-        ):
+        sizes = (config.transient_pool_bytes, config.segment_size_bytes)
+        if config.transient_pool and pool.fits(*sizes):
             self.active = pool
         else:
-            # It stays until its bytes are known to be in the files: a start that dies before does this again.
+            # The pool stays until its bytes are known to be in the files: a start that dies earlier does this again.
             pool.close()
 
     def open(self, end: int) -> str | None:
-        """A pool for the log as it was recovered. Returns: its name. Raises: StorageFull, with the numbers."""
+        """Open a pool for the recovered log. Returns: its name. Raises: StorageFull, with the numbers."""
         config = self._config
         if not config.transient_pool:
             return None
@@ -94,15 +93,15 @@ class LogPool:
         return self.active.name
 
     def remove(self) -> None:
-        """Every pool of this store: all that was in one is in the files, and noted so."""
+        """Remove every pool of this store. Callers: after a note that all of their bytes are in the files."""
         remove_pools(self._root, self._store_id, files=self._files)
 
-    def left(self, name: str | None) -> bool:
+    def may_exist(self, name: str | None) -> bool:
         """Whether there may be a pool of an earlier process, whose name was noted as `name`."""
         return bool(name) or self._files.exists(self._root / NAME_FILE)
 
     def close(self) -> None:
-        """Unmap; the pool stays."""
+        """Unmap the pool, which stays."""
         for pool in (self.active, self._old):
             if pool is not None:
                 pool.close()
@@ -128,7 +127,7 @@ class LogPool:
     def await_committed(self, pool: TransientPool, offset: int, end: int) -> None:
         """Wait until everything below `offset` is committed, while CommitRealTime makes progress.
 
-        Raises: Unavailable when it has not moved for the sync flush timeout; nothing was stored.
+        Raises: Unavailable if it has not moved for the sync flush timeout. Nothing was stored then.
         """
         while pool.committed < offset:
             before = pool.committed
@@ -140,18 +139,20 @@ class LogPool:
                 self.on_full()
             if pool.committed >= offset:
                 break
-            now = self._clock.monotonic_ms()
+
+            now_ms = self._clock.monotonic_ms()
             if pool.committed > before:
-                self._stalled_ms = now
-            elif now - self._stalled_ms >= self._config.sync_flush_timeout_ms:
+                self._stalled_ms = now_ms
+            elif now_ms - self._stalled_ms >= self._config.sync_flush_timeout_ms:
                 raise Unavailable(
                     f"the transient pool ({pool.size_bytes} bytes) is full and CommitRealTime is at "
-                    f"{pool.committed} of {end} for {now - self._stalled_ms} ms: look at its role in `raymq "
+                    f"{pool.committed} of {end} for {now_ms - self._stalled_ms} ms: look at its role in `raymq "
                     "status`, and retry",
                     field="transient_pool",
                     limit=pool.size_bytes,
                 )
             self._clock.sleep_ms(POOL_POLL_MS)
+
         self._stalled_ms = None
 
     def _copy(self, pool: TransientPool, stop: int) -> None:

@@ -26,9 +26,9 @@ from .read_together import read_together
 
 _INT = np.dtype(">i4")
 
-#: bytes read where perhaps a record begins; a larger one is read whole
+#: bytes read at an offset at which a record may begin. A larger record is read whole
 FIRST_READ_BYTES = 2048
-#: bytes read at a time on a walk; a larger record is read whole
+#: bytes read at a time on a walk. A larger record is read whole
 WALK_BYTES = 1 << 20
 POINTS = "a unit points at its record"
 #: most bytes of a record besides its body
@@ -40,7 +40,7 @@ class Records(NamedTuple):
     """Records of a log in one buffer, with the bytes between them."""
 
     data: memoryview
-    #: where each begins in `data`, and its bytes
+    #: start of each record in `data`, and its size
     starts: Int64s
     sizes: Int64s
 
@@ -77,8 +77,8 @@ def read_records(
 ) -> Records:
     """The records at ascending physical offsets, in any files of the log, which ends at `end`.
 
-    Raises: OffsetOutOfRange below the log's start; Corrupt for the first that is damaged, that cannot be read, or that
-    is none.
+    Raises: OffsetOutOfRange below the log's start, Corrupt for the first offset with a damaged, unreadable or no
+    record.
     """
     found = read_some(segments, positions, sizes, end)
     fault = first_fault(
@@ -100,6 +100,7 @@ def read_some(
     """`read_records` without a check of the records. Each must lie inside its file."""
     if not len(positions):
         return Records(memoryview(b""), positions, sizes)
+
     size = segments.file_size
     ends = positions + sizes
     good = (sizes >= fmt.RECORD_MIN_BYTES) & (positions >= 0) & (positions % size + sizes <= size)
@@ -107,6 +108,7 @@ def read_some(
         ends = np.maximum.accumulate(ends)
     else:
         good[1:] &= positions[1:] >= ends[:-1]
+
     if not good.all():
         row = int(good.argmin())
         raise Corrupt(
@@ -116,6 +118,7 @@ def read_some(
             offset=int(positions[row]),
             rule=POINTS,
         )
+
     data, starts = read_together(
         lambda begin, stop: read_of(segments, begin, stop, end),
         lambda target, begin: read_into(segments, target, begin, end),
@@ -126,55 +129,54 @@ def read_some(
     return Records(data, starts, sizes)
 
 
-class Stored(NamedTuple):
-    """The records at some places of a log."""
+class RecordsAtOffsets(NamedTuple):
+    """The records at some offsets of a log."""
 
-    #: at which of them a whole record begins
+    #: a mask of the offsets at which a whole record begins
     is_record: Bools
     #: those records, raw, and their store times (ms)
     records: pa.Array
     times_ms: Int64s
 
 
-def stored_at(segments: MappedFileQueue, places: Int64s, end: int) -> Stored:
-    """The records at ascending physical offsets of which it is not certain that a record begins there.
+def stored_at(segments: MappedFileQueue, offsets: Int64s, end: int) -> RecordsAtOffsets:
+    """The records at ascending physical offsets. Perhaps no record begins at an offset.
 
-    Raises: OffsetOutOfRange below the log's start; Corrupt for a body that is damaged, or that the disk does not give
-    back.
+    Raises: OffsetOutOfRange below the log's start, Corrupt for a damaged or unreadable body.
     """
-    is_possible, read = _possible_records(segments, places, end)
-    candidates = places[is_possible]
+    is_possible, read = _candidates(segments, offsets, end)
+    candidates = offsets[is_possible]
     found = records_at(read.data, read.starts, candidates)
     records = record.select(read.data, read.starts[found.is_record], found.sizes)
     wrong = _first_wrong_body(records, found)
     if wrong is not None:
         offset = int(candidates[found.is_record][wrong])
         raise damaged(segments, offset, record.WalkStop.BAD_CRC.value)
-    is_record = np.zeros(len(places), dtype=np.bool_)
+    is_record = np.zeros(len(offsets), dtype=np.bool_)
     is_record[is_possible] = found.is_record
-    return Stored(is_record, records, found.times_ms)
+    return RecordsAtOffsets(is_record, records, found.times_ms)
 
 
-def _possible_records(segments: MappedFileQueue, places: Int64s, end: int) -> tuple[Bools, Records]:
-    """At which places a record of a possible size may begin, and its bytes: the first of them, or all."""
-    room = segments.file_size - places % segments.file_size
+def _candidates(segments: MappedFileQueue, offsets: Int64s, end: int) -> tuple[Bools, Records]:
+    """A mask of the offsets at which a record of a possible size may begin, and its bytes: the first bytes, or all."""
+    room = segments.file_size - offsets % segments.file_size
     has_head = room >= fmt.RECORD_MIN_BYTES
     head_lengths = np.minimum(room[has_head], FIRST_READ_BYTES)
-    heads = read_some(segments, places[has_head], head_lengths, end, overlapping=True)
-    sizes = np.zeros(len(places), dtype=np.int64)
+    heads = read_some(segments, offsets[has_head], head_lengths, end, overlapping=True)
+    sizes = np.zeros(len(offsets), dtype=np.int64)
     sizes[has_head] = gather(heads.data, heads.starts, _INT)
     is_possible = (sizes >= fmt.RECORD_MIN_BYTES) & (sizes <= room)
     possible_sizes = sizes[is_possible]
     if (possible_sizes > FIRST_READ_BYTES).any():
-        # One of these may not be a record, and its size may reach into the next one.
-        whole = read_some(segments, places[is_possible], possible_sizes, end, overlapping=True)
+        # A candidate may not be a record, and its size may reach into the next one.
+        whole = read_some(segments, offsets[is_possible], possible_sizes, end, overlapping=True)
         return is_possible, whole
     starts = heads.starts[is_possible[has_head]]
     return is_possible, Records(heads.data, starts, possible_sizes)
 
 
 def _first_wrong_body(records: pa.Array, found: FoundRecords) -> int | None:
-    """The first of some records whose body has another CRC; None: all are right."""
+    """Row of the first record whose body has another CRC; None: all are right."""
     if not len(records):
         return None
     # In the column the bodies lie close together, which halves the time of their CRCs.
@@ -197,15 +199,16 @@ def walk_piece(
     check_crc: bool = True,
     check_position: bool = True,
 ) -> WalkedPiece:
-    """Read and walk records from `at` on, which is in the same file as `stop`, where the walk ends.
+    """Read and walk records from `at` up to `stop`, which is in the same file.
 
-    Args: `read(start, stop)` returns log bytes, as `read_of` does. A piece ends after about `nbytes`, as STOPPED. It
-    has at least one record where one is whole. Bytes that the disk cannot read end the walk as UNREADABLE.
+    Args: `read`: from (start, stop) to log bytes, as `read_of`. A piece ends after about `nbytes`, as STOPPED. It has
+    at least one record if a whole one follows. Unreadable bytes end the walk as UNREADABLE.
     Raises: OffsetOutOfRange below the log's start.
     """
     # Sectors of the file are sectors of the piece.
     base = at - at % fmt.SECTOR_BYTES
     upto = min(stop, at + nbytes)
+
     while True:
         data, readable = _readable(read, base, upto)
         walk = record.walk(
@@ -215,6 +218,7 @@ def walk_piece(
             check_crc=check_crc,
             check_position=check_position,
         )
+
         if readable < upto:
             cut_off = walk.reason is record.WalkStop.SHORT
             if cut_off or walk.end >= readable or readable <= at:
@@ -233,9 +237,9 @@ def walk_piece(
 
 
 def _end_of_first(head: bytes, at: int, stop: int) -> int | None:
-    """How far to read for the record at `at`, of which a piece has only the first bytes.
+    """The end of the record at `at`, of which a piece has only the first bytes.
 
-    None: no record has the length that it gives. 0: it ends above `stop`.
+    None: no record has the size that the head gives. 0: the record ends above `stop`.
     """
     if len(head) < _HEADER_MAX:
         return min(stop, at + WALK_BYTES)
@@ -246,7 +250,7 @@ def _end_of_first(head: bytes, at: int, stop: int) -> int | None:
 
 
 def _size_of(head: bytes) -> int | None:
-    """The size that the head of a record gives, where its body's length makes that possible."""
+    """The size in the head of a record; None if its body's length makes that size impossible."""
     size, *_, flags, _, _ = fmt.HEADER_ESSENTIALS.unpack_from(head)
     at = fmt.BODY_LENGTH_AT
     for flag in (fmt.SYS_BORN_HOST_V6, fmt.SYS_STORE_HOST_V6):
@@ -256,7 +260,7 @@ def _size_of(head: bytes) -> int | None:
 
 
 def _readable(read: Callable[[int, int], bytes], start: int, stop: int) -> tuple[bytes, int]:
-    """Bytes from `start` on, and where those end that the disk gives back."""
+    """Bytes from `start` on, and the end of the readable ones."""
     try:
         return read(start, stop), stop
     except Corrupt as error:

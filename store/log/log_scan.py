@@ -1,4 +1,4 @@
-"""Finds the end of a log and decides what to do there, without writing. Recovery and `verify` share it."""
+"""Finds the end of a log and makes the decision about it, without writing. Recovery and `verify` share it."""
 
 from __future__ import annotations
 
@@ -24,32 +24,33 @@ from .recovery import UNREADABLE, Facts, RecoveryRow, decide, written_until
 SEARCH_BYTES = 8 << 20
 #: bytes walked at a time
 SCAN_BYTES = 8 << 20
-#: above every offset
+#: an end above every offset
 NO_TOP = sys.maxsize
-#: bytes that are lost with a bad sector
-PAGE_BYTES = 4096
+#: unreadable bytes are skipped in such steps: a page is lost with each bad sector
+UNREADABLE_STEP_BYTES = 4096
 
-#: sees a piece of a segment, its physical offset, and the valid records of it
+#: called with a piece of a segment, its physical offset, and its valid records
 Visit = Callable[[memoryview, int, record.Walk], None]
 
 
-class Known(NamedTuple):
-    """The facts about a log in `raymq/meta` and `raymq/marks`."""
+class NotedEnds(NamedTuple):
+    """The facts about a log in `raymq/meta` and `raymq/marks`: its writer, the boot, and the ends."""
 
+    #: as `CommitLog.is_own_store`
     own: bool
     same_boot: bool
     synced: int
-    #: of a log that RocketMQ wrote: below this it may have acknowledged records
+    #: the end below which a log that RocketMQ wrote may have acknowledged records
     appended: int
 
 
 class Scan(NamedTuple):
-    """Where a log ends."""
+    """The result of a scan: the end of a log."""
 
-    #: where the walk began
+    #: start of the walk
     begin: int
     end: int
-    #: chain units prove all bytes below
+    #: chain units prove all bytes below this
     believed: int
     #: why the walk ended
     fault: str
@@ -58,9 +59,9 @@ class Scan(NamedTuple):
 
 
 def foreign_end(segments: MappedFileQueue, queues_end: int, *, crashed: bool) -> int:
-    """Below this a log that RocketMQ wrote may have acknowledged records.
+    """The end below which a log that RocketMQ wrote may have acknowledged records.
 
-    `queues_end`: the end of the last record that a consume queue knows. Only an orderly stop leaves all there.
+    Args: `queues_end`: the end of the last record that a consume queue knows. After a crash queues may lack records.
     """
     if crashed:
         return segments.files[-1].start + segments.file_size if segments.files else 0
@@ -70,17 +71,17 @@ def foreign_end(segments: MappedFileQueue, queues_end: int, *, crashed: bool) ->
 def scan(
     segments: MappedFileQueue,
     chain: Chain | None,
-    known: Known,
+    known: NotedEnds,
     *,
     files: Files,
     scan_from: int = 0,
     visit: Visit | None = None,
     top: int = NO_TOP,
 ) -> Scan:
-    """Walk from `scan_from`, where a record starts, to where the log ends, and decide about that.
+    """Walk from `scan_from`, where a record starts, to the end of the log, and decide about that end.
 
-    Loads the chain; units below `scan_from` are not read. `visit` sees the valid records of each
-    piece of each file in order. `top`: bytes from here on do not count, for a cut that was begun takes them away.
+    Loads the chain. Units below `scan_from` are not read. Args: `visit`: called with the valid records of each piece
+    of each file in order. `top`: bytes from here on do not count, since an interrupted cut is removing them.
     """
     size = segments.file_size
     known = known._replace(synced=min(known.synced, top), appended=min(known.appended, top))
@@ -88,6 +89,7 @@ def scan(
     limit = top if differs is None else min(differs, top)
     end = begin = segments.min_offset
     walked = _Walked(end, record.WalkStop.BLANK, "the log ends")
+
     for file in segments.files:
         if file.start + size <= scan_from:
             end = begin = file.start + size
@@ -96,15 +98,17 @@ def scan(
         if at > file.start:
             begin = scan_from
         stop = max(0, min(size, limit - file.start))
-        walked = _walk_file(segments, at, file.start + stop, known, believed, visit)
+        walked = _walk_file(segments, at, file.start + stop, known.own, believed, visit)
         end = walked.end
         if walked.reason is not record.WalkStop.BLANK:
             break
         # A blank record fills the rest of its file: the log continues in the next one.
         end = file.start + size
+
     fault = "bytes differ from their chain unit" if walked.end == differs else walked.fault
     if walked.reason is record.WalkStop.UNREADABLE:
         return Scan(begin, end, believed, fault, UNREADABLE)
+
     dirty, later = _after_end(segments, files, end, top)
     facts = Facts(
         own=known.own,
@@ -118,7 +122,7 @@ def scan(
 
 
 class _Walked(NamedTuple):
-    """Where the walk over one file ended, and why."""
+    """The end of the walk over one file, and the reason."""
 
     end: int
     reason: record.WalkStop
@@ -126,16 +130,18 @@ class _Walked(NamedTuple):
 
 
 def _walk_file(
-    segments: MappedFileQueue, at: int, stop: int, known: Known, believed: int, visit: Visit | None
+    segments: MappedFileQueue, at: int, stop: int, own: bool, believed: int, visit: Visit | None
 ) -> _Walked:
-    """Walk the records of one file from `at`, where one starts, to `stop`."""
+    """Walk the records of one file from `at`, where a record starts, to `stop`."""
     reason = record.WalkStop.STOPPED
     fault = reason.value
+
     while at < stop:
         piece = walk_piece(partial(read_of, segments, end=at), at, stop, nbytes=SCAN_BYTES)
         walk = piece.walk
         reason, fault = walk.reason, walk.reason.value
-        if known.own:
+
+        if own:
             written = written_until(piece.view, piece.base, walk, believed)
             if written < len(walk.positions):
                 fault = "a record's topic or properties were never written"
@@ -146,16 +152,18 @@ def _walk_file(
                     int(walk.positions[written]),
                     record.WalkStop.STOPPED,
                 )
+
         if visit is not None and len(walk.positions):
             visit(piece.view, piece.base, walk)
         at = walk.end
         if reason is not record.WalkStop.STOPPED:
             break
+
     return _Walked(at, reason, fault)
 
 
 def _compare_chain(
-    segments: MappedFileQueue, chain: Chain | None, known: Known, scan_from: int
+    segments: MappedFileQueue, chain: Chain | None, known: NotedEnds, scan_from: int
 ) -> tuple[int, int | None]:
     """Load the chain and compare it with the bytes from `scan_from` on.
 
@@ -164,22 +172,26 @@ def _compare_chain(
     believed = segments.min_offset
     if chain is None:
         return believed, None
+
     verify_from = scan_from
     if not known.same_boot:
-        # Its files are synced when they are closed: of the last two any page may be missing.
+        # Chain files are synced when they are closed, so any page of the last two may be missing.
         verify_from = min(
             scan_from, max(0, scan_from - scan_from % segments.file_size - segments.file_size)
         )
+
     chain.load(verify_from)
     head = chain.unit_at(believed)
     if head is None or head.start != believed:
         # Units of deleted files do no harm, but the present files need theirs.
         return believed, None
+
     first, last = chain.unit_at(scan_from), chain.last
     if first is None:
         return (believed if last is None else last.end), None
     believed = first.start
     top = segments.files[-1].start + segments.file_size if segments.files else 0
+
     for unit in chain.each(believed, top):
         file = segments.find(unit.start)
         if unit.start != believed or file is None:
@@ -187,18 +199,19 @@ def _compare_chain(
         try:
             same = crc32c(read_of(segments, unit.start, unit.end, unit.end)) == unit.crc
         except Corrupt:
-            # The walk meets the unreadable bytes, and reports them.
+            # The walk reads the same bytes, and reports them.
             break
         if not same:
-            # A leader's unit may span the end that was synced here before it: its synced records stay.
+            # A leader's unit may span this replica's synced end: the unit's synced records stay.
             spans = unit.start < known.synced < unit.end and not known.same_boot
             return believed, unit.start if known.own and not spans else None
         believed = unit.end
+
     return believed, None
 
 
 def _after_end(segments: MappedFileQueue, files: Files, end: int, top: int) -> tuple[bool, bool]:
-    """Whether there are bytes from the end on, and whether a valid record starts after it."""
+    """Whether non-zero bytes follow the end, and whether a valid record starts after it."""
     dirty = later = False
     for file in segments.files:
         if file.start + file.size > end and _has_bytes(files, file, max(end, file.start), top):
@@ -212,7 +225,7 @@ def _after_end(segments: MappedFileQueue, files: Files, end: int, top: int) -> t
 def _has_bytes(files: Files, file: MappedFile, offset: int, top: int) -> bool:
     """Whether a file has a non-zero byte from `offset` on, and below `top`.
 
-    By reads, and only outside of holes: the holes of a fresh 1 GiB file took 3 s to read, and 8 times as long
+    Only bytes outside of holes are read: the holes of a fresh 1 GiB file took 3 s to read, and 8 times as long
     through a map.
     """
     stop = min(file.size, top - file.start)
@@ -241,23 +254,25 @@ def _first_valid(segments: MappedFileQueue, file: MappedFile, offset: int, top: 
         piece = _read_or_zeros(segments, low, high, end)
         found: list[int] = []
         for magic in record.MAGICS:
-            found += [at - 4 for at in _places(piece, magic) if at >= 4]
+            found += [at - 4 for at in _positions_of(piece, magic) if at >= 4]
+
         for start in sorted(found):
             first = walk_piece(partial(read_of, segments, end=end), low + start, stop, limit=1)
             if len(first.walk.positions):
                 return low + start
         low += SEARCH_BYTES
+
     return None
 
 
 def _read_or_zeros(segments: MappedFileQueue, low: int, high: int, end: int) -> bytes:
-    """Bytes [low, high), with zeros in place of pages that the disk does not give back."""
+    """Bytes [low, high), with zeros in place of unreadable pages."""
     try:
         return read_of(segments, low, high, end)
     except Corrupt:
         parts = []
         while low < high:
-            stop = min(high, low - low % PAGE_BYTES + PAGE_BYTES)
+            stop = min(high, low - low % UNREADABLE_STEP_BYTES + UNREADABLE_STEP_BYTES)
             try:
                 parts.append(read_of(segments, low, stop, end))
             except Corrupt:
@@ -266,7 +281,7 @@ def _read_or_zeros(segments: MappedFileQueue, low: int, high: int, end: int) -> 
         return b"".join(parts)
 
 
-def _places(data: bytes, wanted: bytes) -> Iterator[int]:
+def _positions_of(data: bytes, wanted: bytes) -> Iterator[int]:
     at = data.find(wanted)
     while at >= 0:
         yield at

@@ -21,8 +21,8 @@ from .flush import FlushFailed
 class MappedFile:
     """A file whose name is the offset of its first byte.
 
-    The descriptor is opened before the first byte is stored and kept: it is the witness of
-    write-back errors. Callers: one writer; any thread may read, sync and prewrite beside it.
+    The descriptor is opened before the first byte is stored and kept: it is the witness of write-back errors.
+    Callers: one writer; any thread may read, sync and prewrite meanwhile.
     """
 
     def __init__(self, path: Path, start: int, size: int, fd: int, *, files: Files) -> None:
@@ -33,19 +33,20 @@ class MappedFile:
         self.size = size
         #: position up to which blocks were written once, so that syncs need no extent conversion
         self.prewritten = 0
+
         self._fd = fd
         self._files = files
         self._view: memoryview | None = None
-        #: over claims of positions between the writer and a prewrite
-        self._claiming = threading.Lock()
-        #: held while the descriptor is used or closed, so that no thread uses a number that was given to another
-        #: file
-        self._living = threading.Lock()
-        #: over the two below; held for no system call
-        self._counting = threading.Lock()
+
+        #: guards `prewritten` between the writer and a prewrite
+        self._prewritten_lock = threading.Lock()
+        #: held while the descriptor is used or closed, so that no thread uses a number that was given to another file
+        self._fd_lock = threading.Lock()
+        #: guards the next two; held for no system call
+        self._reads_lock = threading.Lock()
         #: reads under way
         self._reading = 0
-        #: a descriptor that was released during them: the last read closes it
+        #: a descriptor that was released during reads: the last read closes it
         self._left_fd = -1
 
     @classmethod
@@ -70,7 +71,7 @@ class MappedFile:
     def open(
         cls, path: Path, start: int, size: int, *, files: Files, writable: bool = True
     ) -> MappedFile:
-        """Open an existing file. Raises: Corrupt when its length is not `size`."""
+        """Open an existing file. Raises: Corrupt if its length is not `size`."""
         fd = files.open_file(path, writable=writable)
         found = files.size(fd)
         if found != size:
@@ -83,6 +84,7 @@ class MappedFile:
                 expected=size,
                 found=found,
             )
+
         file = cls(path, start, size, fd, files=files)
         file.prewritten = size
         return file
@@ -95,21 +97,21 @@ class MappedFile:
         self._files.pwrite(self._fd, data, position)
 
     def claim(self, end: int) -> None:
-        """Before bytes below position `end` are stored, here or by CommitRealTime.
+        """Claim positions below `end`, before bytes are stored there, here or by CommitRealTime.
 
         A prewrite under way may be about to zero them.
         """
         if end > self.prewritten:
-            with self._claiming:
+            with self._prewritten_lock:
                 self.prewritten = max(self.prewritten, end)
 
     def read(self, position: int, stop: int) -> bytes:
         """The bytes [position, stop) of the file, a copy.
 
-        Raises: Corrupt naming the first byte that the disk does not give back; Unavailable when it was deleted.
+        Raises: Corrupt naming the first unreadable byte, Unavailable if the file was deleted.
         """
-        # No further call where a read succeeds: queries make thousands of small ones.
-        with self._counting:
+        # A read that succeeds makes no further call: queries make thousands of small reads.
+        with self._reads_lock:
             fd = self._fd
             if fd < 0:
                 raise self._gone()
@@ -117,14 +119,14 @@ class MappedFile:
         try:
             return self._files.read_range(fd, position, stop, path=self.path, base=self.start)
         finally:
-            with self._counting:
+            with self._reads_lock:
                 self._reading -= 1
                 left = self._left_fd
             if left >= 0:
                 self._close_left()
 
     def read_each(self, positions: Sequence[int], nbytes: int) -> bytes:
-        """`read` of so many bytes at each position, in one piece; zeros follow the end of the file."""
+        """`read` of `nbytes` bytes at each position, in one piece. Bytes after the file's end are zeros."""
         fd = self._begin_reading()
         try:
             return self._files.read_each(
@@ -134,7 +136,7 @@ class MappedFile:
             self._end_reading()
 
     def read_into(self, target: memoryview, position: int) -> None:
-        """`read` into memory that is there."""
+        """`read` into given memory."""
         fd = self._begin_reading()
         try:
             self._files.read_into(fd, target, position, path=self.path, base=self.start)
@@ -142,20 +144,20 @@ class MappedFile:
             self._end_reading()
 
     def _begin_reading(self) -> int:
-        with self._counting:
+        with self._reads_lock:
             if self._fd < 0:
                 raise self._gone()
             self._reading += 1
             return self._fd
 
     def _end_reading(self) -> None:
-        with self._counting:
+        with self._reads_lock:
             self._reading -= 1
         self._close_left()
 
     def _close_left(self) -> None:
-        """Close a descriptor that was released during reads, after the last of them."""
-        with self._counting:
+        """Close a descriptor that was released during reads, after the last read."""
+        with self._reads_lock:
             left = -1
             if not self._reading:
                 left, self._left_fd = self._left_fd, -1
@@ -166,8 +168,8 @@ class MappedFile:
         return Unavailable(f"{self.path} was closed or deleted meanwhile", path=str(self.path))
 
     def _let_go(self) -> None:
-        """Close the descriptor, or leave it to the last read that is under way. Needs `_living`."""
-        with self._counting:
+        """Close the descriptor, or leave it to the last read that is under way. Callers: with `_fd_lock`."""
+        with self._reads_lock:
             fd, self._fd = self._fd, -1
             if self._reading:
                 self._left_fd, fd = fd, -1
@@ -175,13 +177,12 @@ class MappedFile:
             self._files.close(fd)
 
     def read_view(self) -> memoryview:
-        """The whole file, read-only; made at first use and kept. A bad sector under it kills the process.
+        """A view of the whole file, read-only, made at first use and kept. A bad sector under it kills the process.
 
-        Callers: to keep the tail's pages in memory, and to gather records. Other reads go by `read`.
-
-        Raises: Unavailable when it was deleted.
+        Callers: to keep the tail's pages in memory, and to gather records. Other reads use `read`.
+        Raises: Unavailable if the file was deleted.
         """
-        with self._living:
+        with self._fd_lock:
             if self._fd < 0:
                 raise self._gone()
             if self._view is None:
@@ -189,8 +190,8 @@ class MappedFile:
             return self._view
 
     def sync(self) -> None:
-        """fdatasync through the witness descriptor; nothing after a delete. Raises: SyncFailed."""
-        with self._living:
+        """fdatasync through the witness descriptor. After a delete nothing happens. Raises: SyncFailed."""
+        with self._fd_lock:
             if self._fd >= 0:
                 try:
                     self._files.sync_data(self._fd)
@@ -202,7 +203,7 @@ class MappedFile:
     def clear(self, start: int) -> None:
         """Make every byte from position `start` on zero.
 
-        Only chunks that hold something are written: the rest of a fresh 1 GiB file costs no GiB of writes.
+        Only chunks with another byte are written: the rest of a fresh 1 GiB file costs no GiB of writes.
         """
         for begin, end in self._files.data_ranges(self._fd, start, self.size):
             while begin < end:
@@ -215,21 +216,22 @@ class MappedFile:
     def prewrite(self, position: int) -> None:
         """Write zeros from `prewritten` up to `position` and sync them.
 
-        Callers: one thread beside the writer.
-        Raises: FlushFailed after a failed sync: records appended during it may be lost. OSError or
-        StorageFull for any other call.
+        Callers: one thread, while the writer appends.
+        Raises: FlushFailed after a failed sync: records appended during it may be lost. OSError or StorageFull for any
+        other call.
 
-        Invariant: only bytes at or above `prewritten` are zeroed, and the writer raises it before
-        it stores. Its own descriptor is used: the kernel reports a write-back error once to each open
-        descriptor, and the witness must see it too. A descriptor that is opened later sees nothing.
+        Invariant: only bytes at or above `prewritten` are zeroed, and the writer raises it before it stores. This call
+        opens a descriptor of its own. The kernel reports a write-back error once to each open descriptor, and the
+        witness must see it too. A descriptor that is opened later sees nothing.
         """
         stop = min(position, self.size)
-        with self._living:
+        with self._fd_lock:
             if self._fd < 0:
                 return
             fd = self._files.open_file(self.path)
+
         try:
-            with self._claiming:
+            with self._prewritten_lock:
                 if stop > self.prewritten:
                     self._files.zero(fd, self.prewritten, stop)
                     self.prewritten = stop
@@ -245,23 +247,23 @@ class MappedFile:
             self._files.close(fd)
 
     def close(self) -> None:
-        """Close the descriptor and give the map back. A reader's slice of it stays valid."""
-        with self._living:
+        """Close the descriptor and release the map. A reader's slice of it stays valid."""
+        with self._fd_lock:
             if self._fd < 0:
                 return
             if self._view is not None:
-                # Not released: a thread that gathers may be about to slice it.
+                # The view is not released: a thread that gathers may be about to slice it.
                 self._files.forget(self._view)
                 self._view = None
             self._let_go()
 
     def lock_memory(self) -> None:
-        """Keep the file's pages in memory. Raises: OSError where that is not permitted; Unavailable when deleted."""
+        """Keep the file's pages in memory. Raises: OSError if that is not permitted, Unavailable after a delete."""
         self._files.lock_memory(self.read_view())
 
     def unlock_memory(self) -> None:
-        """Undo `lock_memory`; harmless without one."""
-        with self._living:
+        """Undo `lock_memory`. Harmless without one."""
+        with self._fd_lock:
             if self._view is not None and self._fd >= 0:
                 self._files.unlock_memory(self._view)
 
@@ -270,7 +272,7 @@ class MappedFile:
 
         Returns: a function that says whether the last reader is gone. Callers: after the file was taken from its queue.
         """
-        with self._living:
+        with self._fd_lock:
             if self._fd >= 0:
                 self._let_go()
             unmapped = None if self._view is None else self._files.forget(self._view)
@@ -289,7 +291,7 @@ class MappedFile:
 
 
 def not_yet_made(path: Path, file_size: int, *, files: Files) -> bool:
-    """Whether the process or the machine died while this file got its length: it is shorter and holds only zeros."""
+    """Whether a crash interrupted the creation of this file: it is too short and has only zeros."""
     with files.opened(path, writable=False) as fd:
         size = files.size(fd)
         return size < file_size and all(

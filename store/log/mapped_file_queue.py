@@ -22,10 +22,9 @@ from .spare_files import SpareFiles
 
 logger = logging.getLogger("raymq.store")
 
-#: zeros written ahead at a time: few, so that the flush service's sync never waits long for
-#: them
+#: zeros written ahead at a time: few, so that the flush service's sync never waits long for them
 PREWRITE_CHUNK_BYTES = 2 << 20
-#: how often to check the tail: while it rests, while it moves
+#: how often to check the log's end: while it rests, while it moves
 IDLE_WAIT_S, BUSY_WAIT_S = 0.2, 0.01
 
 
@@ -42,38 +41,40 @@ class MappedFileQueue:
         write_to: Sequence[Path] = (),
         read_from: Sequence[Path] = (),
     ) -> None:
-        """Args: write_to: where new files go in turn, instead of `directory`; read_from: where old files are, too."""
+        """Args: `write_to`: directories for new files in turn, instead of `directory`. `read_from`: more with old
+        files."""
         self.directory = directory
         self.write_to = tuple(write_to) or (directory,)
         self._read_from = tuple(dict.fromkeys((directory, *self.write_to, *read_from)))
-        #: of `write_to`, those that get no new files while another has room
+        #: the directories of `write_to` that get no new files while another has room
         self.full: frozenset[Path] = frozenset()
-        #: deleted files that become new ones; None: none do
+        #: deleted files that become new ones; None: files are not used again
         self.spares: SpareFiles | None = None
         self.file_size = file_size
         self._files = files
         self._writable = writable
-        #: over growth and cuts: the writer and `AllocateAhead` both create files
-        self._grow = threading.Lock()
+        #: held by growth and cuts: the writer and `AllocateAhead` both create files
+        self._growth_lock = threading.Lock()
         #: ascending by start, contiguous
         self.files: list[MappedFile] = []
 
     def load(self) -> None:
         """Open the files.
 
-        A last file that is shorter and holds only zeros is an unfinished creation and deleted
-        (RocketMQ: only one of length zero). Raises: Corrupt for a name that is not an offset, a wrong
-        length, a gap.
+        A last file that is shorter and has only zeros is an unfinished creation. It is deleted (RocketMQ deletes only
+        one of length zero). Raises: Corrupt for a name that is not an offset, a wrong length, a gap.
         """
         self.close()
         paths = list_segments(self._read_from, files=self._files)
         for path in paths:
             check_name(path)
+
         if paths and not_yet_made(paths[-1], self.file_size, files=self._files):
             unfinished = paths.pop()
             if self._writable:
                 self._files.unlink(unfinished)
                 self._files.sync_dir(unfinished.parent)
+
         size = self.file_size
         before: int | None = None
         try:
@@ -92,7 +93,7 @@ class MappedFileQueue:
         return self.files[0].start if self.files else 0
 
     def find(self, offset: int) -> MappedFile | None:
-        """The file that holds `offset`, None outside."""
+        """The file that holds `offset`; None if no file does."""
         files = self.files
         if not files:
             return None
@@ -101,7 +102,7 @@ class MappedFileQueue:
 
     def create_next(self, start: int = 0) -> MappedFile:
         """Create the next file, or the first one at `start` (rounded down). Raises: StorageFull."""
-        with self._grow:
+        with self._growth_lock:
             if self.files:
                 start = self.files[-1].start + self.file_size
             else:
@@ -115,7 +116,7 @@ class MappedFileQueue:
             return file
 
     def _directory_of(self, start: int) -> Path:
-        """Where a new file goes: by its number, over the directories that are not full.
+        """The directory of a new file: in turn, over the directories that are not full.
 
         Source: MultiPathMappedFileQueue#tryCreateMappedFile.
         """
@@ -123,14 +124,14 @@ class MappedFileQueue:
         return usable[start // self.file_size % len(usable)]
 
     def delete_first(self) -> None:
-        """Delete the oldest file; there must be another one. Readers of it keep its bytes.
+        """Delete the oldest file. There must be another one. Readers keep the bytes of the deleted file.
 
         Durable: at return, so that no crash leaves a younger file deleted and an older one not.
         """
-        with self._grow:
+        with self._growth_lock:
             require(len(self.files) > 1, "the last file stays", files=len(self.files))
             first = self.files[0]
-            # Where one of these fails the file stays in the list, and is unlinked again before any younger one.
+            # If one of these fails, the file stays in the list, and is unlinked again before any younger one.
             spare = None if self.spares is None else self.spares.take(first.path)
             if spare is None:
                 self._files.unlink(first.path)
@@ -145,18 +146,15 @@ class MappedFileQueue:
     def truncate_to(self, offset: int) -> None:
         """Cut at `offset`: later files are destroyed, the rest of its file is made zero.
 
-        Durable: at return.
-
-        RocketMQ only moves positions back, and old records after the cut become readable
-        again. The oldest file stays even when it begins at `offset` or above.
+        Durable: at return. RocketMQ only moves positions back, so that old records after the cut become readable again.
+        The oldest file stays even if it begins at `offset` or above.
         """
-        with self._grow:
+        with self._growth_lock:
             while len(self.files) > 1 and self.files[-1].start >= offset:
                 # A new list: readers look files up in the one they took.
                 last, self.files = self.files[-1], self.files[:-1]
                 last.destroy()
-                # One after the other: were two names lost in the wrong order, a gap would be found
-                # at the next start.
+                # Names are removed one by one. If two were lost in the wrong order, the next start would find a gap.
                 self._files.sync_dir(last.path.parent)
             for file in self.files[-1:]:
                 if file.start + self.file_size > offset:
@@ -184,7 +182,7 @@ def check_name(path: Path) -> None:
 
 
 def check_contiguous(path: Path, before: int | None, file_size: int) -> int:
-    """The start of a file, by its name. Raises: Corrupt when it does not follow the file that starts at `before`."""
+    """The start of a file, by its name. Raises: Corrupt if it does not follow the file that starts at `before`."""
     start = int(path.name)
     expected = start if before is None else before + file_size
     if start != expected or start % file_size:
@@ -200,19 +198,15 @@ def check_contiguous(path: Path, before: int | None, file_size: int) -> int:
     return start
 
 
-def _ignore(_reason: str) -> None:
-    return
-
-
 class AllocateAhead:
-    """Prepares the next file and pre-writes zeros ahead of the tail, in paced chunks.
+    """Prepares the next file and pre-writes zeros ahead of the log's end, in paced chunks.
 
-    Pre-written blocks sync up to eight times faster than merely reserved ones. While the tail moves, the worker waits
+    Pre-written blocks sync up to eight times faster than merely reserved ones. While the log grows, the worker waits
     until half of the window is used up. It stops when the writer overtakes it, because it takes the disk, a core and
-    the file's lock from the appends. A window that was used up so far doubles, so that the next burst finds more. Every
-    zero is written once with any window. A full disk only stops this work: the append that needs the space gets the
-    error itself. A failed sync ends the worker and is reported: it may have taken appended records with it, and no
-    later sync of another descriptor would say so.
+    the file's lock from the appends. If half of the window was used up, the window doubles, so that the next burst
+    finds more zeros. Every zero is written once with any window. A full disk only stops this work: the append that
+    needs the space gets the error itself. A failed sync ends the worker and is reported: appended records may be lost
+    with it. No later sync of another descriptor would report that.
     """
 
     def __init__(
@@ -222,40 +216,42 @@ class AllocateAhead:
         *,
         window_bytes: int,
         warm: bool = False,
-        on_sync_failed: Callable[[str], None] = _ignore,
+        on_sync_failed: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Args: warm: whole files are written ahead, the tail's and the one after it, and locked in memory."""
+        """Args: `warm`: whole files are written ahead, the last one and the next, and locked in memory."""
         self._queue = queue
         self._tail = tail
         self._window_max = 2 * queue.file_size if warm else queue.file_size
         self._window = self._window_max if warm else min(window_bytes, queue.file_size)
         self._warm = warm
         self._on_sync_failed = on_sync_failed
+
         #: a sync failed: nothing is written or synced any more
         self._broken: FlushFailed | None = None
-        #: files in front of the tail that are locked in memory, as far as that is permitted
+        #: files from the log's end on that are locked in memory, if that is permitted
         self._locked: list[MappedFile] = []
-        #: the whole window was ready since it grew last
+        #: the whole window was ready at least once since it grew last
         self.caught_up = False
         self._last_tail = queue.files[0].start if queue.files else 0
-        #: the writer is faster: zeros just ahead of it would not help
+        #: the writer is faster: zeros just ahead of the end would not help
         self._overtaken = False
         self._wake = threading.Event()
         #: the last failure, for status; None again after the next success
         self.failed: StorageFull | FlushFailed | OSError | None = None
+
         self._made = threading.Condition()
-        #: a file that begins here is waited for; -1: none is
+        #: start of the file that the writer waits for; -1: it waits for none
         self._wanted = -1
-        #: why the last file that was waited for could not be made
+        #: why that file could not be made
         self._refused: StorageFull | FlushFailed | OSError | None = None
         self._running = False
 
     def next_file(self, timeout_ms: int) -> None:
         """Let this worker make one more file, so that no disk blocks the caller for long.
 
-        Where the worker does not run, the caller makes it. Callers: one at a time.
-        Raises: StorageFull; Unavailable with CREATE_MAPPED_FILE_FAILED after `timeout_ms`, or at once when the last
-        attempt failed; the worker keeps trying. Source: AllocateMappedFileService#putRequestAndReturnMappedFile.
+        If the worker does not run, the caller makes it. Callers: one at a time.
+        Raises: StorageFull; Unavailable with CREATE_MAPPED_FILE_FAILED after `timeout_ms`, or at once if the last
+        attempt failed. The worker keeps trying. Source: AllocateMappedFileService#putRequestAndReturnMappedFile.
         """
         queue = self._queue
         if self._broken is not None:
@@ -266,6 +262,7 @@ class AllocateAhead:
             except OSError as error:
                 raise _no_file(f"it cannot be made: {error}") from error
             return
+
         start = queue.files[-1].start + queue.file_size if queue.files else 0
         with self._made:
             again = self._wanted == start
@@ -280,6 +277,7 @@ class AllocateAhead:
             if self._has(start):
                 return
             refused = self._refused
+
         if isinstance(refused, StorageFull):
             raise refused
         if refused is not None:
@@ -291,22 +289,25 @@ class AllocateAhead:
         return bool(files) and files[-1].start >= start
 
     def _make_wanted(self) -> bool:
-        """Make the file that is waited for. Returns: whether one was."""
+        """Make the file that the writer waits for. Returns: False if it waits for none."""
         with self._made:
             start = self._wanted
         if start < 0:
             return False
+
         refused: StorageFull | OSError | None = None
         if not self._has(start):
             try:
                 self._queue.create_next()
             except (StorageFull, OSError) as error:
                 refused = error
+
         with self._made:
             self._refused = refused
             if refused is None and self._wanted == start:
                 self._wanted = -1
             self._made.notify_all()
+
         if refused is not None:
             raise refused
         return True
@@ -329,7 +330,7 @@ class AllocateAhead:
         return worked
 
     def break_off(self, error: FlushFailed) -> None:
-        """After a failed sync, here or elsewhere: write and sync nothing more. Callers: any thread."""
+        """Write and sync nothing more, after a failed sync here or elsewhere. Callers: any thread."""
         with self._made:
             self._broken = self.failed = self._refused = error
             self._made.notify_all()
@@ -340,21 +341,26 @@ class AllocateAhead:
         files = self._queue.files
         if not files:
             return False
+
         tail, ready = self._tail(), self.ready
         moved = tail != self._last_tail
         self._last_tail = tail
+
         if self.caught_up and ready < self._window // 2:
             self._window = min(2 * self._window, self._window_max)
             self.caught_up = False
+
         enough = ready >= self._window // 2
         overtaken_again = not ready and self._overtaken
         if moved and (enough or overtaken_again):
             return False
+
         self._overtaken = not ready
         size = self._queue.file_size
         at = max(0, (tail - files[0].start) // size)
-        # With whole files nothing is written beside the appends until the tail reaches the next file.
+        # With whole files nothing is written during appends until the log's end reaches the next file.
         want = files[0].start + at * size + 2 * size if self._warm else tail + self._window
+
         for file in files[at:]:
             position = min(want - file.start, file.size)
             if file.prewritten < position:
@@ -363,13 +369,14 @@ class AllocateAhead:
         if files[-1].start + size < want:
             self._queue.create_next()
             return True
+
         self.caught_up = True
         if self._warm:
             self._lock_files(tail)
         return self._queue.spares is not None and self._queue.spares.step()
 
     def _lock_files(self, tail: int) -> None:
-        """Lock the pages in front of the tail in memory, and unlock those before it. Failures are only logged.
+        """Lock the files from the log's end on in memory, and unlock those before it. Failures are only logged.
 
         Source: DefaultMappedFile#warmMappedFile, #mlock, #munlock.
         """
@@ -387,12 +394,12 @@ class AllocateAhead:
 
     @property
     def ready(self) -> int:
-        """Pre-written bytes in front of the tail."""
+        """Pre-written bytes after the log's end."""
         tail, files = self._tail(), self._queue.files
         return sum(max(0, file.start + file.prewritten - max(tail, file.start)) for file in files)
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Work until `stop`: the body of a thread."""
+        """Work until `stopping` returns True: the body of a thread."""
         self._running = True
         try:
             while not stopping():
@@ -408,7 +415,7 @@ class AllocateAhead:
                 self._made.notify_all()
 
     def wake(self) -> None:
-        """Look at once."""
+        """End the worker's pause."""
         self._wake.set()
 
 

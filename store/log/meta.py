@@ -1,7 +1,7 @@
 """The identity and promises of a replica: two alternating 4 KiB slots, of which the newest valid one counts.
 
-Each slot, big-endian: magic (4 bytes), sequence (8), length of the JSON (4), CRC-32C of sequence,
-length and JSON (4), JSON. A crash while one slot is written leaves the other.
+Each slot, big-endian: magic (4 bytes), sequence (8), length of the JSON (4), CRC-32C of sequence, length and JSON (4),
+JSON. A crash while one slot is written leaves the other.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ class Meta:
         self._sequence = sequence
         self._values = values
         self._files = files
-        #: over updates: a failed sync may be noted by any thread
-        self._updating = threading.Lock()
+        #: held by updates: any thread may note a failed sync
+        self._update_lock = threading.Lock()
 
     @classmethod
     def open(cls, path: Path, *, files: Files) -> Meta:
-        """Open or create.
+        """Open or create the file.
 
-        Raises: Corrupt when both slots were written and neither is valid: a crash damages at most
-        one.
+        Raises: Corrupt if both slots were written and neither is valid: a crash damages at most one.
         """
         fd = files.open_file(path, create=True)
         if files.size(fd) < 2 * SLOT_BYTES:
@@ -55,19 +54,20 @@ class Meta:
         return cls(fd, sequence, values, files)
 
     def get(self, name: str) -> Any:
-        """A value, None when it was never set."""
+        """A value; None if it was never set."""
         return self._values.get(name)
 
     def update(self, values: dict[str, Any]) -> None:
         """Set values. Durable: at return. Callers: any thread."""
         room = SLOT_BYTES - _HEAD.size
-        with self._updating:
+        with self._update_lock:
             merged = {**self._values, **values}
             text = json.dumps(merged, separators=(",", ":")).encode()
             if len(text) > room:
                 raise Rejected(
                     f"meta needs {len(text)} bytes; a slot has {room}", field="meta", limit=room
                 )
+
             sequence = self._sequence + 1
             head = _HEAD.pack(_MAGIC, sequence, len(text), _crc(sequence, text))
             slot = (head + text).ljust(SLOT_BYTES, b"\0")
@@ -82,7 +82,7 @@ class Meta:
 
 
 def read_meta(path: Path, *, files: Files) -> dict[str, Any]:
-    """The values without opening them for writing; empty where there are none. Raises: like `Meta.open`."""
+    """The values without opening them for writing; empty if there are none. Raises: as `Meta.open`."""
     return _newest(files.read_file(path), path)[1] if files.exists(path) else {}
 
 

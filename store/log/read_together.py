@@ -1,4 +1,4 @@
-"""Many small places of a file, read with few calls: neighbours together."""
+"""Many small ranges of a file, read with few calls: neighbours together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raymq.store.arrays import Int64s
 GAP_BYTES = 16 << 10
 
 
-#: from this size on into Arrow's memory, whose pages are used again
+#: buffers of this size or more are in Arrow's memory, whose pages are used again
 LARGE_BYTES = 64 << 10
 
 
@@ -30,13 +30,14 @@ def read_together(
 ) -> tuple[memoryview, Int64s]:
     """The bytes of the ranges [start, end), in one buffer, with the bytes between neighbours.
 
-    Args: `starts` and `ends` ascend, and there is one at least; `apart`: between which neighbours there is an edge that
-    no read may cross. Returns: the buffer, and where each range begins in it.
+    Args: `starts`, `ends`: ascending, at least one. `apart`: a mask of the neighbours between which no read may cross.
+    Returns: the buffer, and the start of each range in it.
     """
     split = starts[1:] - ends[:-1] > gap_bytes
     if apart is not None:
         split |= apart
     cuts = np.flatnonzero(split)
+
     if not len(cuts):
         first, last = int(starts[0]), int(ends[-1])
         if last - first < LARGE_BYTES:
@@ -44,19 +45,22 @@ def read_together(
         target = memoryview(pa.allocate_buffer(last - first)).cast("B")
         read_into(target, first)
         return target, starts - first
+
     first_rows = np.concatenate(([0], cuts + 1))
     last_rows = np.concatenate((cuts, [len(ends) - 1]))
     begins = starts[first_rows]
     stops = ends[last_rows]
     lengths = stops - begins
-    places = np.cumsum(lengths) - lengths
+    target_starts = np.cumsum(lengths) - lengths
     total = int(lengths.sum())
+
     if total < LARGE_BYTES:
         data = memoryview(b"".join(map(read, begins.tolist(), stops.tolist())))
     else:
         data = memoryview(pa.allocate_buffer(total)).cast("B")
-        for begin, place, length in zip(
-            begins.tolist(), places.tolist(), lengths.tolist(), strict=True
+        for begin, target_start, length in zip(
+            begins.tolist(), target_starts.tolist(), lengths.tolist(), strict=True
         ):
-            read_into(data[place : place + length], begin)
-    return data, starts + np.repeat(places - begins, last_rows - first_rows + 1)
+            read_into(data[target_start : target_start + length], begin)
+
+    return data, starts + np.repeat(target_starts - begins, last_rows - first_rows + 1)

@@ -1,8 +1,8 @@
-"""The decision about the place where a recovery scan stopped, as a total table.
+"""The decision about the position where a recovery scan stopped, as a total table.
 
-The scan walks records from a trusted position to the first place where no valid record starts. This table decides
-whether that place is the end of the log, a torn tail, or damage. It uses observed facts alone, so a test can enumerate
-every combination and prove that exactly one row answers it.
+The scan walks records from a trusted position to the first position where no valid record starts. This table decides
+whether that is the end of the log, a torn tail, or damage. It uses only observed facts. So a test can enumerate every
+combination, and prove that exactly one row answers it.
 
 RocketMQ's CommitLog#recoverNormally/recoverAbnormally truncate at every bad record, acknowledged or not. This table
 differs on purpose.
@@ -33,14 +33,14 @@ class Decision(Enum):
 class Facts(NamedTuple):
     """The observations of the scan at the stop position."""
 
-    #: the directory has RayMQ's `raymq/meta`; False: written by RocketMQ, no marks exist
+    #: the directory has RayMQ's `raymq/meta`; False: RocketMQ wrote it, and there are no marks
     own: bool
     #: the machine has not rebooted since the last writer, so its page cache is intact
     same_boot: bool
     #: the stop position is below the end that was known to be synced
     below_synced: bool
-    #: the stop position is below the end that was published as appended; of a store that RocketMQ wrote, below the
-    #: last record of its consume queues, or it crashed, so that they prove nothing
+    #: the stop position is below the published appended end. In a store that RocketMQ wrote: below the last record of
+    #: its consume queues; always True after a crash, when those queues prove nothing
     below_appended: bool
     #: non-zero bytes follow the stop position, in its file or in a later one
     dirty: bool
@@ -67,7 +67,7 @@ class RecoveryRow(NamedTuple):
 ROWS: tuple[RecoveryRow, ...] = (
     # name, (own, boot, synced, appended, dirty, later)
     RecoveryRow("A", (True, None, True, None, None, None), Decision.CORRUPT,
-        "Synced bytes do not come back: the disk lost or changed what it had confirmed."),
+        "Synced bytes are gone: the disk lost or changed what it had confirmed."),
     RecoveryRow("B", (True, True, False, True, None, None), Decision.CORRUPT,
         "No reboot, so the page cache kept every completed write; the bytes were changed afterwards."),
     RecoveryRow("C", (True, True, False, False, None, True), Decision.CORRUPT,
@@ -101,7 +101,7 @@ ROWS: tuple[RecoveryRow, ...] = (
 
 #: outside of the table: the content of unreadable bytes cannot be known
 UNREADABLE = RecoveryRow(
-    "U", (None,) * 6, Decision.CORRUPT, "The disk does not give back what it had taken."
+    "U", (None,) * 6, Decision.CORRUPT, "The disk cannot read what it had confirmed."
 )
 
 
@@ -114,31 +114,34 @@ def decide(facts: Facts) -> RecoveryRow:
 
 
 def written_until(view: memoryview, base: int, walk: Walk, believed: int) -> int:
-    """How many records of a walk are believed: those before the first that was not written to its end.
+    """The number of records of a walk that are believed: those before the first that was not written to its end.
 
-    `believed`: chain units prove all bytes below. Of the others only the body has a CRC; header and lengths
-    cannot be lost without the walk noticing, a topic or properties can. Bytes that were never written show as zeros,
-    because files are made of zeros and every cut restores them. So a piece of a topic or of properties was lost if it
-    is zero up to the record's end, or over all bytes that a sector holds of the record. No topic has a zero byte, and
-    no properties that we write end with one.
+    Args: `believed`: chain units prove all bytes below it. Of later bytes only the body has a CRC. The walk notices
+    lost bytes of a header, but not of a topic or of properties. Bytes that were never written are zeros, because
+    files are made of zeros and every cut restores them. So a topic or properties lost bytes if they are zero up to
+    the record's end. The same holds if the record's whole part of a sector is zero. No topic has a zero byte, and no
+    properties that RayMQ writes end with one.
     """
     first = int(np.searchsorted(walk.positions, believed))
     starts, sizes = walk.positions[first:] - base, walk.sizes[first:]
     if not len(starts):
         return len(walk.positions)
+
     parts, _ = layout(view, starts, sizes)
     data = np.frombuffer(view, dtype=np.uint8)
     has_properties = parts.properties_end > parts.properties_start
     lost = (data[parts.topic_end - 1] == 0) | (
         has_properties & (data[parts.properties_end - 1] == 0)
     )
+
     low = int(starts[0]) // SECTOR_BYTES + 1
     high = int(starts[-1] + sizes[-1]) // SECTOR_BYTES
     if low < high:
         sectors = data[low * SECTOR_BYTES : high * SECTOR_BYTES].reshape(-1, SECTOR_BYTES)
         empty = (np.flatnonzero(~sectors.any(axis=1)) + low) * SECTOR_BYTES
-        # A sector that begins and ends in one record; one that reaches its end was looked at above.
+        # A sector that begins and ends in one record. A record's last sector was checked above.
         owner = np.searchsorted(starts, empty, side="right") - 1
         inside = empty + SECTOR_BYTES > parts.topic_start[owner]
         lost[owner[inside]] = True
+
     return first + int(lost.argmax()) if lost.any() else len(walk.positions)

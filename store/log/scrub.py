@@ -1,4 +1,4 @@
-"""Reads all stored bytes again and again, a little at a time, and compares them with the chain's CRCs.
+"""Reads all stored bytes repeatedly, a little at a time, and compares them with the chain's CRCs.
 
 Bit rot shows only at a read. Bytes that are never read rot unnoticed, and so does the copy that could repair them.
 RocketMQ has nothing like this: it compares body CRCs after a crash only. Bytes in the page cache are not read from the
@@ -26,13 +26,13 @@ from .segment_paths import find_segment
 
 #: a pass over a small log reads no faster than needed, but at least this many bytes per second
 LEAST_BYTES_PER_S = 8 << 20
-#: a log in which nothing is synced yet is looked at again after this
+#: pause before the next check of a log in which nothing is synced yet
 EMPTY_WAIT_S = 10.0
 #: how often a pass begins and ends within the retention
 PASSES_IN_RETENTION = 2
-#: not more often, however short the retention is
+#: shortest interval between two passes, however short the retention
 INTERVAL_LEAST_MS = 10 * 60 * 1000
-#: faults that are remembered; the others are counted
+#: most faults that are remembered; further faults are only counted
 FAULTS_MAX = 100
 #: the position is noted after this many bytes: each note costs the disk a sync
 _SAVED_BYTES = 1 << 30
@@ -61,10 +61,10 @@ STEP_BYTES = 1 << 20
 
 @dataclass(eq=False)
 class Scrub:
-    """The walk over one log. One thread calls `step` or `run`. Any may read the counters.
+    """The walk over one log. Callers: one thread calls `step` or `run`, any may read the counters.
 
-    Only bytes below `limit()` are read: those that are synced and never change again. A fault stops nothing: reads of
-    these records compare the records' own body CRCs.
+    Only bytes below `limit()` are read: synced bytes, which never change again. A fault stops nothing: reads compare
+    the records' own body CRCs.
     """
 
     root: Path
@@ -74,11 +74,11 @@ class Scrub:
     limit: Callable[[], int]
     files: Files = field(default_factory=Files)
     clock: Clock = field(default_factory=Clock)
-    #: 0: no limit
+    #: most bytes read per second; 0: no limit
     bytes_per_s: int
-    #: from the end of one pass to the beginning of the next
+    #: pause between two passes
     pause_ms: int
-    #: how long a pass should take, as far as `bytes_per_s` permits; 0: it always reads at `bytes_per_s`
+    #: duration of a pass, if `bytes_per_s` permits; 0: every pass reads at `bytes_per_s`
     pass_ms: int = 0
     #: name of the file in `raymq/` that keeps the position and the faults from start to start
     memory: str = "scrub"
@@ -90,20 +90,22 @@ class Scrub:
         self._chain = ChainReader(
             self.root / "raymq" / "chain", self.segment_size_bytes, files=self.files
         )
-        self._segment = self._fd = -1
+        self._segment_start = self._fd = -1
         self._path = self.root
-        #: units to come, the next one last
+        #: the next units of the chain, the first of them last
         self._units: list[ChainUnit] = []
         #: the last position at which no unit began
         self._gap = -1
         self._wake = threading.Event()
+
         self.counters = ScrubCounters()
-        #: everything below was compared in this pass
+        #: everything below this was compared in this pass
         self.position = 0
-        #: when the last whole pass ended, 0: never
+        #: end of the last whole pass, ms; 0: there was none
         self._passed_ms = 0
-        #: found, and not read well since
+        #: faults that were found, and whose bytes were not read correctly since
         self.faults: list[Corrupt] = []
+
         self._load_position()
         self._saved_at = self.position
 
@@ -126,7 +128,7 @@ class Scrub:
         return min(self.bytes_per_s, max(LEAST_BYTES_PER_S, needed))
 
     def too_slow(self) -> str | None:
-        """Advice when a pass over so large a log takes too long; None when it does not."""
+        """Advice if a pass over so large a log takes too long; None if it does not."""
         whole, interval_ms = self._log_bytes(), self.pass_ms + self.pause_ms
         unlimited = not self.bytes_per_s or not self.pass_ms
         if unlimited or whole * 1000 <= self.bytes_per_s * interval_ms:
@@ -146,38 +148,44 @@ class Scrub:
         self.faults = []
 
     def step(self) -> float:
-        """Read and compare one append unit. Returns: seconds to wait until the next step, below 0 when it took longer.
+        """Read and compare one append unit. Returns: seconds to wait until the next step; negative if this one took
+        longer.
 
-        Bytes that the disk does not give back are a fault, and the pass continues after them.
-        Raises: OSError where it is not the disk that fails; the position stays.
+        Unreadable bytes are a fault, and the pass continues after them. Raises: OSError if something else than the disk
+        fails. The position stays then.
         """
-        now = self.clock.now_ms()
+        now_ms = self.clock.now_ms()
         due = self._passed_ms + self.pause_ms
         position = max(self.position, self.start())
-        if not self.position and self._passed_ms and now < due:
-            return (due - now) / 1000
+        if not self.position and self._passed_ms and now_ms < due:
+            return (due - now_ms) / 1000
+
         if position >= self.limit():
             if not self.position:
                 # An empty log does not count as a pass: new records would wait for the next one.
                 return EMPTY_WAIT_S
             self._end_pass()
             return self.pause_ms / 1000
+
         began = self.clock.monotonic()
         if not self._units or self._units[-1].start != position:
             self._units = self._chain.read_from(position, STEP_BYTES)[::-1]
         if not self._units:
             self.position = self._without_unit(position)
             return 0.0
+
         unit = self._units.pop()
         if unit.end > self.limit():
-            # Of a unit over the limit only a part is certain: it is for the next pass.
+            # Only a part of a unit over the limit is certain: the next pass compares the unit.
             self._units = []
             self._end_pass()
             return self.pause_ms / 1000
+
         self._compare(unit)
         self.position = unit.end
         if unit.end - self._saved_at >= _SAVED_BYTES:
             self._save()
+
         pace = self.pace()
         if not pace:
             return 0.0
@@ -185,7 +193,7 @@ class Scrub:
         return (unit.end - unit.start) / pace - spent
 
     def one_pass(self, progress: Callable[[str, int, int], None] | None = None) -> list[Corrupt]:
-        """From where the last one was interrupted to the end. Returns: the faults of the pass."""
+        """Continue an interrupted pass, or begin one, and finish it. Returns: its faults."""
         passes = self.counters.passes
         begin = self.start()
         while self.counters.passes == passes and (self.position or begin < self.limit()):
@@ -198,26 +206,29 @@ class Scrub:
         return self.faults
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Walk until `stopping`: the body of a thread. A disk that fails is tried again."""
+        """Walk until `stopping` returns True: the body of a thread. After a failure of the disk it tries again."""
         owed_s = 0.0
         while not stopping():
             try:
                 owed_s = max(owed_s, -_NAP_S) + self.step()
                 if owed_s < _NAP_S:
-                    # Small units are compared many at a time: a wait for each would cost more than they do.
+                    # Many small units are compared between two waits: a wait for each would cost more than the
+                    # comparison.
                     continue
                 wait_s, owed_s = owed_s, 0.0
             except (OSError, RayMQError) as error:
                 wait_s = _WAIT_S * 12
                 # A lack of descriptors or memory says nothing about the disk.
                 if not (isinstance(error, OSError) and error.errno in NOT_TRIED):
-                    # A fault that cannot be reported now is found again at the next try.
+                    # If the fault cannot be reported now, the next try finds it again.
                     with contextlib.suppress(OSError, RayMQError):
                         self._report(self.position, f"cannot be read: {error}", READABLE)
+
             deadline = self.clock.monotonic() + wait_s
             while not stopping() and (left := deadline - self.clock.monotonic()) > 0:
                 self._wake.wait(min(left, _WAIT_S))
                 self._wake.clear()
+
         self.close()
 
     def wake(self) -> None:
@@ -235,6 +246,7 @@ class Scrub:
     def _compare(self, unit: ChainUnit) -> None:
         self.counters.units += 1
         self.counters.bytes += unit.end - unit.start
+
         try:
             if self._is_whole(unit):
                 if self.faults:
@@ -245,6 +257,7 @@ class Scrub:
         except Corrupt as error:
             self._report(int(error.fields["offset"]), error.message, READABLE, end=unit.end)
             return
+
         # A cut or a change of leader may have replaced unit and bytes between the two reads.
         same = self._is_still_there(unit)
         whole = self._is_whole(unit)
@@ -261,43 +274,43 @@ class Scrub:
         return self._chain.read_from(unit.start, 1)[:1] == [unit]
 
     def _read(self, unit: ChainUnit) -> bytes | None:
-        """The bytes of a unit; None when its file has been deleted.
-
-        Raises: Corrupt naming the first byte that the disk does not give back.
-        """
-        segment = unit.start // self.segment_size_bytes * self.segment_size_bytes
-        if segment != self._segment:
+        """The bytes of a unit; None if its file was deleted. Raises: Corrupt naming the first unreadable byte."""
+        segment_start = unit.start // self.segment_size_bytes * self.segment_size_bytes
+        if segment_start != self._segment_start:
             self._close_log()
-            self._path = find_segment(self.root / "commitlog", segment, files=self.files)
+            self._path = find_segment(self.root / "commitlog", segment_start, files=self.files)
             try:
                 self._fd = self.files.open_file(self._path, writable=False)
-                self._segment = segment
+                self._segment_start = segment_start
             except FileNotFoundError:
                 return None
-        first, length = unit.start - segment, unit.end - unit.start
+        first, length = unit.start - segment_start, unit.end - unit.start
         if self.from_disk:
             self.files.drop_cached(self._fd, first, length)
-        return self.files.read_range(self._fd, first, first + length, path=self._path, base=segment)
+        return self.files.read_range(
+            self._fd, first, first + length, path=self._path, base=segment_start
+        )
 
     def _without_unit(self, position: int) -> int:
-        """Where to continue when no unit starts at a position."""
-        segment = position // self.segment_size_bytes * self.segment_size_bytes
-        if position > segment:
+        """The position to continue at if no unit starts at `position`."""
+        segment_start = position // self.segment_size_bytes * self.segment_size_bytes
+        if position > segment_start:
             if position == self._gap:
                 self._report(position, "no chain unit: no CRC covers the rest of the file", COVERED)
-                return segment + self.segment_size_bytes
-            # The chain was made again with other edges; files and units begin together.
+                return segment_start + self.segment_size_bytes
+            # The chain was made again with other edges. But its first unit begins with the file.
             self._gap = position
-            return segment
-        self._report(segment, "no chain unit: no CRC covers this file", COVERED)
-        return segment + self.segment_size_bytes
+            return segment_start
+        self._report(segment_start, "no chain unit: no CRC covers this file", COVERED)
+        return segment_start + self.segment_size_bytes
 
     def _report(self, offset: int, detail: str, rule: str, **fields: Any) -> None:
         if offset < self.start():
             # The file has been deleted: zeroed for its next use, or without its part of the chain.
             return
-        segment = offset // self.segment_size_bytes * self.segment_size_bytes
-        path = find_segment(self.root / "commitlog", segment, files=self.files)
+
+        segment_start = offset // self.segment_size_bytes * self.segment_size_bytes
+        path = find_segment(self.root / "commitlog", segment_start, files=self.files)
         fault = Corrupt(
             f"{path} at {offset}: {detail}; `raymq store verify` says more",
             path=str(path),
@@ -305,6 +318,7 @@ class Scrub:
             rule=rule,
             **fields,
         )
+
         self.counters.faults += 1
         known = {(f.fields["offset"], f.fields["rule"]) for f in self.faults}
         if (offset, rule) not in known and len(self.faults) < FAULTS_MAX:
@@ -316,7 +330,7 @@ class Scrub:
     def _end_pass(self) -> None:
         self.counters.passes += 1
         self.position = 0
-        # Damage in deleted files no longer counts.
+        # Damage in deleted files does not count any more.
         self.faults = [f for f in self.faults if f.fields["offset"] >= self.start()]
         self._passed_ms = self.clock.now_ms()
         self._save()
@@ -339,23 +353,24 @@ class Scrub:
         faults = [{"message": str(fault), "fields": fault.fields} for fault in self.faults]
         saved = {"position": self.position, "passed_ms": self._passed_ms, "faults": faults}
         self._saved_at = self.position
-        # Nothing depends on it: after a full disk the next start reads more.
+        # Nothing depends on the file: after a full disk the next start reads more.
         with contextlib.suppress(OSError, RayMQError):
             self.files.write_file_atomic(self._memory_path, json.dumps(saved).encode())
 
     def _close_log(self) -> None:
         if self._fd >= 0:
             self.files.close(self._fd)
-        self._segment = self._fd = -1
+        self._segment_start = self._fd = -1
 
 
 def scrub_of_log(log: CommitLog, *, on_fault: Callable[[Corrupt], None]) -> Scrub:
-    """The scrub of a log that this process has open, within the shortest time after which its files are deleted."""
+    """The scrub of a log that this process has open. Its interval is shorter than the retention."""
     config = log.config
     interval_ms = min(
         config.scrub_interval_ms, int(config.file_reserved_hours * 3_600_000) // PASSES_IN_RETENTION
     )
     interval_ms = max(interval_ms, min(config.scrub_interval_ms, INTERVAL_LEAST_MS))
+
     return Scrub(
         log.root,
         config.segment_size_bytes,

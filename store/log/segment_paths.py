@@ -1,6 +1,6 @@
-"""Where the files of one commit log are: in one directory, or spread over several disks.
+"""The paths of the files of one commit log, in one directory or spread over several disks.
 
-`raymq/paths` names the directories beside `commitlog/`, so that flush satellites and tools find every file by
+`raymq/paths` names the directories besides `commitlog/`, so that flush satellites and tools find every file by
 themselves. It must import neither pyarrow nor numpy: flush satellites use it.
 Source: MultiPathMappedFileQueue, RocketMQ 5.3.3.
 """
@@ -16,7 +16,7 @@ from raymq.store.files import Files
 
 
 def find_segment(commitlog_dir: Path, start: int, *, files: Files) -> Path:
-    """The path of the file that begins at `start`; below `commitlog_dir` when there is none."""
+    """The path of the file that begins at `start`; below `commitlog_dir` if there is none."""
     name = f"{start:020d}"
     usual = commitlog_dir / name
     if not files.exists(usual):
@@ -32,7 +32,7 @@ def offset_names(directory: Path, *, files: Files) -> list[str]:
 
 
 def list_segments(directories: Sequence[Path], *, files: Files) -> list[Path]:
-    """Every file of the directories, by name. Raises: Corrupt when a name is there twice."""
+    """Every file of the directories, by name. Raises: Corrupt if two files have one name."""
     found: dict[str, Path] = {}
     for directory in directories:
         for name in files.list(directory):
@@ -58,7 +58,7 @@ def other_directories(root: Path, *, files: Files) -> list[Path]:
 def note_directories(root: Path, directories: Sequence[Path], *, files: Files) -> None:
     """Remember the directories (absolute) besides `commitlog/`, and those of earlier starts that still have files.
 
-    Those inside of the store move with it: they are noted as the store sees them. Durable: at return.
+    Directories inside the store move with it, so their relative paths are noted. Durable: at return.
     """
     known = other_directories(root, files=files)
     left = [path for path in known if path not in directories and files.list(path)]

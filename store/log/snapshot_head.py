@@ -1,6 +1,6 @@
 """Snapshots of the state in the log. Each segment begins with one, and recovery begins at the newest.
 
-A segment has none if the state was too large for it, or if broken-off snapshots left no room for a whole one.
+A segment has none if the state was too large for it, or if unfinished snapshots left no room for a whole one.
 State = the newest snapshot + the records after it. So no segment is deleted before a newer one begins with a snapshot.
 """
 
@@ -17,15 +17,15 @@ from .commit_log import CommitLog
 from .log_reads import walk_piece
 from .mapped_file import MappedFile
 
-#: bytes read at a time; a larger record is read whole
+#: bytes read at a time. A larger record is read whole
 HEAD_BYTES = 64 << 10
 
 
 def read_head(file: MappedFile, start: int | None = None) -> tuple[int | None, int]:
     """Read the snapshot that a segment begins with.
 
-    Args: `start`, another physical offset of the segment where a snapshot may begin.
-    Returns: the end of the complete snapshot (None: it was broken off, or there is none), and the end of the last
+    Args: `start`: another physical offset of the segment where a snapshot may begin.
+    Returns: the end of the complete snapshot (None: it is unfinished, or there is none), and the end of the last
     SNAPSHOT record.
     """
     at = file.start if start is None else start
@@ -49,7 +49,7 @@ def read_head(file: MappedFile, start: int | None = None) -> tuple[int | None, i
 
 
 def _snapshot_body(view: memoryview, starts: Int64s, sizes: Int64s) -> bytes | None:
-    """The body of one record; None when it is not a SNAPSHOT record."""
+    """The body of one record; None if it is not a SNAPSHOT record."""
     parts, _ = layout(view, starts, sizes)
     topic = view[parts.topic_start[0] : parts.topic_end[0]]
     text = bytes(view[parts.properties_start[0] : parts.properties_end[0]])
@@ -60,7 +60,7 @@ def _snapshot_body(view: memoryview, starts: Int64s, sizes: Int64s) -> bytes | N
 
 
 def snapshot_starts(log: CommitLog, limit: int) -> Iterator[int]:
-    """Where snapshots begin that are complete at or below `limit`, newest first."""
+    """The starts of the snapshots that are complete at or below `limit`, newest first."""
     heads = [file.start for file in log.segments.files]
     for start in sorted({*heads, *log.marks.snapshots}, reverse=True):
         file = log.segments.find(start)

@@ -1,8 +1,8 @@
 """Deleted commit log files that are used again: their blocks are allocated and were written before.
 
-A file becomes a spare only after its name is durably gone from the log. It is zeroed after its last reader is gone,
-and used again after the zeros are synced. A start deletes all spares: they have no content.
-RocketMQ reuses a file's memory, never the file.
+A file becomes a spare only after its name is durably gone from the log. It is zeroed after its last reader is gone, and
+used again after the zeros are synced. A start deletes all spares, since they have no content. RocketMQ reuses a file's
+memory, never the file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
 
-#: more deleted files than this are just deleted
+#: most spares: further files are unlinked
 SPARES_MAX = 2
 ZERO_STEP_BYTES = 2 << 20
 
@@ -43,7 +43,7 @@ class SpareFiles:
             files.unlink(directory / name)
 
     def take(self, path: Path) -> Path | None:
-        """Move a file of the log here. Returns: where it is now; None when it is to be unlinked.
+        """Move a file of the log here. Returns: its new path; None if the caller must unlink it.
 
         Durable: its new name.
         """
@@ -53,20 +53,20 @@ class SpareFiles:
         try:
             self._files.rename(path, target)
         except OSError:
-            # On another disk, for example.
+            # The file may be on another disk, for example.
             return None
         fail_point("files.moved_to_spares")
         self._files.sync_dir(self._directory)
         return target
 
     def add(self, path: Path, unread: Callable[[], bool]) -> None:
-        """Use a file that `take` has moved, and that is durably gone from the log."""
+        """Add a file that `take` has moved. Callers: after its name is durably gone from the log."""
         self._spares.append(Spare(path, unread))
 
     def step(self) -> bool:
         """Zero a piece of a file that has no reader any more. Returns: whether there may be more at once.
 
-        Raises: OSError; then that file is dropped.
+        Raises: OSError. The file is dropped then.
         """
         for spare in self._spares:
             if spare.zeroed >= 0 and spare.unread():
@@ -101,7 +101,7 @@ class SpareFiles:
         try:
             self._files.rename(spare.path, path)
         except OSError:
-            # Usually it is on another disk.
+            # Usually the spare is on another disk.
             self._files.unlink(spare.path)
             return False
         self._files.sync_dir(path.parent)

@@ -1,21 +1,21 @@
 """The transient store pool: shared memory through which appends pass on their way into the log's files.
 
 One file in /dev/shm per store, native byte order (it never leaves the machine). Log offset o lies at byte
-4096 + o modulo the pool's size; the header's 8-byte words have one writer, CommitLog:
+4096 + o modulo the pool's size. The header's 8-byte words have one writer, CommitLog:
 
     0  magic              4  id, also the end of the file's name
     1  version            5  bytes of log that the pool holds
     2  hash of boot id    6  bytes of one commit log file
     3  hash of store id   7  incarnation of the CommitLog that works with it
-    8  committed: bytes below are in the files, and their room here may be used again
-    9  hole: from this offset to the end of its commit log file there is nothing to write; 0: no hole
+    8  committed: bytes below this are in the files, and their room here may be used again
+    9  hole: nothing is written from this offset to the end of its commit log file; 0: no hole
 
 The hole is the space after a blank record: it may be larger than the pool, and the file has zeros there.
-Kill any process: the pool stays, and the next CommitLog writes [committed, appended) of it into the files before
-it recovers. The end of the machine, or of its /dev/shm, takes the bytes that were not committed.
+If any process is killed, the pool stays, and the next CommitLog writes [committed, appended) of it into the files
+before it recovers. If the machine or its /dev/shm ends, the uncommitted bytes are lost.
 
-Source: TransientStorePool, RocketMQ 5.3.3: there five locked buffers of a whole file each, private to the process
-and so lost with it. Imports neither pyarrow nor numpy: CommitRealTime uses it.
+Source: TransientStorePool, RocketMQ 5.3.3. There it is five locked buffers of a whole file each, private to the process
+and so lost with it. This module imports neither pyarrow nor numpy: CommitRealTime uses it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MAGIC, _VERSION, _BOOT, _STORE, _ID, _SIZE, _SEGMENT, _INCARNATION, _COMMITTED,
 
 
 def check_room(replica_dirs: Iterable[str | Path], pool_bytes: int, *, files: Files) -> None:
-    """Whether /dev/shm takes a pool for each replica that has none yet. Raises: StorageFull, with the numbers."""
+    """Check that /dev/shm has room for a pool of each replica without one. Raises: StorageFull, with the numbers."""
     names = [_name_of(root, files) for root in replica_dirs]
     missing = sum(1 for name in names if name is None or not files.exists(f"{SHM_DIR}/{name}"))
     needed = missing * (HEADER_BYTES + pool_bytes)
@@ -57,14 +57,14 @@ class PoolReader:
         self._files = files
         self._words = view[:HEADER_BYTES].cast("q")
         self._data = view[HEADER_BYTES:]
-        #: bytes of log that it holds
+        #: bytes of log that the pool holds
         self.size_bytes = int(self._words[_SIZE])
 
     @staticmethod
     def open(replica_dir: str | Path, incarnation: int, *, files: Files) -> PoolReader:
         """The pool that this replica's CommitLog works with.
 
-        Args: incarnation: that CommitLog's. Raises: Unavailable when it works with another pool, or with none.
+        Args: `incarnation`: that CommitLog's. Raises: Unavailable if it works with another pool, or with none.
         """
         name = _name_of(replica_dir, files)
         view = None if name is None else _map(name, files, writable=False)
@@ -80,7 +80,7 @@ class PoolReader:
 
     @property
     def hole(self) -> int:
-        """From here to the end of its commit log file nothing is to be written; 0: no hole."""
+        """The offset from which to the end of its commit log file nothing is written; 0: no hole."""
         return int(self._words[_HOLE])
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, memoryview]]:
@@ -100,7 +100,7 @@ class PoolReader:
             start = end
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the pool."""
         self._words.release()
         self._data.release()
         self._files.unmap(self._view)
@@ -111,7 +111,7 @@ class TransientPool(PoolReader):
 
     def __init__(self, name: str, fd: int, view: memoryview, *, files: Files) -> None:
         super().__init__(view, files=files)
-        #: of the file in /dev/shm
+        #: name of the file in /dev/shm
         self.name = name
         self._fd = fd
 
@@ -125,18 +125,20 @@ class TransientPool(PoolReader):
         *,
         files: Files,
     ) -> TransientPool:
-        """A new, empty pool; other pools of this replica are removed.
+        """Create a new, empty pool. Other pools of this replica are removed.
 
-        Raises: StorageFull, with the numbers, when /dev/shm has no room; nothing is left there then.
+        Raises: StorageFull, with the numbers, if /dev/shm has no room. Nothing is left there then.
         """
         remove_pools(replica_dir, store_id, files=files)
         needed, free = HEADER_BYTES + size_bytes, _free_bytes(files)
         if needed > free:
             raise _no_room(needed, free)
+
         number = int.from_bytes(os.urandom(8), "big") >> 1
         name = f"{_prefix(replica_dir, store_id)}{number:016x}"
         path = f"{SHM_DIR}/{name}"
         fd = files.open_file(path, create=True)
+
         try:
             files.allocate(fd, needed)
             view = files.map_words(fd, needed)
@@ -147,6 +149,7 @@ class TransientPool(PoolReader):
             if isinstance(error, StorageFull):
                 raise _no_room(needed, free) from error
             raise
+
         words = view[:HEADER_BYTES].cast("q")
         words[_VERSION] = VERSION
         words[_BOOT] = _boot(files)
@@ -156,15 +159,16 @@ class TransientPool(PoolReader):
         words[_SEGMENT] = segment_bytes
         words[_MAGIC] = MAGIC
         words.release()
+
         return cls(name, fd, view, files=files)
 
     @classmethod
     def attach(
         cls, replica_dir: str | Path, name: str, store_id: str, *, files: Files
     ) -> TransientPool | None:
-        """The pool of this name; None when it is gone, or of another boot, store or place.
+        """The pool of this name; None if it is gone, or of another boot, store or directory.
 
-        A copy of a directory names the pool of its original, which may be at work with it.
+        A copy of a directory names the pool of the original, which may be using it.
         """
         if not name.startswith(_prefix(replica_dir, store_id)):
             return None
@@ -178,12 +182,12 @@ class TransientPool(PoolReader):
         return None
 
     def fits(self, size_bytes: int, segment_bytes: int) -> bool:
-        """Whether it has the size that the options ask for."""
+        """Whether the pool has the size that the options ask for."""
         return (self.size_bytes, self._words[_SEGMENT]) == (size_bytes, segment_bytes)
 
     @property
     def committed(self) -> int:
-        """Everything below is in the log's files."""
+        """Everything below this is in the log's files."""
         return int(self._words[_COMMITTED])
 
     @committed.setter
@@ -192,19 +196,19 @@ class TransientPool(PoolReader):
 
     @property
     def hole_end(self) -> int:
-        """End of the hole, which is that of its commit log file; 0 without a hole."""
+        """End of the hole and of its commit log file; 0 without a hole."""
         return _next_multiple(self.hole, int(self._words[_SEGMENT]))
 
     def note_hole(self, offset: int) -> None:
-        """Note that no record lies between here and the end of the commit log file.
+        """Note that no record lies between `offset` and the end of the commit log file.
 
-        Callers: before the hole's end is published as appended, and only when the hole before is committed.
+        Callers: before the hole's end is published as appended, and after the previous hole is committed.
         """
         require(self.committed >= self.hole_end, "one hole at a time", hole=self.hole)
         self._words[_HOLE] = offset
 
     def write(self, offset: int, data: Any) -> None:
-        """Store log bytes; the caller has made room. By pwrite, during which other threads run."""
+        """Store log bytes. Callers: after making room. A pwrite is used because other threads run during it."""
         data = memoryview(data).cast("B")
         at = offset % self.size_bytes
         first = min(len(data), self.size_bytes - at)
@@ -213,7 +217,8 @@ class TransientPool(PoolReader):
             self._files.pwrite(self._fd, data[first:], HEADER_BYTES)
 
     def reset(self, end: int) -> None:
-        """The log ends here and all of it is in the files. Callers: with no CommitRealTime at work."""
+        """Empty the pool: the log ends at `end`, and all of it is in the files. Callers: while no CommitRealTime
+        runs."""
         self._words[_INCARNATION] = 0
         self._words[_HOLE] = 0
         self._words[_COMMITTED] = end
@@ -224,7 +229,7 @@ class TransientPool(PoolReader):
         self._files.write_file_atomic(Path(replica_dir) / NAME_FILE, self.name.encode())
 
     def close(self) -> None:
-        """Unmap; the pool stays."""
+        """Unmap the pool, which stays."""
         super().close()
         self._files.close(self._fd)
 
@@ -239,7 +244,7 @@ def remove_pools(replica_dir: str | Path, store_id: str, *, files: Files) -> Non
 
 
 def _map(name: str, files: Files, *, writable: bool) -> memoryview | None:
-    """The whole pool file; None when it is gone, or not of this boot and name."""
+    """The whole pool file; None if it is gone, or not of this boot and name."""
     try:
         with files.opened(f"{SHM_DIR}/{name}", writable=writable) as fd:
             size = files.size(fd)
@@ -248,9 +253,11 @@ def _map(name: str, files: Files, *, writable: bool) -> memoryview | None:
             view = files.map_words(fd, size) if writable else files.map_read(fd, size)
     except FileNotFoundError:
         return None
+
     words = view[:HEADER_BYTES].cast("q")
     facts = (words[_MAGIC], words[_VERSION], words[_BOOT], f"{words[_ID]:016x}", words[_SIZE])
     words.release()
+
     if facts == (MAGIC, VERSION, _boot(files), name.rpartition("-")[2], size - HEADER_BYTES):
         return view
     files.unmap(view)
@@ -266,8 +273,8 @@ def _name_of(replica_dir: str | Path, files: Files) -> str | None:
 
 def _prefix(replica_dir: str | Path, store_id: str) -> str:
     """The prefix of this replica's pool names. A copied directory, or the same path elsewhere, has another prefix."""
-    place = f"{store_id} {os.path.realpath(replica_dir)}"
-    return f"raymq-{hashlib.sha256(place.encode()).hexdigest()[:12]}-"
+    identity = f"{store_id} {os.path.realpath(replica_dir)}"
+    return f"raymq-{hashlib.sha256(identity.encode()).hexdigest()[:12]}-"
 
 
 def _hash(text: str) -> int:

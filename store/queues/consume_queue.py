@@ -1,4 +1,4 @@
-"""The consume queue: 20 bytes per message, from queue offset to place in the log; a cache.
+"""The consume queue, a cache: 20 bytes per message, from queue offset to physical offset.
 
 Source: ConsumeQueue, RocketMQ 5.3.3.
 """
@@ -16,13 +16,13 @@ from raymq.store.files import Files
 
 from .queue_files import OpenFiles, QueueFile, QueueFiles
 
-Units = Structs
+QueueUnits = Structs
 
-#: size of a blank unit, which has no message: position 0, this, tags code 0
+#: size of a blank unit, which has no message. Its position and its tags code are 0
 BLANK_SIZE = 0x7FFFFFFF
-#: files that a clean start looks at, from the end
+#: last files that are checked at the start after an orderly stop
 CLEAN_FILES = 3
-#: units read at a time while searching for the end; the first time, which is all that most queues need
+#: units read at a time while searching for the end, and units of the first read, which is enough for most queues
 SCAN_UNITS, SCAN_UNITS_FIRST = 8192, 200
 
 
@@ -43,9 +43,9 @@ def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
 
 
 class ConsumeQueue:
-    """One queue of one topic. One thread appends and truncates; one syncs; any may read.
+    """One queue of one topic. Callers: one thread appends and truncates, one syncs, any may read.
 
-    Invariant: units [min_offset, max_offset) are written; max_offset moves after the bytes.
+    Invariant: units [min_offset, max_offset) are written. `max_offset` moves after the bytes.
     """
 
     def __init__(
@@ -57,12 +57,13 @@ class ConsumeQueue:
         writable: bool = True,
         opened: OpenFiles | None = None,
     ) -> None:
-        """Args: opened: of the store's queues together; None: this one is alone."""
+        """Args: `opened`: shared by the store's queues; None: this queue has its own."""
         self.directory = directory
-        self._file_units = file_size // fmt.UNIT_BYTES
+        self._file_units = file_size // fmt.QUEUE_UNIT_BYTES
         opened = OpenFiles(files) if opened is None else opened
         self._queue = QueueFiles(directory, file_size, opened=opened, writable=writable)
         self._writable = writable
+
         #: oldest readable queue offset
         self.min_offset = 0
         #: next queue offset
@@ -79,49 +80,54 @@ class ConsumeQueue:
         self._queue.load()
 
     def note_unsynced(self) -> None:
-        """An earlier process wrote here, and it is not known which of its bytes are on disk."""
+        """Note that an earlier process wrote here. It is unknown which of its bytes are on disk."""
         self._dirty_from = 0
         self._queue.note_unsynced()
 
     def recover(self, *, after_crash: bool = True, sound_below: int = 0) -> None:
         """Find the first unit and the end of the units.
 
-        After a crash every file that may hold units of records at or above `sound_below` (physical) is checked, and the
-        bytes after the first invalid unit are erased. Pages reach the disk in any order, and those units would become
+        After a crash every file is checked that may hold units of records at or above `sound_below` (physical). The
+        bytes after the first invalid unit are erased. Pages reach the disk in any order, and these units would become
         readable once the hole before them is filled. Otherwise only the last three files are checked.
-        Source: ConsumeQueue#recover, which always looks at three and erases nothing.
+        Source: ConsumeQueue#recover, which always checks three and erases nothing.
         """
         files = self._queue.files
         if not files:
             return
-        first = files[0].start // fmt.UNIT_BYTES
+
+        first = files[0].start // fmt.QUEUE_UNIT_BYTES
         end = first
         for file in self._doubtful(sound_below) if after_crash else files[-CLEAN_FILES:]:
             count = self._count_valid(file)
-            end = file.start // fmt.UNIT_BYTES + count
+            end = file.start // fmt.QUEUE_UNIT_BYTES + count
             if count < self._file_units:
                 break
+
         self.min_offset = self._after_blanks(first, end)
         self._set_end(self._without_blank_tail(max(end, self.min_offset)))
-        # Units that a start finds count as synced; `note_unsynced` says otherwise.
+        # Units that a start finds count as synced, unless `note_unsynced` is called.
         self._dirty_from = self.max_offset
+
         if after_crash and self._writable and self._has_data_after_end():
             self._cut_to(self.max_offset)
 
     def resume(self, end: int, below: int) -> None:
         """Continue from the known end of this queue: after the unit of its last record below a physical offset.
 
-        Units that a killed process wrote after it are dispatched again, to the same places.
-        Raises: Corrupt when that unit is not there.
+        Units that a killed process wrote after it are dispatched again, to the same offsets.
+        Raises: Corrupt if that unit is not there.
         """
-        first = self._queue.min_offset // fmt.UNIT_BYTES
+        first = self._queue.min_offset // fmt.QUEUE_UNIT_BYTES
         self.min_offset = self._after_blanks(first, end)
         self._set_end(end)
         self._dirty_from = end
+
         sound = self._queue.files and first <= end and self.max_physical_offset <= below
         if sound and self.min_offset < end:
             last = self._span(end - 1, end)
             sound = last["size"][0] > 0 and last["position"][0] >= 0 and not _is_blank(last)[0]
+
         if not sound:
             raise Corrupt(
                 f"queue {self.directory} does not end at offset {end}, where its last message was dispatched; restart "
@@ -133,7 +139,7 @@ class ConsumeQueue:
             )
 
     def _doubtful(self, sound_below: int) -> list[QueueFile]:
-        """The files that may have unsound units: from the last one on whose first unit is sound."""
+        """The files that may have unsound units: those from the last file with a sound first unit on."""
         files = self._queue.files
         for index in range(len(files) - 1, 0, -1):
             unit = self._units(files[index], 0, 1)[0]
@@ -152,7 +158,7 @@ class ConsumeQueue:
         return low
 
     def _after_blanks(self, first: int, end: int) -> int:
-        """The offset of the first unit of [first, end) that is not blank, else the end."""
+        """The offset of the first unit of [first, end) that is not blank; the end without one."""
         low, count = first, SCAN_UNITS_FIRST
         while low < end:
             blank = _is_blank(self._span(low, min(low + count, end)))
@@ -162,7 +168,8 @@ class ConsumeQueue:
         return low
 
     def _without_blank_tail(self, end: int) -> int:
-        """Blanks that fill a gap are followed by a unit. Where a crash came in between, they are dropped."""
+        """Drop blanks at the end. Blanks fill the gap before a unit, and a crash may come before that unit is
+        written."""
         count = SCAN_UNITS_FIRST
         while end > self.min_offset:
             blank = _is_blank(self._span(max(self.min_offset, end - count), end))
@@ -174,7 +181,7 @@ class ConsumeQueue:
 
     def _has_data_after_end(self) -> bool:
         """Whether there are files, or bytes that are not zero, after the end."""
-        at = self.max_offset * fmt.UNIT_BYTES
+        at = self.max_offset * fmt.QUEUE_UNIT_BYTES
         if self._queue.files[-1].start > at:
             return True
         file = self._queue.find(at)
@@ -182,7 +189,7 @@ class ConsumeQueue:
 
     def _cut_to(self, end: int) -> None:
         self._cut = True
-        self._queue.truncate_to(end * fmt.UNIT_BYTES)
+        self._queue.truncate_to(end * fmt.QUEUE_UNIT_BYTES)
 
     def _set_end(self, end: int) -> None:
         self.max_offset = end
@@ -197,10 +204,9 @@ class ConsumeQueue:
     ) -> None:
         """Write the units of consecutive messages, the first of which has `queue_offset`.
 
-        Units written before are left out, so dispatching again is harmless. A gap in the queue
-        offsets (foreign stores may have one) is filled with blanks.
-        Raises: StorageFull; Corrupt for a gap of more than a file.
-        Source: ConsumeQueue#putMessagePositionInfo; over a gap it would shift all later offsets.
+        Units written before are left out, so dispatching again is harmless. A gap in the queue offsets (foreign stores
+        may have one) is filled with blanks. Raises: StorageFull, Corrupt for a gap of more than a file.
+        Source: ConsumeQueue#putMessagePositionInfo, which would shift all offsets after a gap.
         """
         require(
             len(positions) == len(sizes) == len(tags_codes),
@@ -209,6 +215,7 @@ class ConsumeQueue:
             sizes=len(sizes),
             tags_codes=len(tags_codes),
         )
+
         skip = 0
         if len(positions) and positions[0] < self.max_physical_offset:
             skip = int(np.searchsorted(positions + sizes, self.max_physical_offset, side="right"))
@@ -216,12 +223,14 @@ class ConsumeQueue:
             skip = max(skip, self.max_offset - queue_offset)
         if skip >= len(positions):
             return
+
         offset = queue_offset + skip
         if not self._queue.files:
-            self._queue.create_next(offset * fmt.UNIT_BYTES)
+            self._queue.create_next(offset * fmt.QUEUE_UNIT_BYTES)
             # The first file is blank up to its first unit, as RocketMQ makes it.
             self.min_offset = offset
-            self.max_offset = self._queue.min_offset // fmt.UNIT_BYTES
+            self.max_offset = self._queue.min_offset // fmt.QUEUE_UNIT_BYTES
+
         gap = offset - self.max_offset
         if gap >= self._file_units:
             raise Corrupt(
@@ -232,11 +241,13 @@ class ConsumeQueue:
                 expected=self.max_offset,
                 found=offset,
             )
-        units = np.zeros(gap + len(positions) - skip, dtype=fmt.UNIT_DTYPE)
+
+        units = np.zeros(gap + len(positions) - skip, dtype=fmt.QUEUE_UNIT_DTYPE)
         units["size"][:gap] = BLANK_SIZE
         units["position"][gap:] = positions[skip:]
         units["size"][gap:] = sizes[skip:]
         units["tags_code"][gap:] = tags_codes[skip:]
+
         self._dirty_from = min(self._dirty_from, self.max_offset)
         self._write(self.max_offset, units)
         self.max_physical_offset = int(positions[-1] + sizes[-1])
@@ -246,17 +257,18 @@ class ConsumeQueue:
         """Make an empty queue without files continue at an offset. Returns: False, with no change, if it has files."""
         if self._queue.files:
             return False
-        first = self._queue.create_next(queue_offset * fmt.UNIT_BYTES).start // fmt.UNIT_BYTES
-        blanks = np.zeros(queue_offset - first, dtype=fmt.UNIT_DTYPE)
+        file = self._queue.create_next(queue_offset * fmt.QUEUE_UNIT_BYTES)
+        first = file.start // fmt.QUEUE_UNIT_BYTES
+        blanks = np.zeros(queue_offset - first, dtype=fmt.QUEUE_UNIT_DTYPE)
         blanks["size"] = BLANK_SIZE
         self._dirty_from = min(self._dirty_from, first)
         self._write(first, blanks)
         self.min_offset = self.max_offset = queue_offset
         return True
 
-    def _write(self, offset: int, units: Units) -> None:
+    def _write(self, offset: int, units: QueueUnits) -> None:
         data = memoryview(units.tobytes())
-        at = offset * fmt.UNIT_BYTES
+        at = offset * fmt.QUEUE_UNIT_BYTES
         while data:
             file = self._queue.find(at) or self._queue.create_next()
             room = file.start + file.size - at
@@ -264,48 +276,50 @@ class ConsumeQueue:
             at += len(data[:room])
             data = data[room:]
 
-    def read(self, queue_offset: int, count: int) -> Units:
+    def read(self, queue_offset: int, count: int) -> QueueUnits:
         """Units [queue_offset, queue_offset + count), cut at `max_offset`.
 
-        Returns: UNIT_DTYPE; units of BLANK_SIZE have no message. Raises: Corrupt where the disk cannot read.
+        Returns: QUEUE_UNIT_DTYPE. Units of BLANK_SIZE have no message. Raises: Corrupt for unreadable bytes.
         """
         return self._span(queue_offset, min(queue_offset + count, self.max_offset))
 
-    def _span(self, start: int, stop: int) -> Units:
+    def _span(self, start: int, stop: int) -> QueueUnits:
         found = []
         while start < stop:
-            file = self._queue.find(start * fmt.UNIT_BYTES)
+            file = self._queue.find(start * fmt.QUEUE_UNIT_BYTES)
             if file is None:
                 break
             try:
-                part = self._units(file, start - file.start // fmt.UNIT_BYTES, stop - start)
+                part = self._units(file, start - file.start // fmt.QUEUE_UNIT_BYTES, stop - start)
             except FileNotFoundError:
                 # The file has been deleted.
                 break
             found.append(part)
             start += len(part)
+
         if len(found) == 1:
             return found[0]
-        return np.concatenate(found) if found else np.empty(0, dtype=fmt.UNIT_DTYPE)
+        return np.concatenate(found) if found else np.empty(0, dtype=fmt.QUEUE_UNIT_DTYPE)
 
-    def _units(self, file: QueueFile, low: int, count: int) -> Units:
+    def _units(self, file: QueueFile, low: int, count: int) -> QueueUnits:
         """Units of a file from its `low`-th on, at most `count`."""
         count = min(count, self._file_units - low)
-        data = file.pread(count * fmt.UNIT_BYTES, low * fmt.UNIT_BYTES)
-        return np.frombuffer(data, dtype=fmt.UNIT_DTYPE)
+        data = file.pread(count * fmt.QUEUE_UNIT_BYTES, low * fmt.QUEUE_UNIT_BYTES)
+        return np.frombuffer(data, dtype=fmt.QUEUE_UNIT_DTYPE)
 
     def truncate(self, physical_offset: int) -> None:
         """Drop the units of records that end above `physical_offset`, and zero their bytes.
 
-        Durable: nothing before the next `sync`. A power loss may bring the units back, but it comes with another boot,
-        after which nothing above the dispatched mark is believed. Source: ConsumeQueue#truncateDirtyLogicFiles, which
-        zeroes nothing.
+        Durable: after the next `sync`. A power loss may bring the units back. But then the boot is another one, after
+        which nothing above the dispatched mark is believed. Source: ConsumeQueue#truncateDirtyLogicFiles, which zeroes
+        nothing.
         """
         if self.max_physical_offset <= physical_offset:
             return
+
         end = self.min_offset
         for file in reversed(self._queue.files):
-            first = file.start // fmt.UNIT_BYTES
+            first = file.start // fmt.QUEUE_UNIT_BYTES
             low = max(self.min_offset, first)
             units = self._span(low, min(self.max_offset, first + self._file_units))
             kept = ~_is_blank(units) & (
@@ -314,40 +328,45 @@ class ConsumeQueue:
             if kept.any():
                 end = low + int(np.flatnonzero(kept)[-1]) + 1
                 break
+
         self._cut_to(end)
         self._set_end(end)
 
     def correct_min_offset(self, min_physical: int) -> None:
-        """After log files were deleted: begin at the first unit at or above `min_physical`.
+        """Begin at the first unit at or above `min_physical`. Callers: after log files were deleted.
 
-        With no such unit the queue becomes empty and keeps its next offset.
+        Without such a unit the queue becomes empty and keeps its next offset.
         Source: ConsumeQueue#correctMinOffset.
         """
         # Units appended from here on are of present records.
         low, end = self.min_offset, self.max_offset
         count = SCAN_UNITS_FIRST
         while low < end:
-            file = self._queue.find(low * fmt.UNIT_BYTES)
-            stop = end if file is None else min(end, (file.start + file.size) // fmt.UNIT_BYTES)
+            file = self._queue.find(low * fmt.QUEUE_UNIT_BYTES)
+            stop = (
+                end if file is None else min(end, (file.start + file.size) // fmt.QUEUE_UNIT_BYTES)
+            )
             last = self._span(stop - 1, stop)
             if len(last) and last["position"][0] < min_physical:
-                # So are all units of this file but the blank ones.
+                # All units of this file are below it, but for blank ones.
                 low = stop
                 continue
+
             units = self._span(low, min(low + count, stop))
             alive = (units["position"] >= min_physical) & ~_is_blank(units)
             if alive.any():
                 self.min_offset = low + int(alive.argmax())
                 return
             low, count = low + max(1, len(units)), SCAN_UNITS
+
         self.min_offset = end
 
     def delete_expired(self) -> None:
-        """Delete the files whose every unit is below `min_offset`, but never the last one.
+        """Delete the files whose units are all below `min_offset`, but never the last file.
 
         Durable: at return. Source: MappedFileQueue#deleteExpiredFileByOffset.
         """
-        end = self.min_offset * fmt.UNIT_BYTES
+        end = self.min_offset * fmt.QUEUE_UNIT_BYTES
         while len(self._queue.files) > 1 and self._queue.files[1].start <= end:
             self._queue.delete_first()
 
@@ -357,7 +376,7 @@ class ConsumeQueue:
         return self._dirty_from < self.max_offset or self._cut
 
     def start_writeback(self) -> None:
-        """Before many syncs."""
+        """Ask the kernel to begin writing dirty pages. Callers: before many syncs."""
         for file in self._dirty_files(self.max_offset):
             file.start_writeback()
 
@@ -366,11 +385,11 @@ class ConsumeQueue:
         start, stop = self._dirty_from, end + self._cut
         if start >= stop:
             return []
-        return self._queue.overlapping(start * fmt.UNIT_BYTES, stop * fmt.UNIT_BYTES)
+        return self._queue.overlapping(start * fmt.QUEUE_UNIT_BYTES, stop * fmt.QUEUE_UNIT_BYTES)
 
     def sync(self) -> None:
-        """fdatasync the units written since the last sync; `OpenFiles.sync_names` syncs names. Raises: OSError."""
-        # Read once: units that are appended from here on count for the next sync, in whichever file they are.
+        """fdatasync the units written since the last sync. `OpenFiles.sync_names` syncs names. Raises: OSError."""
+        # Read the end once: units that are appended from here on are for the next sync, in whichever file they are.
         end = self.max_offset
         files = self._dirty_files(end)
         before = self._dirty_from, self._cut
@@ -383,14 +402,14 @@ class ConsumeQueue:
             self._cut |= before[1]
             raise
 
-    def place(self, queue_offset: int) -> tuple[Path, int]:
-        """The file that holds a unit and the unit's position in it; the directory where no file does."""
-        at = queue_offset * fmt.UNIT_BYTES
+    def locate(self, queue_offset: int) -> tuple[Path, int]:
+        """The file that holds a unit, and the unit's position in the file. Without such a file: the directory."""
+        at = queue_offset * fmt.QUEUE_UNIT_BYTES
         file = self._queue.find(at)
         return (self.directory, at) if file is None else (file.path, at - file.start)
 
     def bytes_after_end(self) -> int | None:
-        """The queue offset after the last unit when there are bytes that are not zero, else None."""
+        """The queue offset after the last unit if non-zero bytes follow it; otherwise None."""
         if not self._queue.files or not self._has_data_after_end():
             return None
         return self.max_offset
@@ -400,7 +419,7 @@ class ConsumeQueue:
         self._queue.close()
 
 
-def _is_blank(units: Units) -> Bools:
+def _is_blank(units: QueueUnits) -> Bools:
     return np.asarray((units["position"] == 0) & (units["size"] == BLANK_SIZE), dtype=np.bool_)
 
 

@@ -13,35 +13,35 @@ from raymq.store import format as fmt
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt
 from raymq.store.files import Files
+from raymq.store.topics import QueueKey
 
 from .consume_queue import ConsumeQueue, queue_directory
 from .queue_files import OpenFiles
 
-Key = tuple[str, int]
-
-#: the syncs of more queues than that are begun together
+#: for more dirty queues than this, writing begins in all of them before the first sync
 SYNCED_ALONE_MAX = 16
 
 
 class ConsumeQueues:
-    """One thread appends and truncates; one syncs; any may look up and read."""
+    """Callers: one thread appends and truncates, one syncs, any may look up and read."""
 
     def __init__(self, root: Path, config: StoreConfig, *, files: Files) -> None:
         self._root = root
         self._directory = root / "consumequeue"
         self._file_size = config.consume_queue_file_size_bytes
         self._files = files
+
         #: files that have a descriptor
         self.opened = OpenFiles(files)
-        self._queues: dict[Key, ConsumeQueue] = {}
-        #: queues that are not open yet, and the offsets where they end
-        self._unopened: dict[Key, int] = {}
+        self._queues: dict[QueueKey, ConsumeQueue] = {}
+        #: queues that are not open yet, and their ends
+        self._unopened: dict[QueueKey, int] = {}
         #: the physical offset up to which unopened queues are dispatched, and the log's start
         self._dispatched = self._min_physical = 0
-        #: an earlier process may have left them unsynced
+        #: an earlier process may have left unopened queues unsynced
         self._unsynced = False
         self._lock = threading.Lock()
-        #: called when a queue does not, or will not, agree with the log
+        #: called if a queue does not agree with the log, or will not
         self.on_differing: Callable[[], None] = lambda: None
 
     def load(self, *, after_crash: bool, sound_below: int) -> None:
@@ -56,10 +56,13 @@ class ConsumeQueues:
                     if after_crash:
                         queue.note_unsynced()
 
-    def load_known_ends(self, ends: dict[Key, int], dispatched: int, *, unsynced: bool) -> None:
-        """Instead of `load`: take the known end of each queue, and open a queue when it is first used.
+    def load_known_ends(
+        self, ends: dict[QueueKey, int], dispatched: int, *, unsynced: bool
+    ) -> None:
+        """Take the known end of each queue, and open a queue at its first use. Callers: instead of `load`.
 
-        Args: dispatched: all messages below this physical offset have units; unsynced: not all of them on disk.
+        Args: `dispatched`: all messages below this physical offset have units. `unsynced`: some units may not be on
+        disk.
         """
         self._unopened = {key: end for key, end in ends.items() if end}
         self._dispatched, self._unsynced = dispatched, unsynced
@@ -68,14 +71,14 @@ class ConsumeQueues:
         """Whether a queue of `load_known_ends` was not opened yet."""
         return (topic, queue_id) in self._unopened
 
-    def missing(self) -> list[Key]:
-        """The queues of `load_known_ends` of which the last file is gone."""
+    def missing(self) -> list[QueueKey]:
+        """The queues of `load_known_ends` whose last file is gone."""
         return [key for key, end in self._unopened.items() if not self._has_file(*key, end)]
 
     def _has_file(self, topic: str, queue_id: int, end: int) -> bool:
-        # A queue that went on without messages (`begin_at`) may have the file of its next unit only.
+        # A queue that continues without messages (`begin_at`) may have only the file of its next unit.
         for unit in (end - 1, end):
-            at = unit * fmt.UNIT_BYTES
+            at = unit * fmt.QUEUE_UNIT_BYTES
             name = fmt.file_name(at - at % self._file_size)
             try:
                 length = self._files.length(f"{self._directory}/{topic}/{queue_id}/{name}")
@@ -85,9 +88,9 @@ class ConsumeQueues:
         return False
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, made if there is none. Its files come with its first unit.
+        """The queue, created if it is missing. Its files are created with its first unit.
 
-        Raises: Corrupt for one that is not on disk as it was dispatched.
+        Raises: Corrupt for a queue that is not on disk as it was dispatched.
         """
         key = (topic, queue_id)
         queue = self._queues.get(key)
@@ -98,9 +101,10 @@ class ConsumeQueues:
                     queue = self._open(key)
         return queue
 
-    def _open(self, key: Key) -> ConsumeQueue:
+    def _open(self, key: QueueKey) -> ConsumeQueue:
         directory = queue_directory(self._root, *key)
         queue = ConsumeQueue(directory, self._file_size, files=self._files, opened=self.opened)
+
         end = self._unopened.get(key)
         if end is not None:
             try:
@@ -112,6 +116,7 @@ class ConsumeQueues:
             queue.correct_min_offset(self._min_physical)
             if self._unsynced:
                 queue.note_unsynced()
+
         self._queues[key] = queue
         self._unopened.pop(key, None)
         return queue
@@ -132,12 +137,12 @@ class ConsumeQueues:
         """The half-open range of readable offsets of a queue; (0, 0) without one. Raises: as `get`."""
         end = self._unopened.get((topic, queue_id))
         if end is not None and not self._min_physical:
-            # Nothing was ever deleted: there is nothing to look at.
+            # Nothing was ever deleted, so the queue begins at 0.
             return 0, end
         queue = self.find(topic, queue_id)
         return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
 
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[QueueKey]:
         """Every (topic, queue), sorted."""
         return sorted({*list(self._queues), *list(self._unopened)})
 
@@ -145,12 +150,12 @@ class ConsumeQueues:
         """Every queue that is open now."""
         return list(self._queues.values())
 
-    def items(self) -> list[tuple[Key, ConsumeQueue]]:
+    def items(self) -> list[tuple[QueueKey, ConsumeQueue]]:
         """Every queue that is open now, by topic and queue id."""
         return list(self._queues.items())
 
     def _wake(self, ends_above: int = 0) -> None:
-        """Open the queues that rest and end above an offset."""
+        """Open the unopened queues that end above a queue offset."""
         for key, end in list(self._unopened.items()):
             if end > ends_above:
                 self.get(*key)
@@ -168,16 +173,16 @@ class ConsumeQueues:
     def correct_min_offsets(self, min_physical: int) -> None:
         """Begin each queue at its first message at or above `min_physical`, the log's start."""
         with self._lock:
-            # Queues opened from now on get it in `_open`.
+            # Queues that are opened later use it in `_open`.
             self._min_physical = min_physical
             opened = self.all()
         for queue in opened:
             queue.correct_min_offset(min_physical)
 
     def delete_expired(self) -> None:
-        """Delete the files that are only about messages out of range."""
+        """Delete the files that have only messages out of range."""
         # Other queues have one file, which stays.
-        self._wake(self._file_size // fmt.UNIT_BYTES)
+        self._wake(self._file_size // fmt.QUEUE_UNIT_BYTES)
         for queue in self.all():
             queue.delete_expired()
 

@@ -1,6 +1,6 @@
 """Reading a queue as RocketMQ's brokers do: statuses, limits of one answer, filters.
 
-Source: DefaultMessageStore#getMessage, RocketMQ 5.3.3. RayMQ's own consumers read by `Reader.fetch`.
+Source: DefaultMessageStore#getMessage, RocketMQ 5.3.3. RayMQ's own consumers use `Reader.fetch`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.log_reads import Records
 from raymq.store.state import ShardState
 
-from .consume_queue import BLANK_SIZE, Units
+from .consume_queue import BLANK_SIZE, QueueUnits
 from .consume_queues import ConsumeQueues
 from .message_filter import MessageFilter, TagFilter
 from .sql_filter import SqlFilter
@@ -55,10 +55,10 @@ class GetMessageStatus(Enum):
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
     #: examined messages are gone from the log
     MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
-    #: a consume queue file is missing; the next one is to be read
+    #: a consume queue file is missing; the reader continues with the next one
     OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
     OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
-    #: the offset is the next one to come
+    #: the offset is that of the next message
     OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
     NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
@@ -72,20 +72,20 @@ class GetMessageResult(NamedTuple):
     next_begin_offset: int
     min_offset: int
     max_offset: int
-    #: records byte for byte, a binary column; neighbours are not copied
+    #: records byte for byte, a binary column. Neighbours are not copied
     records: pa.ChunkedArray
     #: queue offset of each record
     queue_offsets: Int64s
-    #: the reader lags by more bytes than this host's memory holds
+    #: the reader lags by more bytes than this host's memory has
     suggest_pulling_from_slave: bool
 
 
 class _Picked(NamedTuple):
-    """Examined units."""
+    """The result of a look at some units."""
 
-    #: which of them are wanted and fit
+    #: rows of the units that are wanted and fit
     rows: Int64s
-    #: how many were examined
+    #: number of examined units
     seen: int
     #: the answer suggests to read from a slave
     far_behind: bool
@@ -115,17 +115,19 @@ class GetMessage:
     ) -> GetMessageResult:
         """Messages of a queue from `offset` on, at most `max_nums`, below the confirmed end.
 
-        Never raises for an offset: the status says why, and `next_begin_offset` where to continue.
-        Raises: Corrupt for a record that is damaged, or that the disk does not give back.
+        An offset is never an error: the status says why nothing is read, and `next_begin_offset` where to continue.
+        Raises: Corrupt for a damaged or unreadable record.
         """
         queue = self._queues.find(topic, queue_id)
         low, high = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
         refused = self.refuse(topic, queue_id, offset, low, high)
         if refused is not None or queue is None:
             return refused or nothing(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0, low, high)
+
         size_limit = min(max(max_bytes, BYTES_MIN), BYTES_MAX)
-        span = max(self._config.max_filter_message_size // fmt.UNIT_BYTES, max_nums)
-        file_units = self._config.consume_queue_file_size_bytes // fmt.UNIT_BYTES
+        span = max(self._config.max_filter_message_size // fmt.QUEUE_UNIT_BYTES, max_nums)
+        file_units = self._config.consume_queue_file_size_bytes // fmt.QUEUE_UNIT_BYTES
+
         begin = following = offset
         try:
             for _ in range(self._config.travel_cq_file_num_when_get_message):
@@ -141,6 +143,7 @@ class GetMessage:
         except OffsetOutOfRange:
             # Records were deleted after the log's start was read: now the log begins later.
             return self.get(topic, queue_id, offset, max_nums, max_bytes=max_bytes, wanted=wanted)
+
         return GetMessageResult(
             picked.status, following, low, high, records, begin + picked.rows, picked.far_behind
         )
@@ -148,16 +151,18 @@ class GetMessage:
     def refuse(
         self, topic: str, queue_id: int, offset: int, low: int, high: int
     ) -> GetMessageResult | None:
-        """The answer to an offset at which there is nothing to read."""
+        """The answer for an offset at which there is nothing to read; None if there is something."""
         if not high:
             info = self._state.topics.get(topic)
             known = info is not None and 0 <= queue_id < info.queues
             if known or self._queues.find(topic, queue_id) is not None:
                 return nothing(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
             return nothing(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0, low, high)
+
         if offset < low:
             return nothing(GetMessageStatus.OFFSET_TOO_SMALL, low, low, high)
-        # After a start, dispatch may not have reached its former end yet: the reader waits there.
+
+        # After a start, dispatch may not have reached its former end: the reader waits there.
         coming = offset <= self._state.next_offsets.get((topic, queue_id), 0)
         if offset == high or (offset > high and coming):
             return nothing(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
@@ -166,7 +171,7 @@ class GetMessage:
         return None
 
     def _pick(
-        self, units: Units, max_nums: int, max_bytes: int, wanted: MessageFilter | None
+        self, units: QueueUnits, max_nums: int, max_bytes: int, wanted: MessageFilter | None
     ) -> _Picked:
         """Apply filter and limits as if the units were examined one after the other."""
         config = self._config
@@ -175,6 +180,7 @@ class GetMessage:
         alive = (sizes != BLANK_SIZE) & (positions >= self._log.start)
         matching: Bools | None = None if wanted is None else wanted.units(units["tags_code"])
         good = alive if matching is None else alive & matching
+
         if wanted is not None and wanted.looks_at_records:
             most = max(
                 config.max_transfer_count_on_message_in_memory,
@@ -183,16 +189,19 @@ class GetMessage:
             good = self._look_at_records(
                 units, np.flatnonzero(good), wanted, min(most, max(max_nums, 1))
             )
+
         good_sizes = np.where(good, sizes, 0)
         messages_before = np.cumsum(good) - good
         bytes_before = np.cumsum(good_sizes) - good_sizes
+
         in_memory = self._log.end - positions <= self._memory_bytes
         most_bytes, most_count = self._limits(in_memory)
         count_reached = messages_before >= np.minimum(most_count, max_nums)
         bytes_reached = bytes_before + sizes > np.minimum(most_bytes, max_bytes)
-        # The first wanted message always goes, however large.
+        # The first wanted message is always returned, however large it is.
         full = (messages_before > 0) & (count_reached | bytes_reached)
         seen = int(full.argmax()) if full.any() else len(units)
+
         rows = np.flatnonzero(good[:seen])
         status = GetMessageStatus.FOUND
         if not len(rows):
@@ -216,9 +225,9 @@ class GetMessage:
         return most_bytes, most_count
 
     def _look_at_records(
-        self, units: Units, rows: Int64s, wanted: MessageFilter, most: int
+        self, units: QueueUnits, rows: Int64s, wanted: MessageFilter, most: int
     ) -> Bools:
-        """Which units are wanted by their records. Only as many records as `most` needs are read."""
+        """A mask of the units that are wanted by their records. Only as many records as `most` needs are read."""
         good = np.zeros(len(units), dtype=np.bool_)
         found = 0
         for at in range(0, len(rows), RECORDS_AT_ONCE):
@@ -232,17 +241,17 @@ class GetMessage:
                 break
         return good
 
-    def _records(self, units: Units) -> pa.ChunkedArray:
+    def _records(self, units: QueueUnits) -> pa.ChunkedArray:
         return pa.chunked_array([record.select(*self._read(units))], pa.binary())
 
-    def _read(self, units: Units, *, check_crc: bool = True) -> Records:
-        """Raises: Corrupt for a record that is damaged, or that the disk does not give back."""
+    def _read(self, units: QueueUnits, *, check_crc: bool = True) -> Records:
+        """Read the records of units. Raises: Corrupt for a damaged or unreadable record."""
         positions = units["position"].astype(np.int64)
         return self._log.records(positions, units["size"].astype(np.int64), check_crc=check_crc)
 
 
 def _status_without_messages(alive: Bools, gone: Bools) -> GetMessageStatus:
-    """The status after units none of which is wanted: whether a deleted message follows the last one that is there."""
+    """The status if no unit is wanted. It says whether a deleted message follows the last one that is there."""
     living = np.flatnonzero(alive)
     last_living = int(living[-1]) if len(living) else 0
     if gone[last_living:].any():

@@ -1,7 +1,7 @@
-"""Which messages of a queue a reader wants: by tag, on units first, then by the records.
+"""Filters of the messages that a reader wants: first by the units, then by the records.
 
-Source: MessageFilter, ExpressionMessageFilter, FilterAPI, RocketMQ 5.3.3. There the last step of the tag filter is the
-client's: tags of the same hash reach it.
+Source: MessageFilter, ExpressionMessageFilter, FilterAPI, RocketMQ 5.3.3. There the client makes the last step of the
+tag filter, and tags of the same hash reach it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _OR = "||"
 
 
 class MessageFilter(Protocol):
-    """A filter in two steps: by units, which costs nothing, then by the records of the units that are left."""
+    """A filter in two steps: by units, which costs nothing, and then by the records of the remaining units."""
 
     #: whether there is a second step
     looks_at_records: bool
 
     def units(self, tags_codes: Int64s) -> Bools | None:
-        """Which units may be wanted; None: all of them."""
+        """A mask of the units that may be wanted; None: all units."""
 
     def records(self, properties: pa.Array) -> Bools:
-        """Which records are wanted, by their properties strings."""
+        """A mask of the records that are wanted, by their properties strings."""
 
 
 class TagFilter:
-    """Messages of one or more tags, `TagA || TagB`; `*` is all messages."""
+    """Messages of one or more tags, `TagA || TagB`. `*` means all messages."""
 
     def __init__(self, expression: str = ALL) -> None:
         """Raises: Rejected for an expression without a tag."""

@@ -27,7 +27,7 @@ OPEN_FILES_MAX = 256
 
 
 class OpenFiles:
-    """Which consume queue files of a store have a descriptor, and which directories have names to be synced.
+    """The consume queue files of a store that have a descriptor, and the directories that have unsynced names.
 
     Callers: any thread.
     """
@@ -36,15 +36,15 @@ class OpenFiles:
         self.files = files
         self._limit = limit
         self._lock = threading.Lock()
-        #: the least recently used first
+        #: open files, the least recently used first
         self._open: OrderedDict[QueueFile, None] = OrderedDict()
         #: directories with names that no sync has made durable
         self._unsynced: dict[Path, None] = {}
 
-    def used(self, file: QueueFile) -> None:
-        """Keep this file open. Over the limit the file that was not used for longest is closed."""
+    def note_used(self, file: QueueFile) -> None:
+        """Note a use of a file: it stays open. Over the limit the least recently used file is closed."""
         try:
-            # One bytecode of the interpreter: needs no lock.
+            # This is one bytecode of the interpreter, so it needs no lock.
             self._open.move_to_end(file)
             return
         except KeyError:
@@ -56,8 +56,8 @@ class OpenFiles:
             oldest, _ = self._open.popitem(last=False)
         oldest.let_go()
 
-    def closed(self, file: QueueFile) -> None:
-        """This file needs no descriptor any more."""
+    def note_closed(self, file: QueueFile) -> None:
+        """Drop a closed file from the list."""
         with self._lock:
             self._open.pop(file, None)
 
@@ -67,12 +67,12 @@ class OpenFiles:
         return len(self._open)
 
     def note_unsynced(self, directory: Path) -> None:
-        """A name was made in a directory."""
+        """Remember that a name was made in a directory."""
         with self._lock:
             self._unsynced[directory] = None
 
     def sync_names(self, directories: Iterable[Path] | None = None) -> None:
-        """Durable: the names that were noted before, in these directories or in all. Raises: OSError."""
+        """fsync the directories with noted names, these or all. Durable: those names. Raises: OSError."""
         for directory in list(self._unsynced) if directories is None else directories:
             with self._lock:
                 noted = directory in self._unsynced
@@ -87,7 +87,7 @@ class OpenFiles:
 
 @dataclass(eq=False)
 class QueueFile:
-    """One file. Callers: one writer; any thread may read and sync beside it."""
+    """One file. Callers: one writer; any thread may read and sync meanwhile."""
 
     path: Path
     #: offset of the first byte
@@ -100,12 +100,12 @@ class QueueFile:
     #: the file has no name any more, or its queue is closed
     _ended: bool = False
     #: held while the descriptor is used, so that its number cannot be given to another file
-    _living: threading.Lock = field(default_factory=threading.Lock)
+    _fd_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def create(self) -> None:
-        """Make the file, without a block. Durable: nothing. Raises: StorageFull, OSError."""
+        """Make the file, without blocks. Durable: nothing. Raises: StorageFull, OSError."""
         files = self._opened.files
-        with self._living:
+        with self._fd_lock:
             self._fd = files.open_file(self.path, create=True)
             try:
                 files.truncate(self._fd, self.size)
@@ -114,21 +114,21 @@ class QueueFile:
                 self._fd = -1
                 files.unlink(self.path)
                 raise
-        self._opened.used(self)
+        self._opened.note_used(self)
 
     def _use(self, work: Callable[[int], T]) -> T:
         """Call `work` with the file's descriptor. Raises: FileNotFoundError after a delete."""
-        with self._living:
+        with self._fd_lock:
             if self._fd < 0:
                 if self._ended:
                     raise FileNotFoundError(errno.ENOENT, "closed or deleted", str(self.path))
                 self._fd = self._opened.files.open_file(self.path, writable=self._writable)
             found = work(self._fd)
-        self._opened.used(self)
+        self._opened.note_used(self)
         return found
 
     def pread(self, nbytes: int, position: int) -> bytes:
-        """Read at a position inside the file. Raises: Corrupt where the disk cannot, or the file is too short."""
+        """Read at a position inside the file. Raises: Corrupt for unreadable bytes, or if the file is too short."""
         try:
             data = self._use(lambda fd: self._opened.files.pread(fd, nbytes, position))
         except OSError as error:
@@ -143,7 +143,7 @@ class QueueFile:
 
     def _damaged(self, reason: str, position: int) -> Corrupt:
         return Corrupt(
-            f"{self.path} {reason}; stop the store and delete the queue's directory, the next start builds it anew",
+            f"{self.path} {reason}; stop the store and delete the queue's directory; the next start rebuilds it",
             path=str(self.path),
             offset=self.start + position,
             rule="consume queue files can be read",
@@ -176,7 +176,7 @@ class QueueFile:
         self._use(lambda fd: self._opened.files.drop_cached(fd, 0, 0))
 
     def sync(self) -> None:
-        """fdatasync; nothing after a delete. Raises: OSError."""
+        """fdatasync. After a delete nothing happens. Raises: OSError."""
         try:
             self._use(self._opened.files.sync_data)
         except FileNotFoundError:
@@ -184,8 +184,8 @@ class QueueFile:
                 raise
 
     def let_go(self) -> None:
-        """Close the descriptor; the next use opens another one."""
-        with self._living:
+        """Close the descriptor. The next use opens another one."""
+        with self._fd_lock:
             if self._fd >= 0:
                 self._opened.files.close(self._fd)
                 self._fd = -1
@@ -193,14 +193,14 @@ class QueueFile:
     def end(self) -> None:
         """Close the descriptor for good."""
         self._ended = True
-        self._opened.closed(self)
+        self._opened.note_closed(self)
         self.let_go()
 
 
 class QueueFiles:
     """Files named by 20-digit start offsets, contiguous, all of `file_size` bytes.
 
-    Invariant: the name of a file is durable before the next file is made: so no power loss leaves a gap.
+    Invariant: the name of a file is durable before the next file is made, so no power loss leaves a gap.
     """
 
     def __init__(
@@ -211,16 +211,17 @@ class QueueFiles:
         self._opened = opened
         self._files = opened.files
         self._writable = writable
-        #: over growth and cuts
-        self._grow = threading.Lock()
-        #: ascending by start, contiguous; replaced, never changed: readers look files up in the one they took
+        #: held by growth and cuts
+        self._growth_lock = threading.Lock()
+        #: ascending by start, contiguous. The list is replaced, never changed: readers look files up in the list they
+        #: took
         self.files: list[QueueFile] = []
 
     def load(self) -> None:
         """Find the files.
 
-        A file that is shorter and holds only zeros was never finished. It is deleted, and so are the files after it, of
-        which a power loss left more. Raises: Corrupt for a name that is not an offset, a wrong length, a gap.
+        A file that is shorter and has only zeros was never finished. It is deleted with the files after it, which a
+        power loss may leave. Raises: Corrupt for a name that is not an offset, a wrong length, a gap.
         """
         self.close()
         found: list[QueueFile] = []
@@ -233,10 +234,12 @@ class QueueFiles:
                 unfinished.append(path)
             else:
                 found.append(self._checked(path, length, found))
+
         for path in reversed(unfinished if self._writable else []):
             self._files.unlink(path)
-            # One after the other, newest first: the files that a crash leaves begin with an unfinished one again.
+            # Files are removed one by one, newest first. After a crash the rest begins with an unfinished file again.
             self._files.sync_dir(self.directory)
+
         self.files = found
 
     def _checked(self, path: Path, length: int, before: list[QueueFile]) -> QueueFile:
@@ -254,11 +257,11 @@ class QueueFiles:
 
     @property
     def min_offset(self) -> int:
-        """Start of the oldest file; 0 when there is none."""
+        """Start of the oldest file; 0 if there is none."""
         return self.files[0].start if self.files else 0
 
     def find(self, offset: int) -> QueueFile | None:
-        """The file that holds `offset`, None outside."""
+        """The file that holds `offset`; None if no file does."""
         files = self.files
         if not files:
             return None
@@ -268,9 +271,9 @@ class QueueFiles:
     def create_next(self, start: int | None = None) -> QueueFile:
         """Create the next file, or the first one at `start` (rounded down).
 
-        Durable: nothing but the name of the file before. Raises: StorageFull, OSError.
+        Durable: only the name of the file before. Raises: StorageFull, OSError.
         """
-        with self._grow:
+        with self._growth_lock:
             if self.files:
                 self._opened.sync_names(self._named_in())
                 start = self.files[-1].start + self.file_size
@@ -300,14 +303,14 @@ class QueueFiles:
             self._opened.note_unsynced(step.parent)
 
     def delete_first(self) -> None:
-        """Delete the oldest file; there must be another one.
+        """Delete the oldest file. There must be another one.
 
         Durable: at return, so that no crash leaves a younger file deleted and an older one not.
         """
-        with self._grow:
+        with self._growth_lock:
             require(len(self.files) > 1, "the last file stays", files=len(self.files))
             first = self.files[0]
-            # Where one of these fails the file stays in the list, and is unlinked again before any younger one.
+            # If one of these fails, the file stays in the list, and is unlinked again before any younger one.
             self._files.unlink(first.path)
             fail_point("files.unlinked")
             self._files.sync_dir(self.directory)
@@ -317,14 +320,14 @@ class QueueFiles:
     def truncate_to(self, offset: int) -> None:
         """Cut at `offset`: later files are destroyed, the rest of its file is made zero.
 
-        Durable: that later files are gone. The oldest file stays even when it begins at `offset` or above.
+        Durable: that later files are gone. The oldest file stays even if it begins at `offset` or above.
         """
-        with self._grow:
+        with self._growth_lock:
             while len(self.files) > 1 and self.files[-1].start >= offset:
                 last, self.files = self.files[-1], self.files[:-1]
                 last.end()
                 self._files.unlink(last.path)
-                # One after the other: were two names lost in the wrong order, a gap would be found at the next start.
+                # Names are removed one by one. If two were lost in the wrong order, the next start would find a gap.
                 self._files.sync_dir(self.directory)
             for file in self.files[-1:]:
                 if file.start + self.file_size > offset:
@@ -337,7 +340,7 @@ class QueueFiles:
         ]
 
     def note_unsynced(self) -> None:
-        """The names of these files, of the queue and of its topic may not be durable."""
+        """Note that the names of these files, of the queue and of its topic may not be durable."""
         for directory in self._named_in():
             self._opened.note_unsynced(directory)
 

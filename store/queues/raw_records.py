@@ -1,4 +1,4 @@
-"""Raw records as a fetch answers them: one binary column, which its reader looks through before it uses it."""
+"""Raw records as a fetch returns them: one binary column, which its reader checks before using it."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def fault_of(part: FetchSlice) -> RecordFault | None:
 
 
 def before(part: FetchSlice, row: int) -> FetchSlice:
-    """The answer up to a row, which is not the first."""
+    """The answer up to `row`, which is not the first row."""
     records: Any = part.records
     whole = records.slice(0, row)
     following = part.first_offset + row
     if part.next_offset - part.first_offset != len(records):
-        # Of a compacted topic there are gaps.
+        # The offsets of a compacted topic have gaps.
         following = _LONG.unpack_from(whole[row - 1].as_py(), fmt.QUEUE_OFFSET_AT)[0] + 1
     return part._replace(records=whole, next_offset=following)
 
 
 def decode_records(records: pa.Array, *, columns: tuple[str, ...] | None = None) -> pa.RecordBatch:
-    """Raw records of a fetch as columns of `RECORD_SCHEMA`: all of them, or those named."""
+    """Raw records of a fetch as columns of `RECORD_SCHEMA`: all columns, or the named ones."""
     offsets = value_offsets(records).astype(np.int64)
     return decode(records.buffers()[2], offsets[:-1], np.diff(offsets), columns=columns)

@@ -14,10 +14,10 @@ from raymq.store.log.log_reads import Records
 from raymq.store.requests import FetchSlice
 from raymq.store.state import ShardState
 
-from .consume_queue import BLANK_SIZE, ConsumeQueue, Units
+from .consume_queue import BLANK_SIZE, ConsumeQueue, QueueUnits
 from .consume_queues import ConsumeQueues
 
-#: consume queue units looked at first, more where they are of short records
+#: consume queue units read first; more if their records are short
 UNITS_FIRST = 1024
 #: copies of less than this cost less than another read
 NEIGHBOURS_MIN_BYTES = 256 << 10
@@ -38,24 +38,28 @@ class Reader:
     ) -> FetchSlice:
         """Read records of one queue from `offset`, at least one if there is one, never above the confirmed end.
 
-        Returns: raw RocketMQ records as one binary column, without a copy where they are neighbours. Where most of them
-        are neighbours, only the first group of neighbours. The caller checks each record (`first_fault`).
-        Raises: OffsetOutOfRange below the queue's first offset, or above its last one in the log. Corrupt for a
-        damaged consume queue, and for bytes that the disk does not give back.
+        Returns: raw RocketMQ records as one binary column, without a copy if they are neighbours. If most of them
+        are neighbours, only the first group of neighbours is returned. The caller checks each record (`first_fault`).
+        Raises: OffsetOutOfRange below the queue's first offset, or above its last one in the log. Corrupt for a damaged
+        consume queue, and for unreadable bytes.
         """
         low, high = self._queues.range(topic, queue_id)
         if high < offset <= self._state.next_offsets.get((topic, queue_id), 0):
-            # The log has it: after a restart the queue grows there again, in a mirror with the confirmed end.
+            # The log has the message: after a restart the queue grows up to there again, in a mirror with the confirmed
+            # end.
             high = offset
         if offset < low or offset > high:
             raise out_of_range(topic, queue_id, offset, low, high)
+
         count = min(max_records, high - offset)
         if count <= 0:
             return FetchSlice(queue_id, offset, offset, low, high, _NO_RECORDS, None)
+
         units = self._units_for(self._queues.get(topic, queue_id), offset, count, max_bytes)
         if not len(units):
-            # Deleted since the range was read.
+            # The message was deleted after the range was read.
             raise out_of_range(topic, queue_id, offset, *self._queues.range(topic, queue_id))
+
         # Queues of foreign stores may have gaps, filled with units that point at nothing.
         solid = units["size"] != BLANK_SIZE
         if not solid[0]:
@@ -63,6 +67,7 @@ class Reader:
             return FetchSlice(queue_id, offset, following, low, high, _NO_RECORDS, None)
         if not solid.all():
             units = units[: int(solid.argmin())]
+
         positions, sizes = self._chosen(units, max_bytes)
         self._check_units(topic, queue_id, offset, positions, sizes)
         try:
@@ -71,12 +76,13 @@ class Reader:
             raise out_of_range(
                 topic, queue_id, offset, *self._queues.range(topic, queue_id)
             ) from error
+
         records = record.select(found.data, found.starts, found.sizes)
         return FetchSlice(queue_id, offset, offset + len(found.starts), low, high, records, None)
 
     @staticmethod
-    def _units_for(queue: ConsumeQueue, offset: int, count: int, max_bytes: int) -> Units:
-        """Units from `offset` on: `count` of them, or as many as have more than `max_bytes` of records."""
+    def _units_for(queue: ConsumeQueue, offset: int, count: int, max_bytes: int) -> QueueUnits:
+        """Units from `offset` on: `count` units, or as many as have more than `max_bytes` of records."""
         look = min(count, UNITS_FIRST)
         units = queue.read(offset, look)
         while look < count and units["size"].sum(dtype=np.int64) <= max_bytes:
@@ -84,7 +90,7 @@ class Reader:
             units = queue.read(offset, look)
         return units
 
-    def _chosen(self, units: Units, max_bytes: int) -> tuple[Int64s, Int64s]:
+    def _chosen(self, units: QueueUnits, max_bytes: int) -> tuple[Int64s, Int64s]:
         """Positions and sizes of the first records that are read together: in one file, of at most `max_bytes`."""
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
@@ -95,11 +101,11 @@ class Reader:
         return positions[:count], sizes[:count]
 
     def _file_start(self, positions: Int64s) -> int:
-        """Where the file of the first record begins."""
+        """Start of the file that has the first record."""
         return int(positions[0]) // self._file_size * self._file_size
 
     def _read_records(self, positions: Int64s, sizes: Int64s) -> Records:
-        """Read records; those after a bad sector are left out. Raises: Corrupt where the first one has it."""
+        """Read records. Those after a bad sector are left out. Raises: Corrupt if the first record has it."""
         try:
             return self._log.records(positions, sizes, whole=False)
         except Corrupt as error:
@@ -111,11 +117,11 @@ class Reader:
             return self._log.records(positions[:count], sizes[:count], whole=False)
 
     def check(self, topic: str, queue_id: int, offset: int) -> None:
-        """Raises: Corrupt when the message at an offset is damaged, or the disk does not give it back."""
+        """Check the message at an offset. Raises: Corrupt if it is damaged or unreadable."""
         queue = self._queues.find(topic, queue_id)
         if queue is None or not queue.min_offset <= offset < queue.max_offset:
             return
-        # A fetch passes over a gap, so the message after it is checked.
+        # A fetch skips a gap, so the message after it is checked.
         units = queue.read(offset, UNITS_FIRST)
         units = units[units["size"] != BLANK_SIZE][:1]
         self._log.records(units["position"].astype(np.int64), units["size"].astype(np.int64))
@@ -123,7 +129,8 @@ class Reader:
     def _check_units(
         self, topic: str, queue_id: int, offset: int, positions: Int64s, sizes: Int64s
     ) -> None:
-        """Consume queues are a cache without a checksum. Raises: Corrupt for units that point at no records."""
+        """Check units: a consume queue is a cache without a checksum. Raises: Corrupt for units that point at no
+        record."""
         starts = positions - self._file_start(positions)
         ends = starts + sizes
         good = (starts >= 0) & (sizes >= fmt.RECORD_MIN_BYTES) & (ends <= self._file_size)
@@ -141,9 +148,9 @@ class Reader:
 
 
 def _neighbours(positions: Int64s, sizes: Int64s) -> int:
-    """How many of these records to return: the first group of neighbours, where it is long and most of them.
+    """The number of records to return: the first group of neighbours, if it is long and has most of their bytes.
 
-    Neighbours are copied once, from the file. Others are copied once more, which costs more than the rest of a read.
+    Neighbours are copied once, from the file. Other records are copied twice, which costs more than the rest of a read.
     """
     ends = positions + sizes
     apart = positions[1:] != ends[:-1]

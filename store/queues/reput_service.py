@@ -20,16 +20,17 @@ from raymq.store.put_lock import PutLock
 from raymq.store.records import rows
 from raymq.store.records.keys import Keyed, KeyedUnit
 from raymq.store.running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR, RunningFlags
+from raymq.store.topics import QueueKey
 
 from .consume_queue import ConsumeQueue
-from .consume_queues import ConsumeQueues, Key
+from .consume_queues import ConsumeQueues
 
 if TYPE_CHECKING:
     from raymq.store.index.index_builder import IndexBuilder
 
-#: appended units that are kept in memory for dispatch; when there are more, it reads them back from the log
+#: most appended units that are kept in memory for dispatch. If there are more, dispatch reads all of them from the log
 PENDING_MAX = 512
-#: longest time that dispatch holds the interpreter without a break
+#: longest time for which dispatch holds the interpreter
 SLICE_MS = 2.0
 _DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
 
@@ -46,12 +47,12 @@ class UndispatchedUnit(NamedTuple):
     sizes: Int64s
     tags_codes: Int64s
     store_time_ms: int
-    #: their properties when one of them has a key
+    #: the records' properties, if one of them has a key
     keyed: Keyed | None
 
 
 class ReputService:
-    """Moves the dispatched end of a store. Callers: one thread; `remember` under the put lock.
+    """Moves the dispatched end of a store. Callers: one thread; `remember`: with the put lock.
 
     Source: ReputMessageService.
     """
@@ -64,6 +65,7 @@ class ReputService:
         self._clock = log.clock
         self._put_lock = put_lock
         self._flags = flags
+
         self._pending: deque[UndispatchedUnit] = deque()
         #: everything below this is in the consume queues
         self.dispatched = 0
@@ -72,24 +74,24 @@ class ReputService:
         #: grows with each message that waits for a delay level or a timer
         self.delayed = 0
         #: queues that got units since `take_changed_queues` was called last
-        self._changed_queues: set[Key] = set()
-        #: damaged ranges below the confirmed end that were passed over, [start, stop)
+        self._changed_queues: set[QueueKey] = set()
+        #: damaged ranges below the confirmed end that were skipped, [start, stop)
         self._holes: list[tuple[int, int]] = []
 
     def remember(self, unit: UndispatchedUnit) -> None:
-        """Remember records that were just appended, so that they need not be read back."""
+        """Remember records that were just appended, so that dispatch need not read them from the log."""
         if len(self._pending) >= PENDING_MAX:
-            # Dispatch lags (a replica is away): it will read these units back from the log.
+            # Dispatch lags (a replica is away). It will read these units from the log.
             self._pending.clear()
         self._pending.append(unit)
 
-    def take_changed_queues(self) -> set[Key]:
+    def take_changed_queues(self) -> set[QueueKey]:
         """The queues that got units since the last call."""
         changed, self._changed_queues = self._changed_queues, set()
         return changed
 
-    def concerns(self, queues: Container[Key], confirmed: int) -> bool:
-        """Whether the records to dispatch up to `confirmed` include one of `queues`, or may do so."""
+    def concerns(self, queues: Container[QueueKey], confirmed: int) -> bool:
+        """Whether the records to dispatch up to `confirmed` include, or may include, one of `queues`."""
         with self._put_lock:
             if not self._pending or self._pending[0].start > self.dispatched:
                 # These records are in the log only.
@@ -104,26 +106,28 @@ class ReputService:
     def run(self, confirmed: int) -> int:
         """Dispatch up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.
 
-        With nothing to dispatch it indexes records dispatched before; where the index lags, in any case.
-        Raises: StorageFull, to be tried again; OSError, after which puts are refused until a dispatch succeeds
-        (in RocketMQ until a restart, but after 30 tries).
+        A call without records to dispatch indexes earlier records. If the index lags, every call does.
+        Raises: StorageFull, OSError. Call again. After an OSError puts are refused until a dispatch succeeds (in
+        RocketMQ until a restart, but only after 30 tries).
         """
         failed = self._flags.bits & WRITE_LOGICS_QUEUE_ERROR
         if self._blocked:
             return self.dispatched
+
         before = self.dispatched
         try:
             self._run(confirmed)
         except OSError:
             self._flags.set(WRITE_LOGICS_QUEUE_ERROR)
             raise
+
         if failed and self.dispatched > before:
             self._flags.clear(WRITE_LOGICS_QUEUE_ERROR)
-        # Many records are indexed at little more cost than a few, so they wait while more of them come.
-        if self.index is not None and (
-            self.dispatched == before or self.index.due(self.dispatched)
-        ):
-            self.index.run(self.dispatched)
+
+        # Indexing many records costs little more than a few, so records wait as long as dispatch finds more.
+        index, idle = self.index, self.dispatched == before
+        if index is not None and (idle or index.due(self.dispatched)):
+            index.run(self.dispatched)
         return self.dispatched
 
     def _run(self, confirmed: int) -> None:
@@ -133,6 +137,7 @@ class ReputService:
                 while self._pending and self._pending[0].start < self.dispatched:
                     self._pending.popleft()
                 unit = self._pending[0] if self._pending else None
+
             if unit is not None and unit.start == self.dispatched:
                 if unit.end > confirmed:
                     break
@@ -144,6 +149,7 @@ class ReputService:
                 upto = confirmed if unit is None else min(confirmed, unit.start)
                 if not self._from_log(upto):
                     break
+
             if self._clock.monotonic() > deadline:
                 break
 
@@ -167,7 +173,7 @@ class ReputService:
 
     @property
     def index_behind(self) -> bool:
-        """Whether the index has records to index now; False while a flag stops `run`."""
+        """Whether there are records to index now; False while a flag stops `run`."""
         if self.index is None or self._blocked:
             return False
         return self.index.behind(self.dispatched)
@@ -177,19 +183,21 @@ class ReputService:
         return bool(self._flags.bits & BLOCKS_DISPATCH & ~WRITE_LOGICS_QUEUE_ERROR)
 
     def _from_log(self, upto: int) -> bool:
-        """Dispatch a slice that is read back. Returns: whether there was any."""
+        """Dispatch a slice that is read from the log. Returns: False without one."""
         at = self.dispatched
         view, base, walk = self._log.walk(
             at,
             upto,
             check_crc=False,
-            # Recovery found these records whole; in a foreign store it does not check their physical offsets.
+            # Recovery checked these records. In a foreign store it does not check their physical offsets.
             check_position=False,
-            limit=rows.SLICE_ROWS,
+            limit=rows.DECODED_ROWS_MAX,
         )
+
         levels_ms = self._log.config.delay_levels_ms
         for run in rows.runs(view, base, walk.positions, walk.sizes, columns=rows.RUN_COLUMNS):
             self._append_units(run, rows.tags_codes(run.topic, run.batch, levels_ms))
+
         self.dispatched = self._log.next_walk_start(at, walk)
         if self.dispatched == at and walk.reason is not record.WalkStop.STOPPED:
             if walk.reason is record.WalkStop.SHORT and self._comes_later(at, upto):
@@ -198,7 +206,7 @@ class ReputService:
         return True
 
     def _comes_later(self, at: int, upto: int) -> bool:
-        """Whether the record that spans the confirmed end may be whole once all of it is confirmed."""
+        """Whether the record that spans the confirmed end may be whole after its end is confirmed."""
         end = self._log.end
         return upto < end and at + int.from_bytes(self._log.read(at, at + 4), "big") <= end
 
@@ -209,14 +217,14 @@ class ReputService:
         self._holes.append((at, self.dispatched))
 
     def _point_into_damage(self, queue: ConsumeQueue, upto: int, position: int) -> None:
-        """Units for the messages of a queue, below offset `upto`, that were damaged: they point into the damage.
+        """Append units for a queue's damaged messages below offset `upto`. The units point into the damage.
 
-        So reads of these offsets raise Corrupt. A gap would be passed over silently. `position`: of the next message.
+        So reads of these offsets raise Corrupt. A gap would be skipped silently. Args: `position`: of the next message.
         """
         for start, stop in self._holes:
             missing = upto - queue.max_offset
             count = min(missing, (stop - start) // fmt.RECORD_MIN_BYTES)
             if count > 0 and 0 <= queue.max_physical_offset <= start and stop <= position:
-                places = start + fmt.RECORD_MIN_BYTES * np.arange(count, dtype=np.int64)
+                positions = start + fmt.RECORD_MIN_BYTES * np.arange(count, dtype=np.int64)
                 sizes = np.full(count, fmt.RECORD_MIN_BYTES, dtype=np.int64)
-                queue.append(queue.max_offset, places, sizes, np.zeros(count, dtype=np.int64))
+                queue.append(queue.max_offset, positions, sizes, np.zeros(count, dtype=np.int64))

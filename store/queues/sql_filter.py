@@ -1,12 +1,12 @@
 """The SQL92 property filter: an expression over a message's properties, evaluated for whole columns.
 
-Values are texts. Compared with a number they are read as numbers, compared with TRUE or FALSE as truth values. A
-property that is missing, or not a number where one is needed, makes its comparison unknown. A message for which the
+Values are texts. In comparisons with a number they are read as numbers, with TRUE or FALSE as truth values. A
+comparison is unknown if its property is missing, or is compared with a number and is not one. A message for which the
 whole expression is unknown does not match.
 Source: SelectorParser, ComparisonExpression, LogicExpression, RocketMQ 5.3.3. RocketMQ differs in four points. A text
 that is not a number fails the whole expression, even next to OR. `NOT a = 1` is read as `(NOT a) = 1`. Integers are cut
-to 32 bits next to small ones. For a missing property CONTAINS, STARTSWITH and ENDSWITH are false, so that `NOT (a
-CONTAINS 'x')` is true.
+to 32 bits next to small ones. For a missing property CONTAINS, STARTSWITH and ENDSWITH are false, so `NOT (a CONTAINS
+'x')` is true.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Property(NamedTuple):
     name: str
 
 
-#: column of a property's values, by its name; null where it is missing
+#: name of a property -> column of its values; null if it is missing
 Columns = dict[str, pa.Array]
 #: the value of an expression for each message: true, false or null for unknown
 Condition = Callable[[Columns, int], pa.Array]
@@ -52,7 +52,7 @@ _COMPARE: dict[str, tuple[Callable[..., Any], Callable[[Any, Any], bool]]] = {
     ">": (pc.greater, operator.gt),
     ">=": (pc.greater_equal, operator.ge),
 }
-#: the parser's nodes of comparisons, and of those that are its GLOB, ILIKE and RLIKE (`_dialect`)
+#: the parser's nodes of comparisons, and of the operators that it reads as GLOB, ILIKE and RLIKE (`_dialect`)
 _SIGNS = {"eq": "=", "neq": "<>", "lt": "<", "lte": "<=", "gt": ">", "gte": ">="}
 _TEXT_PARTS: dict[str, tuple[Callable[..., Any], Callable[[str, str], bool]]] = {
     "glob": (pc.match_substring, operator.contains),
@@ -68,7 +68,7 @@ class SqlFilter:
     looks_at_records = True
 
     def __init__(self, expression: str) -> None:
-        """Raises: Rejected for a wrong expression, naming the wrong part, and where the parser is not installed."""
+        """Raises: Rejected for a wrong expression, naming the wrong part, or if the parser is not installed."""
         self.expression = expression
         self._names: set[str] = set()
         try:
@@ -93,12 +93,14 @@ class SqlFilter:
         self._check_parts(node)
         if node.key == "paren":
             return self._compile(node.this)
+
         tested = node.this if node.key == "not" else node
         if tested.key in _TEXT_PARTS:
             self._check_parts(tested)
-            # Since sqlglot 30.10 `a NOT ILIKE b` is one node with a mark; before it was a NOT around it.
+            # Since sqlglot 30.10 `a NOT ILIKE b` is one node with a mark. Before, it was a NOT around an ILIKE.
             negated = (tested is not node) != bool(tested.args.get("negate"))
             return self._part(tested, negated)
+
         if node.key == "and":
             return _join(pc.and_kleene, self._compile(node.this), self._compile(node.expression))
         if node.key == "or":
@@ -106,6 +108,7 @@ class SqlFilter:
         if node.key == "not":
             inner = self._compile(node.this)
             return lambda columns, count: pc.invert(inner(columns, count))
+
         if node.key == "boolean":
             return _constant(bool(node.this))
         if node.key == "null":
@@ -116,6 +119,7 @@ class SqlFilter:
             return self._in(node)
         if node.key == "between":
             return self._between(node)
+
         if node.key in _SIGNS:
             left, right = self._operand(node.this), self._operand(node.expression)
             return self._compare(_SIGNS[node.key], left, right, node)
@@ -123,17 +127,18 @@ class SqlFilter:
             # Values are texts, and no text is a truth value by itself.
             name = self._property(node).name
             return lambda columns, count: _where(columns[name], pa.scalar(False))
+
         raise self._wrong(node, "is not a condition")
 
     def _check_parts(self, node: Any) -> None:
-        """Refuse parts of the parser's tree that are not read here: they would silently change the meaning."""
+        """Refuse parts of the parser's tree that this class does not read: they would silently change the meaning."""
         # `_property` checks the part before a column's name.
         read = {"this", "expression", "expressions", "low", "high", "table", "is_string"}
         if node.key == "ilike":
             read |= {"negate"}
         unread = [name for name, part in node.args.items() if part and name not in read]
         if unread:
-            raise self._wrong(node, f"has a part that a filter has not: {', '.join(unread)}")
+            raise self._wrong(node, f"has a part that no filter may have: {', '.join(unread)}")
 
     def _wrong(self, node: Any, why: str) -> Rejected:
         return _refused(self.expression, f"{node.sql()} {why}")
@@ -160,10 +165,12 @@ class SqlFilter:
             return bool(node.this)
         if node.key == "literal":
             return str(node.this) if node.is_string else self._number(str(node.this), node)
+
         if node.key == "neg":
             value = self._operand(node.this)
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 return -value
+
         if node.key == "null":
             raise self._wrong(node, "is not compared; write IS NULL or IS NOT NULL")
         raise self._wrong(node, "is not a property, number, text, TRUE or FALSE")
@@ -179,7 +186,7 @@ class SqlFilter:
 
     def _is_null(self, node: Any) -> Condition:
         if node.expression.key != "null":
-            raise self._wrong(node, "asks for something else than NULL")
+            raise self._wrong(node, "may be compared with NULL only")
         name = self._property(node.this).name
         return lambda columns, count: columns[name].is_null()
 
@@ -193,22 +200,24 @@ class SqlFilter:
         return lambda columns, count: _where(columns[name], pc.is_in(columns[name], known))
 
     def _part(self, node: Any, negated: bool) -> Condition:
-        """CONTAINS, STARTSWITH, ENDSWITH. Source: ComparisonExpression; an empty text is part of none.
+        """CONTAINS, STARTSWITH, ENDSWITH. An empty text is part of none. Source: ComparisonExpression.
 
-        Of two texts the answer is known now. A value that is not a text is unknown to both the condition and its NOT.
+        For two texts the answer is known now. For a value that is not a text, the condition and its NOT are unknown.
         """
         on_columns, on_texts = _TEXT_PARTS[node.key]
         left = None if node.this.key == "null" else self._operand(node.this)
         text = self._operand(node.expression)
+
         if not isinstance(text, str):
-            raise self._wrong(node, "looks for something else than a text")
+            raise self._wrong(node, "may be compared with a text only")
         if isinstance(left, str) and text:
             return _constant(on_texts(left, text) != negated)
         if not isinstance(left, Property):
             return _constant(False)
         if not text:
-            # Beside NOT, too.
+            # The same with a NOT.
             return _constant(None)
+
         name = left.name
         if negated:
             return lambda columns, count: pc.invert(on_columns(columns[name], text))
@@ -273,6 +282,7 @@ def _parse(expression: str) -> Any:
             field="filter",
             limit="raymq[sql]",
         ) from error
+
     try:
         with _quiet():
             return sqlglot.parse_one(expression, into=exp.Condition, dialect=_dialect())
@@ -308,8 +318,8 @@ def _quiet() -> Iterator[None]:
 
 def _refused(expression: str, why: str) -> Rejected:
     return Rejected(
-        f"{expression!r} is no filter: {why}. A filter has properties, numbers, 'texts', TRUE, FALSE, =, <>, <, <=, >, "
-        ">=, BETWEEN, IN, CONTAINS, STARTSWITH, ENDSWITH, IS NULL, AND, OR, NOT and brackets",
+        f"{expression!r} is not a valid filter: {why}. A filter has properties, numbers, 'texts', TRUE, FALSE, =, <>, "
+        "<, <=, >, >=, BETWEEN, IN, CONTAINS, STARTSWITH, ENDSWITH, IS NULL, AND, OR, NOT and brackets",
         field="filter",
         limit="SQL92 conditions over properties",
     )
@@ -319,7 +329,7 @@ def _refused(expression: str, why: str) -> Rejected:
 
 
 def _values(properties: pa.Array, name: str) -> pa.Array:
-    """A property's value in each properties string, null where there is none."""
+    """A property's value in each properties string; null without one."""
     pattern = rf"(?:^|\x02){re.escape(name)}\x01(?P<v>[^\x02]+)"
     return pc.struct_field(pc.extract_regex(properties, pattern), 0)
 
@@ -333,7 +343,7 @@ def _join(how: Callable[[Any, Any], pa.Array], left: Condition, right: Condition
 
 
 def _where(values: pa.Array, then: Any) -> pa.Array:
-    """`then` where there is a value, else unknown."""
+    """`then` for each value that is there, otherwise unknown."""
     return pc.if_else(values.is_valid(), then, pa.scalar(None, pa.bool_()))
 
 

@@ -1,4 +1,4 @@
-"""Binary and string columns as their bytes: made at once, and where the values lie in them."""
+"""Binary and string columns as bytes: making them in one go, and the offsets of their values."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def value_offsets(array: pa.Array) -> npt.NDArray[np.int32]:
 
 
 def value_bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
-    """The bytes of all values; those of null slots and of other slices may be among them."""
+    """The bytes of all values. Bytes of null slots and of other slices may be among them."""
     buffer = array.buffers()[2]
     return np.frombuffer(b"" if buffer is None else buffer, dtype=np.uint8)
 
 
 def joined_values(array: pa.Array) -> bytes:
-    """A copy of the bytes from the first value to the last; those of null slots may be among them."""
+    """A copy of the bytes from the first value to the last. Bytes of null slots may be among them."""
     offsets, buffer = value_offsets(array), array.buffers()[2]
     if buffer is None:
         return b""
@@ -45,7 +45,7 @@ def value_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def one_value(array: pa.Array) -> bytes | None:
-    """The value that all rows of a binary or string array have; None where they differ, or one is null.
+    """The value that all rows of a binary or string array have; None if they differ, or one is null.
 
     Most clients give all messages of a batch the same properties: then one comparison is enough.
     """
@@ -67,7 +67,7 @@ def binary_array(values: list[bytes]) -> pa.BinaryArray:
     """A binary column of these values, none of them null: bytes, or buffers of single bytes.
 
     Like `pa.array`, which doubles its buffer until the values fit: in fresh memory that takes twice as long.
-    Raises: pa.ArrowInvalid when they have 2 GiB or more; TypeError for anything else.
+    Raises: pa.ArrowInvalid if they have 2 GiB or more, TypeError for anything else.
     """
     ends = accumulate(map(len, values), initial=0)
     offsets = np.fromiter(ends, dtype=np.int64, count=len(values) + 1)
@@ -75,7 +75,7 @@ def binary_array(values: list[bytes]) -> pa.BinaryArray:
         raise pa.ArrowInvalid(f"{offsets[-1]} bytes of values; a column may have {_OFFSET_MAX}")
     data = b"".join(values)
     if len(data) != offsets[-1]:
-        # Buffers of larger items: their length is not their size.
+        # Buffers of larger items have another length than size.
         raise TypeError("values of a binary column are bytes")
     buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.binary(), len(values), buffers)

@@ -1,6 +1,6 @@
 """Refuses messages without KEYS for compacted topics.
 
-RocketMQ stores them, and they never reach a reader: reads of such a topic come from the compacted log.
+RocketMQ stores them, and no reader ever gets them: reads of such a topic use the compacted log.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .small_batch import SmallBatch
 def check_keys(
     topic: str, batch: pa.RecordBatch | SmallBatch, rows: pa.BooleanArray | None = None
 ) -> None:
-    """Refuse messages without KEYS for a compaction topic. Raises: Rejected (MESSAGE_ILLEGAL); nothing was stored.
+    """Refuse messages without KEYS for a compaction topic. Raises: Rejected (MESSAGE_ILLEGAL).
 
-    Args: `rows`, the rows that go to that topic; None: all.
+    Args: `rows`: the rows that go to that topic; None: all.
     """
     if isinstance(batch, SmallBatch):
         batch = batch.to_batch()

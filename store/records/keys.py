@@ -1,6 +1,6 @@
 """The keys of records: the property UNIQ_KEY, and the words of KEYS, which are separated by single blanks.
 
-The index finds a record under each of its keys. A compacted topic has one key per record: the whole value of KEYS.
+The index finds a record by each of its keys. A compacted topic has one key per record: the whole value of KEYS.
 Source: IndexService#buildIndex, CompactionLog#shouldRetainMsg, RocketMQ 5.3.3.
 """
 
@@ -22,7 +22,7 @@ from .properties import NAME_VALUE_SEPARATOR, decode
 KEYS, UNIQ_KEY = "KEYS", "UNIQ_KEY"
 KEY_SEPARATOR = " "
 UNIQ_KEY_NAME = UNIQ_KEY.encode() + NAME_VALUE_SEPARATOR
-#: how the properties that hold keys begin
+#: the first bytes of the properties that hold keys
 KEY_NAMES = (KEYS.encode() + NAME_VALUE_SEPARATOR, UNIQ_KEY_NAME)
 
 _WHOLE_KEYS = r"(?s)^(?:.*\x02)?KEYS\x01(?P<v>[^\x02]+)"
@@ -34,7 +34,7 @@ class Keyed(NamedTuple):
 
     #: the properties strings, one after the other
     data: bytes
-    #: where each begins, and the end of the last
+    #: start of each properties string, and the end of the last
     offsets: Int64s
 
     def rows(self, start: int, stop: int) -> Keyed:
@@ -45,7 +45,7 @@ class Keyed(NamedTuple):
 
 
 class KeyedUnit(NamedTuple):
-    """Neighbours in the log, of one topic, that may have keys."""
+    """Consecutive records of one topic that may have keys."""
 
     topic: str
     positions: Int64s
@@ -54,13 +54,13 @@ class KeyedUnit(NamedTuple):
 
 
 def keyed_column(properties: pa.Array) -> Keyed | None:
-    """The encoded properties of a batch; None, at next to no cost, when no row has a key."""
+    """The encoded properties of a batch; None if no row has a key, which costs almost nothing."""
     if properties.null_count == len(properties) or not len(properties):
         return None
     same = one_value(properties)
     if same is not None and not has_keys(same):
         return None
-    # A copy: a slice would keep the bodies in memory until it is indexed.
+    # The bytes are copied: a slice would keep the bodies in memory until it is indexed.
     data = joined_values(properties)
     offsets = value_offsets(properties).astype(np.int64)
     return Keyed(data, offsets - offsets[0]) if has_keys(data) else None
@@ -88,7 +88,7 @@ def keys_of(properties: bytes) -> list[str]:
 
 
 def key_column(properties: pa.Array) -> pa.Array:
-    """KEYS of each properties string, the whole value; null without one, or with only blanks.
+    """The whole value of KEYS of each properties string; null without one, or with only blanks.
 
     Source: CompactionLog#shouldRetainMsg takes KEYS as one key, however many words it has.
     """

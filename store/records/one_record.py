@@ -16,15 +16,16 @@ _V1, _V2 = fmt.MAGIC_V1, fmt.MAGIC_V2
 _V6 = fmt.SYS_ANY_HOST_V6
 _BYTE_MAX = 127
 
-#: end, store time (ms), begin and end of the topic, begin and end of the body, and the body's CRC; places in the view
+#: end, store time (ms), start and end of the topic, start and end of the body, CRC of the body. Starts and ends are
+#: positions in the view
 Parts = tuple[int, int, int, int, int, int, int]
 
 
 def record_at(view: bytes | memoryview, at: int, base: int | None) -> Parts | None:
     """The record at `at` (0 or more) of a view that begins at physical offset `base`; None: any offset is right.
 
-    Returns: None without a whole record there. The body is not looked at: `is_whole`.
-    `record_walk.records_at` does the same for many.
+    Returns: None without a whole record there. The body is not checked; `is_whole` does that.
+    `record_walk.records_at` does the same for many records.
     """
     try:
         size, magic, crc, position, flags, time_ms, body_length = _HEADER.unpack_from(view, at)
@@ -36,6 +37,7 @@ def record_at(view: bytes | memoryview, at: int, base: int | None) -> Parts | No
             (time_ms,) = _LONG.unpack_from(view, at + fmt.STORE_TIME_AT + born)
             (body_length,) = _INT.unpack_from(view, at + fmt.BODY_LENGTH_AT + extra)
         body_end = body_at + body_length
+
         if magic == _V1:
             topic_at = body_end + 1
             topic_length = view[topic_at - 1]
@@ -46,11 +48,13 @@ def record_at(view: bytes | memoryview, at: int, base: int | None) -> Parts | No
             (topic_length,) = _SHORT.unpack_from(view, topic_at - 2)
         else:
             return None
+
         topic_end = topic_at + topic_length
         (properties_length,) = _SHORT.unpack_from(view, topic_end)
     except (IndexError, struct.error):
-        # A wrong length leads out of the file.
+        # A wrong length leads out of the view.
         return None
+
     end: int = topic_end + 2 + properties_length
     if end != at + size or end > len(view):
         return None
@@ -58,20 +62,21 @@ def record_at(view: bytes | memoryview, at: int, base: int | None) -> Parts | No
         return None
     if base is not None and position != base + at:
         return None
+
     return end, time_ms, topic_at, topic_end, body_at, body_end, crc
 
 
-def records_each(data: bytes, nbytes: int, places: Sequence[int]) -> Iterator[Parts | None]:
-    """`record_at` of each place; None for a record of more than `nbytes` too.
+def records_each(data: bytes, nbytes: int, offsets: Sequence[int]) -> Iterator[Parts | None]:
+    """`record_at` of each offset; None also for a record of more than `nbytes`.
 
     Args: `data`: the first `nbytes` at each of these physical offsets, one after the other.
     """
-    rows = zip(_header_every(nbytes).iter_unpack(data), range(0, len(data), nbytes), places)  # noqa: B905
-    for (size, magic, crc, position, flags, time_ms, body_length), at, place in rows:
-        # Nearly all records have this form, which is read here: a call per record takes a third longer.
+    rows = zip(_header_every(nbytes).iter_unpack(data), range(0, len(data), nbytes), offsets)  # noqa: B905
+    for (size, magic, crc, position, flags, time_ms, body_length), at, offset in rows:
+        # Nearly all records have this form. They are read here, because a call per record takes a third longer.
         if (
             magic == _V1
-            and position == place
+            and position == offset
             and not flags & _V6
             and 0 <= body_length <= size - fmt.RECORD_MIN_BYTES
             and size <= nbytes
@@ -87,7 +92,8 @@ def records_each(data: bytes, nbytes: int, places: Sequence[int]) -> Iterator[Pa
             ):
                 yield end, time_ms, body_end + 1, topic_end, body_at, body_end, crc
                 continue
-        parts = record_at(data, at, place - at)
+
+        parts = record_at(data, at, offset - at)
         yield None if parts is None or parts[0] > at + nbytes else parts
 
 
@@ -101,7 +107,7 @@ def is_whole(
 ) -> bool:
     """Whether a record of `size` bytes is at `at` and has the physical offset `position`; None: any is right.
 
-    Source: RocketMQ compares the CRC only when there is a body.
+    Source: RocketMQ compares the CRC only if there is a body.
     """
     parts = record_at(view, at, None if position is None else position - at)
     if parts is None or parts[0] != at + size:

@@ -1,9 +1,8 @@
 """The producer stamp of a record: the producer's id, its epoch, and the sequence of the row.
 
-It is always the first property of a record, and only that position counts: 24 bytes `_P 0x01 c*20
-0x02`, where the 20 base64url characters hold 120 bits: producer id 64 | epoch 20 | sequence 36. The
-first 12 characters (producer id and the epoch's high 8 bits) are the same for a whole batch, the
-last 8 hold the epoch's low 12 bits and the sequence.
+It is always the first property of a record, and only that position counts. It has 24 bytes, `_P 0x01 c*20 0x02`. The
+20 base64url characters hold 120 bits: producer id 64 | epoch 20 | sequence 36. The first 12 characters (producer id
+and the epoch's high 8 bits) are the same for a whole batch. The last 8 hold the epoch's low 12 bits and the sequence.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _ALPHABET = np.frombuffer(
 _INVALID = 0xFFFF
 _URLSAFE = bytes.maketrans(b"+/", b"-_")
 
-#: 12 bits -> two characters; and back, indexed by the characters read as a little-endian short
+#: 12 bits -> two characters; the inverse table is indexed by the characters, read as a little-endian short
 _PAIRS = np.empty((4096, 2), dtype=np.uint8)
 _PAIRS[:, 0] = np.repeat(_ALPHABET, 64)
 _PAIRS[:, 1] = np.tile(_ALPHABET, 64)
@@ -45,7 +44,7 @@ _FROM_PAIR[_TO_PAIR] = np.arange(4096, dtype=np.uint16)
 
 
 class Stamp(NamedTuple):
-    """Row i of a batch has sequence `first_sequence + i`."""
+    """The stamps of a batch: row i has sequence `first_sequence + i`."""
 
     producer_id: int
     epoch: int
@@ -53,7 +52,7 @@ class Stamp(NamedTuple):
 
 
 class Stamps(NamedTuple):
-    """The stamps of rows; a row without one has the numbers 0."""
+    """The stamps of rows. A row without one has the numbers 0."""
 
     valid: Bools
     producers: npt.NDArray[np.uint64]
@@ -62,7 +61,7 @@ class Stamps(NamedTuple):
 
 
 def check(stamp: Stamp, count: int) -> None:
-    """Raises: Rejected when a number does not fit its bits for a batch of `count` rows."""
+    """Check the numbers of a batch of `count` rows. Raises: Rejected if a number does not fit its bits."""
     for field, value, limit in (
         ("producer_id", stamp.producer_id, PRODUCER_MAX),
         ("epoch", stamp.epoch, EPOCH_MAX),
@@ -96,7 +95,7 @@ def stamp_column(
 def stamp_list(stamp: Stamp, count: int) -> list[bytes]:
     """The stamps of `count` consecutive rows, one by one. Raises: Rejected."""
     producer_id, epoch, first = stamp
-    # `check` names the fault. A number out of its bits is negative or too long once shifted down.
+    # `check` names the fault. A number that does not fit its bits is not 0 after the shift.
     if producer_id >> 64 or epoch >> 20 or first >> 36 or (first + count - 1) >> 36:
         check(stamp, count)
     bits = producer_id << 56 | epoch << 36 | first

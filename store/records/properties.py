@@ -13,13 +13,13 @@ NAME_VALUE_SEPARATOR = b"\x01"
 PROPERTY_SEPARATOR = b"\x02"
 #: name of the property that holds a record's tag
 TAGS = "TAGS"
-#: "false": the answer waits neither for the flush nor for replicas
+#: name of a property: "false" means that the answer waits neither for the flush nor for replicas
 WAIT = "WAIT"
-#: delay level
+#: name of the property with the delay level
 DELAY = "DELAY"
-#: messages in an inner batch
+#: name of the property with the number of messages in an inner batch
 INNER_NUM = "INNER_NUM"
-#: how that property begins, and the bytes around its value
+#: the first bytes of TAGS in a properties string, and the bytes around its value
 TAG_NAME = TAGS.encode() + b"\x01"
 TAG_EXTRA_BYTES = len(TAG_NAME) + 1
 
@@ -27,8 +27,7 @@ TAG_EXTRA_BYTES = len(TAG_NAME) + 1
 def encode(properties: Mapping[str, str]) -> bytes:
     """The properties string, with the trailing separator.
 
-    Raises: Rejected for an empty name or value (RocketMQ drops such a pair when reading) and for a
-    separator in one.
+    Raises: Rejected for an empty name or value (RocketMQ drops such a pair when reading), and for a separator in one.
     """
     for name, value in properties.items():
         if not name or not value:
@@ -45,13 +44,14 @@ def encode(properties: Mapping[str, str]) -> bytes:
                 field="properties",
                 limit="no \\x01, \\x02",
             )
+
     return "".join(f"{name}\x01{value}\x02" for name, value in properties.items()).encode()
 
 
 def decode(data: bytes) -> dict[str, str]:
     """Names and values of a properties string.
 
-    The last separator may be missing. An incomplete pair is dropped; the last duplicate wins.
+    The last separator may be missing. An incomplete pair is dropped, and the last duplicate wins.
     """
     found: dict[str, str] = {}
     for pair in bytes(data).split(PROPERTY_SEPARATOR):

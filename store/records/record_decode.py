@@ -15,7 +15,7 @@ from raymq.store.errors import require
 from .binary_columns import joined_values, value_offsets
 from .record_walk import gather, layout
 
-#: the columns of `decode`; hosts are "1.2.3.4:5" or "[2001:db8:0:0:0:0:0:1]:5"
+#: the columns of `decode`. Hosts are "1.2.3.4:5" or "[2001:db8:0:0:0:0:0:1]:5"
 RECORD_SCHEMA = pa.schema(
     [
         pa.field("topic", pa.string(), nullable=False),
@@ -48,8 +48,8 @@ def decode(
 ) -> pa.RecordBatch:
     """The records at `starts` (relative to `data`) as a RecordBatch of RECORD_SCHEMA, in order.
 
-    Args: boundaries as `walk` found them, ascending, within 2 GiB. Any mix of V1, V2, IPv4 and IPv6
-    rows. `columns`: only these, in the schema's order.
+    Args: `starts`, `sizes`: as `walk` found them, ascending, within 2 GiB. Any mix of V1, V2, IPv4 and IPv6 rows.
+    `columns`: only these, in the schema's order.
     Raises: Bug for wrong boundaries. The result does not refer to `data`.
     """
     view = memoryview(data).cast("B")
@@ -65,8 +65,8 @@ def decode(
     require(bool(good.all()), "decode is given whole records", row=int(good.argmin()))
 
     made: dict[str, Any] = _fields(view, begins, schema.names)
-    # Six ranges per record (body, gap, topic, gap, properties, gap) over the bytes as they are. Taking every sixth one
-    # is the only copy.
+    # There are six ranges per record (body, gap, topic, gap, properties, gap), over the bytes as they are. Taking every
+    # sixth range is the only copy.
     pieces = _pieces(view, np.stack(parts, axis=1).ravel())
     rows = np.arange(0, len(parts) * len(begins), len(parts), dtype=np.int64)
     for piece, name in ((0, "body"), (2, "topic"), (4, "properties")):
@@ -97,13 +97,15 @@ def _fields(view: memoryview, starts: Int64s, names: list[str]) -> dict[str, Any
     kind = gather(view, starts + fmt.SYS_FLAG_AT, np.dtype(">i4")) & fmt.SYS_ANY_HOST_V6
     if (kind == kind[0]).all():
         return _fields_of_kind(view, starts, int(kind[0]), names)
-    # Rows of several header widths: each kind on its own, then back into the order asked for.
+
+    # Rows have several header widths: decode each kind separately, then restore the order.
     order: list[npt.NDArray[np.intp]] = []
     parts: list[dict[str, Any]] = []
     for value in np.unique(kind).tolist():
         rows = np.flatnonzero(kind == value)
         order.append(rows)
         parts.append(_fields_of_kind(view, starts[rows], value, names))
+
     back = pa.array(np.argsort(np.concatenate(order)))
     columns: dict[str, Any] = {}
     for name in parts[0]:
@@ -129,7 +131,7 @@ def _fields_of_kind(
 
 
 def _hosts(ips: npt.NDArray[Any], ports: npt.NDArray[Any]) -> pa.StringArray:
-    """Hosts as text; each different one is formatted once."""
+    """Hosts as text. Each different host is formatted once."""
     packed = np.empty((len(ips), ips.dtype.itemsize + 4), dtype=np.uint8)
     packed[:, :-4] = np.ascontiguousarray(ips).view(np.uint8).reshape(len(ips), -1)
     packed[:, -4:] = np.ascontiguousarray(ports).view(np.uint8).reshape(len(ips), 4)
@@ -159,13 +161,12 @@ def as_text(values: pa.BinaryArray) -> pa.StringArray:
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array(
-            [value.decode("utf-8", "replace") for value in values.to_pylist()], pa.string()
-        )
+        texts = [value.decode("utf-8", "replace") for value in values.to_pylist()]
+        return pa.array(texts, pa.string())
 
 
 def decode_column(records: pa.BinaryArray) -> pa.RecordBatch:
-    """`decode` of whole records, one a value."""
+    """`decode` of a column of whole records."""
     offsets = value_offsets(records).astype(np.int64)
     return decode(joined_values(records), offsets[:-1] - offsets[0], np.diff(offsets))
 
@@ -173,7 +174,7 @@ def decode_column(records: pa.BinaryArray) -> pa.RecordBatch:
 def select(data: Any, starts: npt.ArrayLike, sizes: npt.ArrayLike) -> pa.BinaryArray:
     """The records at `starts` (relative to `data`), byte for byte, as one binary column.
 
-    Neighbours are not copied: the column then refers to `data`. Args: ascending, within 2 GiB.
+    Neighbours are not copied: the column then refers to `data`. Args: `starts`, `sizes`: ascending, within 2 GiB.
     """
     view = memoryview(data).cast("B")
     begins = np.asarray(starts, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The walk over record boundaries: the only loop over records, done by numpy where possible.
+"""The walk over record boundaries: the only loop over records, done by numpy if possible.
 
 Source: CommitLog#checkMessageAndReturnSize. RayMQ also checks the physical offset, which RocketMQ trusts.
 """
@@ -21,13 +21,13 @@ from .one_record import is_whole
 #: the magics of message records, as bytes of the log
 MAGICS = (fmt.MAGIC_V1.to_bytes(4, "big"), fmt.MAGIC_V2.to_bytes(4, "big"))
 
-#: records checked at a time: bounds memory and the work done after a damaged record
+#: records checked at a time: a limit for memory, and for the work done after a damaged record
 BLOCK_RECORDS = 8192
-#: records of one size in a row from which on numpy looks for more of that size
+#: after so many consecutive records of one size, numpy looks for more of that size
 STRIDE_RECORDS = 4
 #: up to this many records are checked one by one, which costs less than arrays
 FEW_RECORDS = 16
-#: the first look ahead; it grows while the size stays the same
+#: records of the first look ahead; more while the size stays the same
 STRIDE_LOOK_AHEAD = 256
 
 
@@ -42,7 +42,7 @@ class WalkStop(Enum):
     BLANK = "blank record"
     #: the magic is of neither a message nor a blank record
     BAD_MAGIC = "bad magic"
-    #: the size is not that of its parts
+    #: the size is not the sum of the parts
     BAD_LENGTH = "bad length"
     #: the body's CRC differs
     BAD_CRC = "bad body CRC"
@@ -50,7 +50,7 @@ class WalkStop(Enum):
     WRONG_POSITION = "wrong physical offset"
     #: the record continues after `stop`
     SHORT = "cut off"
-    #: the disk does not give back the bytes
+    #: the disk cannot read the bytes
     UNREADABLE = "it cannot be read"
 
 
@@ -61,7 +61,7 @@ class Walk(NamedTuple):
     positions: Int64s
     #: bytes of each record
     sizes: Int64s
-    #: physical offset after the last one: where the walk stopped
+    #: physical offset after the last record: the position where the walk stopped
     end: int
     reason: WalkStop
 
@@ -77,12 +77,13 @@ def walk(
 ) -> Walk:
     """Walk the records of `data`, whose first byte has the physical offset `base_offset`.
 
-    Args: `stop`, bytes of `data` to look at (all); `limit`, most records. Never raises for
-    bad bytes, never reads after `stop`. `check_position=False` is for foreign logs.
+    Args: `stop`: bytes of `data` to walk (all by default). `limit`: most records. `check_position`: False for foreign
+    logs. Bad bytes never raise, and bytes after `stop` are never read.
     """
     view = memoryview(data).cast("B")
     length = len(view) if stop is None else min(stop, len(view))
     view = view[: max(0, length)]
+
     found: list[Int64s] = []
     found_sizes: list[Int64s] = []
     position, left = 0, limit if limit is not None else len(view)
@@ -99,15 +100,16 @@ def walk(
             reason = fault
         if reason is not WalkStop.STOPPED:
             break
+
     positions = np.concatenate(found) + base_offset if found else np.empty(0, dtype=np.int64)
     all_sizes = np.concatenate(found_sizes) if found else np.empty(0, dtype=np.int64)
     return Walk(positions, all_sizes, base_offset + position, reason)
 
 
 def _scan(view: memoryview, position: int, limit: int) -> tuple[Int64s, Int64s, WalkStop]:
-    """Follow sizes from `position`: starts and sizes of records that fit, and the reason why it stopped.
+    """Follow sizes from `position`. Returns: starts and sizes of the records that fit, and the reason for the stop.
 
-    Only size and magic are looked at; `_check` does the rest for all of them at once.
+    Only size and magic are read. `_check` checks the rest of all records at once.
     """
     #: one item per run of records of the same size
     sizes: list[int] = []
@@ -116,6 +118,7 @@ def _scan(view: memoryview, position: int, limit: int) -> tuple[Int64s, Int64s, 
     total, at = len(view), position
     count = same = last = 0
     reason = WalkStop.STOPPED
+
     while count < limit and at < total:
         if total - at < fmt.BLANK_BYTES:
             reason = WalkStop.SHORT
@@ -135,22 +138,25 @@ def _scan(view: memoryview, position: int, limit: int) -> tuple[Int64s, Int64s, 
         if at + size > total:
             reason = WalkStop.SHORT
             break
+
         same = same + 1 if size == last else 0
         last = size
         run = 1
         if same >= STRIDE_RECORDS:
             run = _stride(view, at, size, limit - count)
             same = 0
+
         sizes.append(size)
         counts.append(run)
         at += run * size
         count += run
+
     found = np.repeat(np.array(sizes, dtype=np.int64), counts)
     return position + np.cumsum(found) - found, found, reason
 
 
 def _stride(view: memoryview, position: int, size: int, limit: int) -> int:
-    """How many records from `position` on begin like this one, at least 1: the record that the caller saw."""
+    """The number of records from `position` on that begin like this one; at least 1, which the caller has checked."""
     most = min(limit, (len(view) - position) // size)
     prefix = int.from_bytes(view[position : position + fmt.BLANK_BYTES], "big")
     run, look = 1, STRIDE_LOOK_AHEAD
@@ -178,8 +184,7 @@ def gather(view: Any, starts: Int64s, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     # Negative numbers are large when read as unsigned ones.
     inside = bool((starts.view(np.uint64) < room).all())
     require(inside, "items lie inside their buffer", room=room)
-    # A window at every byte: numpy then copies whole items, which is far quicker than field by
-    # field.
+    # With a window at every byte numpy copies whole items, which is far quicker than field by field.
     windows = np.ndarray((room,), dtype=f"V{dtype.itemsize}", buffer=view, strides=(1,))
     return windows[starts].view(dtype)
 
@@ -203,8 +208,8 @@ _INT = np.dtype(">i4")
 def layout(view: Any, starts: Int64s, sizes: Int64s) -> tuple[Layout, Bools]:
     """The parts of records, and whether each record's parts add up to its size.
 
-    Where they do not, the parts mean nothing. Args: every [start, start + size) lies inside `view`
-    and has at least RECORD_MIN_BYTES.
+    If they do not, the parts mean nothing. Args: `starts`, `sizes`: every [start, start + size) lies inside `view` and
+    has at least RECORD_MIN_BYTES.
     """
     return _layout(view, gather(view, starts, fmt.HEADER_DTYPE), starts, sizes)
 
@@ -212,7 +217,7 @@ def layout(view: Any, starts: Int64s, sizes: Int64s) -> tuple[Layout, Bools]:
 def _layout(
     view: Any, headers: npt.NDArray[Any], starts: Int64s, sizes: Int64s
 ) -> tuple[Layout, Bools]:
-    """`layout`, where the headers were gathered as those of IPv4 records."""
+    """`layout` with headers that were gathered as those of IPv4 records."""
     # Most records are of V1 and have IPv4 hosts.
     extra: Int64s | int = 0
     topic_width: Int64s | int = 1
@@ -264,7 +269,7 @@ def _check(
     check_crc: bool,
     check_position: bool,
 ) -> tuple[int, WalkStop | None]:
-    """How many records from the first on are valid, and the next one's fault if there is one."""
+    """The number of valid records from the first on, and the fault of the next one if there is one."""
     if not len(starts):
         return 0, None
     headers = gather(view, starts, fmt.HEADER_DTYPE)
@@ -280,22 +285,25 @@ def _first_wrong(
     positions: Int64s | None,
     check_crc: bool,
 ) -> tuple[int, WalkStop | None]:
-    """`_check` of records whose magics and sizes are right. `positions` None: any is right."""
+    """`_check` of records whose magics and sizes are right. Args: `positions`: None: any is right."""
     parts, good = _layout(view, headers, starts, sizes)
     count, fault = len(starts), None
     if not good.all():
         count, fault = int(good.argmin()), WalkStop.BAD_LENGTH
+
     if positions is not None:
         wrong = headers["physical_offset"][:count] != positions[:count]
         if wrong.any():
             count, fault = int(wrong.argmax()), WalkStop.WRONG_POSITION
+
     if check_crc and count:
         body_start, body_end = parts.body_start[:count], parts.body_end[:count]
         found = range_crcs(view, body_start, body_end)
-        # Source: RocketMQ compares only when there is a body.
+        # Source: RocketMQ compares only if there is a body.
         wrong = (found != headers["body_crc"][:count]) & (body_end > body_start)
         if wrong.any():
             count, fault = int(wrong.argmax()), WalkStop.BAD_CRC
+
     return count, fault
 
 
@@ -314,26 +322,30 @@ def first_fault(
     *,
     check_crc: bool = True,
 ) -> RecordFault | None:
-    """The first of some records that is not the whole record it was stored as; None when all are.
+    """The first record that is not whole, as it was stored; None if all are.
 
-    Args: every [start, start + size) lies inside `view`; `positions`: the physical offsets that they must have.
-    Header, topic and properties have no CRC: only their sizes and lengths are checked.
+    Args: `starts`, `sizes`: every [start, start + size) lies inside `view`. `positions`: the physical offsets that
+    the records must have. Header, topic and properties have no CRC: only their sizes and lengths are checked.
     """
     if len(starts) <= FEW_RECORDS and _are_whole(view, starts, sizes, positions, check_crc):
         return None
+
     count, rule = len(starts), ""
     short = sizes < fmt.RECORD_MIN_BYTES
     if short.any():
         count, rule = int(short.argmax()), WalkStop.BAD_LENGTH.value
+
     headers = gather(view, starts[:count], fmt.HEADER_DTYPE)
     right = (headers["magic"] == fmt.MAGIC_V1) | (headers["magic"] == fmt.MAGIC_V2)
     right &= headers["size"] == sizes[:count]
     if not right.all():
         count, rule = int(right.argmin()), WalkStop.BAD_MAGIC.value + " or size"
+
     expected = None if positions is None else positions[:count]
     whole, fault = _first_wrong(
         memoryview(view), headers[:count], starts[:count], sizes[:count], expected, check_crc
     )
+
     if fault is not None:
         return RecordFault(whole, fault.value)
     return RecordFault(count, rule) if rule else None
@@ -343,26 +355,26 @@ def _are_whole(
     view: Any, starts: Int64s, sizes: Int64s, positions: Int64s | None, check_crc: bool
 ) -> bool:
     data, count = memoryview(view), len(starts)
-    places = [None] * count if positions is None else positions.tolist()
-    rows = zip(starts.tolist(), sizes.tolist(), places, strict=True)
-    return all(is_whole(data, at, size, place, check_crc=check_crc) for at, size, place in rows)
+    expected = [None] * count if positions is None else positions.tolist()
+    rows = zip(starts.tolist(), sizes.tolist(), expected, strict=True)
+    return all(is_whole(data, at, size, want, check_crc=check_crc) for at, size, want in rows)
 
 
 class FoundRecords(NamedTuple):
-    """The records at some places of a buffer."""
+    """The records at some positions of a buffer."""
 
-    #: at which of them a whole record begins
+    #: a mask of the positions at which a whole record begins
     is_record: Bools
     #: bytes and store times (ms) of those records
     sizes: Int64s
     times_ms: Int64s
-    #: begins and ends of their bodies, relative to their records, and the CRCs that the bodies must have
+    #: starts and ends of their bodies, relative to their records, and the CRCs that the bodies must have
     body_starts: Int64s
     body_ends: Int64s
     body_crcs: npt.NDArray[np.integer[Any]]
 
     def select(self, kept: Bools) -> FoundRecords:
-        """Some of the records; the places of the others count as having none."""
+        """Some of the records. The positions of the others count as having none."""
         is_record = self.is_record.copy()
         is_record[np.flatnonzero(is_record)[~kept]] = False
         columns = {name: getattr(self, name)[kept] for name in self._fields if name != "is_record"}
@@ -372,12 +384,13 @@ class FoundRecords(NamedTuple):
 def records_at(view: Any, starts: Int64s, positions: Int64s) -> FoundRecords:
     """The records at `starts` (0 or more) of a buffer, which have these physical offsets.
 
-    Bodies are not looked at. `one_record.record_at` does the same for one of them.
+    Bodies are not checked. `one_record.record_at` does the same for one record.
     """
-    #: row of `starts` of each candidate
+    # The row of `starts` of each candidate.
     rows = np.flatnonzero(starts <= len(view) - fmt.RECORD_MIN_BYTES)
     headers = gather(view, starts[rows], fmt.HEADER_DTYPE)
     sizes = headers["size"].astype(np.int64)
+
     is_message = (headers["magic"] == fmt.MAGIC_V1) | (headers["magic"] == fmt.MAGIC_V2)
     is_in_place = headers["physical_offset"] == positions[rows]
     is_inside = (sizes >= fmt.RECORD_MIN_BYTES) & (starts[rows] + sizes <= len(view))
@@ -386,6 +399,7 @@ def records_at(view: Any, starts: Int64s, positions: Int64s) -> FoundRecords:
         rows = rows[is_possible]
         headers = headers[is_possible]
         sizes = sizes[is_possible]
+
     begins = starts[rows]
     parts, adds_up = _layout(view, headers, begins, sizes)
     times_ms = headers["store_time_ms"].astype(np.int64)
@@ -393,6 +407,7 @@ def records_at(view: Any, starts: Int64s, positions: Int64s) -> FoundRecords:
     if is_v6.any():
         at = begins[is_v6] + fmt.STORE_TIME_AT + fmt.IPV6_EXTRA_BYTES
         times_ms[is_v6] = gather(view, at, np.dtype(">i8"))
+
     is_record = np.zeros(len(starts), dtype=np.bool_)
     is_record[rows] = True
     body_starts = parts.body_start - begins

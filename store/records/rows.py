@@ -1,4 +1,4 @@
-"""Stored records seen as runs: consecutive rows of one queue (and one producer), found without a loop per row.
+"""Stored records as runs: consecutive rows of one queue (and one producer), found without a loop over rows.
 
 State (store/state.py) and consume queues are rebuilt from these on recovery.
 """
@@ -23,20 +23,20 @@ from .producer_stamp import STAMP_BYTES, Stamps, read_column
 from .properties import TAG_NAME
 from .record_decode import decode
 
-#: rows decoded at a time: bounds memory and the time the GIL is held
-SLICE_ROWS = 8192
+#: most rows decoded at a time: a limit for memory, and for the time during which the GIL is held
+DECODED_ROWS_MAX = 8192
 
-# Of two properties of one name the last counts: RocketMQ appends a batch's properties to each message's.
+# If two properties have one name, the last counts: RocketMQ appends a batch's properties to each message's.
 _FIRST_TAG = r"(?:^|\x02)TAGS\x01(?P<v>[^\x02]+)"
 _LAST_TAG = r"(?s)^(?:.*\x02)?TAGS\x01(?P<v>[^\x02]+)"
 _TAGS = re.compile(rb"(?:^|(?<=\x02))TAGS\x01([^\x02]+)")
 _DELAY = re.compile(rb"(?s)^(?:.*\x02)?DELAY\x01(\d+)")
-#: the columns that decide where runs begin and end; `tags_codes` needs no others
+#: the columns that decide about the edges of runs, and those of `tags_codes`
 RUN_COLUMNS = ("topic", "queue_id", "queue_offset", "store_time_ms", "sys_flag", "properties")
 
 
 class RowRun(NamedTuple):
-    """Consecutive rows of one queue; `rows` is the slice of the decoded batch they are."""
+    """Consecutive rows of one queue. `batch` has their decoded columns."""
 
     topic: str
     queue_id: int
@@ -44,7 +44,7 @@ class RowRun(NamedTuple):
     store_time_ms: int
     positions: Int64s
     sizes: Int64s
-    #: None when the rows have no producer stamp
+    #: None if the rows have no producer stamp
     producer: int | None
     epoch: int
     first_sequence: int
@@ -52,11 +52,11 @@ class RowRun(NamedTuple):
 
 
 def tag_column(properties: pa.Array) -> pa.Array:
-    """TAGS of each row's properties string, null where there is none."""
+    """TAGS of each row's properties string; null without one."""
     found = pc.struct_field(pc.extract_regex(properties, _FIRST_TAG), 0)
     several = pc.greater(pc.count_substring(properties, TAG_NAME), 1)
     if pc.any(several).as_py():
-        # The other pattern reads each string to its end; most need no more than the first one.
+        # The other pattern reads each string to its end. For most strings the first pattern is enough.
         last = pc.struct_field(pc.extract_regex(properties, _LAST_TAG), 0)
         found = pc.if_else(several, last, found)
     return found
@@ -65,9 +65,9 @@ def tag_column(properties: pa.Array) -> pa.Array:
 def tags_codes(
     topic: str, batch: pa.RecordBatch, levels_ms: tuple[int, ...] = DEFAULT_LEVELS_MS
 ) -> Int64s:
-    """The consume-queue tagsCode of each row. Args: `levels_ms`, the delay of each level.
+    """The consume-queue tagsCode of each row. Args: `levels_ms`: the delay of each level.
 
-    Source: CommitLog#checkMessageAndReturnSize: the hash of TAGS; for delayed records the delivery time.
+    Source: CommitLog#checkMessageAndReturnSize: the hash of TAGS, or for delayed records the delivery time.
     """
     codes = _tag_hashes(batch)
     if topic == SCHEDULE_TOPIC:
@@ -90,7 +90,7 @@ def _tag_hashes(batch: pa.RecordBatch) -> Int64s:
 
 
 def _deliver_at(properties: bytes, store_time_ms: int, levels_ms: tuple[int, ...]) -> int:
-    """When to deliver a record of the schedule topic; 0 when it names no level."""
+    """The delivery time of a record of the schedule topic; 0 if it names no level."""
     found = _DELAY.match(properties)
     if not found or not int(found[1]):
         return 0
@@ -110,13 +110,13 @@ def tags_code_of(
             return at
     if TAG_NAME not in properties:
         return 0
-    # Of several the last counts, as in `properties.decode`.
+    # If there are several, the last counts, as in `properties.decode`.
     found = _TAGS.findall(properties)
     return fmt.tags_code(found[-1].decode("utf-8", "replace")) if found else 0
 
 
 def queued(batch: pa.RecordBatch) -> Bools:
-    """Which rows have a unit in a consume queue: those of no transaction, and committed ones."""
+    """A mask of the rows that have a unit in a consume queue: those of no transaction, and committed ones."""
     kind = batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK
     return np.asarray(~np.isin(kind, fmt.SYS_UNQUEUED), dtype=np.bool_)
 
@@ -131,13 +131,12 @@ def runs(
 ) -> Iterator[RowRun]:
     """Split walked records into runs, in log order.
 
-    Args: `view` holds the segment that starts at physical offset `base_offset`; positions are physical. `columns`: of
-    the batches (all), at least RUN_COLUMNS.
-    PREPARED and ROLLBACK records belong to no queue and are left out.
+    Args: `view`: the segment that starts at physical offset `base_offset`. `positions`: physical offsets. `columns`: of
+    the batches (all), at least RUN_COLUMNS. PREPARED and ROLLBACK records belong to no queue and are left out.
     """
-    for low in range(0, len(positions), SLICE_ROWS):
-        part_positions = positions[low : low + SLICE_ROWS]
-        part_sizes = sizes[low : low + SLICE_ROWS]
+    for low in range(0, len(positions), DECODED_ROWS_MAX):
+        part_positions = positions[low : low + DECODED_ROWS_MAX]
+        part_sizes = sizes[low : low + DECODED_ROWS_MAX]
         batch = decode(view, part_positions - base_offset, part_sizes, columns=columns)
         is_queued = queued(batch)
         if not is_queued.all():
@@ -154,12 +153,14 @@ def _split(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[
     queues = batch.column("queue_id").to_numpy()
     offsets = batch.column("queue_offset").to_numpy()
     valid, producers, epochs, sequences = producer_stamps(batch.column("properties"))
+
     rows = np.arange(batch.num_rows)
     same_queue = (codes[1:] == codes[:-1]) & (queues[1:] == queues[:-1])
     same_producer = (producers[1:] == producers[:-1]) & (epochs[1:] == epochs[:-1])
     same_stamping = same_producer & (valid[1:] == valid[:-1])
     next_sequence = ~valid[1:] | (np.diff(sequences) == 1)
     continues = same_queue & (np.diff(offsets) == 1) & same_stamping & next_sequence
+
     cuts = [0, *(rows[1:][~continues]).tolist(), batch.num_rows]
     times = batch.column("store_time_ms").to_numpy()
     names: list[Any] = topics.dictionary.to_pylist()
@@ -182,7 +183,7 @@ def _split(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[
 def producer_stamps(properties: pa.Array) -> Stamps:
     """The producer of each row, by its properties string.
 
-    Returns: whether the row has a stamp, producer id, epoch, sequence; the numbers are 0 where it has none.
+    Returns: whether the row has a stamp, its producer id, epoch and sequence. Without a stamp the numbers are 0.
     """
     count = len(properties)
     stamps = np.zeros((count, STAMP_BYTES), dtype=np.uint8)

@@ -1,6 +1,6 @@
 """Few, short rows to records, as Python values: below some hundred rows the fixed cost of arrays is many times theirs.
 
-`record_check.check_put` and `record_encode.prepare` choose; tests hold both ways to the same bytes.
+`record_check.check_put` and `record_encode.prepare` choose. Tests compare the bytes of both ways.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SmallBatch(NamedTuple):
 
 
 def small_batch(batch: pa.RecordBatch) -> SmallBatch | None:
-    """A valid batch as a small one; None for a large one, and where a value is null that may not be."""
+    """A valid batch as a small one; None for a large one, and for a null that is not allowed."""
     if not 0 < batch.num_rows <= SMALL_ROWS_MAX:
         return None
     body, _, _, born = batch.columns
@@ -69,7 +69,7 @@ def small_batch(batch: pa.RecordBatch) -> SmallBatch | None:
 
 
 def plain(batch: SmallBatch, max_message_bytes: int) -> bool:
-    """Whether every row is evidently right. If not, `check_put` names the fault."""
+    """Whether every row is right. If not, `check_put` names the fault."""
     for body, tag, properties in zip(batch.bodies, batch.tags, batch.properties, strict=True):
         if len(body) > max_message_bytes:
             return False
@@ -119,14 +119,15 @@ class PreparedSmallBatch:
         stamp: Stamp | None,
         host: bytes,
     ) -> None:
-        """Args: `topic` is its field in the record, `host` the 8 bytes of born and store host. Raises: Rejected."""
+        """Args: `topic`: its field in the record. `host`: the 8 bytes of born and store host. Raises: Rejected."""
         self._batch = batch
         self._magic = magic
         self._queue_id = queue_id
         self._host = host
-        #: rows
+        #: number of rows
         self.count = len(batch.bodies)
         self._crcs = [body_crc(body) for body in batch.bodies]
+
         stamps = [b""] * self.count if stamp is None else stamp_list(stamp, self.count)
         tails: list[bytes] = []
         for stored, tag, properties in zip(stamps, batch.tags, batch.properties, strict=True):
@@ -136,13 +137,14 @@ class PreparedSmallBatch:
                 stored += properties
             tails.append(topic + len(stored).to_bytes(2, "big") + stored)
         self._tails = tails
+
         fixed = _HEADER.size
         self._record_sizes = [
             fixed + len(body) + len(tail) for body, tail in zip(batch.bodies, tails, strict=True)
         ]
         #: bytes of all records
         self.size = sum(self._record_sizes)
-        #: the properties when one of the rows has a key
+        #: the properties, if one of the rows has a key
         self.keyed = keyed_rows(batch.properties) if any(batch.properties) else None
 
     @property
@@ -174,6 +176,7 @@ class PreparedSmallBatch:
         require(0 <= start <= stop <= self.count, "rows of a batch", start=start, stop=stop)
         bodies, _, _, born_times_ms = self._batch
         magic, queue_id, host = self._magic, self._queue_id, self._host
+
         parts: list[bytes] = []
         for row in range(start, stop):
             body, size = bodies[row], self._record_sizes[row]

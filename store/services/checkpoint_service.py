@@ -1,4 +1,4 @@
-"""Keeps the files beside the log current, so that a crash leaves little work to the next start, and to RocketMQ.
+"""Keeps the files besides the log current, so that a crash leaves little work for the next start, and for RocketMQ.
 
 RocketMQ begins the recovery of a crashed store at the file that `checkpoint` names, and takes topics and offsets from
 `config/` alone. Both are written while the store runs, by a slow thread and never as part of a put.
@@ -22,9 +22,9 @@ logger = logging.getLogger("raymq.store")
 
 #: bounds of the time between two syncs of the consume queues, and between two writes of the configuration
 PAUSE_MIN_MS, PAUSE_MAX_MS = 5_000, 60_000
-#: they take at most this share of the time, as far as the bounds allow
+#: the pause is so many times the duration of the last run, within these bounds
 SHARE = 100
-#: places of the log whose store time is known; where there are more, every second one is forgotten
+#: most ends of the log whose store time is kept. If there are more, every second one is dropped
 TIMES_MAX = 256
 
 
@@ -36,13 +36,13 @@ class CheckpointService:
         self._clock = store.clock
         now_ms = self._clock.monotonic_ms()
         self._next_sync_ms = self._next_config_ms = now_ms + PAUSE_MIN_MS
-        #: (end of the log, store time): all records below were stored then or before; ascending
+        #: (end of the log, store time), ascending: all records below the end were stored at that time or earlier
         self._times: list[tuple[int, int]] = []
-        #: tables to write as soon as the log is synced up to that end
+        #: (end, tables): the tables to write as soon as the log is synced up to the end
         self._waiting: tuple[int, config_json.Tables] | None = None
         #: the content of the files
         self._files: dict[str, tuple[config_json.Table, int]] = {}
-        #: the tables of the last look
+        #: the tables of the last check
         self._seen: config_json.Tables | None = None
         #: why something failed in the last call, for status
         self.failed: str | None = None
@@ -50,22 +50,24 @@ class CheckpointService:
     def run_once(self) -> None:
         """Run each job whose interval has passed. Failures are tried again, but for a failed fsync.
 
-        Raises: OSError, Unavailable where a sync of a consume queue failed: only another start writes them again.
+        Raises: OSError, Unavailable if a sync of a consume queue failed: only the next start writes the queues again.
         """
         self._note_time()
         self.failed = None
+
         began = self._clock.monotonic_ms()
         if began >= self._next_sync_ms:
             try:
                 self._store.sync_queues()
             except Corrupt as error:
-                # That queue is rebuilt at the next start.
+                # The next start rebuilds that queue.
                 self._fail(error)
             except OSError as error:
                 if error.errno not in NOT_TRIED:
                     raise
                 self._fail(error)
             self._next_sync_ms = self._after(began)
+
         try:
             self._write_checkpoint()
             self._write_config()
@@ -80,13 +82,13 @@ class CheckpointService:
 
     def _after(self, began_ms: int) -> int:
         """The time of the next run of a job that began then and ends now."""
-        now = self._clock.monotonic_ms()
-        return now + min(max(SHARE * (now - began_ms), PAUSE_MIN_MS), PAUSE_MAX_MS)
+        now_ms = self._clock.monotonic_ms()
+        return now_ms + min(max(SHARE * (now_ms - began_ms), PAUSE_MIN_MS), PAUSE_MAX_MS)
 
     # --- checkpoint -----------------------------------------------------------------------------------------
 
     def _note_time(self) -> None:
-        # The time is read before the end: a record that is appended in between has a later time.
+        # The time is read before the end: a record that is appended meanwhile has a later time.
         time_ms = self._store.state.store_time_ms
         end = self._store.log.end
         if not self._times or end > self._times[-1][0]:
@@ -99,7 +101,7 @@ class CheckpointService:
         return max((time_ms for end, time_ms in self._times if end <= offset), default=0)
 
     def _write_checkpoint(self) -> None:
-        """Write times that are synced: RocketMQ takes all messages stored earlier for complete."""
+        """Write the store times of synced bytes: RocketMQ assumes that all earlier messages are complete."""
         log = self._store.log
         checkpoint, queued = log.checkpoint, log.marks.dispatched_end
         physic_ms = max(checkpoint.physic_ms, self._time_below(log.synced))
@@ -122,9 +124,8 @@ class CheckpointService:
                 self._waiting = store.log.end, tables
                 self._seen = tables
             self._next_config_ms = self._after(began)
-        if self._waiting is not None and self._waiting[0] <= min(
-            store.log.synced, store.log.confirmed
-        ):
+        certain_end = min(store.log.synced, store.log.confirmed)
+        if self._waiting is not None and self._waiting[0] <= certain_end:
             config_json.write_back(store, self._waiting[1], known=self._files)
             self._waiting = None
             self._next_config_ms = self._after(began)

@@ -1,7 +1,7 @@
-"""Which half messages are resolved, and how: two bits per offset, in blocks, kept in the shard's progress.
+"""The outcomes of half messages: two bits per offset, in blocks, kept in the shard's progress.
 
-A pure view of a progress table (`ShardState.progress`): `resolve` returns the changes to store, and the table changes
-once these are in the log.
+`Resolutions` only reads a progress table (`ShardState.progress`). `resolve` returns the changes to store, and the
+table changes once these are in the log.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 #: offsets of one block: a value of 128 hex digits
 BLOCK = 256
-#: blocks below the first open half that are kept, so that a repeated call is answered as the first one was
+#: blocks that are kept below the first open half message, so that a repeated call gets the answer of the first one
 KEPT_BLOCKS = 4
 _MIN = "min"
 
@@ -23,23 +23,23 @@ class Resolution(Enum):
     OPEN = 0
     COMMIT = 1
     ROLLBACK = 2
-    #: checked too often, or too old; or resolved by RocketMQ, which does not note how
+    #: checked too often, too old, or resolved by RocketMQ, which does not note the outcome
     DISCARD = 3
 
 
 class Resolutions:
-    """Reads a table; never changes it."""
+    """The outcomes in a table, which is never changed here."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         self._table = table
 
     @property
     def min_open(self) -> int:
-        """Every half message below is resolved."""
+        """Every half message below this offset is resolved."""
         return int(self._table.get(_MIN, 0))
 
     def of(self, offset: int) -> Resolution | None:
-        """The outcome of the half message at an offset; None: resolved too long ago to say how."""
+        """The outcome of the half message at an offset; None: resolved too long ago to know."""
         block, bit = divmod(offset, BLOCK)
         value = self._table.get(str(block))
         if value is None:
@@ -53,25 +53,29 @@ class Resolutions:
                 yield offset
 
     def resolve(self, found: Mapping[int, Resolution]) -> dict[str, Any]:
-        """The changes to store for half messages that are being resolved: new blocks, and blocks that go."""
+        """The changes to store for the half messages `found`: new values of blocks, and None for dropped blocks."""
         blocks: dict[int, int] = {}
         for offset, resolution in found.items():
             block, bit = divmod(offset, BLOCK)
             if block not in blocks:
                 blocks[block] = int(self._table.get(str(block), "0"), 16)
             blocks[block] |= resolution.value << 2 * bit
+
         low = self.min_open
         while self._resolved(low, blocks):
             low += 1
+
         values: dict[str, Any] = {
             str(block): f"{value:0{BLOCK // 2}x}" for block, value in blocks.items()
         }
         if low != self.min_open:
             values[_MIN] = low
+
         gone = low // BLOCK - KEPT_BLOCKS
         for key in {*self._table, *values}:
             if key.isdigit() and int(key) < gone:
                 values[key] = None
+
         return values
 
     def _resolved(self, offset: int, blocks: Mapping[int, int]) -> bool:

@@ -1,7 +1,7 @@
-"""Consumer send-back: a message that could not be handled is delivered again later, at last to the dead letter queue.
+"""Consumer send-back: a message that could not be handled is delivered again later, finally to the dead letter queue.
 
-Source: AbstractSendMessageProcessor#consumerSendMsgBack, RocketMQ 5.3.3. As there, a call that is
-repeated because its outcome was unknown may bring the message twice.
+Source: AbstractSendMessageProcessor#consumerSendMsgBack, RocketMQ 5.3.3. As there, a call that is repeated because its
+outcome was unknown may deliver the message twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 #: deliveries before a message goes to the dead letter queue (SubscriptionGroupConfig.retryMaxTimes)
 RETRY_MAX_TIMES = 16
-#: level of the first retry; each further one takes the next: 10 s, 30 s, 1 m, ... 2 h
+#: level of the first retry. Each further retry takes the next level: 10 s, 30 s, 1 m, ... 2 h
 FIRST_LEVEL = 3
 
 
@@ -49,13 +49,13 @@ def send_back(
     delay_level: int = 0,
     shard: int = 0,
 ) -> tuple[str, Append]:
-    """Put a message that a group could not handle into its retry topic, later; or into its dead letter queue.
+    """Put a message that a group could not handle into its retry topic, with a delay, or into its dead letter queue.
 
-    Args: `delay_level` 0: the next of the schedule; above: that level; below: the dead letter queue at once. `shard`
-    is this store's: a queue of it is taken. A topic that does not exist is created, with 1 queue, here.
-    Returns: the topic where it will be, and the place of the appended record.
-    Durable: nothing; the flush service syncs.
-    Raises: Rejected for a missing message or a bad group name; as put_inner.
+    Args: `delay_level`: 0: the next level of the schedule; above: that level; below: the dead letter queue at once.
+    `shard`: this store's, which has the queue. A missing topic is created here, with 1 queue.
+    Returns: the topic of the delivery, and the offsets of the appended record.
+    Durable: after the flush service's sync.
+    Raises: Rejected for a missing message or a bad group name. Otherwise as put_inner.
     """
     message = read_one(store, topic, queue_id, offset)
     if message is None:
@@ -64,15 +64,18 @@ def send_back(
             field="offset",
             limit="a readable message",
         )
+
     dead = delay_level < 0 or message.reconsume_times >= RETRY_MAX_TIMES
     target = dlq_topic(group) if dead else retry_topic(group)
     if target not in store.state.topics:
         fmt.check_topic_name(target)
         store.create_topic(target, 1, [shard])
+
     level = 0 if dead else delay_level or FIRST_LEVEL + message.reconsume_times
     levels = len(store.config.delay_levels_ms)
     here = _queue_here(store.state.topics[target], shard)
     copy = _copy(message, target, here, min(level, levels))
+
     limit = store.config.record_bytes_max - GROUP_RESERVE_BYTES
     size = PreparedInner(copy, store_host=store.config.store_host).size
     if size > limit:
@@ -81,6 +84,7 @@ def send_back(
             field="record",
             limit=limit,
         )
+
     (append,) = store.put_inner([copy])
     return target, append
 

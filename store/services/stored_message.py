@@ -1,6 +1,6 @@
-"""One stored message with all its fields, for the store's services: they move single messages on, with changes.
+"""One stored message with all its fields, for the store's services, which put single messages again with changes.
 
-Readers of many messages take columns (`Reader.fetch`, `record.decode`) instead.
+Readers of many messages use columns (`Reader.fetch`, `record.decode`) instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from raymq.store.records import properties as props
 if TYPE_CHECKING:
     from raymq.store.message_store import MessageStore
 
-#: read at a time
+#: most bytes read at a time
 READ_BYTES = 1 << 20
 
 
@@ -42,7 +42,7 @@ class StoredMessage(NamedTuple):
     def moved(
         self, topic: str, queue_id: int, properties: Mapping[str, str], **changes: Any
     ) -> InnerMessage:
-        """The message to put into another queue: body, flags, born time and host stay but for `changes`."""
+        """The message to put into another queue. But for `changes`, body, flags, born time and host are the same."""
         names = ("flag", "sys_flag", "born_time_ms", "born_host", "reconsume_times")
         kept = {name: getattr(self, name) for name in (*names, "prepared_transaction_offset")}
         return InnerMessage(topic, queue_id, self.body, properties, **{**kept, **changes})
@@ -53,19 +53,17 @@ def read(
 ) -> tuple[list[StoredMessage], int]:
     """Messages of one queue from `offset` on, up to the queue's end, and the offset after them.
 
-    Raises: OffsetOutOfRange below the queue's first message; Corrupt where the first of them is damaged.
+    Raises: OffsetOutOfRange below the queue's first message, Corrupt if the first message read is damaged.
     """
-    found = store.fetch_whole(
-        topic, queue_id, offset, max_bytes=READ_BYTES, max_records=max_records
-    )
-    if found.records is None or not len(found.records):
-        return [], found.next_offset
-    rows = decode_records(found.records).to_pylist()
-    return [_from_row(row) for row in rows], found.next_offset
+    part = store.fetch_whole(topic, queue_id, offset, max_bytes=READ_BYTES, max_records=max_records)
+    if part.records is None or not len(part.records):
+        return [], part.next_offset
+    rows = decode_records(part.records).to_pylist()
+    return [_from_row(row) for row in rows], part.next_offset
 
 
 def read_one(store: MessageStore, topic: str, queue_id: int, offset: int) -> StoredMessage | None:
-    """The message at an offset of a queue; None where it is deleted or does not exist yet."""
+    """The message at an offset of a queue; None if it is deleted or does not exist yet."""
     try:
         found, _ = read(store, topic, queue_id, offset, max_records=1)
     except OffsetOutOfRange:

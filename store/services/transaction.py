@@ -1,9 +1,8 @@
 """Transactions: half messages that become visible when they are committed.
 
-Source: TransactionalMessageBridge, TransactionalMessageServiceImpl, EndTransactionProcessor, RocketMQ 5.3.3.
-It differs where RocketMQ's may deliver twice. A commit's message, its op record and its progress are one append, so a
-repeated commit, even after a crash, delivers nothing more. A check counts in the shard's progress instead of writing
-the half message again.
+Source: TransactionalMessageBridge, TransactionalMessageServiceImpl, EndTransactionProcessor, RocketMQ 5.3.3. RocketMQ's
+may deliver twice. Here a commit's message, its op record and its progress are one append. So a repeated commit, even
+after a crash, delivers nothing more. A check counts in the shard's progress instead of writing the half message again.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ if TYPE_CHECKING:
 
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 DISCARD_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
-#: the group whose offsets show RocketMQ how far half messages and op records are done
+#: the group whose offsets tell RocketMQ the end of the resolved half messages and op records
 GROUP = "CID_RMQ_SYS_TRANS"
 SERVICE = "transaction"
 
 _OP_TAG = "d"
 _OP_SEPARATOR = ","
 _CHECKS = "checks:"
-#: room for the op record beside a committed message
+#: bytes reserved for the op record of a committed message
 END_RESERVE_BYTES = 1024
-#: op records that are read at a time
+#: op records read at a time
 _OPS_READ = 512
 
 Ask = Callable[[StoredMessage], Resolution]
@@ -71,29 +70,30 @@ class TransactionService:
 
     _store: MessageStore
     _: KW_ONLY
-    #: a half message is asked for from this age on (transactionTimeOut)
+    #: age from which on a half message is checked (transactionTimeOut)
     timeout_ms: int = 6_000
-    #: one that was asked for so often is discarded (transactionCheckMax)
+    #: checks after which a half message is discarded (transactionCheckMax)
     check_max: int = 15
-    #: and so is one that is older (fileReservedTime)
+    #: age after which a half message is discarded (fileReservedTime)
     reserved_ms: int = 72 * 3600 * 1000
     #: the longest time of a round of checks
     round_ms: int = 60_000
-    #: over look and put: two commits of one half message deliver one message
+    #: held by check and put together: two commits of one half message deliver one message
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     # --- calls of producers ---------------------------------------------------------------------------------
 
     def prepare(self, message: InnerMessage) -> Half:
-        """Put a message as a half message of its topic and queue; consumers see it after `commit`.
+        """Put a message as a half message of its topic and queue. Consumers see it after `commit`.
 
         Delays are ignored: the transaction wins. Durable: nothing yet, see `MessageStore.put_inner`.
-        Raises: Rejected for a topic or queue that does not exist, or KEYS that its topic needs; as put_inner.
+        Raises: Rejected for a missing topic or queue, or missing KEYS that the topic needs. Otherwise as put_inner.
         """
         topics = self._store.state.topics
         check_target(message.topic, message.queue_id, topics)
         if topics[message.topic].compacted:
             check_key(message.topic, message.properties)
+
         properties = dict(message.properties)
         transaction_id = properties.setdefault("UNIQ_KEY", uuid.uuid4().hex.upper())
         properties.update(
@@ -104,6 +104,7 @@ class TransactionService:
                 "REAL_QID": str(message.queue_id),
             }
         )
+
         half = replace(
             message,
             topic=HALF_TOPIC,
@@ -113,6 +114,7 @@ class TransactionService:
             prepared_transaction_offset=0,
             properties_text=None,
         )
+
         self._check_size(half)
         (append,) = self._store.put_inner([half])
         return Half(append.first_offset, transaction_id, append)
@@ -127,30 +129,30 @@ class TransactionService:
             raise Rejected(fault, field="record", limit=limit)
 
     def commit(self, offset: int, *, group: str | None = None) -> Append:
-        """Deliver a half message, once. Returns: where; of a repeated commit the offset is unknown.
+        """Deliver a half message, once. Returns: its offsets, which are unknown for a repeated commit.
 
-        Args: `group`, if given, must be the PGROUP that the message was prepared with.
-        Raises: Rejected when it was rolled back or discarded, or is not a half message; Unavailable when it is not
+        Args: `group`: if given, the PGROUP that the message was prepared with.
+        Raises: Rejected if it was rolled back or discarded, or is not a half message. Unavailable if it is not
         confirmed yet.
         """
         with self._lock:
             half = self._open_half(offset, group, Resolution.COMMIT)
-            return self._commit(half) if half is not None else self._repeated_answer()
+            if half is None:
+                return self._repeated_answer()
+            return self._commit(half)
 
     def rollback(self, offset: int, *, group: str | None = None) -> Append:
         """Drop a half message. Raises: as `commit`."""
         with self._lock:
             half = self._open_half(offset, group, Resolution.ROLLBACK)
-            return (
-                self._repeated_answer()
-                if half is None
-                else self._append_resolution(half, Resolution.ROLLBACK, [])
-            )
+            if half is None:
+                return self._repeated_answer()
+            return self._append_resolution(half, Resolution.ROLLBACK, [])
 
     def _open_half(
         self, offset: int, group: str | None, wanted: Resolution
     ) -> StoredMessage | None:
-        """The half message, if it is open; None when it was resolved as wanted before."""
+        """The half message, if it is open; None if it was resolved as `wanted` before."""
         found = self._resolutions().of(offset)
         if found is wanted:
             return None
@@ -161,6 +163,7 @@ class TransactionService:
                 field="transaction",
                 limit="an open half message",
             )
+
         half = read_one(self._store, HALF_TOPIC, 0, offset)
         if half is None:
             if offset < self._store.state.next_offsets.get((HALF_TOPIC, 0), 0):
@@ -171,6 +174,7 @@ class TransactionService:
             raise Rejected(
                 f"half message {offset} does not exist", field="transaction", limit="a half message"
             )
+
         have = half.properties.get("PGROUP")
         if group is not None and have != group:
             fault = f"half message {offset} was prepared by producer group {have!r}, not {group!r}"
@@ -205,7 +209,7 @@ class TransactionService:
         return self._note(values, [*messages, op])[0]
 
     def _note(self, values: dict[str, Any], messages: Sequence[InnerMessage] = ()) -> list[Append]:
-        """Put a change of the progress, and messages with it."""
+        """Put a change of the progress together with messages."""
         return self._store.put_inner(messages, progress=ServiceProgress(SERVICE, values))
 
     def _repeated_answer(self) -> Append:
@@ -217,10 +221,10 @@ class TransactionService:
     # --- checks ---------------------------------------------------------------------------------------------
 
     def check(self, ask: Ask) -> CheckRound:
-        """Ask about every open half message that is old enough. One that was asked for too often is discarded.
+        """Ask about every open half message that is old enough. After too many checks it is discarded.
 
-        `ask` is called without the service's lock. Its answer counts unless the half message was resolved in between.
-        RocketMQ runs a round every 30 s (transactionCheckInterval).
+        Args: `ask`: called without the service's lock. Its answer counts unless the half message was resolved
+        meanwhile. RocketMQ runs a round every 30 s (transactionCheckInterval).
         """
         self.take_over()
         clock = self._store.clock
@@ -228,14 +232,16 @@ class TransactionService:
         counts = dict.fromkeys(Resolution, 0)
         asked = 0
         end = self._store.queue_range(HALF_TOPIC, 0)[1]
+
         for offset in list(self._resolutions().open_ones(end)):
             try:
                 half = read_one(self._store, HALF_TOPIC, 0, offset)
             except Corrupt:
-                # Noted for status. It must not block the others.
+                # The damage is noted for status. It must not block the other half messages.
                 continue
             if half is None:
                 continue
+
             age_ms = began - half.born_time_ms
             if half.store_time_ms > began or clock.monotonic_ms() > deadline:
                 break
@@ -245,12 +251,14 @@ class TransactionService:
             if checks >= self.check_max or age_ms > self.reserved_ms:
                 counts[Resolution.DISCARD] += self._resolve_once(half, Resolution.DISCARD)
                 continue
+
             asked += 1
             answer = ask(half)
             if answer is Resolution.OPEN:
                 self._count_check(offset, checks + 1)
             else:
                 counts[answer] += self._resolve_once(half, answer)
+
         self._note_offsets()
         return CheckRound(
             asked,
@@ -269,15 +277,17 @@ class TransactionService:
         with self._lock:
             if self._resolutions().of(half.queue_offset) is not Resolution.OPEN:
                 return False
+
             if resolution is Resolution.COMMIT:
                 try:
                     self._commit(half)
                 except (Rejected, KeyError, ValueError) as error:
-                    # A half message of another engine that names no queue: it must not block the others.
+                    # Another engine's half message may name no queue. It must not block the others.
                     offset = half.queue_offset
                     logger.warning("half message %d cannot be committed: %s", offset, error)
                     return False
                 return True
+
             discarded = resolution is Resolution.DISCARD
             moved = [half.moved(DISCARD_TOPIC, 0, half.properties)] if discarded else []
             self._append_resolution(half, resolution, moved)
@@ -290,14 +300,15 @@ class TransactionService:
     # --- RocketMQ's progress ---------------------------------------------------------------------------------
 
     def take_over(self) -> None:
-        """Import the op records that another engine wrote into this store; RayMQ's say nothing new."""
+        """Import the op records that another engine wrote into this store. RayMQ's own say nothing new."""
         with self._lock:
             # RocketMQ moves this offset over half messages that are resolved, or that it wrote again to check them.
-            # Those below the queue's first message were deleted with their commit log file and cannot be committed any
-            # more.
+            # Half messages below the queue's first one were deleted with their commit log file, so no commit can
+            # follow.
             done = max(self._noted(HALF_TOPIC), self._store.queue_range(HALF_TOPIC, 0)[0])
             resolutions = self._resolutions()
             found = dict.fromkeys(resolutions.open_ones(done), Resolution.DISCARD)
+
             first, end = self._store.queue_range(OP_TOPIC, 0)
             at = max(first, self._noted(OP_TOPIC))
             while at < end:
@@ -309,12 +320,14 @@ class TransactionService:
                     for text in op.body.decode("ascii", "replace").split(_OP_SEPARATOR):
                         if text.isdigit() and resolutions.of(int(text)) is Resolution.OPEN:
                             found[int(text)] = Resolution.DISCARD
+
             if found:
                 self._note(resolutions.resolve(found))
+
         self._note_offsets()
 
     def _note_offsets(self) -> None:
-        """Note how far RayMQ is, so that RocketMQ continues there if it opens this store."""
+        """Note RayMQ's progress, so that RocketMQ continues there if it opens this store."""
         _, op_end = self._store.queue_range(OP_TOPIC, 0)
         for topic, offset in ((HALF_TOPIC, self._resolutions().min_open), (OP_TOPIC, op_end)):
             if offset > self._noted(topic):

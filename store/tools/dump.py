@@ -25,6 +25,7 @@ def dump(root: Path, files: Files | None = None) -> Iterator[dict[str, Any]]:
         for item in _messages(store):
             count += item["kind"] == "msg"
             yield item
+
         faults = store.faults.all()
         yield {
             "kind": "end",
@@ -43,11 +44,13 @@ def _messages(store: ReadOnlyStore) -> Iterator[dict[str, Any]]:
         low, high = queue.min_offset, queue.max_offset
         units[topic, queue_id] = (low, queue.read(low, high - low).copy())
         queue.close()
+
     parts: dict[tuple[str, int], list[rows.RowRun]] = {}
     for part in store.slices():
         # The slices follow each other without a gap.
         for run in rows.runs(part.read().data, int(part.positions[0]), part.positions, part.sizes):
             parts.setdefault((run.topic, run.queue_id), []).append(run)
+
     for (topic, queue_id), runs in sorted(parts.items()):
         low, found = units.get((topic, queue_id), (0, None))
         count = 0
@@ -57,6 +60,7 @@ def _messages(store: ReadOnlyStore) -> Iterator[dict[str, Any]]:
                 unit = found[at] if found is not None and 0 <= at < len(found) else None
                 yield _message(row, int(run.positions[index]), int(run.sizes[index]), unit)
                 count += 1
+
         yield {
             "kind": "queue",
             "topic": topic,
@@ -71,6 +75,7 @@ def _message(row: dict[str, Any], position: int, size: int, unit: Any) -> dict[s
     properties = decode_properties(row["properties"])
     host, _, port = row["store_host"].rpartition(":")
     body: bytes = row["body"]
+
     return {
         "kind": "msg",
         "ok": True,

@@ -1,6 +1,6 @@
 """Exports a store's messages as Parquet files, one slice in memory at a time.
 
-The target appears whole or not at all: files are written to a directory beside it, which is renamed at the end.
+The target appears whole or not at all: files are written to another directory, which is renamed at the end.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .faults import ReportProgress
 from .read_only import ReadOnlyStore
 from .slices import RecordRange
 
-#: bytes after which a new file is begun
+#: bytes after which a new file begins
 FILE_BYTES = 256 << 20
 
 _TIME = pa.timestamp("ms", tz="UTC")
-#: columns that are those of the decoded record
+#: columns that are copied from the decoded record
 _PLAIN = ("topic", "queue_id", "queue_offset", "body", "born_host", "store_host", "physical_offset")
 _NUMBERS = ("flag", "sys_flag", "body_crc", "reconsume_times", "prepared_transaction_offset")
 #: one row per message, in the order of the log
@@ -43,7 +43,7 @@ SCHEMA = pa.schema(
         pa.field("queue_id", pa.int32(), nullable=False),
         pa.field("queue_offset", pa.int64(), nullable=False),
         pa.field("body", pa.binary(), nullable=False),
-        #: TAGS, __SHARDINGKEY, the words of KEYS, UNIQ_KEY: null where the message has none
+        #: TAGS, __SHARDINGKEY, the words of KEYS, UNIQ_KEY: null if the message has none
         pa.field("tag", pa.string()),
         pa.field("sharding_key", pa.string()),
         pa.field("index_keys", pa.list_(pa.string())),
@@ -65,19 +65,19 @@ _PAIR = r"(?s)^(?P<k>[^\x01]+)\x01(?P<v>.+)$"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """Which messages: queue offsets are half-open, [start, stop)."""
+class ExportChoice:
+    """The choice of messages to export. Queue offsets are half-open, [start, stop)."""
 
     #: None: all topics but RayMQ's own
     topic: str | None = None
     queue_id: int | None = None
     start: int | None = None
     stop: int | None = None
-    #: also the readable records after damage
+    #: export also the readable records after damage
     after_damage: bool = False
 
     def rows(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Which rows of a decoded slice are chosen. Rows that are in no queue never are."""
+        """A mask of the chosen rows of a decoded slice. Rows without a queue are never chosen."""
         keep = queued(batch)
         topics = batch.column("topic")
         if self.topic is None:
@@ -101,14 +101,14 @@ class Exported:
     messages: int
     files: list[str]
     bytes: int
-    #: where the log is damaged: nothing of these ranges was exported
+    #: damaged ranges of the log: nothing of them was exported
     damaged: list[tuple[int, int]]
 
 
 def export(
     root: Path,
     target: Path,
-    choice: Choice | None = None,
+    choice: ExportChoice | None = None,
     *,
     file_bytes: int = FILE_BYTES,
     files: Files | None = None,
@@ -116,36 +116,40 @@ def export(
 ) -> Exported:
     """Write the chosen messages of a store into the new directory `target`, as part-00000.parquet and so on.
 
-    Raises: Rejected when `target` exists, `root` is not a store, or the store has no message of the topic; Corrupt for
-    a damaged log, unless the choice says `after_damage`: then its readable rest is exported too. Durable: at return.
+    Raises: Rejected if `target` exists, `root` is not a store, or no message is of the topic. Raises Corrupt for a
+    damaged log. With `after_damage` the readable rest is exported instead. Durable: at return.
     """
     files = files or Files()
-    choice = choice or Choice()
+    choice = choice or ExportChoice()
     if files.exists(target):
         raise Rejected(f"{target} exists; name a new directory", field="target", path=str(target))
+
     with closing(ReadOnlyStore(root, files, progress)) as store:
         store.scan()
         faults = store.faults.all()
         if faults and not choice.after_damage:
             raise Corrupt(
                 f"the log is damaged: {faults[0].detail} ({faults[0].file} at {faults[0].offset}); "
-                "--behind-damage exports what can be read",
+                "--after-damage exports what can be read",
                 path=str(root / faults[0].file),
                 offset=faults[0].offset,
                 rule=faults[0].rule,
             )
+
         _check_topic(store, choice)
         return _write(store, target, choice, file_bytes)
 
 
-def _check_topic(store: ReadOnlyStore, choice: Choice) -> None:
-    """Raises: Rejected for a topic or queue of which the store has no message, such as a misspelt one."""
+def _check_topic(store: ReadOnlyStore, choice: ExportChoice) -> None:
+    """Check the choice's topic and queue. Raises: Rejected if no message is of them: the name may be misspelt."""
     if choice.topic is None:
         return
+
     queues = {number for topic, number, _ in store.queue_directories() if topic == choice.topic}
     if choice.queue_id in queues or (choice.queue_id is None and queues):
         return
-    # The consume queues may be lost. The records are the truth.
+
+    # The consume queues may be lost, so the records decide.
     wanted = replace(choice, start=None, stop=None)
     if not any(wanted.rows(part.decode()).any() for part in store.slices(after_damage=True)):
         known = sorted({topic for topic, _, _ in store.queue_directories()})
@@ -158,15 +162,16 @@ def _check_topic(store: ReadOnlyStore, choice: Choice) -> None:
         )
 
 
-def _write(store: ReadOnlyStore, target: Path, choice: Choice, file_bytes: int) -> Exported:
+def _write(store: ReadOnlyStore, target: Path, choice: ExportChoice, file_bytes: int) -> Exported:
     files = store.files
     temporary = target.with_name(target.name + ".tmp")
     files.remove_tree(temporary)
     files.make_dirs(temporary)
     parts: list[_Part] = []
     messages = 0
+
     try:
-        # An empty choice gives an empty table: readers refuse a directory without files.
+        # If no message is chosen, one empty table is written: readers refuse a directory without files.
         parts.append(_Part(temporary / "part-00000.parquet", files))
         for table in _tables(store, choice):
             if parts[-1].size >= file_bytes:
@@ -174,6 +179,7 @@ def _write(store: ReadOnlyStore, target: Path, choice: Choice, file_bytes: int) 
                 parts.append(_Part(temporary / f"part-{len(parts):05d}.parquet", files))
             parts[-1].write(table)
             messages += table.num_rows
+
         parts[-1].close()
         files.sync_dir(temporary)
         fail_point("export.before_rename")
@@ -184,11 +190,12 @@ def _write(store: ReadOnlyStore, target: Path, choice: Choice, file_bytes: int) 
             part.abandon()
         files.remove_tree(temporary)
         raise
+
     names = [part.name for part in parts]
     return Exported(messages, names, sum(part.size for part in parts), list(store.damaged))
 
 
-def _tables(store: ReadOnlyStore, choice: Choice) -> Iterator[pa.Table]:
+def _tables(store: ReadOnlyStore, choice: ExportChoice) -> Iterator[pa.Table]:
     for part in store.slices("export", after_damage=choice.after_damage):
         batch = part.decode()
         keep = choice.rows(batch)
@@ -202,26 +209,30 @@ def table_of(batch: pa.RecordBatch, part: RecordRange) -> pa.Table:
     columns = {name: batch.column(name) for name in (*_PLAIN, *_NUMBERS)}
     for name in ("born_time", "store_time"):
         columns[name] = batch.column(f"{name}_ms").cast(_TIME)
+
     rows, names, values = _pairs(batch.column("properties"))
     count = batch.num_rows
     offsets = np.zeros(count + 1, dtype=np.int32)
     np.cumsum(np.bincount(rows, minlength=count), out=offsets[1:])
     columns["properties"] = pa.MapArray.from_arrays(pa.array(offsets), names, values)
+
     for column, name in (
         ("tag", "TAGS"),
         ("sharding_key", "__SHARDINGKEY"),
         ("unique_key", "UNIQ_KEY"),
     ):
         columns[column] = _one(rows, names, values, name, count)
+
     words = pc.replace_substring_regex(_one(rows, names, values, "KEYS", count), " +", " ")
     columns["index_keys"] = pc.split_pattern(pc.utf8_trim(words, " "), " ")
+
     columns["message_id"] = _message_ids(batch.column("store_host"), part.positions)
     columns["record_bytes"] = pa.array(part.sizes.astype(np.int32))
     return pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
 def _pairs(properties: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array, pa.Array]:
-    """Row, name and value of every property; incomplete pairs are dropped as RocketMQ's readers do."""
+    """Row, name and value of every property. Incomplete pairs are dropped, as RocketMQ's readers do."""
     lists = pc.split_pattern(properties, b"\x02")
     rows = pc.list_parent_indices(lists).to_numpy()
     pairs = pc.extract_regex(pc.list_flatten(lists), _PAIR)
@@ -234,11 +245,11 @@ def _pairs(properties: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array, pa.Ar
 def _one(
     rows: npt.NDArray[np.int64], names: pa.Array, values: pa.Array, name: str, count: int
 ) -> pa.Array:
-    """The value of one property in each of `count` rows; of a repeated one the last."""
-    places = np.flatnonzero(pc.equal(names, name).to_numpy(zero_copy_only=False))
-    place_of_row = np.full(count, -1, dtype=np.int64)
-    place_of_row[rows[places]] = places
-    return values.take(pa.array(place_of_row, mask=place_of_row < 0))
+    """The value of one property in each of `count` rows. Of a repeated property the last value counts."""
+    pair_rows = np.flatnonzero(pc.equal(names, name).to_numpy(zero_copy_only=False))
+    pair_of_row = np.full(count, -1, dtype=np.int64)
+    pair_of_row[rows[pair_rows]] = pair_rows
+    return values.take(pa.array(pair_of_row, mask=pair_of_row < 0))
 
 
 def _message_ids(hosts: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
@@ -269,7 +280,7 @@ class _Part:
         return self._sink.tell()
 
     def write(self, table: pa.Table) -> None:
-        """One row group."""
+        """Write one row group."""
         self._writer.write_table(table)
 
     def close(self) -> None:
@@ -287,18 +298,18 @@ class _Part:
 
 
 class _Sink:
-    """A writable file for pyarrow, on `Files`. pyarrow leaves a file that it was given open."""
+    """A writable file for pyarrow, on `Files`. pyarrow does not close a file that it was given."""
 
     def __init__(self, path: Path, files: Files) -> None:
         self._files = files
         self._fd = files.open_file(path, create=True)
         self._at = 0
         self.closed = False
-        #: after a failure: writes are dropped
+        #: writes are dropped, after a failure
         self.discarding = False
 
     def write(self, data: Any) -> int:
-        """Append."""
+        """Append `data`."""
         if not self.discarding:
             self._files.pwrite(self._fd, data, self._at)
             self._at += len(data)
@@ -312,11 +323,11 @@ class _Sink:
         """Nothing is buffered here."""
 
     def sync(self) -> None:
-        """fsync."""
+        """fsync the file."""
         self._files.sync(self._fd)
 
     def close(self) -> None:
-        """Close; nothing is synced."""
+        """Close the file without a sync."""
         if not self.closed:
             self.closed = True
             self._files.close(self._fd)

@@ -1,4 +1,4 @@
-"""The results of `verify`: faults, each with its place and rule, and the decision of the next start."""
+"""The results of `verify`: faults, each with its file, offset and rule, and the decision of the next start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from raymq.store.errors import RayMQError
 
-#: faults of one kind that are named in one file; the last one says how many more there are
+#: most faults of one kind that are named in one file. The last one says how many more there are
 NAMED_MAX = 20
 
 #: called with the progress of a long walk: (what, bytes done, bytes in all)
@@ -18,11 +18,11 @@ ReportProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong."""
+    """One fault of a store."""
 
     #: relative to the store
     file: str
-    #: commit log: physical offset; any other file: bytes from its start
+    #: in the commit log the physical offset, in any other file bytes from its start
     offset: int
     rule: str
     detail: str
@@ -60,19 +60,19 @@ class Faults:
 
     root: Path
     found: list[Fault] = field(default_factory=list)
-    #: parts of caches that a crash left and the next start rebuilds from the log; these are not faults
-    anew: list[str] = field(default_factory=list)
+    #: parts of caches that a crash left, and that the next start rebuilds from the log. They are not faults
+    rebuilt_at_start: list[str] = field(default_factory=list)
     _counts: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def add(self, file: Path, offset: int, rule: str, detail: str) -> None:
-        """One more fault; beyond NAMED_MAX of its kind it is only counted."""
+        """Add a fault. Beyond NAMED_MAX of its kind it is only counted."""
         name = str(file.relative_to(self.root))
         count = self._counts[name, rule] = self._counts.get((name, rule), 0) + 1
         if count <= NAMED_MAX:
             self.found.append(Fault(name, int(offset), rule, detail))
 
-    def more(self, file: Path, rule: str, count: int) -> None:
-        """Further faults of a kind of which NAMED_MAX were added."""
+    def count_more(self, file: Path, rule: str, count: int) -> None:
+        """Count further faults of a kind, after NAMED_MAX were added."""
         if count > 0:
             key = (str(file.relative_to(self.root)), rule)
             self._counts[key] = self._counts.get(key, 0) + count
@@ -82,7 +82,7 @@ class Faults:
         self.found.append(from_error(self.root, error))
 
     def all(self) -> list[Fault]:
-        """Every fault; where some of a kind were left out, its last one says how many."""
+        """Every fault. If some of a kind were left out, its last one says how many."""
         more = {key: count - NAMED_MAX for key, count in self._counts.items() if count > NAMED_MAX}
         faults: list[Fault] = []
         for fault in reversed(self.found):
@@ -106,7 +106,7 @@ class Report:
     """The result of `check`."""
 
     faults: list[Fault]
-    #: None when the log could not be walked or has no file
+    #: None if the log could not be walked or has no file
     verdict: LogVerdict | None
     #: files of caches that the next start rebuilds, in part or whole
-    anew: list[str] = field(default_factory=list)
+    rebuilt_at_start: list[str] = field(default_factory=list)

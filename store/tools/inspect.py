@@ -1,6 +1,6 @@
-"""Look into a store directory without changing it: `verify` names every fault, `dump` prints every message.
+"""Read a store directory without changing it: `verify` names every fault, `dump` prints every message.
 
-This is the name to import; read_only opens and walks, verify_queues, _chain, _index and _files compare.
+Import this name. read_only opens and walks; verify_queues, _chain, _index and _files compare.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Fault", "Faults", "Report", "check", "check_derived", "dump", "verif
 def check(root: Path, files: Files | None = None, progress: ReportProgress | None = None) -> Report:
     """Every fault of a store, and the decision of a start about its log's end.
 
-    Raises: Rejected when `root` is not a store. Changes nothing.
+    Raises: Rejected if `root` is not a store. Changes nothing.
     """
     try:
         store = ReadOnlyStore(root, files, progress)
@@ -38,11 +38,11 @@ def check(root: Path, files: Files | None = None, progress: ReportProgress | Non
         store.faults.error(error)
     finally:
         store.close()
-    return Report(store.faults.all(), store.verdict, store.faults.anew)
+    return Report(store.faults.all(), store.verdict, store.faults.rebuilt_at_start)
 
 
 def check_derived(store: ReadOnlyStore) -> int:
-    """Everything that can be made from the log again, against the log. Callers: after `scan`.
+    """Compare everything that can be made from the log with the log. Callers: after `scan`.
 
     Returns: the end of the last record that any consume queue knows, -1 without one.
     """
@@ -61,6 +61,6 @@ def check_derived(store: ReadOnlyStore) -> int:
 def verify(root: Path, files: Files | None = None) -> list[Fault]:
     """Every fault of a store: file, offset, rule. A torn tail that a start cuts is not a fault.
 
-    Raises: Rejected when `root` is not a store. Changes nothing.
+    Raises: Rejected if `root` is not a store. Changes nothing.
     """
     return check(root, files).faults

@@ -8,13 +8,13 @@ from raymq.store.files import ZERO_CHUNK_BYTES, Files, only_zeros
 
 
 class KeepAside:
-    """A directory that gets a copy of each file, under the name it has in the store."""
+    """A directory that gets a copy of each file, with the name that the file has in the store."""
 
     def __init__(self, root: Path, directory: Path, *, files: Files) -> None:
         self.directory = directory
         self._root = root
         self._files = files
-        #: copied already: a file that two steps change is kept as it was before the first
+        #: files that are copied: a file that two steps change is kept as it was before the first step
         self._kept: set[Path] = set()
 
     def keep(self, path: Path) -> None:
@@ -33,7 +33,7 @@ class KeepAside:
         self._kept.add(path)
 
     def keep_range(self, path: Path, start: int, stop: int, name: str) -> None:
-        """Copy the bytes [start, stop) of a file as `name`; zeros at their end are left out."""
+        """Copy the bytes [start, stop) of a file as `name`. Zeros at their end are left out."""
         with self._files.opened(path, writable=False) as fd:
             chunk = b""
             while stop > start and not chunk:
@@ -49,7 +49,7 @@ class KeepAside:
             self._files.truncate(fd, stop - start)
             for position in range(start, stop, ZERO_CHUNK_BYTES):
                 chunk = self._files.pread(source, min(ZERO_CHUNK_BYTES, stop - position), position)
-                # Zeros stay holes: a file of 1 GiB may hold little.
+                # Zeros stay holes: a file of 1 GiB may have few bytes.
                 if not only_zeros(chunk):
                     self._files.pwrite(fd, chunk, position - start)
             self._files.sync(fd)

@@ -25,7 +25,7 @@ from raymq.store.log.chain import Chain, ChainUnit
 from raymq.store.log.commit_log import ADOPTING
 from raymq.store.log.log_files import read_of
 from raymq.store.log.log_reads import walk_piece
-from raymq.store.log.log_scan import NO_TOP, Known, Scan, foreign_end, next_record, scan
+from raymq.store.log.log_scan import NO_TOP, NotedEnds, Scan, foreign_end, next_record, scan
 from raymq.store.log.mapped_file_queue import MappedFileQueue
 from raymq.store.log.marks import read_marks
 from raymq.store.log.meta import read_meta
@@ -45,7 +45,7 @@ LOG_FILES = "files of the commit log are there"
 
 
 class ReadOnlyStore:
-    """The files of a store. Call `scan` first; its findings are in `faults`."""
+    """The files of a store. Call `scan` first. Its findings are in `faults`."""
 
     def __init__(
         self, root: Path, files: Files | None = None, progress: ReportProgress | None = None
@@ -56,9 +56,11 @@ class ReadOnlyStore:
         if not self.files.exists(root / "commitlog"):
             fault = f"{root} is not a store: it has no commitlog directory"
             raise Rejected(fault, field="DIR", limit="a store directory")
+
         self.faults = Faults(root)
         others = other_directories(root, files=self.files)
         self.segment_size_bytes = self.usual_size([root / "commitlog", *others])
+
         self.log: MappedFileQueue | None = None
         if self.segment_size_bytes:
             self.log = MappedFileQueue(
@@ -69,12 +71,14 @@ class ReadOnlyStore:
                 read_from=others,
             )
             self.log.load()
+
         self.meta = read_meta(root / "raymq" / "meta", files=self.files)
         #: read before the scan: later appends are above them
         self.marks = read_marks(root / "raymq" / "marks", files=self.files)
-        self.own = self.meta.get("store_id") is not None
-        #: the last stop was not an orderly one, or the store is open
+        self.is_own_store = self.meta.get("store_id") is not None
+        #: the last process crashed, or the store is open
         self.crashed = self.files.exists(root / "abort")
+
         self.verdict: LogVerdict | None = None
         self.start = self.log.min_offset if self.log is not None else 0
         self.end = self.start
@@ -85,7 +89,7 @@ class ReadOnlyStore:
         self.damaged: list[tuple[int, int]] = []
 
     def usual_size(self, directories: list[Path]) -> int:
-        """The size that most files have, so that a fault names the file of another size; 0 when all are empty."""
+        """The size that most files have, so that a fault names the file of another size; 0 if all are empty."""
         sizes: Counter[int] = Counter()
         for directory in directories:
             names = [name for name in self.files.list(directory) if name.isdigit()]
@@ -95,29 +99,30 @@ class ReadOnlyStore:
 
     @property
     def same_boot(self) -> bool:
-        """Whether the page cache of the last writer is there."""
-        # Bytes that only the pool has are not read: without them the log ends as after a power loss.
+        """Whether this machine still has the page cache of the last writer."""
+        # Bytes that only the pool has are not read. Without them the log ends as after a power loss.
         in_pool = self.meta.get("pool") is not None
         return bool(self.meta.get("boot_id") == self.files.boot_id()) and not in_pool
 
     # --- the log --------------------------------------------------------------------------------------------
 
     def scan(self, *, trust_chain: bool = True) -> None:
-        """Walk the whole log in memory as recovery does; damage that recovery would report becomes a fault.
+        """Walk the whole log in memory as recovery does. Damage that recovery would report becomes a fault.
 
-        After damage, readable records are searched too. Without `trust_chain` the records alone decide where the log
-        ends.
+        After damage, readable records are searched too. Without `trust_chain` only the records decide about the end.
         """
         poisoned = self.meta.get("poisoned")
         meta_path = self.root / "raymq" / "meta"
         if poisoned:
             self.faults.add(meta_path, 0, "poisoned", str(poisoned))
-        if not self.own and self.marks.appended_end and not self.meta.get(ADOPTING):
+        if not self.is_own_store and self.marks.appended_end and not self.meta.get(ADOPTING):
             self.faults.add(meta_path, 0, META, "this replica's identity and promises are gone")
+
         if self.log is None:
             if self.marks.synced_end:
                 self._fault_at(0, LOG_FILES, f"none is; {self.marks.synced_end} bytes were synced")
             return
+
         chain = self.chain() if trust_chain else None
         try:
             found = self._scan(self.log, chain)
@@ -128,7 +133,7 @@ class ReadOnlyStore:
             if row.decision is Decision.CORRUPT:
                 self._fault_at(found.end, f"recovery row {row.name}", f"{found.fault}: {row.cause}")
                 self._look_after_end(self.log, chain)
-            elif self.own:
+            elif self.is_own_store:
                 self._leave_out_half_group()
         finally:
             if chain is not None:
@@ -143,15 +148,17 @@ class ReadOnlyStore:
         self.damaged = []
 
     def _leave_out_half_group(self) -> None:
-        """Leave out a group of which a crash left the first messages only: a start cuts it off as a whole."""
+        """Leave out a group if a crash left only its first messages: a start cuts the whole group off."""
         if not self.records:
             return
+
         last = self.records[-1]
         # A group is one append unit, so its first record is within that distance.
         reach = StoreConfig(segment_size_bytes=self.segment_size_bytes).group_bytes_max
         first = int(np.searchsorted(last.positions, self.end - reach))
         tail = last.select(slice(first, None))
         batch = tail.decode()
+
         begins = pc.and_(
             pc.equal(batch.column("topic"), INTERNAL_TOPIC),
             pc.equal(tag_column(batch.column("properties")), PROGRESS.encode()),
@@ -159,6 +166,7 @@ class ReadOnlyStore:
         rows = np.flatnonzero(begins.fill_null(False).to_numpy(zero_copy_only=False))
         if not len(rows):
             return
+
         row = int(rows[-1])
         if int(json.loads(batch.column("body")[row].as_py())["end"]) > self.end:
             self.end = int(tail.positions[row])
@@ -167,7 +175,7 @@ class ReadOnlyStore:
     def _scan(self, log: MappedFileQueue, chain: Chain | None) -> Scan:
         marks = self.marks
         total = len(log.files) * log.file_size
-        #: a cut that was begun: the next start finishes it before it looks at anything
+        # The next start finishes a cut that was begun, before it reads the log.
         cut = self.meta.get("cut")
 
         def visit(view: memoryview, base: int, walk: record.Walk) -> None:
@@ -175,12 +183,12 @@ class ReadOnlyStore:
             self.progress("commit log", walk.end - log.min_offset, total)
 
         appended = marks.appended_end
-        if not self.own:
+        if not self.is_own_store:
             appended = foreign_end(log, self._known_end(), crashed=self.crashed)
         return scan(
             log,
             chain,
-            Known(self.own, self.same_boot, marks.synced_end, appended),
+            NotedEnds(self.is_own_store, self.same_boot, marks.synced_end, appended),
             files=self.files,
             scan_from=self.start,
             visit=visit,
@@ -200,21 +208,20 @@ class ReadOnlyStore:
         return end
 
     def chain(self) -> Chain | None:
-        """The chain, not loaded yet; None where the store has none."""
+        """The chain, not loaded yet; None if the store has none."""
         directory = self.root / "raymq" / "chain"
         if not self.files.exists(directory):
             return None
         return Chain(directory, self.segment_size_bytes, files=self.files, writable=False)
 
     def _fault_at(self, offset: int, rule: str, detail: str) -> None:
-        """A fault of the log at a physical offset."""
+        """Add a fault of the log at a physical offset."""
         file = None if self.log is None else self.log.find(offset)
-        self.faults.add(
-            self.root / "commitlog" if file is None else file.path, offset, rule, detail
-        )
+        path = self.root / "commitlog" if file is None else file.path
+        self.faults.add(path, offset, rule, detail)
 
     def _look_after_end(self, log: MappedFileQueue, chain: Chain | None) -> None:
-        """Find every further chain unit that differs, and every whole record, after damage.
+        """Find every differing chain unit and every whole record after damage.
 
         Such a record must have the right position, which a record of an earlier file seldom has.
         """
@@ -227,14 +234,16 @@ class ReadOnlyStore:
                     "bytes equal their chain unit",
                     f"the bytes [{unit.start}, {unit.end}) differ from their unit's CRC",
                 )
+
         known_bad = [(unit.start, unit.end) for unit in bad]
         at, start = self.end, next_record(log, self.end + 1)
         while start is not None:
-            # A hole is damage; records that end at a blank and continue in the next file are not.
+            # A hole is damage. The end of a file after a blank record is not.
             if _hole(log, at, start):
                 self.damaged.append((at, start))
                 if at != self.end and not any(low <= at < high for low, high in known_bad):
                     self._fault_at(at, "records follow each other", f"none is whole up to {start}")
+
             at, stop = start, start - start % log.file_size + log.file_size
             while at < stop:
                 walk = walk_piece(partial(read_of, log, end=stop), at, stop).walk
@@ -261,7 +270,8 @@ class ReadOnlyStore:
         return found
 
     def slices(self, job: str = "", *, after_damage: bool = False) -> Iterator[RecordRange]:
-        """The records below `end`, in slices; also those after damage. Args: `job`: the name of reported progress."""
+        """The records below `end`, in slices. Args: `job`: name of reported progress. `after_damage`: also those after
+        damage."""
         total = max(1, self.end - self.start)
         ranges = [*self.records, *self.after_damage] if after_damage else self.records
         for each in ranges:
@@ -281,7 +291,7 @@ class ReadOnlyStore:
             queue = ConsumeQueue(directory, size, files=self.files, writable=False, opened=opened)
             queue.load()
             queue.recover()
-            # Units of deleted log files stay until no unit of their queue's file is of a present one.
+            # Units of deleted log files stay as long as another unit of their queue's file is of a present log file.
             queue.correct_min_offset(self.start)
             yield topic, queue_id, queue
 
@@ -296,7 +306,7 @@ class ReadOnlyStore:
 
     @property
     def queues_end(self) -> int:
-        """Consume queues are trusted up to here. A start cuts their units of later records."""
+        """The end up to which consume queues are trusted. A start cuts their units of later records."""
         if self.same_boot or not self.crashed:
             return self.end
         return min(self.end, self.marks.dispatched_end)

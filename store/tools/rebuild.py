@@ -1,6 +1,6 @@
-"""Makes derived files of a store again from its log: consume queues, chain, checkpoint, marks, config.
+"""Rebuilds derived files of a store from its log: consume queues, chain, checkpoint, marks, config.
 
-Each is built beside the old one, synced, and put in its place by a rename. Callers hold the store's lock.
+Each is built under another name, synced, and renamed. Callers: with the store's lock.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from raymq.store.failpoints import fail_point
 from raymq.store.files import Files
 from raymq.store.log import checkpoint
 from raymq.store.log.chain import Chain, ChainUnit
-from raymq.store.log.marks import PAGE_BYTES
+from raymq.store.log.marks import FILE_BYTES
 from raymq.store.queues.consume_queue import ConsumeQueue, queue_directory
 from raymq.store.queues.queue_files import OpenFiles
 from raymq.store.records import rows
 from raymq.store.state import INTERNAL_TOPIC, ShardState, TopicInfo
+from raymq.store.topics import QueueKey
 
 from .read_only import ReadOnlyStore
 from .slices import by_queue
 from .verify_files import newest_store_time, readable
 
-Queue = tuple[str, int]
-
 
 def swap(target: Path, *, files: Files) -> None:
-    """Put `<target>.new` in the place of the directory `target`. Durable: at return."""
+    """Replace the directory `target` by `<target>.new`. Durable: at return."""
     new, old = target.with_name(f"{target.name}.new"), target.with_name(f"{target.name}.old")
     files.remove_tree(old)
     if files.exists(target):
@@ -45,7 +44,7 @@ def swap(target: Path, *, files: Files) -> None:
 
 
 def begin(target: Path, *, files: Files) -> Path:
-    """The empty directory `<target>.new`."""
+    """Make the empty directory `<target>.new`."""
     new = target.with_name(f"{target.name}.new")
     files.remove_tree(new)
     files.make_dirs(new)
@@ -53,24 +52,27 @@ def begin(target: Path, *, files: Files) -> Path:
 
 
 def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> None:
-    """Consume queues of the records that end at or below `upto`.
+    """Rebuild the consume queues of the records that end at or below `upto`.
 
-    Args: names of directories as `consumequeue/<topic>/<queue id>`; `consumequeue` means all queues of the log.
+    Args: `names`: directories such as `consumequeue/<topic>/<queue id>`. `consumequeue` means all queues of the log.
     """
     files = store.files
     size = store.usual_size([directory for _, _, directory in store.queue_directories()])
     size = size or StoreConfig().consume_queue_file_size_bytes
-    wanted: set[Queue] = set()
+
+    wanted: set[QueueKey] = set()
     for name in names:
         topic, _, number = name.removeprefix("consumequeue").lstrip("/").rpartition("/")
         wanted |= {(topic, int(number))} if topic else _queues_of_log(store)
-    new: dict[Queue, ConsumeQueue] = {}
+
+    new: dict[QueueKey, ConsumeQueue] = {}
     opened = OpenFiles(files)
     for topic, queue_id in sorted(wanted):
         directory = queue_directory(store.root, topic, queue_id)
         new[topic, queue_id] = ConsumeQueue(
             begin(directory, files=files), size, files=files, opened=opened
         )
+
     try:
         _append_records(store, new, upto)
         for queue in new.values():
@@ -79,11 +81,12 @@ def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> Non
     finally:
         for queue in new.values():
             queue.close()
+
     for topic, queue_id in new:
         swap(queue_directory(store.root, topic, queue_id), files=files)
 
 
-def _append_records(store: ReadOnlyStore, queues: dict[Queue, ConsumeQueue], upto: int) -> None:
+def _append_records(store: ReadOnlyStore, queues: dict[QueueKey, ConsumeQueue], upto: int) -> None:
     """Write the units of all records that end at or below `upto`."""
     for part in store.slices("consume queues"):
         part = part.select(part.positions + part.sizes <= upto)
@@ -96,20 +99,21 @@ def _append_records(store: ReadOnlyStore, queues: dict[Queue, ConsumeQueue], upt
                     queue.append(int(run.offsets[0]), run.positions, run.sizes, run.tags_codes)
 
 
-def _queues_of_log(store: ReadOnlyStore) -> set[Queue]:
-    found: set[Queue] = set()
+def _queues_of_log(store: ReadOnlyStore) -> set[QueueKey]:
+    found: set[QueueKey] = set()
     for part in store.slices():
         found |= {(group.topic, group.queue_id) for group in by_queue(part)}
     return found
 
 
 def chain(store: ReadOnlyStore) -> None:
-    """The whole chain, in units as large as an append may be, of epoch 0 as recovery makes them."""
+    """Rebuild the whole chain, in units of the largest append, with epoch 0 as recovery makes them."""
     files, target = store.files, store.root / "raymq" / "chain"
     size = store.segment_size_bytes
     unit_bytes = StoreConfig(segment_size_bytes=size).append_unit_bytes
     made = Chain(begin(target, files=files), size, files=files)
     made.load()
+
     position = store.start
     while position < store.end and store.log is not None:
         file = store.log.find(position)
@@ -120,43 +124,47 @@ def chain(store: ReadOnlyStore) -> None:
         made.append(ChainUnit(position, stop, 0, crc, made.value))
         position = stop
         store.progress("chain", position - store.start, store.end - store.start)
+
     made.sync()
     made.close()
     swap(target, files=files)
 
 
 def write_checkpoint(store: ReadOnlyStore) -> None:
-    """Log and consume queues as far as they are; index time 0: its files are checked from the first on."""
+    """Write the checkpoint: the newest store time for log and queues, and index time 0, so that a start checks all its
+    files."""
     newest = newest_store_time(store)
     data = struct.pack(">5q", newest, newest, 0, 0, 0).ljust(checkpoint.FILE_BYTES, b"\0")
     store.files.write_file_atomic(store.root / "checkpoint", data)
 
 
 def write_marks(store: ReadOnlyStore) -> None:
-    """Marks of the bytes that were just read and synced. The next leader finds the confirmed end again."""
+    """Write marks of the bytes that were just read and synced. The next leader finds the confirmed end again."""
     if store.log is not None:
         store.log.sync_range(store.start, store.end)
-    data = struct.pack("=4q", store.end, store.end, 0, 0).ljust(PAGE_BYTES, b"\0")
+    data = struct.pack("=4q", store.end, store.end, 0, 0).ljust(FILE_BYTES, b"\0")
     store.files.write_file_atomic(store.root / "raymq" / "marks", data)
 
 
 def config(store: ReadOnlyStore, name: str) -> None:
-    """Rebuild a config file from its backup, else from the log. RocketMQ begins one that is missing as an empty one."""
+    """Rebuild a config file from its backup, or from the log. RocketMQ begins a missing file as an empty one."""
     files, path = store.files, store.root / "config" / name
     backup = path.with_name(f"{name}.bak")
     table: dict[Any, Any] = {}
     if readable(files, backup):
         files.write_file_atomic(path, files.read_file(backup))
         return
+
     if name == config_json.TOPICS:
         topics = _state(store).topics
         config_json.add_topics(table, _queue_counts(store, topics), topics)
-    elif name == config_json.CONSUMER_OFFSETS and store.own:
+    elif name == config_json.CONSUMER_OFFSETS and store.is_own_store:
         config_json.add_offsets(table, _state(store).offsets)
     else:
         files.unlink(path)
         files.sync_dir(path.parent)
         return
+
     files.write_file_atomic(path, config_json.encode(table, 0))
 
 

@@ -1,4 +1,4 @@
-"""Makes the index files of a store again from its log, in the order in which IndexService would have.
+"""Rebuilds the index files of a store from its log, in the order of IndexService.
 
 Source: IndexFile#putKey, IndexService#buildIndex, RocketMQ 5.3.3.
 """
@@ -20,11 +20,12 @@ SLOTS = 5_000_000
 
 
 def rebuild_index(store: ReadOnlyStore) -> None:
-    """All keys of all records, in files of the size that most have (RocketMQ's default without any)."""
+    """Index all keys of all records, in files of the size that most have (RocketMQ's default without any)."""
     files, target = store.files, store.root / "index"
     sizes = _sizes(store)
     directory = begin(target, files=files)
     file: IndexFile | None = None
+
     try:
         for part in store.slices("index"):
             batch = part.decode()
@@ -38,13 +39,15 @@ def rebuild_index(store: ReadOnlyStore) -> None:
                 stop = min(len(rows), done + file.room)
                 file.append(hashes[done:stop], positions[done:stop], times_ms[done:stop])
                 done = stop
+
         if file is not None:
             file.sync()
     finally:
         if file is not None:
             file.close()
+
     files.sync_dir(directory)
-    # The mark is of the old files; without a mark a complete index is taken as it is.
+    # The mark belongs to the old files. Without a mark a start uses a complete index as it is.
     files.unlink(store.root / "raymq" / "index")
     swap(target, files=files)
 
@@ -63,7 +66,7 @@ def _next_file(
 
 
 def _sizes(store: ReadOnlyStore) -> tuple[int, int]:
-    """Slots and entries of the files that are there, else of RocketMQ's defaults."""
+    """Slots and entries of the present files, or of RocketMQ's defaults without a file."""
     target, files = store.root / "index", store.files
     size = store.usual_size([target])
     for name in files.list(target) if size > HEADER.size + PER_SLOT_BYTES else ():

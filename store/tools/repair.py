@@ -1,8 +1,7 @@
 """Repairs a store that is not open: prints a plan, and carries it out when the operator asks for it.
 
-Derived files are made again from the log. The log itself is never changed, only cut, at an offset that the operator
-names. Files are copied aside before they are changed.
-RocketMQ has no such tool: it cuts a log at the first bad record without asking.
+Derived files are rebuilt from the log. The log itself is only cut, at an offset that the operator names. Files are
+copied before they are changed. RocketMQ has no such tool: it cuts a log at the first bad record without asking.
 """
 
 from __future__ import annotations
@@ -66,13 +65,13 @@ class Step:
     #: `log`, or one of PARTS
     part: str
     what: str
-    #: files that are changed or removed, relative to the store; each is copied aside before
+    #: files that are changed or removed, relative to the store. Each is copied before
     files: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Lost:
-    """Messages of one queue that a cut takes: queue offsets [first, last], as far as they can be read."""
+    """Readable messages of one queue that a cut removes: queue offsets [first, last]."""
 
     topic: str
     queue_id: int
@@ -87,19 +86,19 @@ class Cut:
 
     offset: int
     lost: tuple[Lost, ...]
-    #: physical ranges [start, stop) of which nothing can be read
+    #: unreadable physical ranges [start, stop)
     unreadable: tuple[tuple[int, int], ...]
 
     def __str__(self) -> str:
         count = sum(lost.messages for lost in self.lost)
-        places = ", ".join(
+        per_queue = ", ".join(
             f"{lost.messages} of queue {lost.queue_id} of {lost.topic} "
             f"(offsets {lost.first} to {lost.last})"
             for lost in self.lost
         )
         gone = sum(stop - start for start, stop in self.unreadable)
         return (
-            f"a cut at {self.offset} loses {count} readable messages{f': {places}' if places else ''}, "
+            f"a cut at {self.offset} loses {count} readable messages{f': {per_queue}' if per_queue else ''}, "
             f"and {gone} bytes that cannot be read"
         )
 
@@ -110,9 +109,9 @@ class Plan:
 
     steps: tuple[Step, ...]
     faults: tuple[Fault, ...]
-    #: the records that a cut would take, where the log is damaged and no cut was asked for
+    #: the cut that is needed, if the log is damaged and no cut was requested
     needs_cut: Cut | None = None
-    #: the cut that was asked for
+    #: the requested cut
     cut: Cut | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -125,9 +124,9 @@ class Repaired:
     """The result of a repair."""
 
     steps: tuple[Step, ...]
-    #: the log is damaged and no cut was asked for, so nothing was done
+    #: the needed cut: the log is damaged and no cut was requested, so nothing was done
     needs_cut: Cut | None
-    #: where the copies are; None when nothing was changed
+    #: directory of the copies; None if nothing was changed
     kept: Path | None
     #: the faults that `verify` still finds
     faults: list[Fault]
@@ -141,7 +140,7 @@ class Repair:
     _: KW_ONLY
     #: offset at which a damaged log is cut
     cut_at: int | None = None
-    #: PARTS to make again whatever `verify` says of them
+    #: PARTS to rebuild whatever `verify` says of them
     rebuild: Iterable[str] = ()
     #: directory of the copies; None: one in the store
     keep: Path | None = None
@@ -163,8 +162,8 @@ class Repair:
     def plan(self) -> Plan:
         """The steps that `run` would take. Changes nothing.
 
-        Raises: Rejected for a cut that is not needed or not at a record; Corrupt where files are missing or have
-        other sizes, which nothing here repairs.
+        Raises: Rejected for a cut that is not needed or not at a record. Corrupt if files are missing or have other
+        sizes, which no repair can mend.
         """
         with self._opened() as store:
             return self._plan(store)
@@ -175,8 +174,8 @@ class Repair:
     def run(self) -> Repaired:
         """Make the plan under the store's lock and carry it out.
 
-        Raises: as `plan`; Unavailable while the store is open. Durable: each step at its end; a repair that was
-        interrupted is run again.
+        Raises: as `plan`, and Unavailable while the store is open. Durable: each step at its end. Run an interrupted
+        repair again.
         """
         lock = StoreLock(self.root, files=self.files)
         lock.acquire()
@@ -189,17 +188,20 @@ class Repair:
         plan = self.plan()
         if not plan.steps:
             return Repaired((), plan.needs_cut, None, list(plan.faults))
+
         aside = KeepAside(self.root, self._kept_in(), files=self.files)
         self.files.make_dirs(aside.directory)
         report = json.dumps({"store": str(self.root), **plan.as_dict()}, indent=1).encode()
         self.files.write_file_atomic(aside.directory / "plan.json", report)
         fail_point("repair.planned")
+
         if plan.cut is not None:
             self._do_cut(plan.cut.offset, aside)
         with self._opened() as store:
             # A cut changes the contents that the other files must have.
             again = self._plan(store, cut=False)
             self._rebuild_derived(store, again, aside)
+
         steps = (*(step for step in plan.steps if step.part == "log"), *again.steps)
         return Repaired(steps, None, aside.directory, check(self.root, self.files).faults)
 
@@ -222,11 +224,13 @@ class Repair:
         wanted = set(self.rebuild)
         verdict = store.verdict
         needs: Cut | None = None
+
         if _is_corrupt(verdict) and ("chain" in wanted or crc_is_wrong(store, store.end)):
             wanted.add("chain")
             store.forget()
             store.scan(trust_chain=False)
             verdict = store.verdict
+
         if _is_corrupt(verdict):
             needs = self._cut(store, store.end if self.cut_at is None else self.cut_at)
         if cut and self.cut_at is not None and needs is None:
@@ -235,18 +239,19 @@ class Repair:
                 field="cut_at",
                 limit="a damaged log",
             )
+
         self._queues_known = check_derived(store)
         faults = tuple(store.faults.all())
         steps = [] if needs is not None and self.cut_at is None else _steps(faults, wanted)
         asked = needs if cut and self.cut_at is not None else None
         if asked is not None:
             steps.insert(0, self._cut_step(store, asked))
-        return Plan(
-            tuple(steps), faults, needs_cut=needs if self.cut_at is None else None, cut=asked
-        )
+
+        open_cut = needs if self.cut_at is None else None
+        return Plan(tuple(steps), faults, needs_cut=open_cut, cut=asked)
 
     def _cut(self, store: ReadOnlyStore, offset: int) -> Cut:
-        """The records that a cut at `offset` takes. Raises: Rejected where no record starts."""
+        """The records that a cut at `offset` removes. Raises: Rejected if no record starts there."""
         starts = np.concatenate([[store.end], *(part.positions for part in store.records)])
         if offset not in starts:
             raise Rejected(
@@ -254,6 +259,7 @@ class Repair:
                 field="cut_at",
                 limit=store.end,
             )
+
         found: dict[tuple[str, int], tuple[int, int, int]] = {}
         for part in store.slices(after_damage=True):
             for rows in by_queue(part.select(part.positions >= offset)):
@@ -261,8 +267,9 @@ class Repair:
                 key = (rows.topic, rows.queue_id)
                 first, last, count = found.get(key, (low, high, 0))
                 found[key] = (min(first, low), max(last, high), count + len(rows.offsets))
+
         lost = tuple(Lost(*key, *found[key]) for key in sorted(found))
-        # Only the marks know of files that are gone.
+        # Only the marks still have the end of missing files.
         damaged = store.damaged or [(store.end, max(store.end, store.marks.appended_end))]
         return Cut(offset, lost, tuple(damaged))
 
@@ -278,23 +285,27 @@ class Repair:
     # --- the steps ------------------------------------------------------------------------------------------
 
     def _do_cut(self, offset: int, aside: KeepAside) -> None:
-        """Cut the log as recovery does it: a cut that is interrupted is finished by the next start."""
+        """Cut the log as recovery does: the next start finishes an interrupted cut."""
         root, files = self.root, self.files
         with self._opened() as store:
             size = store.segment_size_bytes
+
         others = other_directories(root, files=files)
         segments = MappedFileQueue(root / "commitlog", size, files=files, read_from=others)
         segments.load()
+
         try:
             for file in segments.files:
                 if file.start + file.size > offset:
                     start = max(offset, file.start)
                     name = f"{start:020d}.cut"
                     aside.keep_range(file.path, start - file.start, file.size, name)
+
             side = root / "raymq"
             for name in ("meta", "marks", "chain"):
                 aside.keep(side / name)
             fail_point("repair.kept")
+
             meta = Meta.open(side / "meta", files=files) if files.exists(side / "meta") else None
             if meta is not None:
                 meta.update({"cut": offset, "pool": None})
@@ -302,6 +313,7 @@ class Repair:
                 marks = Marks.open(side / "marks", files=files)
                 marks.lower(offset)
                 marks.close()
+
             segments.truncate_to(offset)
             fail_point("repair.cut_after_zero")
             if files.exists(side / "chain"):
@@ -310,6 +322,7 @@ class Repair:
                 chain.truncate_to(offset)
                 chain.sync()
                 chain.close()
+
             if meta is not None:
                 meta.update({"cut": None})
                 meta.close()
@@ -321,6 +334,7 @@ class Repair:
         for step in plan.steps:
             for name in step.files:
                 aside.keep(self.root / name)
+
         if "chain" in parts:
             rebuild.chain(store)
         if "consumequeue" in parts:
@@ -333,11 +347,13 @@ class Repair:
             rebuild.write_marks(store)
         for name in parts.get("config", ()):
             rebuild.config(store, Path(name).name)
+
         fail_point("repair.done")
 
     def _units_upto(self, store: ReadOnlyStore) -> int:
-        """Units exist below the confirmed end only, and a start dispatches the records above all of them."""
-        confirmed = store.marks.confirmed_end if store.own else store.end
+        """The end up to which units exist: the confirmed end, or that of the last unit. A start dispatches later
+        records."""
+        confirmed = store.marks.confirmed_end if store.is_own_store else store.end
         return min(store.end, max(confirmed, self._queues_known))
 
 
@@ -358,8 +374,10 @@ def _steps(faults: tuple[Fault, ...], wanted: set[str]) -> list[Step]:
             damaged["config"].add(fault.file)
         elif names[0] == "raymq" and names[1:] and names[1] in ("chain", "marks"):
             damaged[names[1]].add("/".join(names[:2]))
+
     for part in wanted:
         damaged[part] |= _FILES.get(part, {part})
+
     return [
         Step(part, _WORDS[part], tuple(sorted(damaged[part]))) for part in PARTS if damaged[part]
     ]

@@ -1,4 +1,4 @@
-"""Scrubs a store from outside: one that another process has open, or one at rest."""
+"""Scrubs a store that another process has open, or that is closed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .read_only import ReadOnlyStore
 
 
 def scrub_of(root: Path, *, bytes_per_s: int, files: Files | None = None) -> Scrub:
-    """A scrub of a store that is open in another process or at rest. It reads from the disk, past the page cache.
+    """A scrub of a store that is open in another process, or closed. It reads from the disk, past the page cache.
 
-    Raises: Rejected when `root` is not a store, or has no chain yet.
+    Raises: Rejected if `root` is not a store, or has no chain yet.
     """
     files = files or Files()
     store = ReadOnlyStore(root, files)
     size = store.segment_size_bytes
     store.close()
-    if not store.own or not size or not files.exists(root / "raymq" / "chain"):
+    if not store.is_own_store or not size or not files.exists(root / "raymq" / "chain"):
         raise Rejected(
             f"{root} has no chain to compare with: a store of RocketMQ gets it at its first start here; "
             "`raymq store verify` checks its body CRCs",

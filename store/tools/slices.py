@@ -15,7 +15,7 @@ from raymq.store.log.log_reads import Records, read_records
 from raymq.store.log.mapped_file_queue import MappedFileQueue
 from raymq.store.records import rows
 
-#: bytes of records decoded at a time; a single larger record goes alone
+#: bytes of records decoded at a time. A larger record is decoded alone
 SLICE_BYTES = 32 << 20
 
 
@@ -32,20 +32,20 @@ class RecordRange(NamedTuple):
         return self._replace(positions=self.positions[kept], sizes=self.sizes[kept])
 
     def slices(self) -> Iterator[RecordRange]:
-        """At most SLICE_ROWS records and about SLICE_BYTES of them at a time."""
+        """At most DECODED_ROWS_MAX records and about SLICE_BYTES of them at a time."""
         ends = np.cumsum(self.sizes)
         low, count = 0, len(self.sizes)
         while low < count:
             done = int(ends[low - 1]) if low else 0
             high = int(np.searchsorted(ends, done + SLICE_BYTES, side="right"))
-            high = min(max(high, low + 1), low + rows.SLICE_ROWS)
+            high = min(max(high, low + 1), low + rows.DECODED_ROWS_MAX)
             yield self.select(slice(low, high))
             low = high
 
     def read(self) -> Records:
         """The records. Callers: on a slice.
 
-        Raises: Corrupt for a record that was damaged since the walk, or that the disk does not give back.
+        Raises: Corrupt for a record that is unreadable, or was damaged since the walk.
         """
         end = int(self.positions[-1] + self.sizes[-1]) if len(self.positions) else 0
         return read_records(self.log, self.positions, self.sizes, end, check_position=False)
@@ -60,14 +60,14 @@ class QueueRows(NamedTuple):
 
     topic: str
     queue_id: int
-    #: queue offset, physical offset, bytes and tags code of each
+    #: queue offset, physical offset, bytes and tags code of each row
     offsets: Int64s
     positions: Int64s
     sizes: Int64s
     tags_codes: Int64s
 
     def runs(self) -> Iterator[QueueRows]:
-        """Split where queue offsets are not consecutive."""
+        """The rows in runs of consecutive queue offsets."""
         cuts = np.flatnonzero(np.diff(self.offsets) != 1) + 1
         edges = [0, *cuts.tolist(), len(self.offsets)]
         for low, high in zip(edges[:-1], edges[1:], strict=True):
@@ -84,14 +84,17 @@ def by_queue(part: RecordRange) -> Iterator[QueueRows]:
         part = part.select(keep)
     if not batch.num_rows:
         return
+
     topics = batch.column("topic").dictionary_encode()
     names = topics.dictionary.to_pylist()
     queue_ids = batch.column("queue_id").to_numpy()
     keys = (topics.indices.to_numpy().astype(np.int64) << 32) + queue_ids
+
     order = np.argsort(keys, kind="stable")
     edges = np.flatnonzero(np.diff(keys[order])) + 1
     offsets = batch.column("queue_offset").to_numpy()
     codes = rows.tags_codes("", batch)
+
     for chosen in np.split(order, edges):
         topic = names[int(keys[chosen[0]] >> 32)]
         queue_id = int(queue_ids[chosen[0]])

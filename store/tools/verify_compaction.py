@@ -1,6 +1,7 @@
 """Compacted queues: each pair of files agrees, record by record, and queue offsets ascend.
 
-After a crash a start cuts them to the synced end and copies the rest again, so only an orderly end is judged.
+After a crash a start cuts them to the synced end and copies the rest again. So they are checked only after an orderly
+stop.
 Source: CompactionLog, SparseConsumeQueue, RocketMQ 5.3.3.
 """
 
@@ -11,7 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from raymq.store import record
-from raymq.store.compaction.units import DIRECTORY, LOG, UNIT_BYTES, UNIT_DTYPE, directories
+from raymq.store.compaction.units import (
+    COMPACTED_UNIT_BYTES,
+    COMPACTED_UNIT_DTYPE,
+    DIRECTORY,
+    LOG,
+    directories,
+)
 from raymq.store.log.segment_paths import offset_names
 
 from .read_only import ReadOnlyStore
@@ -23,7 +30,7 @@ OWN = "a compacted queue holds its own records"
 
 
 def check_compaction(store: ReadOnlyStore) -> None:
-    """Every fault of `compaction/`."""
+    """Add every fault of `compaction/`."""
     base = store.root / DIRECTORY
     if store.crashed:
         return
@@ -48,36 +55,42 @@ def _check_queue(store: ReadOnlyStore, topic: str, queue_id: int) -> None:
 def _check_pair(
     store: ReadOnlyStore, log: Path, queue: Path, key: tuple[str, int], last: int
 ) -> int:
-    """Returns: the last queue offset, `last` where the file has none."""
+    """Check a pair of files. Returns: the last queue offset; `last` if the file has none."""
     start = int(log.name)
     data, units_data = store.files.read_file(log), store.files.read_file(queue)
-    room = len(units_data) // UNIT_BYTES
-    units = np.frombuffer(units_data, dtype=UNIT_DTYPE, count=room)
+    room = len(units_data) // COMPACTED_UNIT_BYTES
+    units = np.frombuffer(units_data, dtype=COMPACTED_UNIT_DTYPE, count=room)
     valid = (units["position"] >= 0) & (units["size"] > 0) & (units["count"] > 0)
     units = units[: room if valid.all() else int(valid.argmin())]
+
     walk = record.walk(data, start)
     count = min(len(units), len(walk.positions))
     wrong = units["position"][:count] != walk.positions[:count]
     wrong |= units["size"][:count] != walk.sizes[:count]
     bad = int(wrong.argmax()) if wrong.any() else count
+
     if bad < max(len(units), len(walk.positions)):
         detail = (
             f"unit {bad} of {len(units)}; the log has {len(walk.positions)} whole records, then "
             f"{walk.reason.value} at {walk.end}"
         )
-        store.faults.add(queue, bad * UNIT_BYTES, POINTS, detail)
+        store.faults.add(queue, bad * COMPACTED_UNIT_BYTES, POINTS, detail)
+
     if not bad:
         return last
+
     batch = record.decode(data, walk.positions[:bad] - start, walk.sizes[:bad])
     offsets = batch.column("queue_offset").to_numpy()
     topics = np.array(batch.column("topic").to_pylist())
     mine = (topics == key[0]) & (batch.column("queue_id").to_numpy() == key[1])
     mine &= offsets == units["offset"][:bad]
+
     for row in np.flatnonzero(~mine).tolist():
         unit_offset = int(units["offset"][row])
         detail = f"{topics[row]}, offset {int(offsets[row])}; its unit says {unit_offset}"
         store.faults.add(log, int(walk.positions[row]), OWN, detail)
     for row in np.flatnonzero(np.diff(np.concatenate([[last], offsets])) <= 0).tolist():
         detail = f"offset {int(offsets[row])} does not come after the one before"
-        store.faults.add(queue, row * UNIT_BYTES, ASCENDS, detail)
+        store.faults.add(queue, row * COMPACTED_UNIT_BYTES, ASCENDS, detail)
+
     return int(offsets[-1])

@@ -13,11 +13,11 @@ import numpy as np
 
 from raymq.store import fastjson
 from raymq.store import format as fmt
-from raymq.store.delay.timer_log import UNIT_BYTES, UNIT_DTYPE
+from raymq.store.delay.timer_log import TIMER_UNIT_BYTES, TIMER_UNIT_DTYPE
 from raymq.store.errors import Corrupt
 from raymq.store.files import Files
 from raymq.store.log.mapped_file_queue import MappedFileQueue
-from raymq.store.log.marks import PAGE_BYTES
+from raymq.store.log.marks import FILE_BYTES
 from raymq.store.log.recovery import Decision
 
 from .read_only import ReadOnlyStore, joined
@@ -37,19 +37,22 @@ _BLANK_MAGIC_AT = 12
 
 
 def check_checkpoint(store: ReadOnlyStore) -> None:
-    """Length and times of `checkpoint`; a store may have none."""
+    """Check length and times of `checkpoint`, which a store need not have."""
     path = store.root / "checkpoint"
     if not store.files.exists(path):
         return
+
     data = store.files.read_file(path)
     if len(data) < 40:
         # A crash may come between its creation and its first write.
         if not store.crashed:
             store.faults.add(path, 0, CHECKPOINT_LENGTH, f"{len(data)} bytes")
         return
+
     cut = store.verdict is None or store.verdict.decision != Decision.KEEP.value
     newest = 0 if cut or store.crashed else newest_store_time(store)
     times = zip(("log", "queues", "index"), struct.unpack_from(">3q", data), strict=True)
+
     for index, (name, value) in enumerate(times):
         detail = f"{name}: {value}"
         if newest and name != "index" and value > newest:
@@ -60,7 +63,7 @@ def check_checkpoint(store: ReadOnlyStore) -> None:
 
 
 def newest_store_time(store: ReadOnlyStore) -> int:
-    """The greatest store time of the last two files' records, 0 without any: within a file it may step back."""
+    """The greatest store time of the last two files' records, because it may fall within a file; 0 without any."""
     newest = 0
     for each in store.records[-2:]:
         for part in each.slices():
@@ -70,12 +73,12 @@ def newest_store_time(store: ReadOnlyStore) -> int:
 
 
 def check_marks(store: ReadOnlyStore) -> None:
-    """`raymq/marks` of a store that ended in order."""
+    """Check `raymq/marks` of a store that was stopped in order."""
     path = store.root / "raymq" / "marks"
-    if not store.own or store.crashed:
+    if not store.is_own_store or store.crashed:
         return
     size = store.files.length(path) if store.files.exists(path) else 0
-    if size < PAGE_BYTES:
+    if size < FILE_BYTES:
         store.faults.add(path, 0, MARKS, f"{size} bytes")
         return
     for index, (name, value) in enumerate(store.marks._asdict().items()):
@@ -86,7 +89,7 @@ def check_marks(store: ReadOnlyStore) -> None:
 
 
 def check_config(store: ReadOnlyStore) -> None:
-    """Every `config/*.json` can be read, or is empty: then its backup counts."""
+    """Check that every `config/*.json` can be read, or is empty, when its backup counts."""
     directory = store.root / "config"
     for name in store.files.list(directory):
         if name.endswith(".json"):
@@ -97,23 +100,24 @@ def check_config(store: ReadOnlyStore) -> None:
 
 
 def why_no_object(data: bytes) -> tuple[int, str] | None:
-    """Where and why bytes are not a JSON object in fastjson's dialect; None when they are one."""
+    """The offset and the reason why bytes are not a JSON object in fastjson's dialect; None if they are one."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        return error.start, "no UTF-8"
+        return error.start, "not UTF-8"
     try:
         value = fastjson.loads(text)
     except fastjson.NotJson as error:
         return error.at, str(error)
-    return None if isinstance(value, dict) else (0, "no object")
+    return None if isinstance(value, dict) else (0, "not an object")
 
 
 def check_timer(store: ReadOnlyStore) -> None:
-    """`timerlog` unit by unit against the commit log, `timerwheel` against the timer log's end."""
+    """Check `timerlog` unit by unit against the commit log, and `timerwheel` against the timer log's end."""
     directory = store.root / "timerlog"
     if not store.files.exists(directory):
         return
+
     size = store.usual_size([directory])
     end = 0
     if size:
@@ -126,39 +130,44 @@ def check_timer(store: ReadOnlyStore) -> None:
             return
         finally:
             queue.close()
+
     wheel = store.root / "timerwheel"
     if store.files.exists(wheel) and not store.crashed:
         _check_wheel(store, wheel, end)
 
 
 def _check_timer_log(store: ReadOnlyStore, queue: MappedFileQueue) -> int:
-    """Returns: the end of the units."""
+    """Check every unit. Returns: the end of the units."""
     starts, _ = joined(store.records)
     end = queue.min_offset
     for file in queue.files:
-        room = file.size // UNIT_BYTES
+        room = file.size // TIMER_UNIT_BYTES
         view = memoryview(file.read(0, file.size))
-        units = np.frombuffer(view, dtype=UNIT_DTYPE, count=room)
-        whole = units["size"] == UNIT_BYTES
+        units = np.frombuffer(view, dtype=TIMER_UNIT_DTYPE, count=room)
+        whole = units["size"] == TIMER_UNIT_BYTES
         count = room if whole.all() else int(whole.argmin())
         units = units[:count]
-        places = file.start + np.arange(count) * UNIT_BYTES
-        end = file.start + count * UNIT_BYTES
-        wrong = (units["previous"] >= places) | (units["previous"] < -1)
+        unit_positions = file.start + np.arange(count) * TIMER_UNIT_BYTES
+        end = file.start + count * TIMER_UNIT_BYTES
+
+        wrong = (units["previous"] >= unit_positions) | (units["previous"] < -1)
         for row in np.flatnonzero(wrong).tolist():
             detail = f"the unit before is said to be at {int(units['previous'][row])}"
-            store.faults.add(file.path, int(places[row]) - file.start, TIMER_UNIT, detail)
+            store.faults.add(file.path, int(unit_positions[row]) - file.start, TIMER_UNIT, detail)
+
         positions = units["position"].astype(np.int64)
         found = np.searchsorted(starts, positions)
         at = starts[np.minimum(found, len(starts) - 1)] if len(starts) else positions - 1
         lost = (positions >= store.start) & (positions < store.end) & (at != positions)
         for row in np.flatnonzero(lost).tolist():
             detail = f"no record starts at {int(positions[row])}"
-            store.faults.add(file.path, int(places[row]) - file.start, TIMER_RECORD, detail)
-        magic_at = count * UNIT_BYTES + _BLANK_MAGIC_AT
+            store.faults.add(file.path, int(unit_positions[row]) - file.start, TIMER_RECORD, detail)
+
+        magic_at = count * TIMER_UNIT_BYTES + _BLANK_MAGIC_AT
         if view[magic_at : magic_at + 4] != fmt.MAGIC_BLANK.to_bytes(4, "big"):
             break
         end = file.start + file.size
+
     return end
 
 

@@ -1,8 +1,7 @@
 """Index files against the log: headers, hash chains, and an entry for each key of each record they span.
 
-A file: 40 bytes header, `slots` int32 (number of the newest entry of a slot, 0 none), 4 times as many entries of 20
-bytes, of which number 0 is never used. Source: IndexFile, IndexHeader, IndexService#buildIndex,
-RocketMQ 5.3.3.
+The layout of a file is that of `store/index/index_file.py`. Usually a file has four times as many entries as slots.
+Source: IndexFile, IndexHeader, IndexService#buildIndex, RocketMQ 5.3.3.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ class _Kept(NamedTuple):
 
     #: the last file; empty: none
     name: str
-    #: of it, the unused one counted
+    #: entries of that file, with the unused one
     entries: int
-    #: of records below this offset
+    #: entries of records below this offset are kept
     below: int
 
 
@@ -57,12 +56,12 @@ class _File(NamedTuple):
     slots: npt.NDArray[Any]
     #: entries 1, 2, ...: number n is row n - 1
     entries: npt.NDArray[Any]
-    #: a start rebuilds header and slots where they refer to other entries
+    #: a start rebuilds header and slots if they refer to other entries
     cut: bool
 
 
 class StoredKeys(NamedTuple):
-    """The keys of the log's records: `codes` = number of the record << 31 | hash of the key, ascending."""
+    """The keys of the log's records. `codes`: number of the record << 31 | hash of the key, ascending."""
 
     codes: Int64s
     starts: Int64s
@@ -98,11 +97,12 @@ def keys_of(store: ReadOnlyStore) -> StoredKeys:
 
 
 def slots_of(view: memoryview) -> int | None:
-    """How many slots an index file has: its length says that only for the usual ratio, else an entry does."""
+    """The number of slots of an index file. Its length gives that for the usual ratio, and otherwise the offset of an
+    entry."""
     room = len(view) - HEADER.size
     usual, odd = divmod(room, PER_SLOT_BYTES)
     _, _, first, last, _, count = HEADER.unpack_from(view)
-    # Entry 0 is not used. The first record of a log may be at 0, as are bytes that were never written.
+    # Entry 0 is not used. The first record of a log may be at 0, and bytes that were never written are 0, too.
     number, position = (1, first) if first else (count - 1, last)
 
     def leads_to_it(counts: Int64s) -> npt.NDArray[np.bool_]:
@@ -115,7 +115,7 @@ def slots_of(view: memoryview) -> int | None:
     if not odd and (first == 0 or bool(leads_to_it(np.array([usual]))[0])):
         return usual
     if position and number > 0 and room % SLOT_BYTES == 0:
-        # An entry is as long as 5 slots: the number of slots is known modulo 5. There are two entries at least.
+        # An entry is as long as 5 slots, so the number of slots is known modulo 5. There are at least two entries.
         least = room // SLOT_BYTES % 5 or 5
         counts = np.arange(least, (room - 2 * ENTRY_BYTES) // SLOT_BYTES + 1, 5)
         found = counts[leads_to_it(counts)]
@@ -137,24 +137,28 @@ class IndexCheck:
         names = store.files.list(directory)
         if not names:
             return
+
         kept, kept_until = self._kept(names), self._kept_until()
         keys: StoredKeys | None = None
         found: list[tuple[_File, Int64s]] = []
+
         with ExitStack() as opened:
             for name in names:
                 if kept is not None and name > kept.name:
-                    self._anew(name)
+                    self._note_rebuilt(name)
                     continue
                 file = self._open(directory / name, opened, kept)
                 if file is None:
                     continue
                 if kept is None and kept_until is not None and file.header.end_time_ms > kept_until:
-                    self._anew(name)
+                    self._note_rebuilt(name)
                     continue
+
                 self._check_header(file)
                 self._check_chains(file)
                 keys = keys or keys_of(store)
                 found.append((file, self._check_entries(file, keys)))
+
             if keys is not None:
                 # The keys of one record may begin in one file and end in the next.
                 goes_on = found[-1][0].path.name != names[-1]
@@ -163,7 +167,7 @@ class IndexCheck:
     def _kept(self, names: list[str]) -> _Kept | None:
         """The part that a start keeps; None without a crash, or without a mark."""
         store = self._store
-        if not store.crashed or not store.own:
+        if not store.crashed or not store.is_own_store:
             return None
         try:
             mark = read_meta(store.root / "raymq" / "index", files=store.files)
@@ -173,14 +177,14 @@ class IndexCheck:
             return None
         below = min(mark["indexed"], store.marks.dispatched_end, store.end)
         name = mark.get("file") or ""
-        # Without the file that the mark names all of the index is rebuilt.
+        # If the file that the mark names is missing, the whole index is rebuilt.
         return _Kept(name if name in names else "", mark.get("count", 1), below)
 
-    def _anew(self, name: str) -> None:
-        self._store.faults.anew.append(f"index/{name}")
+    def _note_rebuilt(self, name: str) -> None:
+        self._store.faults.rebuilt_at_start.append(f"index/{name}")
 
     def _kept_until(self) -> int | None:
-        """After a crash only files that ended before the checkpoint's index time stay; None: all."""
+        """The checkpoint's index time, ms. After a crash only files that ended before it stay; None: all files."""
         store, path = self._store, self._store.root / "checkpoint"
         if not store.crashed:
             return None
@@ -198,12 +202,14 @@ class IndexCheck:
         if size < HEADER.size + PER_SLOT_BYTES:
             self._add(path, size, LENGTH, f"{size} bytes")
             return None
+
         try:
             view = files.map_checked(fd, size, path)
         except Corrupt as error:
             self._store.faults.error(error)
             return None
         opened.callback(files.unmap, view)
+
         header = IndexHeader(*HEADER.unpack_from(view))
         slot_count = slots_of(view)
         if slot_count is None:
@@ -211,22 +217,26 @@ class IndexCheck:
             if header.count > 1 or np.frombuffer(view, np.uint8, offset=HEADER.size).any():
                 self._add(path, size, LENGTH, f"{size} bytes")
             return None
+
         count, cut = header.count, False
         if kept is not None and path.name == kept.name:
             count, cut = kept.entries, True
+
         entries_at = HEADER.size + SLOT_BYTES * slot_count
         room = (size - entries_at) // ENTRY_BYTES
         if not 0 <= count <= room:
             self._add(path, 36, HEADER_RULE, f"{count - 1} entries; there is room for {room - 1}")
             return None
+
         entries = np.frombuffer(view, ENTRY_DTYPE, max(count, 1), entries_at)[1:]
         slots = np.frombuffer(view, ">i4", slot_count, HEADER.size)
         if kept is not None:
             left = int(np.searchsorted(entries["physical_offset"], kept.below))
             cut = cut or left < len(entries)
             entries = entries[:left]
+
         if cut:
-            self._anew(path.name)
+            self._note_rebuilt(path.name)
         return _File(path, header, slots, entries, cut)
 
     def _check_header(self, file: _File) -> None:
@@ -239,9 +249,8 @@ class IndexCheck:
             self._add(file.path, 16, HEADER_RULE, detail)
         used = int(np.count_nonzero(file.slots))
         if header.slots_used != used:
-            self._add(
-                file.path, 32, HEADER_RULE, f"{header.slots_used} slots in use; there are {used}"
-            )
+            detail = f"{header.slots_used} slots in use; there are {used}"
+            self._add(file.path, 32, HEADER_RULE, detail)
 
     def _check_chains(self, file: _File) -> None:
         count = len(file.entries)
@@ -250,15 +259,18 @@ class IndexCheck:
         same = np.flatnonzero(np.diff(slot[order]) == 0)
         previous = np.zeros(count, dtype=np.int64)
         previous[order[same + 1]] = order[same] + 1
+
         found = file.entries["previous"]
         for row in np.flatnonzero(found != previous).tolist():
             detail = f"entry {row + 1} names {int(found[row])}, not {int(previous[row])}"
             self._add(file.path, self._entry_at(file, row), CHAINS, detail)
+
         newest = np.zeros(len(file.slots), dtype=np.int64)
         newest[slot] = np.arange(1, count + 1)
         wrong = file.slots != newest
         if file.cut:
             wrong &= (file.slots >= 0) & (file.slots <= count)
+
         for row in np.flatnonzero(wrong).tolist():
             detail = f"slot {row} names entry {int(file.slots[row])}, not {int(newest[row])}"
             self._add(file.path, HEADER.size + SLOT_BYTES * row, CHAINS, detail)
@@ -267,24 +279,27 @@ class IndexCheck:
         return HEADER.size + SLOT_BYTES * len(file.slots) + (row + 1) * ENTRY_BYTES
 
     def _check_entries(self, file: _File, keys: StoredKeys) -> Int64s:
-        """Every entry against its record. Returns: the codes of the file's entries."""
+        """Compare every entry with its record. Returns: the codes of the file's entries."""
         store, entries = self._store, file.entries
         positions = entries["physical_offset"].astype(np.int64)
         if not store.crashed:
             for row in np.flatnonzero(positions >= store.end).tolist():
                 detail = f"position {int(positions[row])}; the log ends at {store.end}"
                 self._add(file.path, self._entry_at(file, row), OF_RECORD, detail)
+
         # Without a record no position is inside the log.
         rows = np.flatnonzero((positions >= store.start) & (positions < store.end))
         positions, hashes = positions[rows], entries["hash"][rows].astype(np.int64)
         number = np.minimum(np.searchsorted(keys.starts, positions), len(keys.starts) - 1)
         codes: Int64s = (number << 31) | hashes
+
         at_record = keys.starts[number] == positions
         of_key = at_record & np.isin(codes, keys.codes)
         for index in np.flatnonzero(~of_key).tolist():
             what = "has no key of this hash" if at_record[index] else "is no record"
             detail = f"{int(positions[index])} {what} ({int(hashes[index])})"
             self._add(file.path, self._entry_at(file, int(rows[index])), OF_RECORD, detail)
+
         begin_ms = file.header.begin_time_ms
         wanted = np.clip((keys.store_times_ms[number] - begin_ms) // 1000, 0, _MAX_INT)
         wanted *= begin_ms > 0
@@ -294,18 +309,20 @@ class IndexCheck:
         for index in np.flatnonzero(wrong).tolist():
             detail = f"{int(seconds[index])} s after the file's begin, not {int(wanted[index])}"
             self._add(file.path, self._entry_at(file, int(rows[index])), TIME, detail)
+
         return codes
 
     def _check_complete(
         self, found: list[tuple[_File, Int64s]], keys: StoredKeys, *, goes_on: bool
     ) -> None:
-        """In the range of a file each key has an entry: in it, or at its ends in a neighbour.
+        """Check that each key of a file's range has an entry, in that file or at its ends in a neighbour.
 
-        `goes_on`: there is a later file that was not looked at, which may have the rest of the last record's.
+        Args: `goes_on`: a later file was not checked. It may have the rest of the last record's entries.
         """
         have = np.concatenate([codes for _, codes in found])
         missing = keys.codes[~np.isin(keys.codes, have)]
         positions = keys.starts[missing >> 31]
+
         for file, _ in found:
             if not len(file.entries):
                 continue

@@ -22,7 +22,7 @@ from .faults import NAMED_MAX
 from .read_only import ReadOnlyStore
 from .slices import QueueRows, by_queue
 
-#: a tags code up to here is an address in consumequeue_ext, not a hash (ConsumeQueueExt#isExtAddr)
+#: a tags code up to this is an address in consumequeue_ext, not a hash (ConsumeQueueExt#isExtAddr)
 EXT_ADDRESS_MAX = -(1 << 31) - 1
 #: queues of RocketMQ's multi-dispatch: their units point at records of other topics
 LMQ_PREFIX = "%LMQ%"
@@ -35,30 +35,30 @@ ENDS_IN_ZEROS = "nothing follows the last unit"
 
 
 class _Queue:
-    """One consume queue and which of its units a record was found for."""
+    """One consume queue, and a mask of the units whose record was found."""
 
     def __init__(self, directory: Path, queue: ConsumeQueue | None) -> None:
         self.directory = directory
         self.queue = queue
         self.low = self.high = 0
-        self.units: Any = np.empty(0, dtype=fmt.UNIT_DTYPE)
+        self.units: Any = np.empty(0, dtype=fmt.QUEUE_UNIT_DTYPE)
         if queue is not None:
             self.low, self.high = queue.min_offset, queue.max_offset
             self.units = queue.read(self.low, self.high - self.low)
         self.seen = np.zeros(len(self.units), dtype=np.bool_)
 
-    def place(self, offset: int) -> tuple[Path, int]:
+    def locate(self, offset: int) -> tuple[Path, int]:
         """The file of a unit and the unit's position in it."""
         if self.queue is None:
-            return self.directory, offset * fmt.UNIT_BYTES
-        return self.queue.place(offset)
+            return self.directory, offset * fmt.QUEUE_UNIT_BYTES
+        return self.queue.locate(offset)
 
 
 class QueueCheck:
     """Compares every record below the end with its unit, then every unit with the records.
 
-    Units that a start would cut and rebuild are left out: those of records after the log's end, and after a
-    power loss those above the dispatched mark. A start dispatches records above the last one that any queue knows.
+    Units that a start would cut and rebuild are left out. They are units of records after the log's end and, after a
+    power loss, above the dispatched mark. A start dispatches records above the last one that any queue knows.
     """
 
     def __init__(self, store: ReadOnlyStore) -> None:
@@ -66,7 +66,7 @@ class QueueCheck:
         self._faults = store.faults
         self._opened = OpenFiles(store.files)
         self._queues: dict[tuple[str, int], _Queue] = {}
-        #: end of the last record that any of them knows
+        #: end of the last record that any queue knows
         self.known = -1
         self._unreadable: set[tuple[str, int]] = set()
 
@@ -78,11 +78,13 @@ class QueueCheck:
             size = store.usual_size([directory for _, _, directory in directories])
             for topic, queue_id, directory in directories:
                 self._open(topic, queue_id, directory, size)
-            #: a start dispatches the records above
+
+            #: a start dispatches the records above this
             self._believed = min(store.queues_end, self.known)
             for part in store.slices("consume queues"):
                 for rows in by_queue(part):
                     self._compare(rows)
+
             for (topic, queue_id), queue in sorted(self._queues.items()):
                 self._check_unseen(topic, queue_id, queue)
         finally:
@@ -91,10 +93,11 @@ class QueueCheck:
                     queue.queue.close()
 
     def _open(self, topic: str, queue_id: int, directory: Path, size: int) -> None:
-        size = size or fmt.UNIT_BYTES
+        size = size or fmt.QUEUE_UNIT_BYTES
         queue = ConsumeQueue(
             directory, size, files=self._store.files, writable=False, opened=self._opened
         )
+
         try:
             queue.load()
             queue.recover()
@@ -103,42 +106,50 @@ class QueueCheck:
             self._faults.error(error)
             self._unreadable.add((topic, queue_id))
             return
+
         self.known = max(self.known, queue.max_physical_offset)
         self._queues[topic, queue_id] = _Queue(directory, queue)
+
         if not self._store.crashed:
             at = queue.bytes_after_end()
             if at is not None:
-                self._faults.add(*queue.place(at), ENDS_IN_ZEROS, "bytes that no dispatch wrote")
+                self._faults.add(*queue.locate(at), ENDS_IN_ZEROS, "bytes that no dispatch wrote")
 
     def _compare(self, rows: QueueRows) -> None:
         key = (rows.topic, rows.queue_id)
         if key in self._unreadable:
             return
+
         queue = self._queues.get(key)
         if queue is None:
             directory = self._store.root / "consumequeue" / rows.topic / str(rows.queue_id)
             queue = self._queues[key] = _Queue(directory, None)
+
         inside = (rows.offsets >= queue.low) & (rows.offsets < queue.high)
         missing = ~inside & (rows.positions + rows.sizes <= self._believed)
         self._report(key, rows.offsets, missing, HAS_UNIT, None, rows.positions)
         unit_rows = rows.offsets[inside] - queue.low
         if not len(unit_rows):
             return
+
         units = queue.units[unit_rows]
         positions, sizes = rows.positions[inside], rows.sizes[inside]
         kept = positions + sizes <= self._store.queues_end
         at_record = units["position"] == positions
         blank = units["size"] == BLANK_SIZE
-        # A queue offset that two records claim belongs to the one that its unit points at.
+
+        # If two records have one queue offset, it belongs to the record at which its unit points.
         queue.seen[unit_rows[at_record]] = True
         elsewhere = kept & ~blank & ~at_record & ~queue.seen[unit_rows]
         queue.seen[unit_rows[elsewhere]] = True
+
         if rows.topic == SCHEDULE_TOPIC:
             # Levels are configurable, but with any delay no message is due before it was stored.
             other_code = units["tags_code"] < 0
         else:
             other_code = units["tags_code"] != rows.tags_codes[inside]
             other_code &= units["tags_code"] > EXT_ADDRESS_MAX
+
         of_record = kept & ~blank & at_record
         for rule, wrong in (
             (HAS_UNIT, kept & blank),
@@ -157,10 +168,11 @@ class QueueCheck:
         units: Any,
         positions: Int64s | None,
     ) -> None:
-        """Name the first wrong rows and count the others. `positions` None: no record is known."""
+        """Name the first wrong rows and count the others. Args: `positions`: None: no record is known."""
         found = np.flatnonzero(wrong)
         if not len(found):
             return
+
         queue = self._queues[key]
         for row in found[:NAMED_MAX].tolist():
             offset = int(offsets[row])
@@ -172,17 +184,19 @@ class QueueCheck:
                 detail += "no record of this queue and offset is there"
             else:
                 detail += f"the record is at {int(positions[row])}"
-            self._faults.add(*queue.place(offset), rule, detail)
-        self._faults.more(queue.place(int(offsets[found[0]]))[0], rule, len(found) - NAMED_MAX)
+            self._faults.add(*queue.locate(offset), rule, detail)
+
+        file, _ = queue.locate(int(offsets[found[0]]))
+        self._faults.count_more(file, rule, len(found) - NAMED_MAX)
 
     def _check_unseen(self, topic: str, queue_id: int, queue: _Queue) -> None:
-        """Units that no record claims."""
+        """Add the units that no record claims."""
         if topic.startswith(LMQ_PREFIX):
             return
         units = queue.units
         ends = units["position"].astype(np.int64) + units["size"]
         orphans = ~queue.seen & (units["size"] != BLANK_SIZE) & (ends <= self._store.queues_end)
-        # Records deleted by retention may keep their units until their file goes.
+        # Units of records that retention deleted stay until their file is deleted.
         orphans &= units["position"] >= self._store.start
         offsets = np.arange(queue.low, queue.high)
         self._report((topic, queue_id), offsets, orphans, HAS_RECORD, units, None)

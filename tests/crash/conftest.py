@@ -1,4 +1,4 @@
-"""Crashes and failures are tried from the first test on, in idle time; the last tests check the results."""
+"""Crashes and failures are tried from the first test on, in idle time. The last tests check the results."""
 
 from __future__ import annotations
 

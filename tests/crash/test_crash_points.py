@@ -4,7 +4,7 @@ A trace of one store is replayed by `crash_states.py` into the disks that a powe
 may leave. Each must open, and keep what was promised before the crash: after a power loss what was
 synced, after a kill every put that returned. Some are crashed again while they recover.
 Deterministic: traces and samples follow from a seed. RAYMQ_CRASH_DEPTH=1 recovers a hundred thousand
-disks, as CI does (`nox -s crash`); a usual run recovers a fifth of them.
+disks, as CI does (`nox -s crash`). A usual run recovers a fifth of them.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ HOUR_MS = 3_600_000
 
 
 class Promise(NamedTuple):
-    """What stood when the crash came: the wall clock, what was confirmed, what may be cancelled."""
+    """The state at the crash: the wall clock, the confirmed messages, the messages that may be cancelled."""
 
     now_ms: int
     confirmed: frozenset[bytes]
@@ -46,7 +46,7 @@ def trace(width: int) -> tuple[SimulatedDisk, dict[bytes, Sent]]:
             note()
             sent = random_send(world, chance, 10 * turn + number)
             if not sent.level and sent.due_ms > world.clock.now_ms() + 2_000 and number == 1:
-                # Either may be lost by the crash before the other; so it is known as of now.
+                # The crash may lose either before the other, so it is known as of now.
                 cancelled.add(sent.body)
                 note()
                 world.cancel(sent)

@@ -1,7 +1,7 @@
 """A process is killed, the next one adopts what is in the page cache and acknowledges it, then the power goes.
 
-What the killed process wrote and did not sync is on no disk: names of files and directories above all, for they look
-like any others. Every set of unsettled names of every trace is tried; see `crash_run.lose_after_kills`.
+The unsynced writes of the killed process are on no disk. Above all that is true of names of files and directories,
+which look like any others. Every set of unsettled names of every trace is tried (`crash_run.lose_after_kills`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def test_what_a_killed_process_left_and_the_next_one_acknowledged_outlives_the_p
 ) -> None:
     done = crash_explorers.result(lose_after_kills, trace_killed)
     print(f"\n{done.second_crashes} kills, {done.recoveries} recoveries, {done.seconds:.1f} s")
-    # `reopened` begins anew three operations before its end.
+    # `reopened` begins again three operations before its end.
     assert done.second_crashes >= (3 if trace_killed == "reopened" else 10)
     assert done.recoveries > done.second_crashes
 
@@ -58,7 +58,7 @@ def copy_all(store: MessageStore) -> None:
 
 
 def test_names_of_compacted_files_that_a_killed_process_left_outlive_the_power() -> None:
-    """What is in them may be deleted from the commit log once they count as synced."""
+    """Once these files count as synced, their messages may be deleted from the commit log."""
     disk = SimulatedDisk()
     store = open_compacting(disk)
     store.create_topic("c", 1, [0], {"cleanup.policy": "COMPACTION"})

@@ -60,7 +60,7 @@ def test_consume_queues_whose_sync_failed_are_written_again_at_the_next_start() 
     with pytest.raises(Unavailable):
         store.sync_queues()
     disk.heal()
-    # The process ends; the machine goes on, so what is in the page cache stays.
+    # The process ends. The machine runs on, so the page cache stays.
     store.abandon()
     store = open_store(disk)
     dispatch_all(store)
@@ -100,7 +100,7 @@ def break_off_a_snapshot() -> Trace:
 
 
 def lose_power_within_a_snapshot(trace: Trace, parts: int) -> SimulatedDisk:
-    """Put, and lose power after the write of so many parts; all writes before reached the disk.
+    """Put, and lose power after the write of so many parts. All writes before reached the disk.
 
     The last part has neither its chain unit nor its mark.
     """

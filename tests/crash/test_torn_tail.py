@@ -17,7 +17,7 @@ from raymq.store.checksum import crc32c
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, RayMQError, StorageFull, Unavailable
 from raymq.store.files import Files
-from raymq.store.log.chain import UNIT_BYTES, ChainUnit, unpack_units
+from raymq.store.log.chain import CHAIN_UNIT_BYTES, ChainUnit, unpack_units
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.message_store import MessageStore
 from raymq.store.requests import Append, PutRequest
@@ -70,7 +70,7 @@ class Tail(NamedTuple):
 
     tree: dict[str, bytes]
     topic: str
-    #: of the last append: where it starts, and where each of its records ends
+    #: of the last append: its start, and the end of each of its records
     start: int
     ends: tuple[int, ...]
     #: raw records before it, and all of them
@@ -108,11 +108,13 @@ def marks_page(*, appended: int, synced: int) -> bytes:
     return struct.pack("<4q", appended, synced, synced, 0).ljust(4096, b"\0")
 
 
-#: what is left of the chain; its last unit is that of the torn append
+#: the rest of the chain, whose last unit is that of the torn append
 CHAINS = {
     "the chain is complete": lambda data: data,
-    "its last unit is missing": lambda data: data[:-UNIT_BYTES],
-    "its last unit is torn": lambda data: data[: -UNIT_BYTES // 2] + bytes(UNIT_BYTES // 2),
+    "its last unit is missing": lambda data: data[:-CHAIN_UNIT_BYTES],
+    "its last unit is torn": lambda data: (
+        data[: -CHAIN_UNIT_BYTES // 2] + bytes(CHAIN_UNIT_BYTES // 2)
+    ),
     "the chain is gone": lambda data: None,
 }
 #: the (appended, synced) marks for an append [start, end)
@@ -126,7 +128,7 @@ BOOTS = {"the processes died": 0, "the machine lost power": 1}
 
 
 def expected_of_a_tear(boot: str, marks: str) -> str:
-    """Section 4 of the design: a torn tail only where no mark says that it must be there."""
+    """Section 4 of the design: a tail is torn only if no mark says that it must be there."""
     if marks == "synced":
         return "corrupt, row A"
     if boot == "the processes died" and marks == "appended, not synced":
@@ -152,7 +154,7 @@ def recovered(tail: Tail, disk: SimulatedDisk) -> tuple[str, MessageStore | None
     end = store.log.end
     if end == tail.ends[-1]:
         return "kept", store
-    return ("cut" if end == tail.start else f"cut behind record {tail.ends.index(end)}"), store
+    return ("cut" if end == tail.start else f"cut after record {tail.ends.index(end)}"), store
 
 
 def assert_serves(tail: Tail, store: MessageStore) -> None:
@@ -256,7 +258,7 @@ def test_an_append_that_lost_any_of_its_sectors_leaves_only_whole_records(
             whole = [end for end in WIDE.ends if end <= first]
             want = "cut"
             if whole and chain != "the chain is complete":
-                want = f"cut behind record {len(whole) - 1}"
+                want = f"cut after record {len(whole) - 1}"
             reported, store = recovered(
                 WIDE, disk_of(damaged(WIDE, bytes(left), chain, marks), boot=1)
             )
@@ -284,7 +286,7 @@ def test_a_store_of_rocketmq_opens_again_after_a_power_loss_that_took_the_chain(
         files = Files() if not boot else Rebooted()
         log = CommitLog(tmp_path / "golden", config, files=files, clock=ManualClock())
         ends.append(log.recover(0).end)
-        assert log.own == (boot > 0)
+        assert log.is_own_store == (boot > 0)
         log.close(clean=False)
         for unit_file in (tmp_path / "golden" / "raymq" / "chain").iterdir():
             unit_file.unlink()
@@ -329,7 +331,7 @@ def test_after_a_power_loss_what_was_found_is_vouched_for_through_the_next_one()
 
 
 def rolled_store() -> tuple[dict[str, bytes], int]:
-    """Files with appends over two segments, only the first two of them synced; their end."""
+    """Files with appends over two segments, and their end. Only the first two appends are synced."""
     disk = SimulatedDisk(block_bytes=SECTOR, record=False)
     store = open_store(ROOT, disk)
     store.create_topic("t", 1, [0])
@@ -347,7 +349,7 @@ def rolled_store() -> tuple[dict[str, bytes], int]:
 
 @pytest.mark.parametrize("headless", [False, True], ids=["whole", "without its first sector"])
 def test_nothing_stays_in_a_later_file_after_a_log_that_lost_its_tail(headless: bool) -> None:
-    """Else appends that reach that file later would end where its old records begin."""
+    """Otherwise appends that reach that file later would end at the start of its old records."""
     tree, synced = rolled_store()
     logs = sorted(path for path in tree if path.startswith("/s/commitlog/"))
     assert len(logs) == 2

@@ -1,4 +1,4 @@
-"""Stores that are made once and only read; a test that changes one copies it."""
+"""Stores that are made once and only read. A test that changes one copies it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_an_abandoned_store_has_synced_and_noted_nothing(tmp_path: Path) -> None
     assert marks.synced_end == synced
     marks.close()
     again = MessageStore.open(tmp_path)
-    # The bytes are in the page cache; that they are on disk was never proved.
+    # The bytes are in the page cache. No sync ever proved that they are on disk.
     assert (again.log.end, again.log.crashed) == (end, True)
     again.close()
 

@@ -10,7 +10,7 @@ import pytest
 
 from raymq.store.errors import Rejected
 from raymq.store.files import Files
-from raymq.store.log.chain import UNIT_BYTES, Chain, ChainReader, ChainUnit, unpack_units
+from raymq.store.log.chain import CHAIN_UNIT_BYTES, Chain, ChainReader, ChainUnit, unpack_units
 from tests.support.simulated_disk import SimulatedDisk
 
 SEGMENT = 4096
@@ -30,7 +30,7 @@ def opened(directory, files=None):
 
 
 def grow(chain, lengths, epoch=1):
-    """Append units of these lengths; a unit never spans segments, as the log sees to."""
+    """Append units of these lengths. As in a log, no unit spans two segments."""
     for length in lengths:
         start = chain.last.end if chain.last else 0
         chain.append(ChainUnit(start, start + length, epoch, length * 7, chain.value))
@@ -40,7 +40,7 @@ def grow(chain, lengths, epoch=1):
 def test_a_unit_is_forty_bytes_big_endian_and_comes_back(directory):
     unit = ChainUnit(0x0102030405060708, 0x1112131415161718, 3, 0xFFFFFFFF, 0x80000001)
     data = unit.pack()
-    assert len(data) == UNIT_BYTES == 40
+    assert len(data) == CHAIN_UNIT_BYTES == 40
     assert data.hex() == (
         "010203040506070811121314151617180000000000000003ffffffff80000001" + "00" * 8
     )
@@ -94,7 +94,7 @@ def test_a_damaged_byte_ends_the_chain_at_the_unit_that_does_not_link(directory,
     path.write_bytes(data)
     again = opened(directory)
     assert len(again.units(0, 1 << 40)) == left
-    assert path.stat().st_size == left * UNIT_BYTES
+    assert path.stat().st_size == left * CHAIN_UNIT_BYTES
     again.close()
 
 
@@ -219,7 +219,7 @@ def test_a_reader_sees_what_replaced_a_cut_tail(directory):
 
 
 class FailsOnce(Files):
-    """The real files; one call that a reader makes fails."""
+    """The real files, but one call of a reader fails."""
 
     def __init__(self):
         super().__init__()

@@ -463,7 +463,7 @@ def test_what_was_read_before_the_deletion_stays_as_it_was(shop: Shop) -> None:
     shop.fill(3)
     assert part.records is not None
     assert [body_of(raw) for raw in part.records.to_pylist()] == shop.bodies[:5]
-    # A reader that found the file before it went hears of it; it looks again.
+    # A reader that found the file before its deletion gets an error, and searches again.
     with pytest.raises(Unavailable, match="deleted meanwhile"):
         file.read(0, 8)
 

@@ -422,7 +422,7 @@ def stored_keys(root: Path) -> list[str]:
 
 
 def test_an_orderly_stop_copies_all_that_was_put(tmp_path: Path) -> None:
-    """RocketMQ serves a compacted topic from these files alone, and copies only what is dispatched anew."""
+    """RocketMQ serves a compacted topic from these files alone, and copies only newly dispatched messages."""
     root = tmp_path / "s"
     store = opened(root)
     store.create_topic("c", 1, [0], COMPACTED)

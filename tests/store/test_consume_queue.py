@@ -17,7 +17,7 @@ from raymq.store.queues.consume_queues import ConsumeQueues
 from tests.support.consume_queue_units import check_units
 
 UNITS = 10
-FILE_SIZE = UNITS * fmt.UNIT_BYTES
+FILE_SIZE = UNITS * fmt.QUEUE_UNIT_BYTES
 SIZE = 100
 
 Opener = Callable[..., ConsumeQueue]
@@ -54,13 +54,13 @@ def offsets(queue: ConsumeQueue) -> list[int]:
 
 
 def file_units(queue: ConsumeQueue, start: int) -> list[tuple[int, int, int]]:
-    data = (queue.directory / fmt.file_name(start * fmt.UNIT_BYTES)).read_bytes()
-    return np.frombuffer(data, fmt.UNIT_DTYPE).tolist()
+    data = (queue.directory / fmt.file_name(start * fmt.QUEUE_UNIT_BYTES)).read_bytes()
+    return np.frombuffer(data, fmt.QUEUE_UNIT_DTYPE).tolist()
 
 
 def poke(queue: ConsumeQueue, offset: int, data: bytes) -> None:
     """Overwrite a unit on disk."""
-    at = offset * fmt.UNIT_BYTES
+    at = offset * fmt.QUEUE_UNIT_BYTES
     path = queue.directory / fmt.file_name(at - at % FILE_SIZE)
     content = bytearray(path.read_bytes())
     content[at % FILE_SIZE : at % FILE_SIZE + len(data)] = data
@@ -175,7 +175,7 @@ def test_truncation_drops_units_of_records_that_end_above_and_zeroes_them(opened
         assert offsets(again) == list(range(keep))
         assert again.max_physical_offset == (keep * SIZE if keep else -1)
     last = keep - keep % UNITS if keep < 25 else 20
-    if (queue.directory / fmt.file_name(last * fmt.UNIT_BYTES)).exists():
+    if (queue.directory / fmt.file_name(last * fmt.QUEUE_UNIT_BYTES)).exists():
         assert all(unit == (0, 0, 0) for unit in file_units(queue, last)[keep - last :])
     put(queue, keep, 30)
     assert offsets(opened()) == list(range(keep + 30))

@@ -300,7 +300,7 @@ def test_consume_queues_are_rebuilt_around_damage_which_their_readers_get_as_an_
     store.close()
     for place in (places(long_root)[ROTTEN][0], lost_place):
         flip(long_root / FIRST_LOG, place + 3)
-    # The scan goes on from the snapshot, for the other queue is there; dispatch begins anew.
+    # The scan goes on from the snapshot, for the other queue is there; dispatch begins again.
     _lose(long_root, "consumequeue/u")
     store = opened(long_root)
     store.put(request([b"goes on"], topic="u"))

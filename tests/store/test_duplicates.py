@@ -219,7 +219,7 @@ def test_a_whole_write_sent_again_reads_each_row_about_once(store, monkeypatch):
     monkeypatch.setattr(Search, "_own_units", counted)
     for number in range(700):
         put(store, 3, sequence=number * 3)
-    # One small slice a batch; without the last find as a hint each would bisect anew.
+    # One small slice a batch. Without the last result as a hint each would bisect again.
     assert len(read) <= 700
     read.clear()
     for number in range(0, 700, 70):
@@ -234,7 +234,7 @@ def test_slices_shrink_when_a_look_takes_long(store, monkeypatch):
     put(store, 2, sequence=2)
     settle(store)
     entry = entry_of(store)
-    # As if the state had forgotten where sequence 1 stands.
+    # As if the state had forgotten the offset of sequence 1.
     entry.runs = [Run(0, 1, 0), Run(3, 1, 2003)]
     sizes = []
     look = Search._own_units

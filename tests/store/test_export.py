@@ -16,7 +16,7 @@ from raymq.store.failpoints import FailPointReached, failpoint
 from raymq.store.files import Files
 from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
-from raymq.store.tools.export import SCHEMA, Choice, export
+from raymq.store.tools.export import SCHEMA, ExportChoice, export
 from tests.support.clock import ManualClock
 from tests.support.damaged_store import CONFIG, FIRST_LOG, copy, flip
 
@@ -84,7 +84,7 @@ def test_each_field_is_what_rocketmq_reads(golden: Path, tmp_path: Path) -> None
 
 
 def test_a_choice_is_a_topic_a_queue_and_a_range(own: Path, tmp_path: Path) -> None:
-    choice = Choice(topic="t", queue_id=1, start=30, stop=35)
+    choice = ExportChoice(topic="t", queue_id=1, start=30, stop=35)
     assert export(own, tmp_path / "out", choice).messages == 5
     rows = rows_of(tmp_path / "out")
     assert [row["queue_offset"] for row in rows] == [30, 31, 32, 33, 34]
@@ -92,19 +92,19 @@ def test_a_choice_is_a_topic_a_queue_and_a_range(own: Path, tmp_path: Path) -> N
     # Without a topic: all topics but RayMQ's own.
     assert export(own, tmp_path / "all").messages == 360
     assert {row["topic"] for row in rows_of(tmp_path / "all")} == {"t", "u"}
-    assert export(own, tmp_path / "none", Choice(topic="t", start=1000)).messages == 0
+    assert export(own, tmp_path / "none", ExportChoice(topic="t", start=1000)).messages == 0
     assert rows_of(tmp_path / "none") == []
 
 
 def test_a_topic_or_queue_of_which_there_is_nothing_is_refused(own: Path, tmp_path: Path) -> None:
-    for choice in (Choice(topic="T"), Choice(topic="t", queue_id=2)):
+    for choice in (ExportChoice(topic="T"), ExportChoice(topic="t", queue_id=2)):
         with pytest.raises(Rejected, match="it has rmq_sys_raymq, t, u"):
             export(own, tmp_path / "out", choice)
     assert not (tmp_path / "out").exists()
     # Without its consume queues the log still has the messages.
     root = copy(own, tmp_path / "s")
     shutil.rmtree(root / "consumequeue")
-    assert export(root, tmp_path / "out", Choice(topic="u")).messages == 120
+    assert export(root, tmp_path / "out", ExportChoice(topic="u")).messages == 120
 
 
 def test_files_are_ended_by_size_and_keep_the_order(own: Path, tmp_path: Path) -> None:
@@ -138,10 +138,10 @@ def test_binary_and_odd_properties_survive(tmp_path: Path) -> None:
 def test_a_damaged_log_is_exported_only_on_demand(own: Path, tmp_path: Path) -> None:
     root = copy(own, tmp_path / "s")
     flip(root / FIRST_LOG, 20_000)
-    with pytest.raises(Corrupt, match="behind-damage"):
+    with pytest.raises(Corrupt, match="after-damage"):
         export(root, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    done = export(root, tmp_path / "out", Choice(after_damage=True))
+    done = export(root, tmp_path / "out", ExportChoice(after_damage=True))
     assert done.damaged
     assert 340 <= done.messages < 360
 

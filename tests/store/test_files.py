@@ -13,13 +13,11 @@ from pathlib import Path
 import pytest
 
 from raymq.store import failpoints
-from raymq.store.clock import Clock
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, StorageFull, Unavailable
 from raymq.store.failpoints import FailPointReached, activate, fail_point, failpoint
 from raymq.store.files import GATHER_BYTES, ZERO_CHUNK_BYTES, Files, only_zeros
 from raymq.store.message_store import MessageStore
-from raymq.store.status import PutStatus
 from tests.support.simulated_disk import SimulatedDisk
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -165,7 +163,7 @@ def test_a_reader_of_many_places_does_not_wait_for_another_that_waits_for_the_di
     fd = real.open_file(tmp_path / "f", create=True)
     real.pwrite(fd, b"abcdefgh", 0)
     view = real.map_read(fd, 8, gathered=True)
-    with real._gathering:
+    with real._gather_lock:
         assert real.gather(view, [0, 4], 2) is None
         assert real.read_each(fd, view, [0, 4], 2, path=tmp_path / "f") == b"abef"
     assert real.gather(view, [0, 4], 2) == b"abef"
@@ -364,23 +362,7 @@ def test_a_boot_without_an_id_is_not_guessed(monkeypatch, tmp_path, content):
     MessageStore.open(tmp_path / "store", config=StoreConfig()).close()
 
 
-# --- clock, status, failpoints ------------------------------------------------------------------
-
-
-def test_the_clock_is_in_milliseconds_and_sleeps():
-    clock = Clock()
-    before = clock.monotonic_ms()
-    clock.sleep_ms(2)
-    assert clock.monotonic_ms() - before >= 1
-    assert clock.now_ms() > 1_700_000_000_000
-    assert abs(clock.monotonic() * 1000 - clock.monotonic_ms()) < 1000
-
-
-def test_the_statuses_are_rocketmqs_and_keep_their_codes():
-    assert len(PutStatus) == 16
-    assert [PutStatus.of_code(status.code) for status in PutStatus] == list(PutStatus)
-    assert PutStatus.PUT_OK.code == 0
-    assert PutStatus("FLUSH_DISK_TIMEOUT") is PutStatus.FLUSH_DISK_TIMEOUT
+# --- failpoints ---------------------------------------------------------------------------------
 
 
 def used_failpoints():

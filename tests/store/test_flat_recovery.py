@@ -9,7 +9,7 @@ import pytest
 
 from raymq.store.config import StoreConfig
 from raymq.store.files import Files
-from raymq.store.log.chain import UNIT_BYTES
+from raymq.store.log.chain import CHAIN_UNIT_BYTES
 from raymq.store.message_store import MessageStore
 from raymq.store.state import OFFSETS
 from raymq.store.tools.inspect import verify
@@ -109,7 +109,7 @@ def test_a_cut_removes_the_snapshots_above_it(root: Path) -> None:
 def test_of_the_chain_only_the_units_from_there_on_are_looked_at(root: Path) -> None:
     chain = root / "raymq" / "chain" / ("0" * 20)
     data = bytearray(chain.read_bytes())
-    data[3 * UNIT_BYTES + 5] ^= 1
+    data[3 * CHAIN_UNIT_BYTES + 5] ^= 1
     chain.write_bytes(data)
     again = open_store(root)
     assert again.log.chain.last is not None
@@ -123,7 +123,7 @@ def test_after_a_power_loss_a_page_of_the_chain_that_never_reached_the_disk_is_m
 ) -> None:
     chain = root / "raymq" / "chain" / ("0" * 20)
     data = bytearray(chain.read_bytes())
-    data[3 * UNIT_BYTES : 6 * UNIT_BYTES] = bytes(3 * UNIT_BYTES)
+    data[3 * CHAIN_UNIT_BYTES : 6 * CHAIN_UNIT_BYTES] = bytes(3 * CHAIN_UNIT_BYTES)
     chain.write_bytes(data)
     again = open_store(root, OtherBoot())
     units = again.log.chain.units(0, again.log.end)

@@ -1,4 +1,4 @@
-"""A store that RocketMQ wrote and partly deleted goes on where RocketMQ would go on."""
+"""A store that RocketMQ wrote and partly deleted continues where RocketMQ would continue."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def log_files(root: Path) -> list[Path]:
 
 
 def log_end(root: Path) -> tuple[Path, int]:
-    """The last file, and where in it the records end."""
+    """The last file, and the end of the records in it."""
     last = log_files(root)[-1]
     return last, record.walk(memoryview(last.read_bytes()), int(last.name)).end - int(last.name)
 

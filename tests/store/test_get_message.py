@@ -340,7 +340,7 @@ class _Log:
 def test_all_units_at_once_give_what_one_after_the_other_gives(
     parts, start, memory, max_nums, max_bytes, tags
 ):
-    units = np.zeros(len(parts), dtype=fmt.UNIT_DTYPE)
+    units = np.zeros(len(parts), dtype=fmt.QUEUE_UNIT_DTYPE)
     at = 0
     for row, (size, code) in enumerate(parts):
         units[row] = (at, size, code)

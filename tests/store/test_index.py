@@ -207,7 +207,7 @@ def service(root: Path, files: Files | None = None, clock: Clock | None = None) 
 def test_batches_give_the_bytes_that_one_entry_after_the_other_gives(batches):
     disk = SimulatedDisk(record=False)
     index = service(Path("/i"), disk)
-    index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False, time_ms=0)
     reference = Reference(SMALL.max_hash_slot_num, SMALL.max_index_num)
     offset, time_ms = 1, NOW
     for batch in batches:
@@ -230,7 +230,7 @@ def test_batches_give_the_bytes_that_one_entry_after_the_other_gives(batches):
 def test_names_are_local_time_and_ascend_when_the_clock_goes_back(tmp_path):
     clock = ManualClock()
     index = service(tmp_path, clock=clock)
-    index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False, time_ms=0)
     for number in range(3):
         put(index, [number * 100 + row for row in range(39)])
         clock.jump_wall(-3_600_000)
@@ -262,7 +262,7 @@ def test_long_chains_are_followed_to_their_end(tmp_path, monkeypatch):
         monkeypatch.setattr("raymq.store.index.index_file.CHAIN_STEPS", steps)
         monkeypatch.setattr("raymq.store.index.index_file.SCAN_ENTRIES", entries)
         index = service(tmp_path / str(steps))
-        index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+        index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False, time_ms=0)
         for low in range(0, 90, 3):
             put(index, [low, low + 1])
             put(index, [low + 2], key="other")
@@ -274,7 +274,7 @@ def test_long_chains_are_followed_to_their_end(tmp_path, monkeypatch):
 
 def test_a_search_reads_no_further_than_its_caller(tmp_path):
     index = service(tmp_path)
-    index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False, time_ms=0)
     put(index, list(range(30)))
     walk = index.find("t", "k", 0, 1 << 60, 4)
     assert [next(walk) for _ in range(2)] == [
@@ -309,7 +309,7 @@ def test_entries_kept_in_memory_are_forgotten_when_the_file_is_cut(tmp_path, mon
 
 def test_expired_files_go_but_never_the_newest(tmp_path):
     index = service(tmp_path)
-    index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False, time_ms=0)
     put(index, list(range(100)))
     assert len(index_files(tmp_path)) == 3
     assert index.delete_expired(39) == 1
@@ -322,7 +322,7 @@ def test_expired_files_go_but_never_the_newest(tmp_path):
 
 def test_a_file_deleted_under_a_reader_only_ends_its_search(tmp_path):
     index = service(tmp_path)
-    index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False, time_ms=0)
     put(index, list(range(78)))
     walk = index.find("t", "k", 0, 1 << 60)
     assert next(walk)[0] == 77
@@ -352,7 +352,7 @@ def test_many_hashes_find_what_each_finds_alone_near_and_far_apart(tmp_path, str
 @pytest.mark.parametrize("count", [2, 60])
 def test_lookups_while_it_is_built_find_all_that_was_there(tmp_path, point, count):
     index = service(tmp_path)
-    index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False, time_ms=0)
     put(index, list(range(39)))
     seen = []
 
@@ -390,7 +390,7 @@ class Slow(Files):
 def test_what_is_indexed_while_a_file_is_synced_is_synced_by_the_next_sync(tmp_path):
     files = Slow()
     index = service(tmp_path, files)
-    index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False, time_ms=0)
     put(index, [0, 1])
     other = files.meanwhile = threading.Thread(target=put, args=(index, [2, 3]))
     index.sync()
@@ -573,7 +573,7 @@ def test_nothing_points_above_the_end_of_a_log_that_was_cut(tmp_path):
     store.abandon()
     # An async flush: C was above what a power loss left.
     index = IndexService(tmp_path, config, files=Files(), clock=ManualClock())
-    index.load(log_start=0, log_end=end, uncut=1 << 60, crashed=True, time_ms=0)
+    index.load(log_start=0, log_end=end, never_cut_below=1 << 60, crashed=True, time_ms=0)
     assert index.indexed == end
     assert max(max(found(index, f"b{n}", 0)) for n in range(3)) < end
     assert index._index_files[-1].header.end_offset < end
@@ -589,7 +589,7 @@ def test_a_full_disk_makes_only_the_index_lag():
     store.put(keyed_request(KEYS[10:80]))
     store.log.sync()
     store.log.note_confirmed(store.log.end)
-    # The consume queue's file is there; what fails are entries, then the header, then the next file.
+    # The consume queue's file is there. The writes of entries fail, then of the header, then of the next file.
     for kind, at in (("pwrite", 2), ("pwrite", 3), ("allocate", 1)):
         disk.fail(kind, at=at, error=errno.ENOSPC, forever=kind == "allocate")
         # First the consume queues, then the index.
@@ -665,7 +665,7 @@ def test_an_index_of_impossible_numbers_is_refused(field, value):
 def test_records_without_keys_do_not_move_the_mark_at_every_sync():
     disk = SimulatedDisk(record=False)
     index = service(Path("/i"), disk)
-    index.load(log_start=0, log_end=0, uncut=0, crashed=False, time_ms=0)
+    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False, time_ms=0)
     put(index, [1])
     index.sync()
     writes = disk.calls["pwrite"]

@@ -106,7 +106,7 @@ def test_progress_survives_restarts_snapshots_and_crashes(tmp_path: Path) -> Non
 
 
 def boundaries() -> list[int]:
-    """Where the records of the group end, as far from its start as here."""
+    """The end of the group's records, as far from its start as here."""
     sizes = []
     for message in GROUP:
         store_bytes = record.encode_record(

@@ -106,7 +106,7 @@ def check_all(store: MessageStore, count: int = 2) -> None:
 
 @pytest.fixture
 def many(tmp_path: Path) -> Iterator[tuple[MessageStore, Watched]]:
-    """A new store, and its files; every queue has two messages that wait for the dispatch."""
+    """A new store, and its files. Every queue has two messages that wait for the dispatch."""
     store, files = open_store(tmp_path / "s")
     for topic in range(TOPICS):
         store.create_topic(f"t{topic}", QUEUES // TOPICS, [0])
@@ -201,7 +201,7 @@ def test_a_start_after_a_power_loss_reads_no_empty_tails(
     again.abandon()
 
 
-# --- a start that knows where queues end ----------------------------------------------------------------------
+# --- a start that knows the queues' ends ----------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -235,7 +235,7 @@ def test_a_directory_that_is_too_full_gets_no_file_while_another_has_room() -> N
     assert store.flags.writable
     disk.used["/disk1/log"] = 95
     store.clean_service.run_once()
-    # The emptiest counts for what is refused or deleted at once; all full, all are used.
+    # The emptiest directory decides about refused puts and early deletions. If all are full, all are used.
     assert store.flags.writable
     assert store.clean_service.log_ratio == 86
     put_files(store, 2)

@@ -154,7 +154,7 @@ def test_a_refusal_at_the_limit_stores_nothing_and_outlives_a_restart(tmp_path):
 
 @pytest.fixture
 def store_at_its_limit(tmp_path):
-    """Three producers, which is the limit; the first one has expired, the others were used just now."""
+    """Three producers, which is the limit. The first one has expired, the others were used just now."""
     clock = ManualClock()
     config = StoreConfig(
         segment_size_bytes=64 * 1024, producer_entries_max=3, producer_expiry_hours=1
@@ -170,7 +170,7 @@ def store_at_its_limit(tmp_path):
 
 
 class Meanwhile:
-    """What another thread does at a given moment; complete at that moment, unless the put lock makes it wait."""
+    """The action of another thread at a given moment. It is complete then, unless the put lock makes it wait."""
 
     def __init__(self, store: MessageStore, action: Callable[[], Any]) -> None:
         self._store = store
@@ -201,7 +201,7 @@ def test_a_put_beside_init_producer_at_the_limit_is_not_forgotten(store_at_its_l
     def make_rows_then_put(dtype, parts=()):
         rows = make_rows(dtype, parts)
         if dtype is ENTRY:
-            # The rows that stay are copied; they are not the table's rows yet.
+            # The rows that stay are copied, but are not the table's rows yet.
             monkeypatch.undo()
             other.begin()
         return rows
@@ -369,14 +369,14 @@ def test_producer_ids_of_a_pattern_are_found_in_a_few_looks(shift):
     for number in range(3000):
         rows.add(number << shift, 0)
     looks = 0
-    place = rows.place
+    address = rows.address
 
     def counted(row):
         nonlocal looks
         looks += 1
-        return place(row)
+        return address(row)
 
-    rows.place = counted
+    rows.address = counted
     for number in range(3000):
         assert rows.find(number << shift, 0) == number
     assert looks < 3 * 3000

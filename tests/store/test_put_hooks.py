@@ -79,10 +79,10 @@ def test_hooks_see_columns_and_rows_that_go_alone(store: MessageStore) -> None:
 def test_a_hook_refuses_columns_as_a_whole_and_may_not_change_their_number(
     store: MessageStore, how: str
 ) -> None:
-    hook, behind = Columns(**{how: True}), Columns()
-    store.hooks += [hook, behind]
+    hook, later = Columns(**{how: True}), Columns()
+    store.hooks += [hook, later]
     end = store.log.end
     with pytest.raises(Rejected):
         store.put(request([b"a", b"b"]))
-    assert hook.reported == behind.reported == [(2, None)]
+    assert hook.reported == later.reported == [(2, None)]
     assert store.log.end == end

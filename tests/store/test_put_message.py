@@ -56,7 +56,7 @@ class Bench:
         self.puts = MessagePut(self.store, lambda append: self.promise(append))
 
     def put(self, message: InnerMessage = HELLO) -> PutResult:
-        """One put; what is refused has changed nothing."""
+        """One put. A refused put has changed nothing."""
         before = self.store.log.end
         result = self.puts.put((message,), is_batch=False)
         assert (result.append is None) == (self.store.log.end == before)
@@ -331,18 +331,18 @@ def test_the_table_for_people_has_every_status_and_the_right_error() -> None:
 
 
 class Seen(PutHook):
-    """Appends its name to the body; remembers what it was told."""
+    """Appends its name to the body, and remembers the results that it was called with."""
 
     def __init__(self, name: str, *, fails: bool = False) -> None:
         self.name = name
         self.fails = fails
-        self.told: list[tuple[bytes, PutStatus]] = []
+        self.results: list[tuple[bytes, PutStatus]] = []
 
     def before_put(self, message: InnerMessage) -> InnerMessage:
         return replace(message, topic="moved", body=message.body + self.name.encode())
 
     def after_put(self, message: InnerMessage, status: PutStatus) -> None:
-        self.told.append((message.body, status))
+        self.results.append((message.body, status))
         if self.fails:
             raise RuntimeError(self.name)
 
@@ -353,14 +353,14 @@ def test_hooks_run_in_order_each_on_what_the_one_before_made(bench: Bench) -> No
     assert bench.put().status is PutStatus.PUT_OK
     assert bench.store.state.next_offsets["moved", 0] == 1
     assert ("t", 0) not in bench.store.state.next_offsets
-    assert first.told == second.told == [(b"hello12", PutStatus.PUT_OK)]
+    assert first.results == second.results == [(b"hello12", PutStatus.PUT_OK)]
 
 
 def test_a_hook_that_refuses_stops_the_later_ones_and_all_are_notified(bench: Bench) -> None:
-    behind = Seen("2")
-    bench.store.hooks += [Refusing(PutStatus.MESSAGE_ILLEGAL), behind]
+    later = Seen("2")
+    bench.store.hooks += [Refusing(PutStatus.MESSAGE_ILLEGAL), later]
     assert bench.put().status is PutStatus.MESSAGE_ILLEGAL
-    assert behind.told == [(b"hello", PutStatus.MESSAGE_ILLEGAL)]
+    assert later.results == [(b"hello", PutStatus.MESSAGE_ILLEGAL)]
 
 
 def test_what_a_hook_makes_too_large_is_refused(bench: Bench) -> None:

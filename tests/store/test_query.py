@@ -196,7 +196,7 @@ def test_an_offset_where_no_record_begins_is_refused(store):
 
 
 def test_a_record_inside_a_body_is_none(store):
-    # The body is a whole valid record that says it stands where it stands.
+    # The body is a whole valid record with its own physical offset.
     outer = store.log.end + fmt.HEADER_BYTES
     body = encode_record(topic="t", body=b"evil", physical_offset=outer, queue_offset=0)
     put(store, body)

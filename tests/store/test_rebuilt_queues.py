@@ -1,4 +1,4 @@
-"""Consume queues that were lost are built anew, whatever comes between; and half groups of memory mode go."""
+"""Lost consume queues are rebuilt, whatever happens meanwhile. Half groups of memory mode are dropped."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_kill_in_the_middle_of_a_rebuild_does_no_harm(
     shutil.rmtree(root / "consumequeue" / "b")
     store = open_store(root)
     with monkeypatch.context() as slow:
-        slow.setattr(reput_service.rows, "SLICE_ROWS", 10)
+        slow.setattr(reput_service.rows, "DECODED_ROWS_MAX", 10)
         slow.setattr(reput_service, "SLICE_MS", -1.0)
         store.log.note_confirmed(store.log.end)
         store.dispatch(store.log.confirmed)

@@ -224,7 +224,7 @@ BAD_ROWS = [
 @pytest.mark.parametrize(("batch", "field", "limit"), BAD_ROWS)
 @pytest.mark.parametrize("row", [1, 0])
 def test_a_bad_row_is_rejected_with_field_limit_and_row(batch, field, limit, row):
-    # As the second of two, and alone, where it takes the short way.
+    # As the second of two records, and alone, when the quick path encodes it.
     batch = batch.slice(1 - row)
     with pytest.raises(Rejected) as caught:
         check(batch)

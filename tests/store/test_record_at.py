@@ -13,7 +13,7 @@ from raymq.store import format as fmt
 from raymq.store.records.one_record import record_at, records_each
 from raymq.store.records.record_walk import records_at
 
-#: physical offset of the file, and where in it the record stands
+#: physical offset of the file, and position of the record in it
 BASE, AT = 7 * 4096, 33
 TIME_MS = 1_700_000_000_000
 
@@ -29,7 +29,7 @@ class Lengths(NamedTuple):
 def written(
     magic: int, flags: int, lengths: Lengths, *, more: int = 0, moved: int = 0
 ) -> tuple[bytearray, int, int]:
-    """A file with one record of these lengths. Returns: it, the record's end, and where its topic begins.
+    """A file with one record of these lengths. Returns: the bytes, the record's end, and the start of its topic.
 
     Args: `more`, added to its size; `moved`, added to its offset.
     """

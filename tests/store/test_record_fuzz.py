@@ -71,7 +71,7 @@ def test_what_is_encoded_is_what_the_reference_reads(
 
 @st.composite
 def damaged_logs(draw: st.DrawFn) -> tuple[bytes, int]:
-    """Consecutive records with some bytes changed, and where their log begins."""
+    """Consecutive records with some bytes changed, and the start of their log."""
     base = draw(st.sampled_from([0, 4096, 1 << 40]))
     data = b""
     for _ in range(draw(st.integers(0, 9))):
@@ -95,7 +95,7 @@ def damaged_logs(draw: st.DrawFn) -> tuple[bytes, int]:
 
 
 def reference_walk(data: bytes, base: int) -> list[dict[str, Any]]:
-    """The records up to the first that is none, or does not stand where it says."""
+    """The records up to the first invalid one, or one with another physical offset."""
     rows: list[dict[str, Any]] = []
     at = 0
     while at < len(data):

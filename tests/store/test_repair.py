@@ -13,7 +13,7 @@ from raymq.store import fastjson
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Corrupt, Rejected, Unavailable
 from raymq.store.failpoints import FailPointReached, failpoint
-from raymq.store.log.chain import UNIT_BYTES, unpack_units
+from raymq.store.log.chain import CHAIN_UNIT_BYTES, unpack_units
 from raymq.store.state import INTERNAL_TOPIC
 from raymq.store.tools.inspect import verify
 from raymq.store.tools.repair import Repair
@@ -48,8 +48,8 @@ OF_OURS: dict[str, Callable[[Path], None]] = {
     "a lost queue": lose_queue,
     "a short queue file": shorten_queue,
     "the chain's end": lambda root: (root / CHAIN).write_bytes((root / CHAIN).read_bytes()[:-40]),
-    "a chain unit": lambda root: flip(root / CHAIN, 9 * UNIT_BYTES + 30),
-    "the CRC in a chain unit": lambda root: flip(root / CHAIN, 9 * UNIT_BYTES + 25),
+    "a chain unit": lambda root: flip(root / CHAIN, 9 * CHAIN_UNIT_BYTES + 30),
+    "the CRC in a chain unit": lambda root: flip(root / CHAIN, 9 * CHAIN_UNIT_BYTES + 25),
     "the checkpoint": lambda root: patch(root / "checkpoint", 0, struct.pack(">q", 1 << 60)),
     "the marks": lambda root: patch(root / "raymq/marks", 24, struct.pack("=q", -5)),
 }
@@ -95,7 +95,7 @@ def test_what_is_made_again_of_a_store_of_rocketmq_is_byte_for_byte_its_own(
     for name, data in before.items():
         if name.startswith("consumequeue"):
             assert after[name] == data
-    # Its name is the time of its first record; RocketMQ's was that of its creation, 30 ms later.
+    # Its name is the time of its first record. RocketMQ's was that of its creation, 30 ms later.
     (made,) = (data for name, data in after.items() if name.startswith("index/"))
     assert made == before[INDEX]
     assert after["commitlog/00000000000000000000"] == before["commitlog/00000000000000000000"]
@@ -278,7 +278,7 @@ def test_copies_go_to_an_empty_directory_only(own: Path, tmp_path: Path) -> None
 def test_a_repair_that_dies_is_run_again(own: Path, tmp_path: Path, point: str) -> None:
     root = copy(own, tmp_path / "s")
     flip(root / QUEUE, 33 * 20 + 7)
-    flip(root / CHAIN, 9 * UNIT_BYTES + 30)
+    flip(root / CHAIN, 9 * CHAIN_UNIT_BYTES + 30)
     with failpoint(point, "raise"), pytest.raises(FailPointReached):
         Repair(root).run()
     done = Repair(root).run()

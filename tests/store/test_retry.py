@@ -1,4 +1,4 @@
-"""Consumer send-back: the schedule of retries, and where it ends."""
+"""Consumer send-back: the schedule of retries, and its end."""
 
 from __future__ import annotations
 

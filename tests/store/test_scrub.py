@@ -1,4 +1,4 @@
-"""Scrub reads everything that is synced, at its pace, goes on where it was, and reports each damaged unit once."""
+"""Scrub reads everything that is synced, at its pace, continues after a restart, and reports each damaged unit once."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_unit_that_was_replaced_between_two_reads_is_not_rot(own: Path, tmp_pa
 
 
 class Waits:
-    """An event that is never set; its waits only move the clock."""
+    """An event that is never set. Its waits only move the clock."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock

@@ -13,7 +13,7 @@ from raymq.store import format as fmt
 from raymq.store import record
 from raymq.store.delay.delay_service import DelayService
 from raymq.store.delay.timer_cache import TimerCheck, read_check, write_check
-from raymq.store.delay.timer_log import UNIT_BYTES, UNIT_DTYPE
+from raymq.store.delay.timer_log import TIMER_UNIT_BYTES, TIMER_UNIT_DTYPE
 from raymq.store.delay.timer_rule import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
 from raymq.store.delay.timer_wheel import FILE_BYTES, SLOT
 from raymq.store.errors import StorageFull
@@ -40,8 +40,8 @@ def bodies(world: DelayWorld, queue: int = 0) -> list[bytes]:
 
 def units(root: Path) -> np.ndarray:
     data = (root / "timerlog" / "00000000000000000000").read_bytes()
-    found = np.frombuffer(data, dtype=UNIT_DTYPE, count=len(data) // UNIT_BYTES)
-    return found[: int((found["size"] == UNIT_BYTES).argmin())]
+    found = np.frombuffer(data, dtype=TIMER_UNIT_DTYPE, count=len(data) // TIMER_UNIT_BYTES)
+    return found[: int((found["size"] == TIMER_UNIT_BYTES).argmin())]
 
 
 def slot(root: Path, time_ms: int) -> tuple[int, ...]:
@@ -166,7 +166,7 @@ def test_a_cancellation_counts_until_the_second_is_over(world):
     world.clock.advance(3_900)
     world.cancel(sent)
     world.clock.advance(60_000)
-    # No delivery ran in between; the cancellation is confirmed, so it counts.
+    # No delivery ran in between. The cancellation is confirmed, so it counts.
     world.confirm()
     world.run_out()
     assert not world.arrived()
@@ -227,7 +227,7 @@ def test_after_the_clock_went_back_new_timers_wait_for_the_time_it_shows(world):
 
 
 def test_a_timer_larger_than_a_group_of_deliveries_blocks_no_other(world):
-    # RayMQ's delay hook refuses such messages; RocketMQ's may be as large as half a file.
+    # RayMQ's delay hook refuses such messages. RocketMQ's may be as large as half a file.
     size = CONFIG.group_bytes_max + 1000
     late, due = {"TIMER_OUT_MS": "1000"}, {"TIMER_OUT_MS": str(START_MS + 3_000)}
     for times in (late, due):
@@ -460,7 +460,7 @@ def test_nothing_is_taken_over_before_dispatch_has_come_as_far_as_rocketmq_read(
     for number in range(6):
         world.send(b"%d" % number, delay_ms=1_000)
     world.confirm()
-    # RocketMQ delivers all of them; then the machine stops.
+    # RocketMQ delivers all of them. Then the machine stops.
     for number in range(6):
         world.store.put_inner([InnerMessage("t", 0, b"%d" % number)])
     world.store.log.sync()

@@ -13,10 +13,10 @@ import pytest
 
 from raymq.store import format as fmt
 from raymq.store.config import StoreConfig
-from raymq.store.delay.timer_log import UNIT_DTYPE
+from raymq.store.delay.timer_log import TIMER_UNIT_DTYPE
 from raymq.store.embedded import EmbeddedStore
 from raymq.store.index.index_file import HEADER
-from raymq.store.log.chain import UNIT_BYTES, unpack_units
+from raymq.store.log.chain import CHAIN_UNIT_BYTES, unpack_units
 from raymq.store.message_store import MessageStore
 from raymq.store.records import properties
 from raymq.store.requests import PutRequest
@@ -92,7 +92,7 @@ def test_rot_in_the_middle_is_damage_and_a_torn_tail_is_none(own: Path, tmp_path
     store.abandon()
     # The machine dies: the chain unit of the torn append is lost with it, and the mark is old.
     last = sorted((torn / "raymq/chain").iterdir())[-1]
-    last.write_bytes(last.read_bytes()[:-UNIT_BYTES])
+    last.write_bytes(last.read_bytes()[:-CHAIN_UNIT_BYTES])
     patch(torn / "raymq/marks", 0, struct.pack("=q", end))
     report = check(torn)
     assert report.faults == []
@@ -181,10 +181,10 @@ def test_a_torn_or_broken_chain_is_a_fault_of_an_orderly_end_only(
     (root / "abort").write_bytes(b"1")
     assert verify(root) == []
     root = copy(own, tmp_path / "broken")
-    flip(root / CHAIN, 9 * UNIT_BYTES + 30)
+    flip(root / CHAIN, 9 * CHAIN_UNIT_BYTES + 30)
     faults = verify(root)
     assert [(f.file, f.offset, f.rule) for f in faults] == [
-        (CHAIN, 9 * UNIT_BYTES, "a chain unit continues the one before")
+        (CHAIN, 9 * CHAIN_UNIT_BYTES, "a chain unit continues the one before")
     ]
 
 
@@ -202,7 +202,7 @@ def test_what_rocketmq_appended_to_our_store_has_no_chain_and_needs_none(
     shutil.copy(longer / "checkpoint", root / "checkpoint")
     assert verify(root) == []
     chain = sorted((root / "raymq/chain").iterdir())[-1]
-    chain.write_bytes(chain.read_bytes()[:-UNIT_BYTES])
+    chain.write_bytes(chain.read_bytes()[:-CHAIN_UNIT_BYTES])
     assert [fault.rule for fault in verify(root)] == ["the chain covers the log"]
 
 
@@ -275,7 +275,7 @@ def test_a_changed_index_is_named(
     root = copy(golden, tmp_path / "s")
     patch(root / INDEX, offset, data)
     if rule.startswith("each key"):
-        # Entries are lost from the end; the header would say so, but for its last offset.
+        # Entries are lost from the end. The header would say so, but for its last offset.
         last = struct.unpack_from(">q", (root / INDEX).read_bytes(), ENTRIES + 136 * 20 + 4)[0]
         patch(root / INDEX, 24, struct.pack(">q", last))
     faults = verify(root)
@@ -340,7 +340,7 @@ def test_keys_of_one_record_in_two_index_files_of_which_a_start_drops_the_second
     patch(first, 8, struct.pack(">q", end_ms - 10))
     patch(tmp_path / "checkpoint", 16, struct.pack(">q", end_ms - 5))
     report = check(tmp_path)
-    assert (report.faults, report.anew) == ([], [f"index/{second.name}"])
+    assert (report.faults, report.rebuilt_at_start) == ([], [f"index/{second.name}"])
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_a_digit_in_a_string_is_not_a_key() -> None:
 
 
 def timer_unit(position: int, previous: int) -> bytes:
-    row = np.zeros(1, dtype=UNIT_DTYPE)
+    row = np.zeros(1, dtype=TIMER_UNIT_DTYPE)
     row["size"], row["previous"], row["position"], row["magic"] = 52, previous, position, 1
     return row.tobytes()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from raymq.store.producer_table import Key, ProducerTable
+from raymq.store.producer_table import EntryKey, ProducerTable
 
 
-def entries_of(table: ProducerTable) -> dict[Key, tuple[Any, ...]]:
+def entries_of(table: ProducerTable) -> dict[EntryKey, tuple[Any, ...]]:
     """Each entry: its next sequence, its end, the first run and the newest. The runs between do not count."""
     keys = [
         (int(row["producer"]), *table.queues[int(row["queue"])])
@@ -27,6 +27,6 @@ def epochs_of(table: ProducerTable) -> dict[int, int]:
     return {int(row["producer"]): int(row["epoch"]) for rows in table.epoch_rows() for row in rows}
 
 
-def known(table: ProducerTable) -> tuple[dict[Key, tuple[Any, ...]], dict[int, int]]:
+def known(table: ProducerTable) -> tuple[dict[EntryKey, tuple[Any, ...]], dict[int, int]]:
     """All that a table knows."""
     return entries_of(table), epochs_of(table)
