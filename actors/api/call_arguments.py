@@ -82,6 +82,7 @@ def check_offsets(offsets: Any, least: int = 0, most: int = NUMBER_MAX) -> dict[
     if type(offsets) is not dict or not 1 <= len(offsets) <= QUEUES_MAX:
         advice = f"give an offset for each of 1 to {QUEUES_MAX} queues"
         raise unfit("offsets", offsets, advice, QUEUES_MAX)
+
     found: dict[int, int] = {}
     for queue, offset in offsets.items():
         number = queue
@@ -94,6 +95,7 @@ def check_offsets(offsets: Any, least: int = 0, most: int = NUMBER_MAX) -> dict[
                 limit=QUEUES_MAX - 1,
             )
         found[number] = check_whole("offsets", offset, least, most)
+
     return found
 
 

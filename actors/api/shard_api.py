@@ -108,9 +108,11 @@ def put_request(meta: dict[str, Any], batch: pa.RecordBatch | Row) -> PutRequest
             meta["seq"],
             meta["acks"],
         )
+
     acks = meta.get("acks", "quorum")
     if acks not in ACKS:
         raise unfit("acks", acks, f"use {' or '.join(map(repr, ACKS))}", ", ".join(ACKS))
+
     producer_id, epoch, sequence = meta.get("pid"), meta.get("epoch", 0), meta.get("seq", 0)
     # Ranges are checked with the batch.
     for field, value in (("queue_id", meta["queue"]), ("epoch", epoch), ("seq", sequence)):
@@ -118,6 +120,7 @@ def put_request(meta: dict[str, Any], batch: pa.RecordBatch | Row) -> PutRequest
             check_whole(field, value)
     if producer_id is not None and type(producer_id) is not int:
         check_whole("pid", producer_id)
+
     topic = check_name("topic", meta["topic"])
     return PutRequest(topic, meta["queue"], batch, producer_id, epoch, sequence, acks)
 

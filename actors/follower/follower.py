@@ -84,6 +84,7 @@ class FollowerSession:
         data = None if body is None else memoryview(body).cast("B")
         if isinstance(message, wire.AppendEntries):
             _check_body(message, data)
+
         with self._lock:
             machine = self._machine
             replies, acknowledges = self._perform(header, message, data)
@@ -98,6 +99,7 @@ class FollowerSession:
                 # A newer stream of the leader is served.
                 return False
             answering = current._replace(addressee=header.sender, session=header.session)
+
         for reply in replies:
             stream.send(wire.encode(answering, reply))
         if acknowledges:
@@ -110,6 +112,7 @@ class FollowerSession:
         """Returns: the replies, and whether to acknowledge."""
         replies: list[wire.Message] = []
         acknowledges = False
+
         try:
             for effect in self._machine.step(header, message, data, self._log):
                 if isinstance(effect, mirror_follower.Reply):
@@ -123,6 +126,7 @@ class FollowerSession:
             damaged = isinstance(error, Corrupt) and error.fields.get("rule") == "chain crc"
             reason = wire.Reason.DAMAGED if damaged else wire.Reason.UNAVAILABLE
             return [wire.Refusal(reason, self._machine.promised, str(error))], False
+
         return replies, acknowledges
 
     def _change(self, effect: mirror_follower.Effect, data: memoryview | None) -> None:

@@ -96,6 +96,7 @@ class AdminCalls:
             ),
             call_arguments.check_attributes(attributes),
         )
+
         # The record of a topic that exists may still wait for its flush, or for a follower that is away.
         end = self._host.store.topic_end(name)
         # An append of nothing: its promise is kept when the promises of all records below `end` are.
@@ -155,6 +156,7 @@ class AdminCalls:
             low = 0
         # After a start, the dispatched end may still be below the confirmed end.
         high = max(high, store.state.next_offsets.get((info.name, queue_id), 0))
+
         if not low <= offset <= high:
             raise OffsetOutOfRange(
                 f"offset {offset} of queue {queue_id} of {info.name} cannot be committed: the queue holds "

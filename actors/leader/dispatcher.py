@@ -50,15 +50,18 @@ class Dispatcher:
         self._on_dispatched = on_dispatched
         self._clock = clock
         self._failures = ActiveFailures() if failures is None else failures
+
         #: guards `_reads`
         self._lock = threading.Lock()
         #: queue -> the reads that wait for a message in it
         self._reads: dict[QueueKey, set[threading.Event]] = {}
+
         #: notified of each dispatch, while `_awaiting` callers wait for a certain end
         self._dispatched = threading.Condition()
         self._awaiting = 0
         #: acknowledged messages may end as late as here, although less is confirmed at present
         self.expected_end = 0
+
         self._wake = threading.Event()
         #: set: a caller waits for messages that are already confirmed, so do not linger
         self._urgent = threading.Event()
@@ -174,6 +177,7 @@ class Dispatcher:
                 # Checked before the queues are read: a dispatch between the two is not missed.
                 awaits_dispatch = self._awaits_dispatch(request, confirmed)
                 found = self._read(request)
+
                 wait_ms = request.wait_ms
                 if awaits_dispatch:
                     wait_ms = max(wait_ms, FIRST_DISPATCH_WAIT_MS)
@@ -182,6 +186,7 @@ class Dispatcher:
                     return found
                 if self._stopping:
                     raise Unavailable("the shard is stopping", field="shard")
+
                 if awaits_dispatch:
                     self._urgent.set()
                 dispatched.wait(left_ms / 1000)
@@ -226,6 +231,7 @@ class Dispatcher:
         expected = max(confirmed, self.expected_end)
         if self._store.dispatched >= expected:
             return
+
         with self._dispatched:
             self._awaiting += 1
             self._urgent.set()
@@ -237,6 +243,7 @@ class Dispatcher:
                 )
             finally:
                 self._awaiting -= 1
+
         self.expected_end = 0
         missing = confirmed - self._store.dispatched
         if missing > 0:
@@ -262,6 +269,7 @@ class Dispatcher:
     def _read_queues(self, request: FetchRequest) -> list[FetchSlice]:
         slices: list[FetchSlice] = []
         budget = request.max_bytes
+
         for queue_id, offset in request.offsets.items():
             try:
                 part = self._read_queue(request, queue_id, offset, max(budget, 1))
@@ -274,6 +282,7 @@ class Dispatcher:
                 slices.append(part._replace(first_offset=offset))
                 if budget <= 0:
                     break
+
         return slices
 
     def _read_queue(

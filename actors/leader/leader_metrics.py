@@ -92,8 +92,10 @@ def _as_json(value: float | Latencies | ByTags | None) -> Any:
             "p50": value.quantile_s(0.5),
             "p99": value.quantile_s(0.99),
         }
+
     if not isinstance(value, dict):
         return value
+
     tree: dict[str, Any] = {}
     for (*outer, last), number in value.items():
         level = tree

@@ -125,6 +125,7 @@ class Collector:
             value = values.get(metric.name)
             if value is None:
                 continue
+
             if isinstance(value, Latencies):
                 self._report_latencies(metric.name, value)
             elif isinstance(value, dict):

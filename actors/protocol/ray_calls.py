@@ -56,12 +56,14 @@ def pack_call(
         if isinstance(row, Row):
             fields = _ROW_CALL.pack(_ROW_CALL_KIND, stream.encode(), number, alone)
             return (fields + pack_row(meta, row),)
+
     # As whole buffers: a pickled slice of a batch would bring the whole batch with it.
     metas, buffers = [meta for meta, _ in batches], [_buffer(data) for _, data in batches]
     sizes = [data.size for data in buffers]
     head: dict[str, Any] = {"stream": stream, "number": number, "alone": alone, "batches": metas}
     if sum(sizes) > INLINE_BYTES:
         return json.dumps(head).encode(), buffers
+
     text = json.dumps({**head, "sizes": sizes}).encode()
     start = _aligned(4 + len(text))
     # Sizes of batches of Arrow's stream format are multiples of 8 themselves.
@@ -80,6 +82,7 @@ def unpack_call(
             _, name, number, alone = _ROW_CALL.unpack_from(call)
             stream = name.decode("ascii", "replace")
             return {"stream": stream, "number": number, "alone": alone}, [single]
+
         if buffers is not None:
             head = json.loads(call)
         else:
@@ -88,6 +91,7 @@ def unpack_call(
             for size in head["sizes"]:
                 buffers.append(whole.slice(at, size))
                 at += size
+
         return head, list(zip(head["batches"], buffers, strict=True))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise Rejected(f"bad call: {error!r}", field="call", limit="pack_call") from error

@@ -23,6 +23,7 @@ def pack_row(meta: dict[str, Any], row: Row) -> bytes:
     topic = meta["topic"].encode()
     tag = b"" if row.tag is None else row.tag.encode()
     properties = row.properties or b""
+
     flags = ACKS.index(meta["acks"]) << _ACKS_SHIFT
     if meta["pid"] is not None:
         flags |= _HAS_PID
@@ -30,10 +31,12 @@ def pack_row(meta: dict[str, Any], row: Row) -> bytes:
         flags |= _HAS_TAG
     if row.properties is not None:
         flags |= _HAS_PROPERTIES
+
     queue, number, read = meta["queue"], meta["id"], meta["read"]
     pid, epoch, seq = meta["pid"] or 0, meta["epoch"], meta["seq"]
     topic_bytes, tag_bytes, rest = len(topic), len(tag), len(properties)
     born = row.born_time_ms
+
     head = _ROW.pack(
         _KIND, flags, queue, number, read, pid, epoch, seq, born, topic_bytes, tag_bytes, rest
     )
@@ -44,6 +47,7 @@ def unpack_row(data: bytes) -> tuple[dict[str, Any], Row] | None:
     """The inverse of `pack_row`; None for another message. Raises: Rejected when it is damaged."""
     if data[:1] != _ROW_KIND:
         return None
+
     try:
         fields = _ROW.unpack_from(data)
         _, flags, queue, number, read, pid, epoch, seq, born, topic_bytes, tag_bytes, rest = fields
@@ -59,6 +63,7 @@ def unpack_row(data: bytes) -> tuple[dict[str, Any], Row] | None:
         raise Rejected(
             f"bad put of a row: {error}", field="metadata", limit="raymq.actors.protocol"
         ) from error
+
     properties = data[properties_at:body_at] if flags & _HAS_PROPERTIES else None
     meta = {
         "id": number,
@@ -70,4 +75,5 @@ def unpack_row(data: bytes) -> tuple[dict[str, Any], Row] | None:
         "acks": acks,
         "read": read,
     }
+
     return meta, Row(data[body_at:], tag, properties, born)

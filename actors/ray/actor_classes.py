@@ -126,8 +126,10 @@ class CommitLogActor:
         self._error: str | None = None
         #: why and when a process of this replica gave up last; None: none did
         self._last_end: dict[str, Any] | None = None
+
         self._closing = threading.Event()
         self._incarnation = secrets.randbits(62)
+
         # The default of 5 ms makes the ack thread wait that long for a busy reader thread.
         sys.setswitchinterval(0.0005)
         _keep_freed_memory()
@@ -150,6 +152,7 @@ class CommitLogActor:
                 logger.warning("replica %s: %s", self._spec["data_dir"], self._error)
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, RETRY_MAX_S)
+
         self._report_metrics()
 
     def _open(self) -> None:

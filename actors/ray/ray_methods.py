@@ -105,6 +105,7 @@ class RayMethods:
                 raise Unavailable(
                     "the put stream is not known here: open a new one", field="stream"
                 )
+
             self._streams.move_to_end(stream)
             if turn.next < number and not turn.broken and self._early < EARLY_MAX:
                 self._early += 1
@@ -114,6 +115,7 @@ class RayMethods:
                     )
                 finally:
                     self._early -= 1
+
             if turn.broken or turn.next != number:
                 turn.broken = True
                 self._changed.notify_all()
@@ -121,6 +123,7 @@ class RayMethods:
                     f"call {number} of the put stream came where {turn.next} was due",
                     field="stream",
                 )
+
             return turn
 
     def _put(self, meta: dict[str, Any], data: Any, alone: bool) -> PutTicket | RayMQError:

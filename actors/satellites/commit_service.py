@@ -55,6 +55,7 @@ class CommitService(Service):
             # The CommitLog that gave this grant has ended since.
             return EXIT_FENCED
         self._undo.callback(pool.close)
+
         satellite = self._satellite
         commit = CommitRealTime(
             pool,
@@ -64,6 +65,7 @@ class CommitService(Service):
             committed=satellite.base,
             on_committed=satellite.publish_position,
         )
+
         status = self._commit_eagerly(commit) if self._eager else self._commit_timed(commit)
         if status is not GrantStatus.FENCED:
             with satellite.blocking_call:

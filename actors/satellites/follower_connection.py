@@ -68,6 +68,7 @@ class _Connection:
             # Any exception of a transport must reach the loop.
             self._fail(error)
             return
+
         try:
             sender = threading.Thread(
                 target=self._run_sender, args=(stream,), name="raymq-replica-send", daemon=True

@@ -37,12 +37,14 @@ class LogReader:
         """
         if start == stop:
             return None
+
         segment = start // self._size * self._size
         require(stop <= segment + self._size, "a body lies in one segment", start=start, stop=stop)
         path, fd = self._descriptor(segment)
         data = memoryview(
             self._files.read_range(fd, start - segment, stop - segment, path=path, base=segment)
         )
+
         if isinstance(message, AppendEntries):
             try:
                 check_units(list(message.units), data)
@@ -52,6 +54,7 @@ class LogReader:
                     "unit differs); they and all later bytes are not replicated. Run `raymq store verify`.",
                     **{**error.fields, "path": str(path)},
                 ) from error
+
         return data
 
     def close(self) -> None:

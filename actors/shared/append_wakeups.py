@@ -77,6 +77,7 @@ class AppendNotifier:
         self._clock = clock
         #: wakes one role; set when this CommitLog has its own wakeup socket
         self.wake: Callable[[str], None] = wake_none
+
         #: woken for appends
         self._woken = tuple(role for role in roles if role != "flush_real_time")
         #: works first on an announced append; empty: appends are not announced
@@ -87,9 +88,11 @@ class AppendNotifier:
             self._woken = (COMMIT_REAL_TIME,)
             self._announced_to = self._announced_to and COMMIT_REAL_TIME
             self._least_bytes = commit_least_bytes
+
         #: when the last announcement woke an idle worker, and the end of the last announced append
         self._announced_s = -math.inf
         self._announced_end = -1
+
         #: every byte below is in the log
         self.appended = 0
         #: every byte below is in the files, as far as known here

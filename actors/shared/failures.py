@@ -78,6 +78,7 @@ class FailureFile:
         written, written_ms = self._written
         if cause == written and now_ms - written_ms < NOTE_PERIOD_MS:
             return
+
         self._written = (cause, now_ms)
         body = json.dumps({"monotonic_ms": now_ms, "cause": cause[:1000]}).encode()
         with contextlib.suppress(OSError, RayMQError):

@@ -129,9 +129,11 @@ class HeartbeatMonitor:
         if process == self._own:
             # Tests, and programs that embed both.
             return False
+
         handle = ProcessHandle.open(process, files=self._files)
         if handle is None:
             return False
+
         with contextlib.closing(handle):
             if not self._control.heartbeat_on or self._control.process != process:
                 return False

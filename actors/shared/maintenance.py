@@ -61,6 +61,7 @@ class Maintenance:
             self._upkeep()
         if now_ms < self._next_pass_ms:
             return
+
         self._next_pass_ms = now_ms + self._interval_ms
         try:
             self._cleaner.run_once()

@@ -42,17 +42,21 @@ class Wakeup:
         for path in (os.path.dirname(self._directory), self._directory):
             files.make_dirs(path, mode=0o700)
             _check_private(path)
+
         self._path = f"{self._directory}/{role}"
         # A socket file here is of a dead process: the caller holds the role's lock.
         if files.exists(self._path):
             files.unlink(self._path)
+
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.setblocking(False)
         self._socket.bind(self._path)
+
         #: guards `_senders`
         self._lock = threading.Lock()
         #: role -> a socket connected to its wakeup: sending by path costs twice as much
         self._senders: dict[str, socket.socket] = {}
+
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
 

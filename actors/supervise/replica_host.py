@@ -60,12 +60,14 @@ class ReplicaHost(ABC):
             "CommitRealTime runs with a transient pool and only with one",
             roles=roles,
         )
+
         self.identity_facts = identity
         self._root = root
         self._files = files or Files()
         self.config = config
         self.clock = clock or Clock()
         self.started_ms = self.clock.now_ms()
+
         #: why this replica has stopped writing; None: it has not
         self.failed: RayMQError | None = None
         #: operations that fail at present and are tried again
@@ -74,6 +76,7 @@ class ReplicaHost(ABC):
         self.routes: dict[str, str] = {}
         self._give_up = give_up
         self._stopping = False
+
         self.supervisor = Supervisor(
             root,
             roles,
@@ -83,12 +86,14 @@ class ReplicaHost(ABC):
             commit_least_bytes=self._commit_least_bytes(roles),
         )
         self._heartbeat = Heartbeat(self.supervisor.control, files=self._files)
+
         try:
             self._open()
         except BaseException:
             self._heartbeat.stop()
             self.supervisor.close()
             raise
+
         # A constructor that fails is called again later; it must find the store released.
         with contextlib.ExitStack() as undo:
             undo.callback(self._abandon)
@@ -229,6 +234,7 @@ class ReplicaHost(ABC):
                 logger.exception("service loop died")
                 self.fail(Unavailable(f"{name}: {error!r}", field="store"))
                 return
+
             pause.wait(RETRY_S)
             if self._stopping:
                 return

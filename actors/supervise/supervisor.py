@@ -91,6 +91,7 @@ class Supervisor:
                     field="roles",
                     limit=tuple(control_block.ROLES),
                 )
+
         self._clock = clock
         self._files = files
         self._witness_sync = witness_sync
@@ -99,16 +100,19 @@ class Supervisor:
         #: the satellites of this replica's mode
         self.roles = tuple(roles)
         files.make_dirs(f"{replica_dir}/raymq")
+
         #: the fields that CommitLog and its satellites share
         self.control = control_block.ControlBlock.open(
             control_block.shared_file(str(replica_dir), "control"), files=files
         )
         self._leases = {role: Lease(self.control.roles[role], files=files) for role in roles}
+
         self._rings: ReplicationRings | None = None
         if "replication" in roles:
             self._rings = ReplicationRings.open(
                 control_block.shared_file(str(replica_dir), "ring-replication"), files=files
             )
+
         #: its position is the synced end
         self._flusher = next((self._leases[role] for role in FLUSH_ROLES if role in roles), None)
         #: the transient pool is on
@@ -117,17 +121,20 @@ class Supervisor:
         self.appends = AppendNotifier(
             self.control, roles, self._flusher, clock=clock, commit_least_bytes=commit_least_bytes
         )
+
         self._boot = boot_id_hash(files=files)
         self._process = own_identity(files=files)
         #: of this CommitLog, new at each `begin`
         self.incarnation = 0
         #: why no role is granted any more; None: roles are granted
         self.poisoned: str | None = None
+
         self._synced = 0
         #: as Replication has published; its successors begin there
         self._replicated = 0
         self._last_tick_ms = 0
         self._watch_from_ms = 0
+
         #: guards leases and grants; not held during a witness sync
         self._lock = threading.RLock()
         #: guards the ends; never held during a call that may take long
@@ -148,10 +155,12 @@ class Supervisor:
                     self._replica_dir, control_block.COMMIT_LOG, files=self._files
                 )
                 self.appends.wake = self._wakeup.wake
+
             if not self.control.valid(self._boot):
                 # Another boot, or another layout: no live process was granted on this page.
                 self.control.format(self._boot)
                 return FenceReport([], 0, None)
+
             failed = 0
             unfinished: tuple[int, int] | None = None
             killed = []
@@ -164,6 +173,7 @@ class Supervisor:
                     if handle is not None:
                         _kill_and_wait(handle, role, timeout_ms)
                         killed.append(f"{role} {registration.process.pid}")
+
                 # After its death: it may have begun a sync, or failed, in its last moment.
                 failed = role_record.failure[1] or failed
                 token, started = role_record.sync_started
@@ -172,6 +182,7 @@ class Supervisor:
                     start, stop = unfinished or (synced, started)
                     unfinished = (min(start, synced), max(stop, started))
                 role_record.clear_counts()
+
             return FenceReport(killed, failed, unfinished)
 
     def begin(self, appended: int, synced: int, confirmed: int) -> None:
@@ -187,12 +198,15 @@ class Supervisor:
                 lease.suspended = False
             if self._rings is not None:
                 self._rings.reset()
+
             bases = {"synced": synced, "committed": appended, "replicated": confirmed}
             for role, role_record in self.control.roles.items():
                 role_record.clear(base=bases[control_block.ROLES[role].base])
+
             self.incarnation = new_incarnation()
             now_ms = self._clock.monotonic_ms()
             self._last_tick_ms = self._watch_from_ms = now_ms
+
             with self._ends_lock:
                 self._synced, self._replicated = synced, confirmed
                 self.control.begin(
@@ -301,6 +315,7 @@ class Supervisor:
                 self._replicated = max(self._replicated, self._leases["replication"].position)
             if self._flusher is not None:
                 self._synced = max(self._synced, self._flusher.position)
+
             committed = self._read_committed()
             if not self._synced <= committed <= self.appends.appended:
                 raise broken(
@@ -309,6 +324,7 @@ class Supervisor:
                     committed=committed,
                     appended=self.appends.appended,
                 )
+
             return SatelliteProgress(self._ends(committed), late)
 
     def committed(self) -> int:
@@ -367,6 +383,7 @@ class Supervisor:
             candidate = lease.find_candidate() if incarnation and self.poisoned is None else None
         if candidate is None:
             return
+
         witnessed = 0
         if lease.role in FLUSH_ROLES:
             try:
@@ -375,6 +392,7 @@ class Supervisor:
                 candidate.handle.close()
                 self.poison(f"the witness sync before a new {lease.role} failed: {error}")
                 return
+
         with self._lock:
             # The predecessor may have published a failure just before its end, after the check of this tick.
             self._check_failures()
