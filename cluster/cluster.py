@@ -170,12 +170,14 @@ class Cluster:
         if elsewhere:
             self.refresh()
             found |= self._ask_status(elsewhere)
+
         shards = [
             {**_facts(shard, answer), "endpoint": self.endpoints.get(shard)}
             for shard, answer in sorted(found.items())
         ]
         if self.placement is not None:
             self._add_nodes(shards, self.placement)
+
         return {
             "name": self.name,
             "cluster_id": self.cluster_id,
@@ -287,6 +289,7 @@ class Cluster:
                 field="topic",
                 limit=", ".join(topics) or "no topics",
             )
+
         shards = topics[name]["shards"]
         queues = []
         for shard in sorted(set(shards)):
@@ -296,6 +299,7 @@ class Cluster:
                 if shards[int(queue) % len(shards)] == shard:
                     place = {"queue_id": int(queue), "shard": shard}
                     queues.append({**place, "min_offset": low, "max_offset": high})
+
         queues.sort(key=lambda facts: facts["queue_id"])
         return {
             "topic": name,

@@ -106,9 +106,11 @@ def new_record(wanted: Wanted, *, ephemeral: bool = False) -> ClusterRecord:
         "host": "127.0.0.1" if wanted.nodes is None else NODE_HOST,
         **wanted.given(),
     }
+
     record = ClusterRecord(cluster_id=uuid.uuid4().hex, ephemeral=ephemeral, **options)
     check_name(record.name)
     _check_options(record)
+
     if record.nodes is None:
         return record
     return replace(record, placement=place(record.nodes, record.shards, record.replicas))
@@ -156,6 +158,7 @@ def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
     """The directory's record, None when it has none. Raises: Corrupt on a damaged or newer file."""
     if not files.exists(paths.cluster):
         return None
+
     try:
         body = json.loads(files.read_file(paths.cluster))
         version = body.pop("format")
@@ -168,6 +171,7 @@ def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
                 expected=FORMAT,
                 found=version,
             )
+
         # JSON knows no tuples.
         if body.get("nodes") is not None:
             body["nodes"] = tuple(body["nodes"])

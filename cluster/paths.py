@@ -98,17 +98,20 @@ def mount_of(path: str | os.PathLike[str], files: Files | None = None) -> Mount:
         mounts = files.read_file(Path("/proc/self/mounts")).decode("utf-8", "surrogateescape")
     except OSError:
         return unknown
+
     found, length = unknown, 0
     for line in mounts.splitlines():
         fields = line.split(" ")
         if len(fields) < 3:
             continue
+
         # The kernel writes spaces in a mount point as octal escapes.
         mount = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m.group(1), 8)), fields[1])
         prefix = mount.rstrip("/") + "/"
         # >=: a later mount on the same point hides the earlier one.
         if (place + "/").startswith(prefix) and len(prefix) >= length:
             found, length = Mount(fields[2], fields[0]), len(prefix)
+
     return found
 
 
@@ -174,9 +177,11 @@ def _data_dir_fault(
             f"{reason}. Choose a directory on a disk (for example ~/raymq-data), or, if losing every message at a "
             "reboot is fine, say so: ephemeral=True (command line: --ephemeral)"
         )
+
     if not files.exists(place):
         fault = _why_not_writable(nearest_existing(place, files))
         return None if fault is None else _not_made(place, fault)
+
     facts = os.stat(place)
     if not stat.S_ISDIR(facts.st_mode):
         return f"{place} is not a directory"
@@ -185,6 +190,7 @@ def _data_dir_fault(
             f"{place} belongs to user {facts.st_uid}, this process is user {os.geteuid()}: "
             "run as the owner or choose another directory"
         )
+
     foreign = _foreign_entries(place, files)
     if member:
         foreign = [entry for entry in foreign if not _SHARD.fullmatch(entry)]
@@ -193,6 +199,7 @@ def _data_dir_fault(
             f"{place} is not empty and not a RayMQ data directory (no cluster.json): "
             "choose an empty or new directory"
         )
+
     fault = _why_not_writable(place)
     return None if fault is None else f"{fault}. Make it writable, or choose another directory"
 
@@ -253,6 +260,7 @@ def load_token(paths: ClusterPaths, files: Files) -> str:
     except PermissionError as error:
         fault = "cannot be read by this user: run as the owner of the data directory"
         raise _token_refused(paths, fault) from error
+
     if mode & 0o077:
         fault = f"has mode {mode:04o}: others can read the token. Run: chmod 600 {paths.token}"
         raise _token_refused(paths, fault)
@@ -262,6 +270,7 @@ def load_token(paths: ClusterPaths, files: Files) -> str:
             "does not hold 64 hexadecimal digits; stop the cluster, delete the file and start again: "
             "a new token is made",
         )
+
     return token
 
 

@@ -133,6 +133,7 @@ def start(
     if nodes is None:
         # With `nodes` each replica checks its own machine.
         check_architecture(os.uname().machine)
+
     wanted = Wanted(
         name=name,
         shards=shards,
@@ -146,13 +147,16 @@ def start(
         transient_pool=transient_pool,
         file_reserved_hours=file_reserved_hours,
     )
+
     if host not in (None, NODE_HOST):
         tls.check_exposed(str(host), tls=bool(wanted.tls), insecure=insecure)
+
     files, paths = Files(), ClusterPaths(data_dir)
     # A directory that was declared ephemeral once stays ephemeral.
     earlier = cluster_record.load_record(paths, files)
     ephemeral = ephemeral or (earlier is not None and earlier.ephemeral)
     prepare_data_dir(paths.data_dir, ephemeral=ephemeral, files=files)
+
     with directory_lock(paths, files):
         plan = plan_start(paths, wanted, ephemeral=ephemeral, files=files)
         return _Start(paths, files, timeout_s, progress).run(plan, address)
@@ -185,6 +189,7 @@ class _Start(_LockedCall):
         ca = _trusted(paths, record, files)
         run_sweep.sweep(files, self._clock)
         target, answers_s = self._ray(record, address, first=first)
+
         with ray_host.session(target, answers_s) as ray:
             self._report(
                 f"starting {record.shards} shard(s) of {record.name!r} in Ray at {target.address}"
@@ -193,12 +198,15 @@ class _Start(_LockedCall):
                 self._warn(line)
             if first:
                 self._save(record)
+
             specs = actor_set.specs(record, paths, token, options, ca)
             actors, ours = actor_set.create(ray, record, specs, timeout_s=self._left_s())
             self._save(record)
+
             # "auto" may mean another Ray in another shell.
             target = replace(target, address=ray.get_runtime_context().gcs_address)
             ray_host.save_target(paths, target, files)
+
             endpoints = actor_set.wait_running(
                 ray,
                 actors,
@@ -207,9 +215,11 @@ class _Start(_LockedCall):
                 progress=self._report,
                 warn=self._warn,
             )
+
         if record.placement is not None:
             save_endpoints(paths, endpoints, files)
             self._save(replace(record, formed=True))
+
         cluster_record.remember(record, paths, files)
         self._report(
             f"cluster {record.name!r} runs: {record.shards} shard(s), data in {paths.data_dir}"
@@ -278,6 +288,7 @@ class _Start(_LockedCall):
                 "each, and give its address (address=..., RAY_ADDRESS)",
                 field="address",
             )
+
         if first:
             self._save(record)
         try:
@@ -295,6 +306,7 @@ class _Start(_LockedCall):
             if first and ray_host.load_owned(paths, files) is None:
                 files.unlink(paths.cluster)
             raise
+
         return RayTarget(address=owned.address, owned=owned)
 
 
@@ -337,17 +349,20 @@ def plan_start(paths: ClusterPaths, wanted: Wanted, *, ephemeral: bool, files: F
         record = cluster_record.new_record(
             wanted, ephemeral=volatile or (wanted.nodes is not None and ephemeral)
         )
+
     config = StoreConfig(
         segment_size_bytes=record.segment_size_bytes,
         flush="async" if record.flush == "async" else "sync",
         transient_pool=record.transient_pool,
         file_reserved_hours=record.file_reserved_hours,
     )
+
     # With `nodes` each shard checks its own machine.
     if record.transient_pool and record.nodes is None:
         leaders = [paths.replica(shard, 0) for shard in range(record.shards)]
         pool_bytes = config.transient_pool_slices * config.transient_pool_slice_bytes
         check_room(leaders, pool_bytes, files=files)
+
     return stored, record, asdict(config)
 
 
@@ -448,10 +463,12 @@ class _Stop(_LockedCall):
         """Close the actors, end Ray if `start` started it, and remove their files in /tmp."""
         paths, files = self._paths, self._files
         self._report(f"stopping cluster {record.name!r} of {paths.data_dir}")
+
         recorded = ray_host.load_target(paths, files)
         running = ray_host.running_target(paths, files)
         outcomes = None if running is None else self._close_actors(running, record)
         ray_outcome = "not running" if outcomes is None else "left running"
+
         if recorded is not None and recorded.owned is not None:
             self._report("stopping Ray")
             ray_host.leave(recorded.owned)
@@ -459,9 +476,11 @@ class _Stop(_LockedCall):
             ray_outcome = "not running" if outcomes is None else "stopped"
         elif recorded is not None:
             files.unlink(paths.ray)
+
         shards, replicas = range(record.shards), range(record.replicas)
         closed = [paths.replica(shard, replica) for shard in shards for replica in replicas]
         run_sweep.sweep(files, self._clock, closed)
+
         actors = outcomes or {}
         clean = all(outcome in ("closed", "not running") for outcome in actors.values())
         return StopReport(clean=clean, actors=actors, ray=ray_outcome)
@@ -473,6 +492,7 @@ class _Stop(_LockedCall):
             fault = None if owned is None else owned_ray.why_unhealthy(owned, self._files)
             if fault is not None:
                 raise Unavailable(fault, address=running.address)
+
             with ray_host.session(running, self._timeout_s) as ray:
                 if actor_set.is_another(ray, record, clock=self._clock):
                     # The cluster's Ray has ended, and the Ray at this address runs another cluster.
@@ -557,14 +577,17 @@ def _connect_data_dir(paths: ClusterPaths, files: Files, ca: bytes | None) -> Cl
             f"{paths.data_dir} is not the data directory of a cluster: start it with raymq start {paths.data_dir}",
             field="target",
         )
+
     running = ray_host.running_target(paths, files)
     ray_address = None if running is None else running.address
     if running is not None and running.owned is not None:
         ray_host.let_join(running.owned)
+
     if record.placement is None:
         endpoints = FileResolver(paths.data_dir, record.shards)()
     else:
         endpoints = load_endpoints(paths, files)
+
     token = load_token(paths, files)
     ca = ca or _known_ca(paths, files)
     return _handle(paths, record, token, endpoints, ray_address, ca)
@@ -578,10 +601,12 @@ def _connect_through_ray(name: str, ca: bytes | None) -> Cluster:
             "not connected to a Ray. Give its data directory, raymq://host:port, or set RAY_ADDRESS",
             field="target",
         )
+
     if address.startswith(ray_client.SCHEME):
         return ray_client.connect_url(f"{address}/{name}")
     with ray_host.session(RayTarget(address=address)) as ray:
         cluster = ray_client.handle_of(ray, name)
+
     cluster.resolver = RayResolver(address, name, cluster.shards)
     cluster.ray_address = address
     cluster.ca = ca or cluster.ca

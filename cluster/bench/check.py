@@ -180,6 +180,7 @@ class SequenceCheck:
         """Compare the rows read with the ledger. `short`: the queue ends before the acknowledged rows do."""
         verdict, promised = self.verdict, ledger or QueueLedger()
         self._grow(promised.next_sequence)
+
         expected = np.zeros(len(self._seen), dtype=bool)
         allowed = np.zeros(len(self._seen), dtype=bool)
         allowed[: promised.next_sequence] = True
@@ -187,10 +188,12 @@ class SequenceCheck:
             expected[first:end] = True
         for first, end in promised.refused:
             allowed[first:end] = False
+
         seen = self._seen > 0
         missing = expected & ~seen
         hidden = missing & short
         hidden[: self._highest + 1] = False
+
         verdict.acknowledged += _rows(promised.acknowledged)
         for name, word, rows in (
             ("lost", "was acknowledged and is not there", missing & ~hidden),

@@ -92,6 +92,7 @@ class RowMaker:
         sizes = self._plan.size.draw(self._rng, count)
         first = self.sequences.get(queue_index, 0)
         self.sequences[queue_index] = first + count
+
         headers = np.zeros(count, dtype=HEADER)
         headers["run"] = self._plan.run
         headers["worker"] = self._worker
@@ -100,6 +101,7 @@ class RowMaker:
         headers["due_us"] = due_us
         headers["size"] = sizes
         headers["payload"] = self._rng.integers(0, _STARTS, count)
+
         bodies, tags = _bodies(headers, self._block), pa.nulls(count, pa.string())
         columns = [bodies, tags, properties, pa.array(due_us // 1000)]
         batch = pa.RecordBatch.from_arrays(columns, schema=PUT_SCHEMA)
@@ -128,6 +130,7 @@ def _bodies(headers: npt.NDArray[np.void], block: UInt8s) -> pa.Array:
     sizes = headers["size"]
     offsets = np.zeros(len(headers) + 1, dtype=np.int32)
     np.cumsum(sizes, out=offsets[1:])
+
     if len(headers) and (sizes == sizes[0]).all():
         # One view per start and one copy for all: much faster than the general case below.
         windows = np.lib.stride_tricks.sliding_window_view(block, int(sizes[0]))
@@ -135,8 +138,10 @@ def _bodies(headers: npt.NDArray[np.void], block: UInt8s) -> pa.Array:
     else:
         at = np.repeat(headers["payload"] - offsets[:-1], sizes) + np.arange(offsets[-1])
         data = block[at]
+
     places = offsets[:-1, None] + np.arange(HEADER.itemsize)
     data[places] = headers.view(np.uint8).reshape(len(headers), HEADER.itemsize)
+
     return pa.Array.from_buffers(
         pa.binary(), len(headers), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     )

@@ -147,12 +147,14 @@ class BenchPlan:
         _between("duration_s", self.duration_s, 0, SECONDS_MAX, above=True)
         _between("warmup_s", self.warmup_s, 0, SECONDS_MAX)
         _between("linger_ms", self.linger_ms, 0, SECONDS_MAX * 1000)
+
         if self.rate is not None and self.mode == "consume":
             message = "rate with consume, which reads a backlog as fast as it can: leave --rate out, or use e2e"
             raise Rejected(message, field="rate", limit="produce, e2e")
         if self.shards is not None and self.keys is not None:
             message = "shards together with keys: a key chooses its queue, and so its shard; leave one of them out"
             raise Rejected(message, field="shards", limit="no keys")
+
         rows = int(BATCH_BYTES_MAX / self.size.mean)
         if self.batch > rows:
             message = (
@@ -231,6 +233,7 @@ def parse_size(text: str) -> Sizes:
     Raises: Rejected.
     """
     kind, _, rest = text.partition(":") if ":" in text else ("fixed", "", text)
+
     try:
         if kind == "fixed":
             sizes: Sizes = FixedSize(_size(rest))
@@ -253,6 +256,7 @@ def parse_size(text: str) -> Sizes:
             field="size",
             limit=f"{BODY_BYTES_MIN} to {BODY_BYTES_MAX}",
         ) from error
+
     return sizes
 
 

@@ -36,6 +36,7 @@ class Reading:
         self._cluster = cluster
         self._clock = clock
         self._start = 0.0
+
         #: guards everything below
         self._lock = threading.Lock()
         self._checks = QueueChecks(job.plan)
@@ -57,6 +58,7 @@ class Reading:
             self._start = self._last = self._clock.to_monotonic(control.start())
             self._meter = Meter("receive" if self._job.live else "poll", self._plan, self._start)
             self._clock.sleep_ms(max(0, round(1000 * (self._start - self._clock.monotonic()))))
+
             consumers = consumers or self._consumers(stack)
             with futures.ThreadPoolExecutor(max(1, len(consumers)), "raymq-bench-read") as pool:
                 readers = [pool.submit(self._read, *each) for each in consumers.items()]
@@ -67,6 +69,7 @@ class Reading:
                         self._stopping = True
             for reader in readers:
                 reader.result()
+
             yield self._result()
 
     def _consumers(self, stack: contextlib.ExitStack) -> dict[int, Consumer]:
@@ -113,6 +116,7 @@ class Reading:
                 return True
             if self._ends is None:
                 return False
+
             first = topic * self._plan.queues
             missing = {
                 queue: self._ends[first + queue] - position
@@ -120,6 +124,7 @@ class Reading:
                 if position < self._ends[first + queue]
             }
             silent_s = self._clock.monotonic() - max(self._last, self._start)
+
         if missing and silent_s > SILENCE_S:
             raise Unavailable(
                 f"{sum(missing.values())} stored messages of {consumer.topic} did not come within "

@@ -138,6 +138,7 @@ class Bench:
         self._cluster = cluster
         self._plan = replace(plan, run=secrets.randbelow(2**62) + 1)
         self._watcher = watcher or Watcher()
+
         reachable = cluster.ray_address is not None
         if runner == "ray" and not reachable:
             message = (
@@ -145,8 +146,10 @@ class Bench:
                 "directory or name instead of raymq://"
             )
             raise Rejected(message, field="runner", limit="processes")
+
         self._runner = "ray" if reachable and runner != "processes" else "processes"
         self._ray: Any = None
+
         #: the queues at the begin of this run
         self._begin: Ends = {}
         self._ledgers: list[Ledger] = []
@@ -162,6 +165,7 @@ class Bench:
             if self._plan.rate or self._plan.mode == "consume":
                 message = "the search finds the rate itself, of produce or e2e: leave --rate out"
                 raise Rejected(message, field="find_max", limit="no rate")
+
         with contextlib.ExitStack() as stack:
             stack.callback(self._watcher.done)
             if self._runner == "ray":
@@ -170,11 +174,13 @@ class Bench:
                 self._cluster.create_topic(name, queues=self._plan.queues)
             self._begin = self._ends()
             self._choose_queues()
+
             search: list[dict[str, Any]] = []
             if find_max_ms is None:
                 best = self._round(self._plan)
             else:
                 best = self._search(find_max_ms, search)
+
             return Outcome(
                 plan=best.plan,
                 runner=self._runner,
@@ -191,6 +197,7 @@ class Bench:
         shards = self._plan.shards
         if shards is None:
             return
+
         for shard in shards:
             if shard >= self._cluster.shards:
                 message = f"shards names {shard}: the cluster has 0 to {self._cluster.shards - 1}"
@@ -201,6 +208,7 @@ class Bench:
                     f"--queues {self._cluster.shards}, or another --topic"
                 )
                 raise Rejected(message, field="shards", limit=self._plan.queues)
+
         used = tuple(
             queue_index for queue_index, (place, _) in self._begin.items() if place in shards
         )
@@ -261,6 +269,7 @@ class Bench:
         sending = {number for number, job in enumerate(jobs) if job.kind == "produce"}
         live = any(job.live for job in jobs)
         self._watcher.phase(f"starting {len(jobs)} workers ({self._runner})", None)
+
         with contextlib.closing(self._pool(jobs)) as pool:
             _start(pool, len(jobs))
             self._watcher.phase(text, seconds)
@@ -275,6 +284,7 @@ class Bench:
                     sending.clear()
                     ends = self._visible_ends(found.ledgers)
                     pool.end({queue_index: last for queue_index, (_, last) in ends.items()})
+
         if live:
             self._compare_received(found)
         self._ledgers += found.ledgers
@@ -295,9 +305,11 @@ class Bench:
         """Compare the rows that the consumers got with the acknowledged rows."""
         verdict = self._consumed = self._consumed or Verdict()
         got: dict[tuple[int, int], int] = {}
+
         for each in found.received:
             verdict.add(each.verdict)
             got.update(each.rows)
+
         for ledger in found.ledgers:
             verdict.acknowledged += ledger.acknowledged
             for queue_index, promised in ledger.queues.items():
@@ -329,6 +341,7 @@ class Bench:
         promised = promised_rows([*self._ledgers, *ledgers])
         before: Ends = {}
         give_up = 0.0
+
         while True:
             ends = self._ends()
             if all(
@@ -336,6 +349,7 @@ class Bench:
                 for queue_index, rows in promised.items()
             ):
                 return ends
+
             now = time.monotonic()
             if ends != before:
                 before, give_up = ends, now + VISIBLE_S
@@ -373,6 +387,7 @@ class Bench:
         acknowledged = sum(ledger.acknowledged for ledger in closed.ledgers)
         overall = acknowledged / (plan.warmup_s + plan.duration_s)
         low, high = 0.0, 1.5 * max(closed.series["send"].messages_per_s(), overall)
+
         best: Round | None = None
         for number in range(1, SEARCH_ROUNDS + 1):
             rate = (low + high) / 2
@@ -386,6 +401,7 @@ class Bench:
                 high = rate
             if best is not None and high - low <= SEARCH_PRECISION * high:
                 break
+
         if best is None:
             last = tried[-1]
             message = (
@@ -394,6 +410,7 @@ class Bench:
                 "(--duration-s), or find what slows the cluster down"
             )
             raise Rejected(message, field="find_max", limit=limit_ms)
+
         return best
 
 

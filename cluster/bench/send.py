@@ -168,6 +168,7 @@ class Sending:
         self._maker = RowMaker(job.plan, job.worker)
         self._window = job.plan.in_flight * job.plan.batch
         self._offset_us = 0.0
+
         #: guards everything below
         self._changed = threading.Condition()
         self._ledger = Ledger(job.worker)
@@ -191,6 +192,7 @@ class Sending:
         end = start + plan.warmup_s + plan.duration_s
         if self._job.rows is not None:
             end = float("inf")
+
         self._wait(lambda: False, start)
         while (now := clock.monotonic()) < end and not self._enough():
             yield from self._snapshots(self._meter.number(now))
@@ -203,8 +205,10 @@ class Sending:
                     self._wait(lambda: False, until)
                 else:
                     self._send(due)
+
         unsent = 0 if schedule is None else self._finish_schedule(schedule, end)
         yield from self._wait_for_answers()
+
         if self._fatal is not None:
             raise self._fatal
         with self._changed:
@@ -259,6 +263,7 @@ class Sending:
         """Count the answer to `count` rows from `row` on, of a batch that begins with sequence `first`."""
         now = self._clock.monotonic()
         now_us = int(now * 1e6 + self._offset_us)
+
         with self._changed:
             self._in_flight -= count
             if error is None:
@@ -275,6 +280,7 @@ class Sending:
                 self._first_error = self._first_error or str(error)
                 if isinstance(error, RayMQError) and not error.retriable:
                     self._fatal = self._fatal or error
+
             self._changed.notify_all()
 
     def _finish_schedule(self, schedule: Schedule, end: float) -> int:

@@ -48,6 +48,7 @@ class LocalWorkers:
         for pipe in wait(list(self._pipes), timeout_s):
             if not isinstance(pipe, Connection):
                 continue
+
             number = self._pipes[pipe]
             try:
                 item = pipe.recv()
@@ -57,12 +58,14 @@ class LocalWorkers:
                     f"bench worker {number} died, exit code {self._processes[number].exitcode}"
                 )
                 raise Bug(message) from None
+
             if isinstance(item, RayMQError):
                 raise item
             if item is None:
                 del self._pipes[pipe]
                 pipe.close()
             found.append((number, item))
+
         return found
 
     def go(self, start_s: float) -> None:
@@ -172,6 +175,7 @@ class RayWorkers:
         ready, _ = self._ray.wait(streams, num_returns=len(streams), timeout=0, fetch_local=False)
         if not ready:
             ready, _ = self._ray.wait(streams, timeout=timeout_s, fetch_local=False)
+
         found: list[Event] = []
         for stream in ready:
             number = self._streams[stream]
@@ -188,6 +192,7 @@ class RayWorkers:
             except self._ray.exceptions.RayError as error:
                 raise Bug(f"bench worker {number} died: {error}") from error
             found.append((number, item))
+
         return found
 
     def go(self, start_s: float) -> None:

@@ -32,6 +32,7 @@ def start(options: argparse.Namespace, console: Console) -> int:
         "data_dir": cluster.data_dir,
         "ray_address": cluster.ray_address,
     }
+
     cluster.close()
     shown = f"{cluster.name}: {url_of(endpoints[0])} ({len(endpoints)} shard(s))"
     console.result(options, facts, shown)

@@ -93,6 +93,7 @@ def examine(data_dir: str | None = None, *, ephemeral: bool = False) -> list[Che
     files = Files()
     place = data_dir or os.getcwd()
     java_path = java.find(os.environ)
+
     checks = [
         check_python(sys.version_info[:3]),
         check_machine(platform.system(), platform.machine()),
@@ -105,6 +106,7 @@ def examine(data_dir: str | None = None, *, ephemeral: bool = False) -> list[Che
         check_tls(os.environ, files, Clock().now_ms() / 1000),
         check_disk(place, _free_bytes(place, files), _new_files_bytes(data_dir, files)),
     ]
+
     if data_dir is not None:
         checks += examine_data_dir(data_dir, files, ephemeral=ephemeral)
     return checks
@@ -228,9 +230,11 @@ def check_tls(environment: Mapping[str, str], files: Files, now_s: float) -> Che
         ca = tls.trusted(environment, files)
     except Rejected as error:
         return _fail("tls", str(error), where)
+
     if ca is None:
         found = f"{tls.CA_CERT} is not set: replicas cannot check each other's certificate"
         return _fail("tls", found, f"name the authority's PEM file there: {where}")
+
     certificate = environment[tls.SERVER_CERT]
     try:
         valid = validity(certificate, environment[tls.SERVER_KEY], ca)
@@ -240,6 +244,7 @@ def check_tls(environment: Mapping[str, str], files: Files, now_s: float) -> Che
         )
         advice = "have this authority sign a certificate for this node's address, and name it"
         return _fail("tls", found, f"{advice} in {tls.SERVER_CERT}")
+
     days = int((valid.end_s - now_s) // 86_400)
     found = f"{certificate} for {', '.join(valid.names) or 'no address'}, {days} days left"
     if not valid.names:
@@ -253,6 +258,7 @@ def check_disk(place: str, free: int | None, needed: int = _DISK_FAIL_BYTES) -> 
     """Space for the files of a start: a segment and the next one, which is allocated ahead."""
     if free is None:
         return _fail("disk space", f"{place} cannot be examined", "name an existing disk")
+
     found = f"{size_text(free)} free at {place}"
     if free < needed:
         advice = (
@@ -260,11 +266,13 @@ def check_disk(place: str, free: int | None, needed: int = _DISK_FAIL_BYTES) -> 
             "choose another disk"
         )
         return _fail("disk space", found, advice)
+
     if free < _DISK_WARN_BYTES:
         advice = (
             "messages are deleted after 72 hours (--file-reserved-hours), not earlier: watch it"
         )
         return _warn("disk space", found, advice)
+
     return _ok("disk space", found)
 
 
@@ -272,6 +280,7 @@ def examine_data_dir(data_dir: str, files: Files, *, ephemeral: bool = False) ->
     """One data directory, judged by the code of `raymq start` and in its words; changes nothing."""
     paths = ClusterPaths(data_dir)
     refused = "`raymq start` refuses this directory"
+
     try:
         record = load_record(paths, files)
         accepted = ephemeral or (record is not None and record.ephemeral)
@@ -282,6 +291,7 @@ def examine_data_dir(data_dir: str, files: Files, *, ephemeral: bool = False) ->
             load_token(paths, files)
     except RayMQError as error:
         return [_fail("data dir", str(error), refused)]
+
     checks = [_check_place(paths.root, files)]
     if stored is not None:
         checks.append(_check_address(record))
@@ -295,6 +305,7 @@ def _check_place(place: Path, files: Files) -> Check:
     if reason is not None:
         advice = "choose a disk, unless the messages may be lost"
         return _warn("data dir", f"{reason}; accepted as ephemeral", advice)
+
     kind = mount_of(place, files).kind
     if kind in _NETWORK_FILE_SYSTEMS:
         advice = "locks and syncs over a network are as good as its server: use a local disk"
@@ -302,8 +313,10 @@ def _check_place(place: Path, files: Files) -> Check:
     if kind == "overlay":
         advice = "it is deleted with the container: mount a volume"
         return _warn("data dir", f"{place} is in a container's own layer", advice)
+
     if not files.exists(place):
         return _ok("data dir", f"{place} on {kind}; `raymq start` makes it")
+
     mode = os.stat(place).st_mode & 0o777
     note = f"; mode {mode:04o}, which `raymq start` makes 0700" if mode & 0o077 else ""
     return _ok("data dir", f"{place} on {kind}{note}")
@@ -328,6 +341,7 @@ def _check_cluster(paths: ClusterPaths, record: ClusterRecord, files: Files) -> 
     if not files.exists(paths.token):
         token = "its token is missing: `raymq start` makes another"
     found = f"{record.name!r}, {token}"
+
     try:
         with connect(paths.data_dir) as cluster:
             cluster.describe()
@@ -338,6 +352,7 @@ def _check_cluster(paths: ClusterPaths, record: ClusterRecord, files: Files) -> 
         return [_fail("cluster", refused, advice)]
     except RayMQError:
         return [_ok("cluster", f"{found}; it does not run or does not answer")]
+
     now_ms = Clock().now_ms()
     return [
         _ok("cluster", f"{found}; it runs and accepts the token"),
@@ -348,22 +363,27 @@ def _check_cluster(paths: ClusterPaths, record: ClusterRecord, files: Files) -> 
 def check_shard(facts: Mapping[str, Any], now_ms: int) -> Check:
     """A running shard. Args: `facts` is its part of `Cluster.status()`."""
     name, state, cause = f"shard {facts.get('shard')}", facts.get("state"), facts.get("error")
+
     if state != "RUNNING":
         found = f"{state}: {cause or 'no cause is known'}"
         return _fail(name, found, 'see docs/operating.md, "When something is wrong"')
+
     if cause or facts.get("writable") is False:
         advice = "RayMQ tries again by itself; repair the named cause, and check this machine's limits and disk"
         return _warn(name, f"RUNNING, but {cause}", advice)
+
     leases = facts.get("roles", {}).get("roles", {})
     idle = [role for role, lease in leases.items() if not lease["granted"]]
     if idle:
         advice = "Ray restarts it; if that takes longer than seconds, see Ray's log of the actor"
         return _warn(name, f"RUNNING without {', '.join(idle)}", advice)
+
     last = facts.get("last_end")
     if last and now_ms - last["time_ms"] < _LAST_END_MS:
         minutes = (now_ms - last["time_ms"]) // 60_000
         found = f"RUNNING; its process ended itself {minutes} minutes ago: {last['reason']}"
         return _warn(name, found, "Ray started it again; repair the named cause")
+
     return _ok(name, "RUNNING")
 
 

@@ -61,6 +61,7 @@ def install(directory: str | None, target: RayTarget | None, *, files: Files) ->
     else:
         message = "no running Ray was found: name Grafana's dashboards folder with --directory"
         raise Rejected(message, field="directory")
+
     place = folder / FILE_NAME
     files.write_file_atomic(place, dashboard())
     # Grafana often runs as another user.
@@ -74,11 +75,13 @@ def dashboards_folder(session_dir: Path, files: Files) -> Path:
         text = files.read_file(session_dir / _PROVIDER).decode("utf-8", "replace")
     except OSError:
         text = ""
+
     for line in text.splitlines():
         name, _, path = line.strip().partition(": ")
         folder = Path(path.strip().strip("'\""))
         if name == "path" and folder.is_dir():
             return folder
+
     message = (
         f"the Ray session in {session_dir} has no folder of Grafana dashboards here: Ray makes it on its head node "
         "when it runs with its dashboard (a Ray that `raymq start` starts does not). Name the folder that your "

@@ -123,6 +123,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="raymq", description="A durable, replicated message log on Ray.", epilog=_EPILOG
     )
     parser.add_argument("--version", action="version", version=f"raymq {__version__}")
+
     words = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _start(words)
     _stop_and_status(words)
@@ -133,6 +134,7 @@ def build_parser() -> argparse.ArgumentParser:
     _bench(words)
     _grafana(words)
     _doctor(words)
+
     return parser
 
 
@@ -178,6 +180,7 @@ def _start(words: Any) -> None:
     start = _command(
         words, "start", commands.start, "create or resume the cluster of a data directory"
     )
+
     start.option("data_dir DIR", "data directory, made if missing")
     start.option("--name", 'how other commands find it (first start only; default: "default")')
     start.number(
@@ -188,6 +191,7 @@ def _start(words: Any) -> None:
         "--replication single|mirror",
         "mirror keeps each shard twice, without failover (first start only; default: single)",
     )
+
     start.option(
         "--flush sync|async",
         "acknowledge after the sync to disk, or before (default: as at the last start, at first sync)",
@@ -201,6 +205,7 @@ def _start(words: Any) -> None:
         "append through shared memory, 128 MiB of /dev/shm per shard (default: as at the last start, at first off)",
         action=argparse.BooleanOptionalAction,
     )
+
     start.option(
         "--address HOST:PORT",
         "the Ray to run in (default: the variable RAY_ADDRESS, else a Ray of its own)",
@@ -217,6 +222,7 @@ def _start(words: Any) -> None:
         "(first start only; default: this machine)",
         type=lambda text: text.split(","),
     )
+
     start.option(
         "--host",
         "address that the shards listen on (default: 127.0.0.1; with --nodes each node's own)",
@@ -236,6 +242,7 @@ def _stop_and_status(words: Any) -> None:
         "data directory or name (default: the cluster known here, if it is the only one)",
     )
     stop.number("--timeout-s N", "seconds that the shards have to close (default: 60)", default=60)
+
     status = _command(
         words,
         "status",
@@ -274,6 +281,7 @@ def _produce(words: Any) -> None:
         cluster=True,
         epilog=_PUT_BACK_EPILOG,
     )
+
     produce.option(
         "topic [TOPIC]", "topic to send to (default: with --input the topic that each line names)"
     )
@@ -290,6 +298,7 @@ def _produce(words: Any) -> None:
 
 def _consume(words: Any) -> None:
     consume = _command(words, "consume", message_commands.consume, "print messages", cluster=True)
+
     consume.option("topic TOPIC", "name of the topic")
     consume.option(
         "--from POSITION",
@@ -305,6 +314,7 @@ def _consume(words: Any) -> None:
         type=_position("latest"),
         default="latest",
     )
+
     consume.flag("--follow", "wait for new messages until interrupted")
     consume.number("--max N", "end after N messages (default: no limit)")
     consume.option(
@@ -319,6 +329,7 @@ def _store(words: Any) -> None:
     verbs = _group(words, "store", "check, repair, export a store directory; import it")
     verify = _command(verbs, "verify", store_commands.verify, "check every byte; 1 if damaged")
     verify.option(*_STORE_DIR)
+
     dump = _command(
         verbs,
         "dump",
@@ -326,6 +337,7 @@ def _store(words: Any) -> None:
         "every message as a line of JSON; `raymq produce --input` sends it again",
     )
     dump.option(*_STORE_DIR)
+
     scrub = _command(
         verbs,
         "scrub",
@@ -340,6 +352,7 @@ def _store(words: Any) -> None:
         default=64,
     )
     scrub.flag("--again", "begin at the start, not where the last pass ended")
+
     _store_repair(verbs)
     _store_export(verbs)
     _store_import(verbs)
@@ -349,6 +362,7 @@ def _store_repair(verbs: Any) -> None:
     repair = _command(
         verbs, "repair", store_commands.repair, "print a repair plan; --yes carries it out"
     )
+
     repair.option(*_STORE_DIR)
     repair.flag("--yes", "carry the plan out; no process may have the store open")
     repair.option(
@@ -372,6 +386,7 @@ def _store_export(verbs: Any) -> None:
     )
     export.option("directory DIR", "a store")
     export.option("target TARGET", "the new directory")
+
     export.option("--topic NAME", "only this topic (default: all but RayMQ's own)")
     export.number("--queue-id N", "only this queue of the topic (default: all queues)", least=0)
     export.number(
@@ -412,6 +427,7 @@ def _grafana(words: Any) -> None:
     install.option(
         "--directory DIR", "Grafana's dashboards folder (default: the one that Ray names)"
     )
+
     _command(verbs, "show", commands.grafana_show, "print it, as JSON")
 
 
@@ -442,6 +458,7 @@ def _bench(words: Any) -> None:
         verb = _command(
             verbs, mode, commands.bench, text, json=False, cluster=True, epilog=_BENCH_EPILOG
         )
+
         _bench_load(verb)
         if mode == "consume":
             verb.number("--messages N", "messages of the backlog (default: 200000)")
@@ -458,9 +475,11 @@ def _bench_load(verb: _Parser) -> None:
     verb.number("--topics N", "number of topics, NAME-0 ... (default: 1)")
     verb.number("--queues N", "queues of each topic (default: 4)")
     verb.option("--shards N,...", "only the queues on these shards (default: all)")
+
     verb.number("--workers N", "workers (default: 2)")
     verb.number("--batch N", "rows of a batch at most (default: 1000)")
     verb.number("--in-flight N", "closed loop: unacknowledged batches per worker (default: 4)")
+
     verb.option(
         "--size DIST",
         "bytes of a body: N, uniform:LOW-HIGH, lognormal:MEDIAN[:SIGMA] (default: 1024)",
@@ -469,6 +488,7 @@ def _bench_load(verb: _Parser) -> None:
     verb.option(
         "--api batches|messages", "send columns, or one message per call (default: batches)"
     )
+
     verb.option(f"--acks {'|'.join(ACKS)}", "what a receipt waits for (default: quorum)")
 
 
@@ -496,6 +516,7 @@ def _bench_report(verb: _Parser) -> None:
         "processes for a raymq:// target, else ray)",
         default="auto",
     )
+
     verb.option(
         "--json [FILE]",
         "write the result as JSON to FILE, without FILE to standard output (default: as text)",
@@ -514,6 +535,7 @@ def main(argv: Sequence[str] | None = None, *, console: Console | None = None) -
     except SystemExit as leaving:
         # argparse has printed the help or the error.
         return int(leaving.code or 0) if not isinstance(leaving.code, str) else EXIT_USAGE
+
     try:
         code: int = options.run(options, console)
         console.flush()
@@ -530,6 +552,7 @@ def main(argv: Sequence[str] | None = None, *, console: Console | None = None) -
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
         failure = Unavailable(f"{where}{error.strerror or error}", errno=error.errno)
+
     console.error(failure, as_json=getattr(options, "json", False))
     return exit_code(failure)
 

@@ -32,9 +32,11 @@ def validity(certificate: str, key: str, ca: bytes) -> Validity:
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.load_verify_locations(cadata=ca.decode("ascii"))
+
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     there = server.wrap_bio(to_server, to_client, server_side=True)
     here = client.wrap_bio(to_client, to_server)
+
     try:
         while not (_step(here) & _step(there)):
             continue
@@ -44,6 +46,7 @@ def validity(certificate: str, key: str, ca: bytes) -> Validity:
         if error.verify_code == _NOT_YET:
             raise NotTaken("it is not valid yet: is the clock right?") from error
         raise NotTaken(f"{error.verify_message}") from error
+
     facts = here.getpeercert() or {}
     names = facts.get("subjectAltName", ())
     end = facts.get("notAfter", "")

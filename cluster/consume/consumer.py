@@ -90,6 +90,7 @@ class Consumer(OpenClient):
         config.check_numbers()
         if config.group is not None:
             check_group_name(config.group)
+
         self.topic = topic
         self.group = config.group
         #: how warnings call this consumer
@@ -100,14 +101,17 @@ class Consumer(OpenClient):
         self._cluster = cluster
         #: whether the group's topics for `send_back` exist
         self._retry_topics = False
+
         self._routes = Routes.of(cluster)
         self._route = self._routes.topic(topic)
         wanted = list(range(self._route.queues) if config.queues is None else config.queues)
         if not wanted:
             raise Rejected("queues is empty; name some, or leave it out", field="queues", limit="1")
+
         shards = sorted({self._route.shard_of(queue_id) for queue_id in wanted})
         # The wire takes no other integers, such as numpy's.
         wanted = list(map(int, wanted))
+
         #: queue_id -> offset of the next message that `poll` returns
         self._positions = self._begin(wanted, shards, config.start)
         self._state = ReadState(topic, config.fetch_bytes, config.fetch_records)
@@ -115,6 +119,7 @@ class Consumer(OpenClient):
         #: messages of `_iterating_piece` that iteration has not returned yet, in order
         self._iterating: deque[ReceivedMessage] = deque()
         self._iterating_piece: Piece
+
         self._readers = {
             shard: ShardReader(
                 self._routes,
@@ -134,6 +139,7 @@ class Consumer(OpenClient):
         missing = [queue_id for queue_id in queues if queue_id not in found]
         if not missing:
             return found
+
         if start in ("earliest", "latest"):
             ranges = self._ranges(sorted({self._route.shard_of(queue_id) for queue_id in missing}))
             side = 0 if start == "earliest" else 1
@@ -144,6 +150,7 @@ class Consumer(OpenClient):
         if isinstance(start, Mapping) and all(queue_id in start for queue_id in missing):
             check_offsets({queue_id: start[queue_id] for queue_id in missing})
             return found | {queue_id: int(start[queue_id]) for queue_id in missing}
+
         why = "there is no group" if self.group is None else f"group {self.group!r} has no offset"
         raise Rejected(
             f"{why} for the queues {missing} of {self.topic}, and start is {start!r}: use {_START_HELP}",
@@ -214,6 +221,7 @@ class Consumer(OpenClient):
         """Take the next records of one queue and move its position after them."""
         check_number("max_records", max_records, 1)
         self._check_process()
+
         state = self._state
         with state.changed:
             self._check_open()
@@ -224,9 +232,11 @@ class Consumer(OpenClient):
                 )
                 self._check_open()
                 self._raise_failure()
+
             if not state.pieces:
                 return None
             piece = state.pieces.popleft()
+
             if len(piece.records) > max_records:
                 rest = piece.records.slice(max_records)
                 middle = int(queue_offsets(rest.slice(0, 1))[0])
@@ -237,6 +247,7 @@ class Consumer(OpenClient):
                 state.ahead[piece.shard] -= 1
                 if not state.ahead[piece.shard]:
                     state.notify()
+
             self._positions[piece.queue_id] = piece.next_offset
             return piece
 
@@ -256,12 +267,14 @@ class Consumer(OpenClient):
         state = self._state
         if state.fatal is not None:
             raise state.fatal
+
         for queue_id in sorted(state.failed):
             # Records fetched before the failure come first.
             if not any(piece.queue_id == queue_id for piece in state.pieces):
                 raise state.failed[queue_id]
         if state.pieces:
             return
+
         now = self._clock.monotonic_ms()
         for shard, (since, error) in state.down.items():
             if now - since >= self._unavailable_timeout_ms:
@@ -283,11 +296,13 @@ class Consumer(OpenClient):
         """Continue from `offset`, "earliest" or "latest". An offset that the queue does not hold fails in `poll`."""
         self._check_open()
         shard = self._route.shard_of(self._own(queue_id))
+
         if isinstance(offset, str):
             check_choice("offset", offset, ("earliest", "latest"))
             offset = self._ranges([shard])[queue_id][offset == "latest"]
         check_offsets({queue_id: offset})
         offset = int(offset)
+
         state = self._state
         with state.changed:
             self._check_open()
@@ -336,10 +351,12 @@ class Consumer(OpenClient):
         group = self._check_group("cannot send back")
         self._check_process()
         self._check_open()
+
         if not self._retry_topics:
             for name in (retry_topic(group), dlq_topic(group)):
                 self._cluster.create_topic(name, queues=self._cluster.shards)
             self._retry_topics = True
+
         arguments = {
             "group": group,
             "topic": message.topic,

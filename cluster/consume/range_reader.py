@@ -51,6 +51,7 @@ class RangeReader:
         request = FetchRequest(
             self._topic, {self._queue_id: first}, max_bytes, max_records, WAIT_MS
         )
+
         while True:
             try:
                 if self._stream is None:
@@ -64,11 +65,13 @@ class RangeReader:
                 self._clock.sleep_ms(RETRY_MS)
                 self._routes.refresh()
                 continue
+
             # One queue was asked for, so there is one part at most.
             for part in found:
                 if part.error is not None or part.records is None:
                     raise part.error or Unavailable("an empty answer", shard=self._shard)
                 return part.records, part.next_offset
+
             if self._clock.monotonic() > until:
                 raise Unavailable(
                     f"no message of {self._topic} queue {self._queue_id} at offset {first} or after it arrived in "

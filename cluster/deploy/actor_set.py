@@ -122,6 +122,7 @@ def create(
     running = _check_running(ray, record, min(timeout_s, _CALL_TIMEOUT_S))
     here = _placement(ray)
     members = []
+
     for spec in specs:
         role, node = spec["role"], spec["node"]
         name = actor_name(record.name, spec["shard"], spec["replica"], role)
@@ -141,6 +142,7 @@ def create(
             .remote(spec)
         )
         members.append(Member(spec["shard"], spec["replica"], role, name, handle, node))
+
     return members, not running
 
 
@@ -172,28 +174,33 @@ def _check_running(ray: Any, record: ClusterRecord, timeout_s: float) -> bool:
     members = find(ray, record.name, [(0, 0, "commit_log")])
     if not members:
         return False
+
     try:
         status = ray.get(members[0].handle.status.remote(), timeout=timeout_s)
     except ray.exceptions.RayError:
         return True
+
     if status.get("cluster_id") != record.cluster_id:
         message = (
             f"another cluster named {record.name!r} runs in this Ray: stop it, or start this one in another Ray (a "
             "new data directory can also take another name)"
         )
         raise Rejected(message, field="name", limit=record.name)
+
     if status.get("flush", record.flush) != record.flush:
         message = (
             f"the cluster runs with flush={status['flush']!r}; to change it, stop it and start it with "
             f"flush={record.flush!r}"
         )
         raise Rejected(message, field="flush", limit=status["flush"])
+
     if status.get("transient_pool", record.transient_pool) != record.transient_pool:
         message = (
             f"the cluster runs {'without' if record.transient_pool else 'with'} the transient pool; to change that, "
             f"stop it and start it with transient_pool={record.transient_pool}"
         )
         raise Rejected(message, field="transient_pool", limit=status["transient_pool"])
+
     endpoint = status.get("endpoint")
     if endpoint and endpoint.startswith(TLS_PREFIX) != record.tls:
         raise Rejected(
@@ -201,6 +208,7 @@ def _check_running(ray: Any, record: ClusterRecord, timeout_s: float) -> bool:
             "otherwise: to change it, stop it and start it again",
             field=USE_TLS,
         )
+
     return True
 
 
@@ -244,6 +252,7 @@ def wait_running(
     states: dict[str, dict[str, Any]] = {}
     deadline = clock.monotonic_ms() + int(timeout_s * 1000)
     left = logs
+
     while left:
         left_ms = max(1000, deadline - clock.monotonic_ms())
         for member, state in _ask_all(ray, left, clock, min(int(_CALL_TIMEOUT_S * 1000), left_ms)):
@@ -252,6 +261,7 @@ def wait_running(
                 (warn if state["state"] == "READ_ONLY" else progress)(line)
             states[member.name] = state
         left = [member for member in left if states[member.name]["state"] not in _UP]
+
         _check_damaged(left, states)
         if left and clock.monotonic_ms() > deadline:
             raise Unavailable(
@@ -261,6 +271,7 @@ def wait_running(
             )
         if left:
             clock.sleep_ms(100)
+
     leaders = [member for member in logs if member.replica == 0]
     found = {member.shard: str(states[member.name]["endpoint"]) for member in leaders}
     routes = {str(shard): endpoint for shard, endpoint in found.items()}
@@ -370,6 +381,7 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
     members = find(ray, record.name, all_roles(record))
     present = placement.present(ray) if record.placement else {}
     outcomes: dict[str, str] = {}
+
     for _, group in itertools.groupby(sorted(members, key=_rank), key=_rank):
         wave, calls = list(group), []
         for member in wave:
@@ -379,12 +391,14 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
                 continue
             arguments = (timeout_s / 2,) if member.role == "commit_log" else ()
             calls.append((member, member.handle.close.remote(*arguments)))
+
         for member, call in calls:
             wait_s = timeout_s if member.role == "commit_log" else _CALL_TIMEOUT_S
             outcomes[member.name] = _outcome(ray, member, call, wait_s)
         for member in wave:
             # `kill` ends the process and frees the name; after close() alone Ray would restart the actor.
             ray.kill(member.handle, no_restart=True)
+
     _wait_gone(ray, record.name, members, clock)
     coordinators = coordinator_name(record.name, "")
     for name in actor_names(ray):
@@ -393,6 +407,7 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
         with contextlib.suppress(ValueError):
             ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
         outcomes[name] = "closed"
+
     return outcomes
 
 

@@ -55,6 +55,7 @@ def place(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
             raise Rejected(message, field="nodes", limit=63)
     if len(set(nodes)) != len(nodes):
         raise Rejected(f"nodes={list(nodes)} names a node twice", field="nodes")
+
     count = len(nodes)
     if count < replicas:
         message = (
@@ -62,12 +63,14 @@ def place(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
             "with it"
         )
         raise Rejected(message, field="nodes", limit=replicas)
+
     rows = []
     for shard in range(shards):
         row = [nodes[shard % count]]
         if replicas > 1:
             row.append(nodes[(shard + 1 + shard // count % (count - 1)) % count])
         rows.append(tuple(row))
+
     return tuple(rows)
 
 
@@ -98,6 +101,7 @@ def check_nodes(ray: Any, nodes: Iterable[str], *, first: bool) -> list[str]:
     """
     wanted = sorted(nodes)
     found = present(ray)
+
     twice = [node for node in wanted if len(found.get(node, [])) > 1]
     if twice:
         message = (
@@ -105,6 +109,7 @@ def check_nodes(ray: Any, nodes: Iterable[str], *, first: bool) -> list[str]:
             "node a value of its own"
         )
         raise Rejected(message, field="nodes", limit=twice[0])
+
     missing = [node for node in wanted if node not in found]
     if first and missing:
         message = (
@@ -112,6 +117,7 @@ def check_nodes(ray: Any, nodes: Iterable[str], *, first: bool) -> list[str]:
             f"--labels {NODE_LABEL}={missing[0]}`. There are: {', '.join(sorted(found)) or 'none with such a label'}"
         )
         raise Rejected(message, field="nodes", limit=", ".join(sorted(found)))
+
     return [address for node in wanted for address in found.get(node, [])]
 
 
@@ -160,6 +166,7 @@ def _check_store(spec: dict[str, Any], files: Files, *, made_before: bool) -> No
             )
             raise Unavailable(message, path=spec["data_dir"], node=spec["node"])
         return
+
     with contextlib.closing(Meta.open(path, files=files)) as meta:
         for name in ("cluster_id", "shard", "replica"):
             found = meta.get(name)

@@ -114,6 +114,7 @@ def _init(ray: Any, address: str, clock: Clock | None = None) -> None:
     # Ray Client warns about large arguments of calls; here they are batches of messages.
     warnings.filterwarnings("ignore", "More than 10MB of messages", UserWarning)
     clock = clock or Clock()
+
     for attempt in range(1, TRIES + 1):
         began = clock.monotonic()
         try:
@@ -129,5 +130,6 @@ def _init(ray: Any, address: str, clock: Clock | None = None) -> None:
                     "this process have Ray's token (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)?",
                     address=address,
                 ) from error
+
             ray.shutdown()
             clock.sleep_ms(RETRY_MS)

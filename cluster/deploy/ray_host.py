@@ -126,6 +126,7 @@ def find_ray(paths: ClusterPaths, address: str | None, files: Files) -> RayTarge
                 f"raymq stop {paths.data_dir}"
             )
             raise Rejected(message, field="address", limit=recorded.address)
+
     wanted = wanted or os.environ.get("RAY_ADDRESS") or None
     if wanted is None:
         return None
@@ -135,6 +136,7 @@ def find_ray(paths: ClusterPaths, address: str | None, files: Files) -> RayTarge
             "there, with the cluster's own address (host:6379 or auto)",
             field="address",
         )
+
     return RayTarget(address=wanted)
 
 
@@ -193,6 +195,7 @@ def session(target: RayTarget, timeout_s: float | None = None) -> Iterator[Any]:
             raise Rejected(message, field="address", limit=target.address)
         yield sys.modules["ray"]
         return
+
     ray = attach(target, timeout_s)
     try:
         yield ray
@@ -207,6 +210,7 @@ def attach(target: RayTarget, timeout_s: float | None = None) -> Any:
     """
     if target.owned is not None:
         _adopt_authentication(target.owned)
+
     # Ray itself tries for minutes, and reports that on standard error.
     if ":" in target.address and not _listens(target.address):
         raise Unavailable(
@@ -214,10 +218,12 @@ def attach(target: RayTarget, timeout_s: float | None = None) -> Any:
             "the address host:port of its GCS (6379 by default)?",
             address=target.address,
         )
+
     if timeout_s is not None:
         fault = wait_for_answer(target, timeout_s=timeout_s, clock=Clock())
         if fault is not None:
             raise _no_answer(target.address, fault)
+
     _read_authentication_anew()
     try:
         return connect_driver(target.address)
@@ -257,6 +263,7 @@ def wait_for_answer(
     if target.owned is not None:
         _adopt_authentication(target.owned)
     deadline = clock.monotonic_ms() + int(timeout_s * 1000)
+
     with tempfile.TemporaryFile() as printed:
         probe = subprocess.Popen(
             [sys.executable, "-m", "raymq.cluster.deploy.ray_probe", target.address],
@@ -265,6 +272,7 @@ def wait_for_answer(
             stderr=printed,
             env=importable(dict(os.environ)),
         )
+
         try:
             while (code := probe.poll()) is None:
                 fault = why_unhealthy()
@@ -280,10 +288,12 @@ def wait_for_answer(
         finally:
             probe.kill()
             probe.wait()
+
         if code == 0:
             return None
         printed.seek(0)
         lines = printed.read().decode("utf-8", "replace").strip().splitlines()
+
     return why_unhealthy() or (lines[-1] if lines else f"a driver ended with {code}")
 
 

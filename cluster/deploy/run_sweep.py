@@ -40,11 +40,13 @@ def sweep(files: Files, clock: Clock, closed: Iterable[Path] = ()) -> list[str]:
     closed_names = {Path(wakeup_directory(str(replica))).name for replica in closed}
     marks: set[str] | None = None
     removed = []
+
     for name in sorted(files.list(place)):
         path = place / name
         session = _SESSION.fullmatch(name)
         if not (session or _WAKEUPS.fullmatch(name) or _QUEUE_SOCKET.fullmatch(name)):
             continue
+
         with contextlib.suppress(OSError, RayMQError):
             age_ms = clock.now_ms() - int(os.lstat(path).st_mtime * 1000)
             if name not in closed_names and age_ms < _YOUNG_MS:
@@ -60,6 +62,7 @@ def sweep(files: Files, clock: Clock, closed: Iterable[Path] = ()) -> list[str]:
             else:
                 files.unlink(path)
             removed.append(name)
+
     return removed
 
 

@@ -58,21 +58,26 @@ def put_batch(data: pa.RecordBatch | pa.Table, *, now_ms: int) -> tuple[pa.Recor
             field=unknown[0] if unknown else "body",
             limit=", ".join(_COLUMNS),
         )
+
     rows = data.num_rows
     body = as_binary(data.column("body"), "body")
     keys = as_binary(data.column("key"), "key") if "key" in names else None
+
     tag = pa.nulls(rows, pa.string())
     if "tag" in names:
         tag = as_binary(data.column("tag"), "tag").cast(pa.string())
+
     properties = pa.nulls(rows, pa.binary())
     if "properties" in names:
         properties = _encoded(data.column("properties"))
     if keys is not None:
         properties = _concatenated(key_properties(keys), properties)
+
     born = pa.array(np.full(rows, now_ms, dtype=np.int64))
     if "born_time_ms" in names:
         born = data.column("born_time_ms").cast(pa.int64())
         born = born.combine_chunks() if isinstance(born, pa.ChunkedArray) else born
+
     return pa.RecordBatch.from_arrays([body, tag, properties, born], schema=PUT_SCHEMA), keys
 
 
@@ -81,6 +86,7 @@ def _encoded(column: Any) -> pa.Array:
         column = column.combine_chunks()
     if not pa.types.is_map(column.type):
         return as_binary(column, "properties")
+
     found: list[bytes | None] = []
     for row, pairs in enumerate(column.to_pylist()):
         for name, _ in pairs or ():
@@ -92,6 +98,7 @@ def _encoded(column: Any) -> pa.Array:
                     row=row,
                 )
         found.append(encode_properties(dict(pairs)) if pairs else None)
+
     return pa.array(found, pa.binary())
 
 
@@ -128,6 +135,7 @@ def messages(batch: pa.RecordBatch) -> Iterator[ReceivedMessage]:
         properties = decode_properties(row["properties"])
         host, _, port = row["store_host"].rpartition(":")
         words = properties.get(INDEX_KEYS, "").split(INDEX_KEY_SEPARATOR)
+
         yield ReceivedMessage(
             topic=row["topic"],
             body=row["body"],

@@ -195,6 +195,7 @@ def _user_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
         raise Rejected(
             f"properties is {properties!r}; give a dict of texts", field="properties", limit="dict"
         )
+
     for name, value in properties.items():
         if name in SYSTEM_PROPERTIES:
             raise Rejected(
@@ -208,4 +209,5 @@ def _user_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
                 field="properties",
                 limit="str",
             )
+
     return properties

@@ -46,6 +46,7 @@ def murmur2_column(keys: pa.Array) -> UInt32s:
     m = np.uint32(_M)
     h = np.uint32(_SEED) ^ lengths.astype(np.uint32)
     words = lengths >> 2
+
     # Each step hashes one word position of all keys that are long enough.
     rows = np.flatnonzero(words > 0)
     position = 0
@@ -56,6 +57,7 @@ def murmur2_column(keys: pa.Array) -> UInt32s:
         h[rows] = h[rows] * m ^ k
         position += 1
         rows = rows[words[rows] > position]
+
     tail_bytes = lengths & 3
     for size in (1, 2, 3):
         rows = np.flatnonzero(tail_bytes == size)
@@ -65,6 +67,7 @@ def murmur2_column(keys: pa.Array) -> UInt32s:
             for byte in range(size):
                 tail |= values[at + byte].astype(np.uint32) << np.uint32(8 * byte)
             h[rows] = (h[rows] ^ tail) * m
+
     h = (h ^ h >> np.uint32(13)) * m
     return h ^ h >> np.uint32(15)
 

@@ -63,11 +63,13 @@ def make_topics(cluster: Cluster, name: str) -> int:
             field="name",
             limit="a topic with one queue",
         )
+
     for topic in (TAKEN_PREFIX + name, *(() if found else (name,))):
         # Every shard knows every topic.
         for shard in range(cluster.shards):
             arguments = {"name": topic, "queues": 1, "shards": [home]}
             cluster.call(shard, "create_topic", arguments)
+
     return home
 
 
@@ -88,11 +90,13 @@ class AssignmentLog:
         self._topic = TAKEN_PREFIX + name
         self._shard = shard
         self._clock = clock
+
         self._routes = Routes.of(cluster)
         self._id = new_producer_id()
         self._sender = BatchSender(
             self._routes, producer_id=self._id, delivery_timeout_ms=DELIVERY_TIMEOUT_MS, clock=clock
         )
+
         #: first unassigned item
         self.next = 0
         #: offset after the last item
@@ -112,6 +116,7 @@ class AssignmentLog:
             for writer in sorted(others):
                 self._routes.call(self._shard, "init_producer", {"producer_id": writer})
             fenced |= others
+
         first, self.end = self.ranges(self._items)
         given = [record for record in records if "next" in record]
         # Items are deleted by age like all messages: deleted items are never assigned.

@@ -80,20 +80,24 @@ class QueueCoordinator:
         self._name = name
         self._shard = shard
         self._clock = Clock()
+
         self._server: LocalServer | None = None
         self._main: asyncio.Task[None] | None = None
         self._log: AssignmentLog | None = None
         self._watch: EndWatcher | None = None
         self._opened = asyncio.Event()
+
         #: the latest failure to read or write the log
         self._last_error: Exception | None = None
         self._wake = asyncio.Event()
+
         #: when the shard was last asked which items exist
         self._refreshed_s = 0.0
         #: first unassigned item, and offset after the last known item
         self._next = 0
         self._end = 0
         self._assigned: OrderedDict[int, Assignment] = OrderedDict()
+
         #: request -> waiting get or put, in the order of the calls
         self._getters: dict[int, WaitingGet] = {}
         self._putters: dict[int, WaitingPut] = {}
@@ -110,6 +114,7 @@ class QueueCoordinator:
         Durable: the assignment, at return.
         """
         await self._ready()
+
         if request not in self._assigned and request not in self._getters:
             old = self._clock.monotonic() - self._refreshed_s > REFRESH_S
             if old or (not wait_s and self._end - self._next < count):
@@ -118,6 +123,7 @@ class QueueCoordinator:
                 done = asyncio.get_running_loop().create_future()
                 self._getters[request] = WaitingGet(count, not wait_s, done)
                 self._wake.set()
+
         getter = self._getters.get(request)
         if getter is not None:
             getter.asking += 1
@@ -131,6 +137,7 @@ class QueueCoordinator:
                     raise self._unavailable()
             finally:
                 getter.asking -= 1
+
         found = self._assigned.get(request)
         return None if found is None else (found.first, found.count)
 
@@ -151,12 +158,14 @@ class QueueCoordinator:
         await self._ready()
         if request in self._reserved:
             return True
+
         await self._refresh_end()
         putter = self._putters.get(request)
         if putter is None:
             done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             putter = self._putters[request] = WaitingPut(count, maxsize, done)
             self._admit()
+
         if not putter.done.done() and wait_s:
             await asyncio.wait({putter.done}, timeout=wait_s)
         if not putter.done.done():
@@ -238,6 +247,7 @@ class QueueCoordinator:
         """Open the log and serve; after a write with an unknown outcome read the log again."""
         wait_s = RETRY_S
         await self._listen()
+
         while True:
             try:
                 opened = await asyncio.to_thread(self._open)
@@ -248,6 +258,7 @@ class QueueCoordinator:
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, RETRY_MAX_S)
                 continue
+
             wait_s = RETRY_S
             self._take_over(opened)
             try:
@@ -322,6 +333,7 @@ class QueueCoordinator:
         """Assign the available items to waiting gets."""
         assignments: list[Assignment] = []
         following = self._next
+
         for request, getter in list(self._getters.items()):
             if not getter.asking:
                 # Its callers got Unavailable; a caller that still wants the items repeats the request.
@@ -332,6 +344,7 @@ class QueueCoordinator:
                 following += getter.count
             elif getter.now:
                 self._withdraw(request)
+
         if self._watch is not None and len(assignments) < len(self._getters):
             self._watch.watch_from(self._end)
         return assignments

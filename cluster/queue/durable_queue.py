@@ -204,6 +204,7 @@ class Queue:
             "namespace": NAMESPACE,
             "get_if_exists": True,
         }
+
         coordinator = ray.remote(CoordinatorActor).options(**options)
         return coordinator.remote(self._cluster, self.name, self._shard)
 
@@ -335,6 +336,7 @@ class Queue:
         request = await self._reserve_async(1, _waits(block, timeout, WAIT_S))
         client = await self._client_async()
         batcher = client.batcher
+
         end = 0
         try:
             message = batcher.encoder.encode(self.name, body, properties=properties, queue_id=0)
@@ -342,6 +344,7 @@ class Queue:
                 future, _ = batcher.add(message, may_block=False)
             else:
                 future = await asyncio.to_thread(batcher.send, message)
+
             if request is None and self._linger_ms:
                 batcher.sender.raise_failure()
                 return
@@ -375,6 +378,7 @@ class Queue:
             client = self._client()
             batcher = client.batcher
             lingers = request is None and bool(self._linger_ms)
+
             if len(bodies) == 1:
                 message = batcher.encoder.encode(
                     self.name, bodies[0], properties=self._properties, queue_id=0
@@ -387,6 +391,7 @@ class Queue:
             else:
                 parts = client.send_parts(bodies)
                 end = [part.result() for part in parts][-1].last_offset + 1
+
             if lingers:
                 batcher.sender.raise_failure()
         finally:
@@ -546,6 +551,7 @@ class Queue:
                     limit=self._codec.name,
                     offset=offset,
                 ) from error
+
         return items
 
     def _codec_of(self, name: str | None) -> codecs.Codec:

@@ -69,6 +69,7 @@ class LocalClient:
     def call(self, method: str, *arguments: Any) -> Any:
         """Call the coordinator. Raises: NotLocal; the coordinator's error."""
         connection = self._connection()
+
         try:
             connection.sendall(json.dumps([method, *arguments]).encode() + b"\n")
             line = b""
@@ -84,6 +85,7 @@ class LocalClient:
             # After Ctrl-C the next call would take this call's answer for its own.
             connection.close()
             raise
+
         self._free.append(connection)
         result, *wrong = json.loads(line)
         if wrong:
@@ -95,10 +97,12 @@ class LocalClient:
             # After a fork the connections belong to the parent.
             self.close()
             self._process = os.getpid()
+
         try:
             return self._free.pop()
         except IndexError:
             pass
+
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(self._path)

@@ -35,12 +35,14 @@ def translate(error: BaseException, endpoint: str) -> RayMQError:
         return error
     if isinstance(error, flight.FlightUnauthenticatedError):
         return Rejected(f"{endpoint}: {_plain(error)}", field="token", limit="the cluster's token")
+
     extra = getattr(error, "extra_info", None)
     if extra:
         try:
             return from_wire(flight_messages.unpack(extra))
         except (ValueError, KeyError):
             pass
+
     if isinstance(error, flight.FlightTimedOutError):
         return DeliveryUnknown(
             f"{endpoint}: no answer in time; the operation may or may not have run",
@@ -48,6 +50,7 @@ def translate(error: BaseException, endpoint: str) -> RayMQError:
         )
     if isinstance(error, StopIteration):
         return Unavailable(f"{endpoint}: the server ended the stream", endpoint=endpoint)
+
     return tls.failure(_plain(error), endpoint)
 
 
@@ -268,6 +271,7 @@ class FlightFetchStream(_Stream):
         offsets = {str(queue): offset for queue, offset in request.offsets.items()}
         message = {**request._asdict(), "id": self._number, "offsets": offsets}
         self._write(flight_messages.pack(message))
+
         found: list[FetchSlice] = []
         while True:
             chunk = self._read()
@@ -276,10 +280,12 @@ class FlightFetchStream(_Stream):
                 return found
             if "queue" not in meta:
                 raise from_wire(meta["error"])
+
             queue_id = int(meta["queue"])
             if "error" in meta:
                 found.append(FetchSlice(queue_id, -1, -1, -1, -1, None, from_wire(meta["error"])))
                 continue
+
             ends = {name: meta[name] for name in flight_messages.SLICE_ENDS}
             records = chunk.data.column(0)
             found.append(FetchSlice(queue_id, **ends, records=records, error=None))

@@ -124,6 +124,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             opening = flight_messages.unpack(descriptor.command)
             self._check_identity(opening)
             op = opening.get("op")
+
             if op == flight_messages.PUT:
                 put_stream = PutStreamServer(self._backend, reader, writer, self._memory)
                 with self._notify_on_stop(put_stream.goaway):
@@ -149,12 +150,14 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
                 request = flight_messages.unpack(chunk.app_metadata)
                 number = request.get("id", 0)
                 given = {name: request[name] for name in FetchRequest._fields}
+
                 try:
                     wanted = fetch_request(**given, wait_limit_ms=FETCH_WAIT_MS_MAX)
                     slices = self._read(context, wanted)
                 except RayMQError as error:
                     send(flight_messages.pack({"id": number, "error": to_wire(error)}))
                     continue
+
                 for part in slices:
                     self._send_slice(send, number, part)
                 send(flight_messages.pack({"id": number, "end": True}))

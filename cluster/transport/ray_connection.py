@@ -123,12 +123,14 @@ class _Stream:
                     return ray.get(reference, timeout=DIRECT_S)
                 except ray.exceptions.GetTimeoutError:
                     self._check()
+
             answer = reference.future()
             wait((answer, self._aborted), CALL_TIMEOUT_S, FIRST_COMPLETED)
             if answer.done():
                 return answer.result()
         except Exception as error:
             raise translate(error, self._name) from error
+
         why = "the stream was closed" if self._left else f"no answer for {CALL_TIMEOUT_S:g} s"
         raise Unavailable(f"{self._name}: {why}", actor=self._name)
 
@@ -197,6 +199,7 @@ class RayPutStream(_Stream):
             size = batch_bytes(items[0][1]) if self._waiting else 0
             while self._waiting and (size := size + batch_bytes(self._waiting[0][1])) <= CALL_BYTES:
                 items.append(self._waiting.popleft())
+
             self._number += 1
             alone = not self._under_way and not self._waiting
             try:
@@ -207,6 +210,7 @@ class RayPutStream(_Stream):
                 # A number is missing now: the stream cannot be used any more.
                 self.abort()
                 raise translate(error, self._name) from error
+
             self._under_way += 1
             self._calls.put(reference)
 

@@ -143,11 +143,13 @@ class Routes:
         route = self._topics.get(name)
         if route is not None:
             return route
+
         try:
             found = self.first("topics", {}, CALL_TIMEOUT_S)
         except Unavailable:
             self.refresh()
             found = self.first("topics", {}, CALL_TIMEOUT_S)
+
         with self._lock:
             # Known topics stay: a shard that missed a topic's creation does not know it yet.
             self._topics = self._topics | {
@@ -155,6 +157,7 @@ class Routes:
                 for each, facts in found.items()
             }
             route = self._topics.get(name)
+
         if route is None:
             check_topic_name(name)
             refuse_system_topic(name)
@@ -164,6 +167,7 @@ class Routes:
                 field="topic",
                 limit="an existing topic",
             )
+
         return route
 
     def first(self, op: str, args: dict[str, Any], timeout_s: float) -> dict[str, Any]:

@@ -55,6 +55,7 @@ def server_identity(environment: Mapping[str, str], files: Files) -> ServerIdent
     certificate = _path(environment, SERVER_CERT)
     key = _path(environment, SERVER_KEY)
     identity = (_read(SERVER_CERT, certificate, files), _read(SERVER_KEY, key, files))
+
     try:
         # An empty passphrase: otherwise the process would wait for input at a terminal that it does not have.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
@@ -67,6 +68,7 @@ def server_identity(environment: Mapping[str, str], files: Files) -> ServerIdent
             field=SERVER_CERT,
             path=certificate,
         ) from error
+
     return identity
 
 
@@ -158,6 +160,7 @@ def failure(words: str, endpoint: str) -> RayMQError:
                 "the shard again, or set the clock of this machine",
                 field=SERVER_CERT,
             )
+
         if "certificate verify failed" in words:
             return Rejected(
                 f"{endpoint}: the shard's certificate was not signed by an authority that this "
@@ -165,16 +168,19 @@ def failure(words: str, endpoint: str) -> RayMQError:
                 f"{CA_CERT}",
                 field="ca",
             )
+
         if "is not in peer certificate" in words:
             return Rejected(
                 f"{endpoint}: the shard's certificate is for another address: make one whose "
                 "subjectAltName has this address (IP:... for a number)",
                 field=SERVER_CERT,
             )
+
         if "wrong version number" in words:
             words = f"the shard serves without TLS: use {PLAIN_URL}, or start it with {USE_TLS}=1"
     elif "failed to connect" in words and "Socket closed" in words:
         words = f"the connection was closed at once: if the shard serves with TLS, use {TLS_URL}"
+
     if "Connection refused" in words:
         words = "nothing listens there: `raymq start` on the cluster's directory starts it again"
     return Unavailable(f"{endpoint}: {words}", endpoint=endpoint)
