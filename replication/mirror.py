@@ -164,10 +164,12 @@ class MirrorLeader:
         self._log_start = log_start
         self._limits = limits or MirrorLimits()
         self._peer = wire.ReplicaProcess(follower_id, 0)
+
         #: time of the step under way
         self._now_ms = 0
         self._effects: list[Effect] = []
         self._session = 0
+
         self._search: MatchSearch | None = None
         self._appended = 0
         self._sent_end = 0
@@ -176,6 +178,7 @@ class MirrorLeader:
         self._in_flight: deque[int] = deque()
         self._next_connect_ms = 0
         self._received_ms = 0
+
         #: the state of the session
         self.phase = Phase.IDLE
         #: the follower's log equals the leader's up to here, as far as this session knows
@@ -192,6 +195,7 @@ class MirrorLeader:
     def step(self, event: Event, now_ms: int) -> list[Effect]:
         """Take one event. Returns: the effects to perform, in order."""
         self._now_ms, self._effects = now_ms, []
+
         if isinstance(event, LeaderProgress):
             self._appended = max(self._appended, event.appended)
             self.confirmed = max(self.confirmed, event.confirmed)
@@ -205,6 +209,7 @@ class MirrorLeader:
             self._drop(self._limits.retry_ms, event.reason)
         elif isinstance(event, Damaged):
             self._halt(event.reason)
+
         self._check_time()
         if self.phase is Phase.STREAMING:
             self._stream()
@@ -236,6 +241,7 @@ class MirrorLeader:
         if not self._is_mine(header):
             self.dropped += 1
             return
+
         self._received_ms = self._now_ms
         if isinstance(message, wire.Refusal):
             self._halt(f"the follower refuses: {message.text}")
@@ -275,10 +281,12 @@ class MirrorLeader:
                 "store back, or remove the follower's data directory to give up those records"
             )
             return
+
         self.phase = Phase.SEARCHING
         if theirs.chain_value >= 0 and self._value_at(theirs.appended_end) == theirs.chain_value:
             self._start_stream(Match(theirs.appended_end, theirs.chain_value))
             return
+
         upto = min(theirs.appended_end, self._appended)
         self._search = MatchSearch(
             self._chain, upto, log_start=self._log_start, segment_size_bytes=self._size
