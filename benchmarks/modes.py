@@ -131,11 +131,13 @@ def burst(cluster: raymq.Cluster, count: int) -> Burst:
     sender = BatchSender(Routes.of(cluster))
     for future in [sender.send("t", 0, batch) for _ in range(ECHO_WINDOW)]:
         future.result(60)
+
     begin = time.perf_counter()
     under_way = deque(sender.send("t", 0, batch) for _ in range(count))
     while under_way:
         under_way.popleft().result(120)
     seconds = time.perf_counter() - begin
+
     # All bytes are acknowledged, so a power loss would take those that are not synced now.
     facts = cluster.status()["shards"][0]
     sender.close()
@@ -178,6 +180,7 @@ def limits(directory: Path, rounds: Rounds, *, quick: bool) -> None:
     memory = Path("/dev/shm")
     flight = rounds.note("flight_msg_s", flight_limit(count) * LARGE[0])
     echo = rounds.note("flight_echo_ms", flight_echo_ms(1024, serial))
+
     for mode in MODES:
         if mode.flush == "sync":
             batches = raw_limit(directory, BLOCK_BYTES, count)
@@ -186,6 +189,7 @@ def limits(directory: Path, rounds: Rounds, *, quick: bool) -> None:
             place = memory if mode.pool else directory
             batches = memory_limit(place, BLOCK_BYTES, count)
             single = memory_limit(place, RECORD_BYTES, serial)
+
         place_msg_s = rounds.note(f"{mode.name}_place_msg_s", batches * LARGE[0])
         # Whichever is slower, the way or the place.
         rounds.note(f"{mode.name}_limit_msg_s", min(flight, place_msg_s))
@@ -201,6 +205,7 @@ def run(directory: Path, *, quick: bool) -> Rounds:
     with ExitStack() as running:
         clusters: dict[str, raymq.Cluster] = {}
         address = None
+
         for mode in MODES:
             data = directory / f"modes-{mode.name}"
             shutil.rmtree(data, ignore_errors=True)
@@ -219,11 +224,13 @@ def run(directory: Path, *, quick: bool) -> Rounds:
             # Bursts grow the window of pre-written blocks to the need of the measured ones.
             burst(cluster, 40 if quick else 150)
             clusters[mode.name] = cluster
+
         for number in range(ROUNDS):
             print(f"  round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
             limits(directory, rounds, quick=quick)
             for mode in MODES:
                 measure(clusters[mode.name], mode, rounds, quick=quick)
+
     return rounds
 
 
@@ -235,12 +242,14 @@ def table(rounds: Rounds) -> list[tuple[str, ...]]:
             *("messages per fsync, 1/16 producers", "at risk", "a receipt: the message is"),
         )
     ]
+
     for mode in MODES:
         name = mode.name
         shares = (f"{rounds.median(f'{name}_msgs_per_fsync_{n}'):,.1f}" for n in PRODUCERS)
         at_risk = f"{rounds.median(f'{name}_at_risk_bytes') / (1 << 20):.1f} MiB"
         if mode.pool and mode.flush == "async":
             at_risk += f" ({rounds.median(f'{name}_in_pool_bytes') / (1 << 20):.1f} in the pool)"
+
         rows.append(
             (
                 f"{mode.flush}, pool {'on' if mode.pool else 'off'}",
@@ -253,6 +262,7 @@ def table(rounds: Rounds) -> list[tuple[str, ...]]:
                 mode.promise,
             )
         )
+
     return rows
 
 

@@ -218,9 +218,11 @@ def run(directory: Path, quick: bool) -> Rounds:
         ours = raymq.Queue("bench", cluster=cluster, codec="bytes")
         lingering = raymq.Queue("bench", cluster=cluster, codec="bytes", linger_ms=5)
         theirs = RayQueue(actor_options={"num_cpus": 0})
+
         for queue in (ours, lingering, theirs):
             put_by_tasks(queue, 10)
             drain(queue)
+
         cluster.create_topic("arrow", queues=1)
         producer = cleanup.enter_context(cluster.producer())
         # The window of pre-written blocks grows to the need of bursts.
@@ -228,6 +230,7 @@ def run(directory: Path, quick: bool) -> Rounds:
             await_prewritten(cluster)
             put_batches(lingering, 40 if quick else 160, 1000)
             drain(lingering)
+
         for number in range(ROUNDS):
             print(f"  round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
             measure(cluster, producer, ours, lingering, theirs, rounds, quick)
@@ -245,11 +248,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     floors.options(parser)
     options = parser.parse_args()
+
     options.directory.mkdir(parents=True, exist_ok=True)
     rounds = run(options.directory / "queue", options.quick)
     if options.json:
         figures = {"cores": os.cpu_count(), "rounds": rounds.all()}
         options.json.write_text(json.dumps(figures, indent=1))
+
     lines = []
     for what, name, of, floor in ROWS:
         whose = "ray.util.queue" if of.startswith("ray_") else f"our {of}"

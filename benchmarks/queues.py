@@ -53,16 +53,20 @@ def write(root: Path, queues: int, puts: int) -> dict[str, Any]:
     names = queues_of(queues)
     for topic in sorted({topic for topic, _ in names}):
         store.create_topic(topic, sum(each == topic for each, _ in names), [0])
+
     begin = time.perf_counter()
     for at in range(puts):
         topic, queue = names[at % queues]
         store.put(request([b"x" * 100] * MESSAGES, topic=topic, queue=queue))
     put_s = time.perf_counter() - begin
+
     begin = time.perf_counter()
     confirm(store)
     dispatch_s = time.perf_counter() - begin
+
     begin = time.perf_counter()
     store.sync_queues()
+
     return {
         "put_us": put_s / puts * 1e6,
         "dispatch_us": dispatch_s / puts * 1e6,
@@ -152,13 +156,16 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, default=Path("bench-queues"), help="made and removed")
     parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
+
     if options.step:
         step(options.step)
+
     shutil.rmtree(options.dir, ignore_errors=True)
     try:
         facts = measure(options.dir.absolute(), options.queues)
     finally:
         shutil.rmtree(options.dir, ignore_errors=True)
+
     for name in ("many", "few"):
         found = facts[name]
         print(
@@ -170,6 +177,7 @@ def main() -> int:
     print(f"start {facts['ratio']:.2f} times as long (at most {RATIO_MAX})")
     if options.json:
         options.json.write_text(json.dumps(facts, indent=2) + "\n")
+
     broken = facts["disk_bytes"] > DISK_BYTES_MAX or facts["ratio"] > RATIO_MAX
     return 1 if options.check and broken else 0
 

@@ -127,8 +127,10 @@ def measure_inside(
     sync = rounds.note("fdatasync_ms", 1000 / raw_limit(directory, RECORD_BYTES, serial))
     trip = rounds.note("round_trip_ms", call_ms(bare.echo, serial))
     rounds.note("round_trip_and_fdatasync_ms", trip + sync)
+
     ray.kill(bare)
     path.unlink()
+
     p50, p99 = serial_ms(methods, serial)
     rounds.note("serial_p50_ms", p50)
     rounds.note("serial_p99_ms", p99)
@@ -161,6 +163,7 @@ def run(directory: Path, quick: bool) -> Rounds:
     rounds, data = Rounds(), directory / "ray"
     serial, count = (200, 40) if quick else (1000, 150)
     shutil.rmtree(data, ignore_errors=True)
+
     with raymq.start(data, name="bench-ray") as cluster:
         cluster.create_topic("t", queues=4)
         ray.init(cluster.ray_address, log_to_driver=False, logging_level="ERROR")
@@ -175,8 +178,10 @@ def run(directory: Path, quick: bool) -> Rounds:
                 text=True,
                 check=True,
             )
+
             for name, value in json.loads(done.stdout.splitlines()[-1]).items():
                 rounds.note(name, value)
+
             sync = rounds.all()["fdatasync_ms"][-1]
             trip = rounds.all()["client_round_trip_ms"][-1]
             rounds.note("client_round_trip_and_fdatasync_ms", trip + sync)
@@ -229,10 +234,12 @@ def main() -> None:
     parser.add_argument("--outside", nargs=3, help=argparse.SUPPRESS)
     floors.options(parser)
     options = parser.parse_args()
+
     if options.outside:
         url, serial, count = options.outside
         print(json.dumps(measure_outside(url, int(serial), int(count))))
         return
+
     options.directory.mkdir(parents=True, exist_ok=True)
     rounds = run(options.directory, options.quick)
     if options.json:

@@ -277,11 +277,13 @@ class Bench:
         store = open_store(root, "async")
         append(store, self.count, rows)
         store.close()
+
         count = self.count // QUEUES
         theirs = self.rocketmq.run("read", self.copy(root), "async", count)
         store = EmbeddedStore(root, config=StoreConfig(flush="async"))
         read(store, count // 4)
         self.note("read", spend(lambda: read(store, count)), theirs, count)
+
         count = 2000
         theirs = self.rocketmq.run("query", self.copy(root), "async", count, rows)
         for name, work in (("query", query), ("query_many", query_many)):
@@ -296,21 +298,25 @@ class Bench:
         """
         for name in ("ours", "rocketmq", "shared", "copy"):
             self.fresh(name)
+
         for count in counts:
             root = self.fresh("crashed")
             needed = count * RECORD + FREE_BYTES_MIN
             if shutil.disk_usage(self.directory).free < needed:
                 tell(f"recover_{count}: left out, {needed / 1e9:.0f} GB of disk are not free")
                 continue
+
             store = open_store(root, "async")
             append(store, count, min(count, 900))
             store.abandon()
             ours = spend(partial(recover, root))
             theirs = self.rocketmq.run("recover", root, "async", 0)
+
             # Now a store that RocketMQ wrote itself: it appends a quarter more than asked, and halts.
             own = self.fresh("crashed")
             self.rocketmq.run("append", own, "async", count * 4 // 5, min(count, 900))
             theirs_own = self.rocketmq.run("recover", own, "async", 0)
+
             self.rounds.note(f"recover_{count}", ours.seconds)
             self.rounds.note(f"rocketmq_recover_{count}", theirs.seconds)
             self.rounds.note(f"rocketmq_own_recover_{count}", theirs_own.seconds)
@@ -331,6 +337,7 @@ class Bench:
             if path.is_dir():
                 copy.mkdir()
                 continue
+
             with path.open("rb") as source, copy.open("wb") as file:
                 size = path.stat().st_size
                 file.truncate(size)
@@ -339,6 +346,7 @@ class Bench:
                     file.seek(start)
                     while file.tell() < stop:
                         file.write(source.read(min(stop - file.tell(), 1 << 20)))
+
         return target
 
 
@@ -354,6 +362,7 @@ def table(rounds: Rounds, counts: tuple[int, ...]) -> list[Line]:
     ):
         if name not in rounds.all():
             continue
+
         ours, theirs = rounds.median(name), rounds.median(f"rocketmq_{name}")
         ratio = rounds.ratio(name, f"rocketmq_{name}")
         beside = f"{ratio:.2f} x RocketMQ's {theirs:,.0f}/s"
@@ -361,6 +370,7 @@ def table(rounds: Rounds, counts: tuple[int, ...]) -> list[Line]:
         cpu, their_cpu = rounds.median(f"{name}_cpu"), rounds.median(f"rocketmq_{name}_cpu")
         if name in ("append", "single", "read"):
             lines.append(Line("  CPU seconds a GB", f"{cpu:.2f}", f"RocketMQ {their_cpu:.2f}"))
+
     for count in counts:
         for of, whose in (("", "of one store"), ("own_", "each of its own store")):
             name, peer = f"recover_{count}", f"rocketmq_{of}recover_{count}"
@@ -376,6 +386,7 @@ def table(rounds: Rounds, counts: tuple[int, ...]) -> list[Line]:
                     ratio,
                 )
             )
+
     return lines
 
 
@@ -390,12 +401,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     floors.options(parser)
     options = parser.parse_args()
+
     directory = options.directory / "store"
     cache = directory / "java"
     cache.mkdir(parents=True, exist_ok=True)
     bench = Bench(directory, RocketMQ(cache), quick=options.quick)
     counts = (1_000, 1_000_000) if options.quick else (1_000, 100_000, 1_000_000, 10_000_000)
     parts = options.only or PARTS
+
     try:
         if "puts" in parts:
             rows, their_rows = bench.best_rows()
@@ -411,6 +424,7 @@ def main() -> None:
                 bench.recoveries([count for count in counts if not number or count <= 1_000_000])
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
     if options.json:
         figures = {"cores": os.cpu_count(), "rounds": bench.rounds.all()}
         options.json.write_text(json.dumps(figures, indent=1))

@@ -134,6 +134,7 @@ def spark_workers() -> list[int]:
             above = Path(f"/proc/{parent}/cmdline").read_bytes()
         except (OSError, ValueError):
             continue
+
         if b"pyspark.daemon" in line and b"pyspark.daemon" in above:
             found.append(int(entry.name))
     return found
@@ -197,11 +198,13 @@ def check_with_consumer(cluster: raymq.Cluster, progress: Progress) -> dict[str,
     next_offset: dict[int, int] = {}
     next_sequence: dict[tuple[int, int], int] = {}
     rows = disorder = values = keys = payload = 0
+
     for queue, columns in consume(cluster, progress):
         offsets = columns.column("offset").to_numpy()
         first = next_offset.get(queue, 0)
         disorder += int((offsets != np.arange(first, first + len(offsets))).sum())
         next_offset[queue] = first + len(offsets)
+
         valid, producers, _, sequences = producer_stamps(columns.column("properties"))
         disorder += int((~valid).sum())
         for producer in np.unique(producers):
@@ -209,11 +212,13 @@ def check_with_consumer(cluster: raymq.Cluster, progress: Progress) -> dict[str,
             begin = next_sequence.get((queue, int(producer)), 0)
             disorder += int((own != np.arange(begin, begin + len(own))).sum())
             next_sequence[queue, int(producer)] = begin + len(own)
+
         bodies = columns.column("body").to_pylist()
         values += sum(map(zlib.crc32, bodies))
         payload += sum(map(len, bodies))
         keys += sum(map(zlib.crc32, columns.column("key").to_pylist()))
         rows += len(offsets)
+
     return {"rows": rows, "disorder": disorder, "values": values, "keys": keys, "payload": payload}
 
 
@@ -371,6 +376,7 @@ def report(
     for name, found, good in checks:
         table.add_row(name, found, "[green]ok[/]" if good else "[bold red]WRONG[/]")
     console.print(table)
+
     latencies = sorted(watch.latencies_ms) or [0.0]
     figures = Table(title="Figures of the first write, kills included")
     figures.add_column("figure")
@@ -469,10 +475,12 @@ def say_what_is_left(data_dir: Path, kept: bool, deleted: str | None) -> None:
         console.print(f"  {data_dir}: {size_of(data_dir)} of messages{running}", soft_wrap=True)
     console.print(f"  {log_of(data_dir)}: what Ray, Spark and Java printed", soft_wrap=True)
     console.print(f"  {sys.prefix}: the Python environment", soft_wrap=True)
+
     if deleted is not None:
         console.print(f"Deleted: {deleted} of messages in {data_dir}.", soft_wrap=True)
         console.print("`run.py demo --keep` keeps them, and leaves the cluster running.")
         return
+
     console.print("Look inside:")
     if kept:
         console.print(f"  raymq status {data_dir}")
@@ -509,9 +517,11 @@ def main() -> int:
         metavar="DIR",
         help="where the messages are stored (default: ~/.raymq/flights-demo)",
     )
+
     options = parser.parse_args()
     if options.rows < 1:
         parser.error("--rows must be at least 1")
+
     data_dir: Path = options.data_dir
     if options.clean and options.keep:
         end_earlier(data_dir)
@@ -520,18 +530,21 @@ def main() -> int:
             soft_wrap=True,
         )
         return 0
+
     left = end_and_delete(data_dir)
     if options.clean:
         console.print(
             f"Stopped: nothing runs, and {left} in {data_dir} were deleted.", soft_wrap=True
         )
         return 0
+
     use_java()
     data_dir.parent.mkdir(parents=True, exist_ok=True)
     log = log_of(data_dir)
     console.print(f"What Ray, Spark and Java print goes to {log}", soft_wrap=True)
     keep_off_the_screen(log)
     os.environ[MARK] = str(os.getpid())
+
     try:
         good = demo(data_dir, options.rows, options.keep)
     except Exception as error:
@@ -539,6 +552,7 @@ def main() -> int:
         console.print(f"[bold red]failed[/]: {type(error).__name__}: {error}", soft_wrap=True)
         say_what_is_left(data_dir, options.keep, None)
         raise
+
     console.print("[bold green]all rows came back[/]" if good else "[bold red]MISMATCH[/]")
     deleted = delete_data(data_dir) if good and not options.keep else None
     say_what_is_left(data_dir, options.keep, deleted)
@@ -562,12 +576,14 @@ def demo(data_dir: Path, rows: int, keep: bool) -> bool:
             timeout_s=300,
         )
     (data_dir / BEGUN).unlink()
+
     good = False
     try:
         good = with_spark(cluster, rows, data_dir)
     finally:
         if not keep:
             cluster.stop()
+
     if not keep:
         faults = [
             fault
