@@ -396,16 +396,19 @@ def test_a_compaction_topic_is_served_compacted_and_scrub_reads_the_log(serving:
     attributes = {"cleanup.policy": "COMPACTION"}
     host.call("create_topic", {"name": "c", "queues": 1, "shards": [0], "attributes": attributes})
     assert host.call("topics", {})["c"] == {"queues": 1, "shards": [0], "compacted": True}
+
     with pytest.raises(Rejected, match="KEYS"):
         host.put(request([b"no key"], topic="c"))
     for body in (b"1", b"2"):
         rows = batch([body, body], properties=b"KEYS\x01k\x02")
         host.put(PutRequest("c", 0, rows, None, 0, 0, "quorum")).wait(30)
+
     host.await_dispatch()
     assert host.store.compaction.compact("c", 0, roll=True) is not None
     (part,) = host.fetch(FetchRequest("c", {0: 0}, 1 << 20, 100, 1000))
     assert part.records is not None
     assert (len(part.records), part.next_offset) == (1, 4)
+
     reported = host.call("status", {})
     assert reported["compaction"] == {"error": None}
     until(

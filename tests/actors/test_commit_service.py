@@ -324,6 +324,7 @@ def test_a_stopped_commit_real_time_is_replaced(shard: Shard, flush: str):
 def test_what_a_killed_host_acknowledged_is_there(shard: Shard, flush: str, everything: bool):
     for role in shard.roles:
         shard.spawn(role)
+
     acked = -1
     for _ in range(2):
         process = shard.spawn_host()
@@ -334,6 +335,7 @@ def test_what_a_killed_host_acknowledged_is_there(shard: Shard, flush: str, ever
             if acked >= least:
                 break
             shard.mind(0.0)
+
         process.kill()
         # The end that it published before its death counts.
         acked = max([acked, *map(int, process.stdout)])
@@ -343,6 +345,7 @@ def test_what_a_killed_host_acknowledged_is_there(shard: Shard, flush: str, ever
                 children[-1].kill()
                 children[-1].wait()
         shard.mind()
+
     shard.open()
     found = shard.bodies(acked + 1)
     assert found == list(range(len(found)))
@@ -357,6 +360,7 @@ def test_without_commit_real_time_a_sync_put_is_unknown_and_a_full_pool_refuses(
     assert host.store.create_topic("t", 1, [0]) is not None
     shard.spawn("group_commit")
     tickets = [host.put(request([b"%d/" % number + BODY])) for number in range(200)]
+
     found: dict[type, int] = {DeliveryUnknown: 0, Unavailable: 0}
     for ticket in tickets:
         with pytest.raises((DeliveryUnknown, Unavailable)) as why:
@@ -366,9 +370,11 @@ def test_without_commit_real_time_a_sync_put_is_unknown_and_a_full_pool_refuses(
             assert why.value.fields["field"] == "transient_pool"
         else:
             assert why.value.fields["status"] == "FLUSH_DISK_TIMEOUT"
+
     stored = found[DeliveryUnknown]
     assert 100 < stored < 128
     assert found[Unavailable] == 200 - stored
+
     shard.spawn("commit_real_time")
     assert shard.bodies(stored) == list(range(stored))
     host.config = config_of("sync")

@@ -315,14 +315,17 @@ def test_fields_with_an_old_fencing_token_count_as_0(make_world: Callable[[], Wo
         world.commit_log_step(step)
     for step in FLUSHER_STEPS[:reached]:
         world.flusher.step(step, world.disk)
+
     zombie = world.flusher
     world.supervisor.revoke(ROLE)
     world.disk.written = world.disk.synced = START
     world.supervisor.begin(START, START, START)
+
     for step in FLUSHER_STEPS[reached:]:
         if step != "read":
             zombie.step(step, world.disk)
         assert world.check() == START
+
     assert zombie.grant_status() is GrantStatus.FENCED
     world.flusher = world.start_flusher()
     assert world.check() == START

@@ -211,17 +211,20 @@ def test_a_follower_deletes_below_the_confirmed_end_that_it_knows(tmp_path: Path
     source = MessageStore.open(tmp_path / "leader", config=CONFIG)
     source.create_topic("t", 1, [0])
     fill(source, 4)
+
     follower = FollowerHost(
         tmp_path / "follower",
         replace(CONFIG, file_reserved_hours=0),
         identity={"cluster_id": "c", "shard": 0, "replica": 1, "incarnation": 1},
         roles=("group_commit",),
     )
+
     try:
         for unit in source.log.chain.units(0, source.log.end):
             follower.append_units([unit], memoryview(source.log.read(unit.start, unit.end)))
         follower.log.sync()
         follower.advance_confirmed(2 * SIZE + 30_000)
+
         clean = follower._maintenance._cleaner
         # It does not know which messages are delayed: it keeps 72 hours, whatever the configuration says.
         assert clean.run_once() == 0
@@ -230,16 +233,19 @@ def test_a_follower_deletes_below_the_confirmed_end_that_it_knows(tmp_path: Path
         assert follower.log.start == 2 * SIZE
         names = sorted(path.name for path in (tmp_path / "follower/raymq/chain").iterdir())
         assert int(names[0]) == 2 * SIZE
+
         # It can still answer the requests of a leader's new connection.
         (first,) = source.log.chain.units(2 * SIZE, 2 * SIZE + 1)
         assert follower.chain_at(2 * SIZE) == (first.previous, 0)
         assert follower.chain_at(SIZE) is None
         end = follower.end()
+
         with pytest.raises(Unavailable) as refused:
             follower.put(request([b"x"]))
         assert status_of(refused.value) is PutStatus.SERVICE_NOT_AVAILABLE
     finally:
         follower.close()
+
     again = FollowerHost(
         tmp_path / "follower",
         CONFIG,

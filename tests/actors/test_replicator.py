@@ -213,6 +213,7 @@ def test_a_tail_that_the_leader_does_not_have_is_cut_when_its_bytes_differ(pair)
     pair.wait_matched(end)
     pair.follower.sync()
     pair.wait_confirmed(end)
+
     pair.stop_follower()
     tail = b"~" * 500
     previous = pair.follower.log.chain.value
@@ -220,10 +221,12 @@ def test_a_tail_that_the_leader_does_not_have_is_cut_when_its_bytes_differ(pair)
     pair.follower.append_units([unit], memoryview(tail))
     pair.follower.sync()
     pair.start_follower()
+
     later = pair.leader.write(200)
     pair.leader.sync()
     pair.wait_matched(later)
     assert pair.leader.confirmed == end
+
     pair.follower.sync()
     pair.wait_confirmed(later)
     assert pair.follower.log.end == later

@@ -244,15 +244,18 @@ def test_a_killed_flusher_is_replaced_after_one_more_witness_sync_and_the_counts
     replica.await_synced()
     replica.await_counts(1)
     before = replica.facts()["fencing_token"]
+
     first.kill()
     replica.await_vacancy()
     assert replica.facts()["last_end"] == "ended"
     replica.append(1000)
     assert replica.supervisor.progress().ends.synced == 1000
+
     replica.await_grant_of(replica.spawn())
     assert replica.witness_syncs == 2
     assert replica.facts()["fencing_token"] != before
     assert replica.facts()["syncs"] == 1
+
     replica.put(1000)
     replica.await_synced()
     replica.await_counts(2)

@@ -71,6 +71,7 @@ def test_a_server_that_dies_with_batches_in_flight_loses_and_repeats_nothing(
     backend.hold()
     futures = [sender.send("t", n % 2, batch(numbered(n * 10, 10))) for n in range(20)]
     backend.wait_for(lambda: len(backend.puts) >= 7)
+
     proxy.cut(refuse=True)
     backend.release()
     futures += [sender.send("t", n % 2, batch(numbered(n * 10, 10))) for n in range(20, 30)]
@@ -78,12 +79,14 @@ def test_a_server_that_dies_with_batches_in_flight_loses_and_repeats_nothing(
         cluster.down()
         proxy.mend(cluster.up())
     proxy.mend()
+
     receipts = [future.result(20) for future in futures]
     for queue in (0, 1):
         mine = [r for r in receipts if r.queue_id == queue]
         assert [r.first_offset for r in mine] == list(range(0, 150, 10))
         expected = [b for n in range(queue, 30, 2) for b in numbered(n * 10, 10)]
         assert backend.bodies("t", queue) == expected
+
     first_of = {}
     for put in backend.puts:
         body = put.batch.column("body")[0].as_py()
@@ -312,6 +315,7 @@ def test_a_refusal_after_a_break_does_not_call_a_batch_unstored_that_may_be_stor
     routes = through(proxy)
     sender = make_sender(routes=routes)
     sender.send("t", 0, batch(numbered(0, 1))).result(10)
+
     backend.hold()
     sent = sender.send("t", 0, batch(numbered(1, 1)))
     backend.wait_for(lambda: len(backend.puts) == 2)
@@ -320,13 +324,16 @@ def test_a_refusal_after_a_break_does_not_call_a_batch_unstored_that_may_be_stor
     pause = threading.Event()
     until(lambda: sender._senders[0]._stream is None, lambda: pause.wait(0.01))
     proxy.mend()
+
     waiting = sender.send("t", 0, batch(numbered(2, 1)))
     backend.release()
+
     with pytest.raises(DeliveryUnknown):
         sent.result(10)
     with pytest.raises(Rejected) as refused:
         waiting.result(10)
     assert refused.value.field == "token"
+
     # Then it goes on as a new producer: rows of the old one cannot be repeated by it.
     routes.token = TOKEN
     assert sender.send("t", 0, batch(numbered(3, 1))).result(10).first_offset == 2
@@ -407,6 +414,7 @@ def test_with_a_given_producer_id_nothing_is_stored_after_a_full_disk(
 ) -> None:
     monkeypatch.setattr(send_window, "STORAGE_FULL_MS", 0)
     sender = make_sender(producer_id=1)
+
     backend.hold()
     futures = [sender.send("t", 0, batch(numbered(0, 2)))]
     backend.wait_for(lambda: len(backend.puts) == 1)
@@ -414,12 +422,14 @@ def test_with_a_given_producer_id_nothing_is_stored_after_a_full_disk(
     futures += [sender.send("t", 0, batch(numbered(n, 2))) for n in (2, 4)]
     backend.wait_for(lambda: len(backend.puts) == 3)
     backend.release()
+
     assert futures[0].result(20).first_offset == 0
     for future in futures[1:]:
         with pytest.raises(StorageFull):
             future.result(20)
     with pytest.raises(StorageFull):
         sender.send("t", 0, batch(numbered(6, 2)))
+
     # A sender that starts again with the same id and rows stores each once: none has taken the number of another.
     again = make_sender(producer_id=1)
     for start in (0, 2, 4):

@@ -106,6 +106,7 @@ def test_end_to_end_over_several_topics_with_keys_in_an_open_loop(
     files = ("--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html"))
     load = ("--rate", "1000", "--topics", "2", "--queues", "2", "--keys", "zipf:50")
     code, out, err = command(cluster, "e2e", *SHORT, *load, "--consumers", "2", *files)
+
     assert code == 0, out + err
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["runner"] == "processes"
@@ -119,6 +120,7 @@ def test_end_to_end_over_several_topics_with_keys_in_an_open_loop(
         assert channel["latency"]["p50_ms"] <= channel["latency"]["p99_ms"]
     assert "as consumed: 800 acknowledged, 0 lost" in out
     assert backend.hides == 0
+
     html = (tmp_path / "r.html").read_text()
     page_is_whole(html)
     assert report["machine"]["host"] == platform.node()

@@ -584,6 +584,7 @@ def test_what_consume_prints_as_json_is_sent_again_as_it_was(
     odd.tag, odd.index_keys = "T", ("i", "j")
     terminal.cluster.ranges = {0: (0, 1), 1: (1, 2)}
     terminal.cluster.messages = [received(0, 0, b'{"n": 1}', b"k"), odd]
+
     assert terminal.run("consume", "t", "-o", "json") == 0
     (tmp_path / "lines").write_bytes(terminal.out)
     assert terminal.run("produce", "--input", str(tmp_path / "lines")) == 0

@@ -41,9 +41,11 @@ class Shard:
             identity={"cluster_id": CLUSTER_ID, "shard": 0, "incarnation": 1},
             roles=(),
         )
+
         self.server = serve(self.host, host="127.0.0.1", port=0, token=TOKEN)
         endpoint = f"127.0.0.1:{self.server.port}"
         self.host.routes = {"0": endpoint}
+
         self.cluster: Any = SimpleNamespace(
             transport="flight",
             endpoints={0: endpoint},
@@ -53,6 +55,7 @@ class Shard:
             ca=None,
             shards=1,
         )
+
         self.host.call("create_topic", {"name": "t", "queues": 1, "shards": [0]})
         self.host.put(request(list(BODIES))).wait(30)
         self.host.await_dispatch()

@@ -132,11 +132,13 @@ def test_a_directory_is_refused_in_the_words_of_start(
         (place / "cluster.json").write_text('{"format": 2}')
     elif case == "token":
         (place / "token").write_text("short")
+
     before = sorted(place.iterdir()) if place.is_dir() else None
     found = judged(place, files)
     assert found.verdict == "fail"
     assert found.advice
     assert (sorted(place.iterdir()) if place.is_dir() else None) == before
+
     with pytest.raises(RayMQError) as refused:
         lifecycle.start(place)
     assert found.found == str(refused.value)

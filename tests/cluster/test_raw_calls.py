@@ -53,6 +53,7 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
             ("send_back", {"group": "g", "queue_id": 0, "offset": 0, "delay_level": 0}),
         ):
             yield op, {**more, "topic": name}, "topic"
+
     for wrong in WRONG:
         yield "create_topic", {**topic, "queues": wrong}, "queues"
         yield "create_topic", {**topic, "shards": [wrong]}, "shards"
@@ -74,6 +75,7 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
             yield "commit_offsets", {**commit, "offsets": wrong}, "offsets"
         if wrong != "1":
             yield "commit_offsets", {**commit, "offsets": {str(wrong): 0}}, "offsets"
+
     for shards in ([], [1], [0] * 300_000, list(range(300_000)), [-1], "0", 0, None):
         yield "create_topic", {**topic, "shards": shards}, "shards"
     many = {str(queue): 0 for queue in range(300_000)}

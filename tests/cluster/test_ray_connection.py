@@ -353,10 +353,12 @@ def test_calls_that_wait_for_their_turn_leave_threads_for_those_whose_turn_it_is
         )
         for pid, stream in enumerate(streams)
     ]
+
     # Half of them wait, the others are refused at once instead of taking the last threads.
     ended = as_completed([reference.future() for reference in early], 10)
     for _ in range(GROUPS["append"] - EARLY_MAX):
         assert isinstance(next(ended).exception(), Unavailable)
+
     for pid, stream in enumerate(streams):
         waiting = early[pid].future()
         if not waiting.done():
@@ -365,6 +367,7 @@ def test_calls_that_wait_for_their_turn_leave_threads_for_those_whose_turn_it_is
             )
             assert unpack_acks(first.future().result(10))[0]["count"] == 1
             assert unpack_acks(waiting.result(10))[0]["count"] == 1
+
     assert len(backend.bodies(TOPIC)) == 2 * EARLY_MAX
 
 

@@ -185,11 +185,13 @@ def test_what_export_wrote_is_imported_as_it_was(tmp_path: Path) -> None:
             ("u", 0, b"other", {}),
         ):
             store.put_message(InnerMessage(topic, queue_id, body, properties))
+
     assert Ran("export", root, target).code == 0
     code, said = imported(FakeCluster(t=1), target)
     assert code == 2
     assert "the cluster has no topic u; nothing was sent" in said
     assert "raymq topic create 'u' --queues 1" in said
+
     cluster = FakeCluster(t=2, u=1)
     assert imported(cluster, target) == (0, "4 messages stored in t, u\n")
     full = {"key": b"\xfe", "tag": "T", "index_keys": ("i", "j"), "properties": {"a": "\u00fc b"}}
@@ -199,6 +201,7 @@ def test_what_export_wrote_is_imported_as_it_was(tmp_path: Path) -> None:
         ("t", {"body": b"second", "key": b"k", "queue_id": 1}),
         ("u", {"body": b"other", "queue_id": 0}),
     ]
+
     smaller = FakeCluster(t=1)
     assert imported(smaller, target, "--topic", "t") == (0, "3 messages stored in t\n")
     assert [message.get("queue_id") for _, message in smaller.sent] == [0, None, None]
@@ -273,6 +276,7 @@ def test_an_index_that_a_crash_tore_is_not_a_fault_but_the_part_below_its_mark_i
         if number == 60:
             store.sync_queues()
     store.abandon()
+
     first, second, third = sorted((root / "index").iterdir())
     # Bytes after the mark reached the disk in part.
     data = bytearray(second.read_bytes())
@@ -281,6 +285,7 @@ def test_an_index_that_a_crash_tore_is_not_a_fault_but_the_part_below_its_mark_i
     data[slots + 20 * 30 : slots + 20 * 35] = bytes(100)
     second.write_bytes(data)
     third.write_bytes(third.read_bytes()[:50])
+
     ran = Ran("verify", root)
     torn = [f"index/{path.name}" for path in (second, third)]
     assert ran.code == 0, ran.out
@@ -289,6 +294,7 @@ def test_an_index_that_a_crash_tore_is_not_a_fault_but_the_part_below_its_mark_i
         f"{root}: sound",
     ]
     assert Ran("verify", root, "--json").json()["anew"] == torn
+
     # A start takes the rest as it is.
     flip(first, slots + 20 * 5 + 2)
     flip(second, slots + 20 * 5 + 2)

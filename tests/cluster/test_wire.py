@@ -128,6 +128,7 @@ def test_wrong_columns_are_named_with_what_was_expected_and_found(cluster: FakeC
     writer, reader = client.do_exchange(
         flight.FlightDescriptor.for_command(command), options=options
     )
+
     rows = pa.record_batch(
         {"body": ["text"], "tag": ["t"], "properties": [b"p"], "born_time_ms": [1]}
     )
@@ -135,10 +136,12 @@ def test_wrong_columns_are_named_with_what_was_expected_and_found(cluster: FakeC
     writer.write_with_metadata(rows, flight_messages.pack(meta(1)))
     error = from_wire(flight_messages.unpack(reader.read_chunk().app_metadata)["acks"][0]["error"])
     writer.done_writing()
+
     with pytest.raises(StopIteration):
         reader.read_chunk()
     writer.close()
     client.close()
+
     assert isinstance(error, Rejected)
     assert error.field == "body"
     assert "string" in str(error)

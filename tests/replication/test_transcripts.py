@@ -54,6 +54,7 @@ class CombinerScript:
             self.now = int(arguments[0])
         else:
             self.ends = self.ends._replace(**{name: int(arguments[0])})
+
         lines = list(self.outcomes())
         return [*lines, f"waiting: {' '.join(map(str, self.waiting)) or 'none'}"]
 

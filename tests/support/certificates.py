@@ -50,6 +50,7 @@ def make_certificates(
     made = Certificates(place / "ca.pem", place / "server.pem", place / "server.key")
     ca_key, request, extension = place / "ca.key", place / "server.csr", place / "names"
     extension.write_text(f"subjectAltName={names}\n")
+
     _openssl(
         *("req", "-x509", *_EC, "-days", "90", "-subj", "/CN=raymq test authority"),
         *("-keyout", str(ca_key), "-out", str(made.ca)),
@@ -58,6 +59,7 @@ def make_certificates(
         *("req", *_EC, "-subj", "/CN=raymq test shard"),
         *("-keyout", str(made.key), "-out", str(request)),
     )
+
     until = end or datetime.now(timezone.utc) + timedelta(days=90)
     (place / "index").touch()
     (place / "ca.cnf").write_text(_CA_RULES.format(place=place))

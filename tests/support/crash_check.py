@@ -70,6 +70,7 @@ class Checker:
         if known is not None and (owed, known) in self._seen:
             # The same disk with another promise, of which the same store was looked at.
             return
+
         self.recovered += 1
         always = self.recovered % LOOK_STRIDE == 1
         foretold = None
@@ -80,6 +81,7 @@ class Checker:
             and (power or not self.trace.config.transient_pool)
         ):
             foretold = inspect_store(ROOT, image)
+
         store = open_store(image, self.trace.config)
         if foretold is not None:
             assert foretold.faults == [], (
@@ -89,6 +91,7 @@ class Checker:
                 assert store.log.recovered is not None
                 assert foretold.verdict.end == store.log.recovered.end, "verify finds another end"
                 assert foretold.verdict.row == store.log.recovered.row.name
+
         assert store.log.chain.last is None or store.log.chain.last.end == store.log.end
         outcome = self._outcomes[image.boot, image.key] = tuple(_outcome(store, image))
         if (owed, outcome) in self._seen and not always:
@@ -131,6 +134,7 @@ def look(trace: Trace, store: MessageStore, owed: Owed) -> None:
         for queue, end in ends.items():
             assert len(found.get(("t", queue), ())) >= end, f"queue {queue} lost acked records"
         _check_facts(store, owed)
+
         log_end = store.log.end
         for batch in owed.batches:
             again = store.put(
@@ -145,6 +149,7 @@ def look(trace: Trace, store: MessageStore, owed: Owed) -> None:
             assert again.first_offset == batch.first_offset
             assert again.duplicates == len(batch.bodies)
         assert store.log.end == log_end, "a repeated batch was stored again"
+
         _check_queues(store, found)
         if trace.properties is not None and trace.properties.startswith(b"KEYS"):
             _check_index(store, found)
@@ -152,6 +157,7 @@ def look(trace: Trace, store: MessageStore, owed: Owed) -> None:
             rows_found = sum(len(found.get(("t", queue), ())) for queue in (0, 1))
             noted = store.state.progress.get("groups", {}).get("rows", 0)
             assert noted == rows_found, "half a group is there"
+
         if "t" in store.state.topics:
             made = store.put(request([b"next"]))
             assert made.first_offset == len(found.get(("t", 0), ()))
@@ -177,6 +183,7 @@ def check_snapshots(store: MessageStore) -> None:
         if file.start >= log.end:
             # It was made ahead.
             continue
+
         complete_at, parts_end = read_head(file)
         walk = record.walk(file.read_view(), file.start, stop=size)
         if complete_at is not None:
@@ -187,6 +194,7 @@ def check_snapshots(store: MessageStore) -> None:
                 if at < complete_at and read_head(file, at)[0] == complete_at
             )
             continue
+
         assert needed is not None, "the newest segment has no whole snapshot"
         assert walk.end == parts_end, "a record follows a snapshot that was broken off"
         assert walk.reason is record.WalkStop.BLANK, "a segment without a snapshot was not ended"
@@ -213,6 +221,7 @@ def _read_log(
     found: dict[Queue, list[tuple[int, int, int]]] = {}
     size = trace.config.segment_size_bytes
     end = store.log.start
+
     for file in store.log.segments.files:
         view = file.read_view()
         walk = record.walk(view, file.start, stop=size)
@@ -225,6 +234,7 @@ def _read_log(
             end = walk.end
         if not len(walk.positions):
             continue
+
         for run in rows.runs(view, file.start, walk.positions, walk.sizes):
             units = found.setdefault((run.topic, run.queue_id), [])
             assert run.first_offset == len(units), "queue offsets are not dense"
@@ -237,6 +247,7 @@ def _read_log(
                     assert body not in owed.refused, "a put that was refused"
             codes = rows.tags_codes(run.topic, run.batch).tolist()
             units += zip(run.positions.tolist(), run.sizes.tolist(), codes, strict=True)
+
     assert end == store.log.end, "valid records stand behind the end"
     return found
 

@@ -61,12 +61,14 @@ def explore(task: Task) -> Explored:
     sample: list[tuple[bool, SimulatedDisk]] = []
     second_images = task.times_depth(SECOND_IMAGES)
     limit = task.times_depth(TRACES[task.trace][1])
+
     for number, (power, image) in enumerate(states(trace, limit)):
         keys.add(image.key)
         _check(checker, image, power, f"state {number} of {task}")
         at = number if len(sample) < second_images else chance.randrange(number + 1)
         if at < second_images:
             sample[at : at + 1] = [(power, image)]
+
     first = checker.recovered
     for power, image in sample:
         kind = "power loss" if power else "kill"
@@ -75,6 +77,7 @@ def explore(task: Task) -> Explored:
             keys.add(second.key)
             where = f"state {number} behind a {kind} at {image.crashed_at} of {task}"
             _check(checker, second, power_again, where)
+
     return Explored(
         frozenset(keys),
         checker.recovered,
@@ -96,6 +99,7 @@ def lose_after_kills(name: str) -> Explored:
     keys: set[int] = set()
     kills = 0
     tried: set[frozenset[tuple[int, Op]]] = {frozenset()}
+
     for number, image in enumerate(trace.disk.kill_states()):
         assert image.killed is not None
         if image.killed.open_names in tried and number % OTHER_KILLS_STRIDE:
@@ -109,6 +113,7 @@ def lose_after_kills(name: str) -> Explored:
             _check(
                 checker, state, True, f"after a kill at {image.crashed_at} of {name}, and an ack"
             )
+
     return Explored(
         frozenset(keys), checker.recovered, checker.looks, kills, time.perf_counter() - started
     )

@@ -96,10 +96,12 @@ class FileState:
         if not chosen:
             return self.blocks, self.size
         width = self.width
+
         reached = self.sizes[: chosen.get("size", 0)]
         size = reached[-1][1] if reached else self.size
         blocks = dict(self.blocks)
         written: dict[int, int] = {}
+
         for block, versions in self.versions.items():
             version = chosen.get(block, 0)
             if version:
@@ -108,6 +110,7 @@ class FileState:
                     blocks.pop(block, None)
                 else:
                     blocks[block] = content
+
         # A length that fell and rose again has zeros where it was cut, unless they were rewritten.
         cuts, before = [], self.size
         for at, length in reached:
@@ -121,6 +124,7 @@ class FileState:
                 else:
                     keep = blocks[block][: cut - block * width]
                     blocks[block] = keep.ljust(width, b"\0")
+
         return blocks, size
 
     def settle(self) -> None:
@@ -248,6 +252,7 @@ class Replay:
                 of_dir.setdefault(number, set()).add(what)
             elif answer:
                 of_file.setdefault(number, {})[what] = answer
+
         files: dict[int, tuple[Blocks, int]] = {}
         dirs: dict[int, dict[str, int]] = {}
         parts: list[Any] = []
@@ -274,10 +279,12 @@ class Replay:
                 else:
                     files[child] = file.blocks, file.size
                     parts.append((path, name, file.key()))
+
         key = hash(frozenset(parts))
         if (key, len(self.notes)) in self._seen:
             return None
         self._seen.add((key, len(self.notes)))
+
         made = SimulatedDisk(
             block_bytes=self.disk.block_bytes,
             record=False,
@@ -410,16 +417,19 @@ def _combinations(
         for answers in itertools.product(*(range(count + 1) for _, count in choices)):
             yield dict(zip(names, answers, strict=True))
         return
+
     chance = random.Random(seed)
     newest = dict(choices)
     yield {}
     yield newest
+
     # Exactly one thing on disk, exactly one thing lost: most protocols break here.
     singles = [(name, lost) for name, _ in choices for lost in (False, True)]
     chance.shuffle(singles)
     singles = singles[: limit // 2]
     for name, lost in singles:
         yield {**newest, name: 0} if lost else {name: newest[name]}
+
     for _ in range(limit - 2 - len(singles)):
         yield {name: chance.randint(0, count) for name, count in choices}
 

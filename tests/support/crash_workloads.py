@@ -114,6 +114,7 @@ def truncations(width: int) -> Trace:
     trace = Trace(width, salt=5)
     log = CommitLog(ROOT, CONFIG, files=trace.disk, clock=ManualClock())
     log.recover(0)
+
     for turn in range(2):
         for salt in (6, 7):
             leader = _leader(width, shared=7 * (turn + 1), salt=salt, tail=6 - turn)
@@ -130,6 +131,7 @@ def truncations(width: int) -> Trace:
             # The next leader has no more of the last one's tail than what was confirmed.
             _cut(trace, log, confirmed)
             assert log.confirmed == log.end
+
     return trace
 
 
@@ -283,6 +285,7 @@ def full_disk(width: int) -> Trace:
     """
     trace = Trace(width, salt=14)
     trace.open()
+
     for turn in range(18):
         if turn % 3 == 1:
             # The bytes, the chain unit, the next file: each in its turn.
@@ -299,9 +302,11 @@ def full_disk(width: int) -> Trace:
                 trace.refused.append(body)
             trace.note()
             trace.disk.heal()
+
         trace.put(turn % 2, 2, 500)
         if turn % 4 == 3:
             trace.ack()
+
     assert len(trace.refused) >= 4
     return trace
 

@@ -180,6 +180,7 @@ class DelayWorld:
         while low < high:
             part = self.store.fetch(topic, queue, low, max_bytes=1 << 20, max_records=1000)
             assert part.records is not None
+
             sizes = np.array([len(raw) for raw in part.records.to_pylist()])
             raw = b"".join(part.records.to_pylist())
             rows = record.decode(raw, np.cumsum(sizes) - sizes, sizes).to_pylist()
@@ -194,6 +195,7 @@ class DelayWorld:
                 for row in rows
             ]
             low = part.next_offset
+
         return found
 
     def check(self, expected: set[bytes], *, never_early: bool = True) -> None:

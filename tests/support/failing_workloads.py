@@ -55,6 +55,7 @@ class Host:
         self.config = config
         #: None: it did not open, or was closed
         self.store: MessageStore | None = None
+
         self.acked: list[bytes] = []
         #: appended and not yet synced
         self.open_bodies: list[bytes] = []
@@ -64,6 +65,7 @@ class Host:
         #: name -> number, as `Owed.facts`
         self.facts: dict[str, int] = {}
         self.errors: list[Exception] = []
+
         #: the log was cut, or was to be cut
         self.cut = False
         #: the store could not take back an append, and said that it stopped writing
@@ -312,6 +314,7 @@ def fail_every_call(name: str) -> Failed:
     start = _prepared(name).disk.calls
     # `unclean` goes on with a disk that was made from the trace of another.
     calls = {kind: undisturbed.disk.calls[kind] - start[kind] for kind in FAULTS}
+
     injections = poisoned = refused = 0
     for kind, count in calls.items():
         for error in FAULTS[kind]:
@@ -337,6 +340,7 @@ def fail_every_call(name: str) -> Failed:
                     except Exception as found:
                         found.args = (f"{context}: {found}",)
                         raise
+
     return Failed(calls, injections, poisoned, refused, time.perf_counter() - started)
 
 
@@ -363,6 +367,7 @@ def _check(host: Host) -> None:
     store = host.store
     if host.once and store is not None and store.log.poisoned is None:
         assert len(host.refused) <= BATCH_ROWS, "more than the one put was refused"
+
     if store is not None and store.log.poisoned is not None:
         try:
             store.put(request([b"after a failed sync"]))
@@ -370,6 +375,7 @@ def _check(host: Host) -> None:
             pass
         else:
             raise AssertionError("a store that stopped writing took a put")
+
     killed, lost = last_states(host.disk, LOST, SEED)
     for power, image in ((False, killed), *((True, image) for image in lost)):
         try:

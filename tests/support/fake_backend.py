@@ -117,9 +117,11 @@ class FakeBackend:
                 error = self.refusals.pop(0)
                 if error is not None:
                     raise error
+
             ticket = PutTicket(notify)
             outcome = self._store(request)
             self._changed.notify_all()
+
             held = self._held
             if self.unknown:
                 self.unknown -= 1
@@ -138,6 +140,7 @@ class FakeBackend:
         elif info is None or not 0 <= request.queue_id < info.queues:
             raise Rejected(f"no queue {request.queue_id} of {request.topic}", field="topic")
         record.check_put(request.topic, request.batch, max_message_bytes=self.max_message_bytes)
+
         count = request.batch.num_rows
         skip, first = 0, -1
         stamp = None
@@ -152,6 +155,7 @@ class FakeBackend:
             )
             skip, first = admission.duplicates, admission.first_offset
             stamp = Stamp(request.producer_id, request.epoch, request.first_sequence)
+
         entry = self.queues.setdefault((request.topic, request.queue_id), FakeQueue())
         now = self.clock.now_ms()
         if skip < count:
@@ -189,6 +193,7 @@ class FakeBackend:
             store_time_ms=now,
         ).to_pybytes()
         self._position += len(data)
+
         found, start = [], 0
         for size in prepared.sizes[skip:].tolist():
             found.append(data[start : start + size])
@@ -220,6 +225,7 @@ class FakeBackend:
                 )
                 found.append(FetchSlice(queue_id, offset, offset, low, high, None, error))
                 continue
+
             records = entry.records[offset - low :][: request.max_records]
             size = 0
             for index, raw in enumerate(records):
@@ -231,6 +237,7 @@ class FakeBackend:
                 end = offset + len(records)
                 column = pa.array(records, pa.binary())
                 found.append(FetchSlice(queue_id, offset, end, low, high, column, None))
+
         return found
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -244,17 +251,20 @@ class FakeBackend:
                 }
                 for info in self.state.topics.values()
             }
+
         if op == "routes":
             return dict(self.routes)
         if op == "status":
             return {**self.identity(), "state": "RUNNING"}
         if op == "describe":
             return {**self.identity(), "name": "fake", "shards": 1}
+
         if op == "queue_ranges":
             info = self.state.topics[args["topic"]]
             queues = [q for q in range(info.queues) if info.shard_of(q) == self.shard]
             entries = {q: self.queues.get((info.name, q), FakeQueue()) for q in queues}
             return {str(q): [e.min_offset, e.max_offset] for q, e in entries.items()}
+
         if op == "commit_offsets":
             table = self.state.offsets.setdefault((args["group"], args["topic"]), {})
             table.update({int(q): int(o) for q, o in args["offsets"].items()})
@@ -262,10 +272,12 @@ class FakeBackend:
         if op == "offsets":
             table = self.state.offsets.get((args["group"], args["topic"]), {})
             return {str(q): o for q, o in table.items()}
+
         if op == "init_producer":
             epoch = self.state.next_epoch(args["producer_id"])
             self.state.raise_epoch(args["producer_id"], epoch)
             return {"epoch": epoch}
+
         if op == "down":
             raise Unavailable("down", field="op")
         raise Rejected(f"unknown operation {op!r}", field="op", limit="a known operation")

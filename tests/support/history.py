@@ -112,18 +112,21 @@ def _check_log(
     next_offset: dict[int, int] = {}
     last: dict[SequenceKey, int] = {}
     places: dict[SequenceKey, dict[int, int]] = {}
+
     for read in log:
         expected = next_offset.get(read.queue, 0)
         if read.offset != expected:
             what = f"queue {read.queue}: offset {read.offset} where {expected} belongs"
             found.append(Fault("non-monotonic", what))
         next_offset[read.queue] = read.offset + 1
+
         try:
             producer, queue, number = map(int, read.body.split(b"/", 3)[:3])
         except ValueError:
             what = f"queue {read.queue} offset {read.offset}: foreign {read.body[:30]!r}"
             found.append(Fault("phantom", what))
             continue
+
         key = (producer, queue)
         name = _name(key, number)
         if queue != read.queue or read.body != body(producer, queue, number):
@@ -138,8 +141,10 @@ def _check_log(
             continue
         if number < last.get(key, -1):
             found.append(Fault("reordered", f"{name}: stored after number {last[key]}"))
+
         places[key][number] = read.offset
         last[key] = max(number, last.get(key, -1))
+
     return found, places
 
 

@@ -39,8 +39,10 @@ class Demo:
         self.data_dir = place / "data"
         self.said = place / "said"
         self.mark = str(place)
+
         words = [sys.executable, "-c", DEMO, "--rows", "3000", "--data-dir", str(self.data_dir)]
         inherited = {name: text for name, text in os.environ.items() if not name.startswith("RAY")}
+
         with self.said.open("wb") as file:
             self.process = subprocess.Popen(
                 words,

@@ -229,12 +229,14 @@ class World:
             confirmed=self.published,
             limits=self.limits,
         )
+
         self.combiner = PutCombiner(
             PROMISES[self.flush, True, "quorum"],
             flush_timeout_ms=5000,
             replica_timeout_ms=3000,
             acknowledged=self.published,
         )
+
         self.connection = 0
         self.progress()
 
@@ -347,6 +349,7 @@ class World:
         body = None if packet.body is None else memoryview(packet.body)
         if isinstance(message, AppendEntries):
             assert len(packet.body or b"") == message.end - message.prev_end
+
         machine, log = self.follower, self.follower_log
         dropped = machine.dropped
         for effect in machine.step(header, message, body, log):
@@ -372,6 +375,7 @@ class World:
                 self.reply(answering, effect.message)
                 if isinstance(effect.message, Refusal) and answering == machine.header():
                     machine.leave()
+
         if machine.dropped > dropped:
             self.trace.append(f"follower drops {describe(message)}")
 

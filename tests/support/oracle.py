@@ -111,6 +111,7 @@ class Oracle:
         home.mkdir(exist_ok=True)
         self._errors = home / "errors"
         self._asking = threading.Lock()
+
         logback = SOURCES / "logback.xml"
         with self._errors.open("w", encoding="utf-8") as errors:
             self._process = subprocess.Popen(

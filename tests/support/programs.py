@@ -49,6 +49,7 @@ def run(program: Program) -> list[str]:
     # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
     place = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
     claim(place)
+
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
     environment = {
         **inherited,
@@ -58,6 +59,7 @@ def run(program: Program) -> list[str]:
         "RAYMQ_HOME": str(place / "home"),
         "RAY_AUTH_TOKEN_PATH": str(place / "ray-token"),
     }
+
     try:
         try:
             return [_run(program, place, environment) for _ in range(program.runs)]

@@ -111,24 +111,29 @@ class SimulatedDisk(Files):
         #: what is on the disk or in the page cache when it is first used
         self.base = base or Base({}, {0: {}})
         self.killed = killed
+
         #: what a power loss cannot take any more
         self.durable = self.base if killed is None else killed.durable
         #: how many calls of each method there were
         self.calls: Counter[str] = Counter()
         #: where in the trace of the disk it was made from this one crashed, and the notes up to
         #: there
+
         self.crashed_at = 0
         self.notes: tuple[Any, ...] = ()
         #: of a disk that a crash left: a hash of every name, length and byte
         self.key = 0
+
         # Another disk is another machine: it shares no lock with this process's other stores.
         self.held_locks: set[str] = set()  # type: ignore[misc]
         self._trace: list[Op] | None = None
         #: where in the trace its own operations begin, after those of the killed
         self.begins_at = 0
+
         if record:
             self._trace = [] if killed is None else killed.operations()
             self.begins_at = len(self._trace)
+
         self._nodes = {n: Node(n, blocks, size) for n, (blocks, size) in self.base.files.items()}
         #: directory -> names; its number is in `_dirs`
         self._names: dict[str, dict[str, int]] = {}
@@ -137,12 +142,14 @@ class SimulatedDisk(Files):
         self._last_number = max((0, *self.base.files, *self.base.dirs))
         if killed is not None:
             self._last_number = killed.last_number
+
         self._fds: dict[int, tuple[Node, bool]] = {}
         self._last_fd = 1000
         self._locks: dict[int, int] = {}
         self._faults: list[Fault] = []
         self._mapped: list[Node] = []
         self._arrays: dict[int, weakref.ref[Any]] = {}
+
         #: what `used_ratio` answers, percent, by directory; others are at 0
         self.used: dict[str, float] = {}
         self._mutex = threading.RLock()

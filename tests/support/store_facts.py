@@ -104,6 +104,7 @@ def line_of(row: dict[str, Any], at: int, raw: bytes) -> Line:
     """One record as the oracle prints it."""
     properties = decode_properties(row["properties"])
     host, _, port = row["store_host"].rpartition(":")
+
     return {
         "kind": "record",
         "phy": at,
@@ -136,6 +137,7 @@ def queues(store: MessageStore) -> Iterable[Line]:
     for topic, queue_id in store.queues():
         low, high = store.queue_range(topic, queue_id)
         yield {"kind": "queue", "topic": topic, "queueId": queue_id, "min": low, "max": high}
+
         fetched: dict[int, bytes] = {}
         offset = low
         while offset < high:
@@ -143,6 +145,7 @@ def queues(store: MessageStore) -> Iterable[Line]:
             raws = [] if part.records is None else part.records.to_pylist()
             fetched.update(zip(range(offset, part.next_offset), raws, strict=True))
             offset = part.next_offset
+
         units = store.consume_queues.get(topic, queue_id).read(low, high - low).tolist()
         for offset, (position, size, tags_code) in enumerate(units, low):
             raw = fetched[offset]
@@ -202,6 +205,7 @@ def expected_keys(lines: Iterable[Line]) -> dict[tuple[Any, ...], Line]:
     """Topic and key -> what a complete index finds, oldest first: each record that carries a key of the same hash."""
     carriers: dict[int, list[int]] = {}
     names: set[tuple[str, str]] = set()
+
     for line in lines:
         if line["kind"] != "record":
             continue
@@ -211,6 +215,7 @@ def expected_keys(lines: Iterable[Line]) -> dict[tuple[Any, ...], Line]:
         if line["sysFlag"] & 0xC != 0xC:  # what was rolled back is not indexed
             for code in {key_hash(*pair) for pair in pairs}:
                 carriers.setdefault(code, []).append(line["phy"])
+
     return {
         ("key", topic, key): {
             "kind": "key",
