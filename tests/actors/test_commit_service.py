@@ -400,11 +400,13 @@ def test_a_full_disk_is_retried_with_pauses_despite_wakeups(shard: Shard):
     shard.spawn(shard.roles[0])
     child = shard.spawn("commit_real_time", "full")
     tries, room = shard.root / "tries", shard.root / "room"
+
     tickets = [put(host, 0)]
     until(tries.exists, lambda: PAUSE.wait(0.01))
     for number in range(1, 20):
         tickets.append(put(host, number))
         PAUSE.wait(0.005)
+
     assert len(tries.read_text()) <= 2
     assert child.poll() is None
     room.touch()
@@ -448,6 +450,7 @@ def test_a_stop_that_cannot_commit_raises_and_the_next_start_commits(tmp_path: P
         assert host.store.create_topic("t", 1, [0]) is not None
         for number in range(20):
             put(host, number).wait(30)
+
         files.full = True
         with pytest.raises(Unavailable, match="last writes before its stop failed: the disk is"):
             host.close(1.0)
@@ -456,6 +459,7 @@ def test_a_stop_that_cannot_commit_raises_and_the_next_start_commits(tmp_path: P
         assert shard.bodies(20) == list(range(20))
     finally:
         shard.close()
+
     assert verify(shard.root) == []
 
 

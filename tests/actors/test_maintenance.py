@@ -59,6 +59,7 @@ def test_passes_come_a_minute_after_the_start_and_then_in_their_interval() -> No
     maintenance = Maintenance(
         store.clean_service, clock=clock, interval_ms=10_000, sample=samples.append
     )
+
     passes = []
     for _ in range(90):
         disk.used["/s/commitlog"] = disk.used.get("/s/commitlog", 0) + 0.5
@@ -67,6 +68,7 @@ def test_passes_come_a_minute_after_the_start_and_then_in_their_interval() -> No
         if store.clean_service.log_ratio != seen:
             passes.append(len(samples))
         clock.advance(1000)
+
     assert passes == [FIRST_PASS_MS // 1000 + 1, 71, 81]
     assert len(samples) == 90
 
@@ -79,11 +81,13 @@ def test_a_pass_that_fails_is_reported_and_tried_again() -> None:
     confirm(store)
     clock.advance(4 * 24 * 3_600_000)
     maintenance = Maintenance(store.clean_service, clock=clock, interval_ms=10_000)
+
     maintenance.delete_now()
     disk.fail("unlink")
     maintenance.step()
     assert maintenance.failed is not None
     assert "Input/output error" in maintenance.failed
+
     maintenance.step()
     assert store.log.start == 0
     clock.advance(10_000)
@@ -143,15 +147,18 @@ def test_a_leader_deletes_on_demand_and_its_status_says_so(leader: LeaderHost) -
     leader.store.log.note_confirmed(leader.store.log.end)
     leader._dispatcher.wake()
     until(lambda: leader.store.dispatched == leader.store.log.end, pause)
+
     assert leader.call("status", {})["min_offset"] == 0
     leader.call("delete_expired_files", {})
     until(lambda: leader.store.clean_service.deleted == 3, pause)
+
     status = leader.call("status", {})
     assert status["min_offset"] == 3 * SIZE
     assert status["clean"]["deleted_files"] == 3
     assert status["clean"]["error"] is None
     assert status["flags"] == []
     assert status["store_stats"]["topics"]["t"]["messages"] > 40
+
     (part,) = leader.fetch(FetchRequest("t", {0: 0}, 1000, 1, 0))
     assert isinstance(part.error, OffsetOutOfRange)
     assert part.min_offset > 0

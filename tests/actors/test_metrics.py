@@ -109,9 +109,11 @@ def test_a_sync_is_reported_before_its_time_is_counted(
     monkeypatch.setattr(
         satellite, "publish_position", lambda end: reported.append((end, latency.read().total))
     )
+
     satellite.publish_sync_started(5)
     clock.advance(20)
     satellite.publish_synced(5)
+
     assert reported == [(5, 0)]
     assert latency.read().sum_s == pytest.approx(0.02, abs=1e-5)
     satellite.close()
@@ -195,11 +197,13 @@ def test_a_counter_is_increased_by_the_difference_and_only_when_there_is_one() -
     telling, recorder = collector(readings)
     telling.collect()
     assert recorder.value("raymq_fsyncs_total") == 10
+
     telling.collect()
     assert recorder.calls == 1
     readings["raymq_fsyncs_total"] = 12
     telling.collect()
     assert recorder.value("raymq_fsyncs_total") == 12
+
     # The total is made of two counts that were read while they grew.
     readings["raymq_fsyncs_total"] = 11
     telling.collect()

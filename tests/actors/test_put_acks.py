@@ -76,6 +76,7 @@ class Leader:
         self.flusher = "group_commit" if flush == "sync" else "flush_real_time"
         self.children: dict[str, subprocess.Popen[bytes]] = {}
         self.sequences: dict[int, int] = {}
+
         config = StoreConfig(
             segment_size_bytes=SEGMENT,
             prewrite_window_bytes=64 * 1024,
@@ -88,6 +89,7 @@ class Leader:
             identity={"cluster_id": "c", "shard": 0},
             roles=(self.flusher, "replication"),
         )
+
         assert self.host.store.create_topic("t", 1, [0]) is not None
 
     def start(self, role: str) -> None:
@@ -195,10 +197,12 @@ def test_a_quorum_put_is_acknowledged_and_readable_up_to_replications_position(
     for _ in range(3):
         puts.append(leader.put("quorum"))
         ends.append(log.end)
+
     # A put with acks=leader: from here on everything is synced.
     leader.put("leader", producer=2).wait(30)
     assert not any(put.done for put in puts)
     assert log.synced >= ends[-1]
+
     for at, end in enumerate(ends):
         words.write(b"%d\n" % end)
         words.flush()

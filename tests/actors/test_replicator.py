@@ -136,15 +136,18 @@ def test_damaged_bytes_of_the_leader_are_not_sent_and_the_error_names_file_and_o
     first = pair.leader.write(100)
     pair.wait_matched(first)
     pair.stop_follower()
+
     end = pair.leader.write(100)
     file = pair.leader.segments.files[-1]
     file.pwrite(b"\xff", first + 50)
     pair.start_follower()
+
     wait_until(
         lambda: f"{file.path} at {first}: the bytes are not" in trouble(pair), "it is reported"
     )
     assert pair.follower.log.end == first
     assert not pair.exit_codes
+
     file.pwrite(b"\x01", first + 50)
     pair.wait_matched(end)
     assert pair.follower.bytes(end) == pair.leader.bytes(end)
@@ -183,6 +186,7 @@ def test_bytes_that_change_on_the_way_are_refused_and_never_stored(pair):
     first = pair.leader.write(100)
     pair.wait_matched(first)
     pair.stop_follower()
+
     end = pair.leader.write(100)
     reader = pair.replicator._log
     read = reader.read
@@ -190,9 +194,11 @@ def test_bytes_that_change_on_the_way_are_refused_and_never_stored(pair):
         (data := read(start, stop, message))
         and bytes(byte ^ (place == 50) for place, byte in enumerate(data))
     )
+
     pair.start_follower()
     wait_until(lambda: "damaged" in trouble(pair), "a refusal")
     assert pair.follower.log.end == first
+
     reader.read = read
     pair.wait_matched(end)
 

@@ -203,6 +203,7 @@ def test_with_a_given_producer_id_an_unknown_outcome_ends_its_queue(
     make_sender: MakeSender, backend: FakeBackend, proxy: TcpProxy
 ) -> None:
     sender = make_sender(routes=through(proxy), delivery_timeout_ms=1_000, producer_id=1)
+
     backend.hold()
     lost = sender.send("t", 0, batch([b"x"]))
     backend.wait_for(lambda: len(backend.puts) == 1)
@@ -211,6 +212,7 @@ def test_with_a_given_producer_id_an_unknown_outcome_ends_its_queue(
         lost.result(20)
     with pytest.raises(DeliveryUnknown, match="same producer id"):
         sender.send("t", 0, batch([b"y"]))
+
     backend.release()
     # The same id from the beginning: what was stored is recognised.
     proxy.mend()
@@ -296,11 +298,13 @@ def test_closing_fails_what_is_open_truthfully(
     backend.hold()
     future = sender.send("t", 0, batch([b"x"]))
     backend.wait_for(lambda: len(backend.puts) == 1)
+
     backend.release()
     backend.hold()
     future.result(10)
     late = sender.send("t", 0, batch([b"y"]))
     backend.wait_for(lambda: len(backend.puts) == 2)
+
     sender.close()
     backend.release()
     with pytest.raises(DeliveryUnknown, match="closed"):
@@ -364,6 +368,7 @@ def test_a_sender_stays_within_its_share_of_the_shards_memory(
         for _ in range(31):
             stream = others.enter_context(closing(connection.put_stream()))
             stream.opened()
+
         sender = make_sender()
         sender.send("t", 0, batch([b"first"])).result(10)
         assert memory.share == 2 << 20
@@ -371,6 +376,7 @@ def test_a_sender_stays_within_its_share_of_the_shards_memory(
         futures = [sender.send("t", 0, batch([b"x" * (1 << 20)])) for _ in range(10)]
         backend.wait_for(lambda: len(backend.puts) == 2)
         assert sender.stalled("t", 0)
+
         backend.release()
         assert [future.result(10).first_offset for future in futures] == list(range(1, 11))
 

@@ -278,11 +278,13 @@ def test_the_disk_of_a_data_directory_is_named(tmp_path: Path) -> None:
 def page_is_whole(text: str) -> None:
     """It needs nothing else, is well-formed, and every curve lies in its picture."""
     assert not re.search(r"<script|<link|<img|url\(|src=|href=", text)
+
     tree = ElementTree.fromstring(text.removeprefix("<!doctype html>\n"))
     namespace = "{http://www.w3.org/2000/svg}"
     pictures = list(tree.iter(f"{namespace}svg"))
     # Three a channel, each for wide and narrow windows; a channel may have had nothing within the time.
     assert len(pictures) in (6, 12)
+
     for picture in pictures:
         _, _, width, height = map(float, str(picture.get("viewBox")).split())
         curves = list(picture.iter(f"{namespace}polyline"))

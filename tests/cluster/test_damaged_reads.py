@@ -109,15 +109,18 @@ def test_a_consumer_gets_all_before_the_damage_then_the_error_until_it_seeks_on(
         found, error = read_all(consumer)
         assert found == BODIES[:ROTTEN]
         check_error(error, shard, place)
+
         with pytest.raises(Corrupt):
             consumer.poll(1, 0)
         with pytest.raises(Corrupt):
             consumer.poll_batch(1, 0)
         with pytest.raises(Corrupt):
             consumer.next_message(0)
+
         assert consumer.position(0) == ROTTEN
         consumer.seek(0, ROTTEN + 1)
         assert consumer.poll_batch(100, 10).column("body").to_pylist() == BODIES[ROTTEN + 1 :]
+
     status = shard.host.call("status", {})
     assert [each["offset"] for each in status["damage"]] == [place]
     assert status["metrics"]["scrub_faults"] == 1

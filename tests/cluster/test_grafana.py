@@ -99,6 +99,7 @@ def test_queries_name_only_labels_that_there_are(dashboard: dict[str, Any]) -> N
 
 def test_panels_have_places_of_their_own_and_say_what_they_show(dashboard: dict[str, Any]) -> None:
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
     taken: set[tuple[int, int]] = set()
     for panel in dashboard["panels"]:
         at = panel["gridPos"]
@@ -111,6 +112,7 @@ def test_panels_have_places_of_their_own_and_say_what_they_show(dashboard: dict[
         assert all(x < 24 for x, _ in cells)
         taken |= cells
         assert panel["title"]
+
     for panel in panels(dashboard):
         assert panel["description"]
         assert panel["datasource"] == "${datasource}"

@@ -337,9 +337,11 @@ def test_stop_closes_leaders_then_followers_then_satellites_and_leaves_a_foreign
 ) -> None:
     begin(tmp_path, replication="mirror")
     report = lifecycle.stop(tmp_path / "data")
+
     assert report.clean
     assert report.ray == "left running"
     assert set(report.actors.values()) == {"closed"}
+
     order = [name.removeprefix("raymq:default:shard-0:") for _, name in ray.events]
     assert order == [
         *["replica-0:commit_log"] * 2,
@@ -348,6 +350,7 @@ def test_stop_closes_leaders_then_followers_then_satellites_and_leaves_a_foreign
         *["replica-0:group_commit"] * 2,
         *["replica-1:group_commit"] * 2,
     ]
+
     assert (tmp_path / "data" / "cluster.json").exists()
     assert not (tmp_path / "data" / "ray.json").exists()
 

@@ -155,9 +155,11 @@ def test_a_call_and_an_answer_may_come_in_pieces(path: Path, client: LocalClient
             lambda: any(connection._line for connection in house.server._connections),
             lambda: house.run(asyncio.sleep(0)),
         )
+
         caller.sendall(b", 2, 0.0]\n")
         assert caller.recv(100) == b"[[5, 2]]\n"
     house.close()
+
     ours, coordinator = socket.socketpair()
     client._free.append(ours)
     with coordinator, ThreadPoolExecutor(1) as pool:

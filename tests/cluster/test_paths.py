@@ -196,10 +196,12 @@ with paths.directory_lock(paths.ClusterPaths(sys.argv[1]), Files()):
 
 def test_a_second_start_on_the_directory_fails_at_once_and_says_why(tmp_path: Path) -> None:
     place, files = paths.ClusterPaths(tmp_path), Files()
+
     # fcntl locks are a process's own: the other holder must be another process.
     other = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
+
     with other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
@@ -210,6 +212,7 @@ def test_a_second_start_on_the_directory_fails_at_once_and_says_why(tmp_path: Pa
             pass
         assert other.stdin is not None
         other.stdin.close()
+
     with paths.directory_lock(place, files):
         pass
 

@@ -212,6 +212,7 @@ def test_a_full_buffer_blocks_up_to_max_block_ms(make: Make, backend: FakeBacken
 
 def stalled_batch(producer: Producer, backend: FakeBackend) -> OpenBatch:
     """An open batch whose linger time is over. Of two earlier batches one is written and one waits."""
+
     backend.hold()
     pause = threading.Event()
     for number in range(2):
@@ -221,6 +222,7 @@ def stalled_batch(producer: Producer, backend: FakeBackend) -> OpenBatch:
             lambda count=closed: producer.statistics()["under_way_batches"] == count,
             lambda: pause.wait(0.001),
         )
+
     until(lambda: producer._batcher.sender.stalled("t", 0), lambda: pause.wait(0.001))
     producer.send("t", b"first", queue_id=0)
     batch = producer._batcher._open["t", 0]
@@ -256,15 +258,18 @@ def test_a_full_buffer_waits_for_acks_and_not_for_the_linger_time(
 ) -> None:
     producer = make(linger_ms=FOREVER_MS, in_flight_bytes=1000, buffer_bytes=3000, batch_bytes=900)
     backend.hold()
+
     producer.send("t", b"a" * 900, queue_id=0)
     producer.send("t", b"b" * 900, queue_id=0)
     pause = threading.Event()
     until(lambda: producer._batcher.sender.stalled("t", 0), lambda: pause.wait(0.001))
     producer.send("t", b"c" * 300, queue_id=0)
+
     late = threading.Thread(target=producer.send, args=("t", b"d" * 1700), kwargs={"queue_id": 0})
     late.start()
     batcher = producer._batcher
     until(lambda: batcher._due[0].due < batcher._clock.monotonic() + 1, lambda: late.join(0.001))
+
     backend.release()
     late.join(10)
     backend.wait_for(lambda: len(backend.bodies("t")) == 4)

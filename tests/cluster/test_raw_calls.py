@@ -119,6 +119,7 @@ def fetches() -> Iterator[tuple[dict[str, Any], str]]:
     good = {"topic": "t", "offsets": {0: 0}, "max_bytes": 1000, "max_records": 10, "wait_ms": 0}
     for name in NO_NAMES:
         yield {**good, "topic": name}, "topic"
+
     for wrong in WRONG:
         if wrong != HUGE:
             yield {**good, "max_bytes": wrong}, "max_bytes"
@@ -129,6 +130,7 @@ def fetches() -> Iterator[tuple[dict[str, Any], str]]:
             yield {**good, "offsets": {0: wrong}}, "offsets"
         if wrong != "1" and not isinstance(wrong, dict | list):
             yield {**good, "offsets": {wrong: 0}}, "offsets"
+
     yield {**good, "offsets": {}}, "offsets"
     yield {**good, "offsets": dict.fromkeys(range(300_000), 0)}, "offsets"
     yield {**good, "offsets": {2: 0}}, "offsets"
@@ -139,6 +141,7 @@ def test_a_fetch_with_a_wrong_argument_is_refused_by_its_name(
 ) -> None:
     stream = connection.fetch_stream()
     methods = RayMethods(shard.host)
+
     for arguments, field in fetches():
         for fetch in (
             lambda **given: stream.fetch(FetchRequest(**given)),
@@ -149,6 +152,7 @@ def test_a_fetch_with_a_wrong_argument_is_refused_by_its_name(
             error = refused.value
             assert error.fields.get("field") == field, (str(arguments)[:200], error.message)
             assert len(error.message) < 1000
+
     most = {"max_bytes": HUGE, "max_records": HUGE, "wait_ms": 0}
     (found,) = stream.fetch(FetchRequest("t", {0: 0}, **most))
     assert found.next_offset == 3

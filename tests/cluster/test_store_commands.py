@@ -64,6 +64,7 @@ def test_repair_shows_its_plan_and_acts_only_with_yes(own: Path, tmp_path: Path)
     root = copy(own, tmp_path / "s")
     assert Ran("repair", root).out == f"{root}: nothing to repair\n"
     assert Ran("repair", root).code == 0
+
     flip(root / QUEUE, 33 * 20 + 7)
     before = tree(root)
     ran = Ran("repair", root)
@@ -72,6 +73,7 @@ def test_repair_shows_its_plan_and_acts_only_with_yes(own: Path, tmp_path: Path)
     assert "--yes" in ran.out
     assert Ran("repair", root, "--json").json()["plan"]["steps"][0]["part"] == "consumequeue"
     assert tree(root) == before
+
     ran = Ran("repair", root, "--yes", "--keep", tmp_path / "kept")
     assert ran.code == 0, ran.out
     assert ran.out.endswith(
@@ -85,11 +87,13 @@ def test_a_damaged_log_is_cut_only_at_an_offset_that_is_named(own: Path, tmp_pat
     root = copy(own, tmp_path / "s")
     start = unpack_units((root / CHAIN).read_bytes())[20].start
     flip(root / FIRST_LOG, start + 40)
+
     for words in ((), ("--yes",)):
         ran = Ran("repair", root, *words)
         assert ran.code == 1
         assert f"a cut at {start} loses" in ran.out
         assert f"--cut-at {start}" in ran.out
+
     assert Ran("repair", root, "--cut-at", start + 1).code == 2
     ran = Ran("repair", root, "--cut-at", start)
     assert (ran.code, "would cut the log" in ran.out) == (1, True)

@@ -264,9 +264,11 @@ def test_a_cluster_keeps_its_tls_and_its_authority_for_other_shells(
         for name, value in certificates.environment().items():
             shell.setenv(name, value)
         first = start(data_dir, address="auto", ephemeral=True, host="192.0.2.5")
+
     pem = certificates.ca.read_bytes()
     assert first.ca == pem
     assert connect(data_dir).ca == pem
+
     # No variable: as before.
     assert start(data_dir, address="auto").ca == pem
     monkeypatch.setenv(tls.USE_TLS, "0")
@@ -274,6 +276,7 @@ def test_a_cluster_keeps_its_tls_and_its_authority_for_other_shells(
         start(data_dir, address="auto")
     with pytest.raises(Rejected, match="runs with TLS and RAY_USE_TLS says otherwise"):
         start(data_dir, address="auto", host="127.0.0.1")
+
     stop(data_dir)
     assert start(data_dir, address="auto", host="127.0.0.1").ca is None
     assert not (data_dir / "ca.pem").exists()

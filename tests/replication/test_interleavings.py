@@ -26,6 +26,7 @@ class Chaos:
         self.flush = flush
         self.puts = 0
         self.confirmed = 0
+
         # Async mode does not promise that confirmed bytes survive a power cut.
         power = [] if flush == "async" else [self.leader_power] * 2 + [self.follower_power] * 2
         self.actions = (

@@ -204,6 +204,7 @@ def test_the_transcript_comes_out_as_written(path):
     written = path.read_text(encoding="utf-8").splitlines()
     replayed: list[str] = []
     in_outcome = False
+
     for line in written:
         if line.startswith("> "):
             replayed.append(line)
@@ -214,6 +215,7 @@ def test_the_transcript_comes_out_as_written(path):
             replayed.append(line)
         elif not in_outcome:
             raise ValueError(f"{path.name}: neither command nor outcome: {line}")
+
     if REWRITE:
         path.write_text("\n".join(replayed) + "\n", encoding="utf-8")
     else:

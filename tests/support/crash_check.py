@@ -114,12 +114,14 @@ def _outcome(store: MessageStore, image: SimulatedDisk) -> Iterator[Any]:
         store.put_path.snapshot_segment,
         store.put_path.group,
     )
+
     yield tuple(store.state.snapshot(1 << 20))
     for path, content in image.content("/s/commitlog"):
         yield path, hash(content)
     for place in ("/s/consumequeue", "/s/index"):
         for path, content in image.content(place):
             yield path, hash(content)
+
     yield store.index.indexed
 
 

@@ -126,6 +126,7 @@ def recover_and_go_on(
     trace.begin_with_crash(image, power=power)
     with fixed_names():
         trace.go_on()
+
     if not close and "t" not in trace.store.state.topics:
         trace.store.create_topic("t", 2, [0])
         trace.ends = {0: 0, 1: 0}
@@ -133,6 +134,7 @@ def recover_and_go_on(
         trace.put_group(2, 50)
     elif "t" in trace.store.state.topics:
         trace.put(0, 1, 50)
+
     if not close:
         fill_last_file(trace)
     trace.ack()

@@ -341,11 +341,13 @@ def last_states(
     for at, op in _places(disk, replay):
         if op is not None:
             replay.apply(at, op)
+
     lost = [
         image
         for answers in _combinations(replay.choices(), limit, f"{seed}/{at}")
         if (image := replay.image(at, answers, boot=disk.boot + 1)) is not None
     ]
+
     left = Killed(disk.durable, disk.snapshot(), at, (), disk.last_number, replay.open_names)
     replay.settle_all()
     replay.forget()
@@ -377,6 +379,7 @@ def _torn(
     file = replay.files[op.node]
     content, new_size = op.value
     blocks = sorted(content)
+
     for count in sorted({1, len(blocks) // 2, len(blocks) - 1}):
         end = None
         if new_size is not None:
@@ -389,6 +392,7 @@ def _torn(
         image = replay.image(at, {}, boot=replay.disk.boot, killed=killed(at - 1, torn))
         if image is not None:
             yield image
+
     replay.files[op.node] = file
 
 

@@ -263,6 +263,7 @@ def administration(width: int) -> Trace:
     """Topics, committed offsets and producer epochs between puts, over two rolls."""
     trace = Trace(width, salt=13)
     trace.open()
+
     for turn in range(14):
         store = trace.store
         store.create_topic(f"topic-{turn}", 2, [0])
@@ -275,6 +276,7 @@ def administration(width: int) -> Trace:
         trace.put(turn % 2, 1, 1500)
         if turn % 3 == 2:
             trace.ack()
+
     return trace
 
 
@@ -330,14 +332,17 @@ def foreign(width: int) -> Trace:
     trace = Trace(width, salt=16)
     made = Trace(width, record=False, salt=16)
     made.open()
+
     for turn in range(6):
         made.put(turn % 2, 2, 700)
     made.ack()
     made.store.close()
+
     trace.begin_with({p: d for p, d in made.disk.tree().items() if "/raymq/" not in p})
     trace.ends, trace.put_at, trace.chance = made.ends, made.put_at, made.chance
     trace.promise_all()
     trace.open()
+
     for turn in range(8):
         trace.put(turn % 2, 2, 700)
         if turn % 3 == 2:
@@ -349,11 +354,13 @@ def reopened(width: int) -> Trace:
     """Lives that each end in a crash: recovery, puts, and again, on what the crash before left."""
     trace = Trace(width, salt=17)
     trace.open()
+
     for life in range(5):
         for turn in range(4):
             trace.put(turn % 2, 2, 300 + 90 * life)
             if turn == life % 4:
                 trace.ack()
+
         power = life % 2 == 0
         if power:
             last = len(trace.disk.snapshot())
@@ -364,6 +371,7 @@ def reopened(width: int) -> Trace:
         trace.begin_with_crash(image, power=power)
         trace.go_on()
         trace.put(life % 2, 1, 100)
+
     trace.ack()
     return trace
 

@@ -92,8 +92,10 @@ class Host:
         for _ in range(rows):
             self._number += 1
             bodies.append((b"%04d:" % self._number).ljust(size, b"."))
+
         if self.store is None:
             return
+
         try:
             self.store.put(request([*bodies]))
         except DeliveryUnknown as error:
@@ -125,15 +127,18 @@ class Host:
         store = self.store
         if store is None or store.log.poisoned is not None:
             return False
+
         try:
             store.log.commit_pool()
             store.log.sync()
         except Expected as error:
             self.errors.append(error)
             return False
+
         self.acked += self.open_bodies
         self.open_bodies = []
         store.log.note_confirmed(store.log.synced)
+
         try:
             dispatch_all(store)
         except Expected as error:
@@ -396,10 +401,12 @@ def _check_opened(store: MessageStore, host: Host, *, power: bool) -> None:
     confirm(store)
     found = _bodies(store)
     acked = set(host.acked)
+
     assert [body for body in found if body in acked] == host.acked, "an acknowledged record is lost"
     known = {*host.acked, *host.open_bodies, *host.unknown}
     assert set(found) <= known, "a record that was refused, or never put"
     assert len(found) == len(set(found)), "a record is there twice"
+
     state = store.state
     for name, number in host.facts.items():
         if name.startswith("topic "):
@@ -408,6 +415,7 @@ def _check_opened(store: MessageStore, host: Host, *, power: bool) -> None:
             assert state.offsets["g", "t"][0] >= number
         else:
             assert (state.producers.epoch(5) or 0) >= number
+
     if "t" in state.topics:
         assert store.put(request([b"next"])).first_offset == len(found)
 

@@ -52,12 +52,14 @@ class FakeBackend:
         self.state = ShardState()
         self.queues: dict[tuple[str, int], FakeQueue] = {}
         self.routes: dict[str, str] = {}
+
         #: every put that arrived, refused or not
         self.puts: list[PutRequest] = []
         #: raised by the next puts, one each; None lets one pass
         self.refusals: list[RayMQError | None] = []
         #: stored, then answered "unknown", that many times
         self.unknown = 0
+
         self.clock = Clock()
         self.frames: list[tuple[bytes, bytes | None]] = []
         self._changed = threading.Condition()

@@ -154,6 +154,7 @@ def _check_receipts(
     """Each message with a receipt is there, where the receipt says."""
     found: list[Fault] = []
     promised: dict[tuple[int, int], str] = {}
+
     for key, numbers in acked.items():
         stored = places.get(key, {})
         for number, offset in sorted(numbers.items()):
@@ -167,6 +168,7 @@ def _check_receipts(
             if offset != -1 and other != name:
                 what = f"{name}: acknowledged at {offset}, which is promised to {other}"
                 found.append(Fault("duplicate", what))
+
     return found
 
 

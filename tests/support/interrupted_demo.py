@@ -124,6 +124,7 @@ def interrupt(case: tuple[str, int]) -> Interruption:
     moment, number = case
     signal.signal(signal.SIGTERM, raise_exit)
     # Not under /tmp, where a cluster that is meant to last would be refused.
+
     with tempfile.TemporaryDirectory(prefix=".raymq-test-", dir=Path.home()) as place:
         claim(Path(place))
         demo = Demo(Path(place))

@@ -199,6 +199,7 @@ class World:
     def __post_init__(self) -> None:
         self.now = 0
         self.trace: list[str] = []
+
         self.leader_log = MemoryLog(flush=self.flush)
         self.follower_log = MemoryLog(flush=self.flush)
         self.network: deque[Packet] = deque()
@@ -206,6 +207,7 @@ class World:
         self.up = True
         self.lives = 0
         self.fill = 0
+
         #: C as readers of the leader know it
         self.published = 0
         #: puts that are not answered, by number: the end of each
@@ -281,10 +283,12 @@ class World:
         """What the leader's log and the follower do for the puts; the answers as CommitLog gives them."""
         ends = self.leader_log.ends._replace(replicated=self.leader.replicated_end)
         late = self.combiner.combine(ends, self.now)
+
         if self.combiner.acknowledged > self.published:
             self.published = self.combiner.acknowledged
             self.leader_log.advance_confirmed(self.published)
             self.trace.append(f"C = {self.published}")
+
         for number, end in list(self.waiting.items()):
             outcomes = [
                 entry.status for entry in late if number <= entry.number and end <= entry.end
@@ -312,6 +316,7 @@ class World:
                 self.combine()
             elif isinstance(effect, Halt):
                 self.trace.append(f"leader HALTS: {effect.reason}")
+
         if self.published > self.leader.confirmed:
             self.step(LeaderProgress(len(self.leader_log.data), self.published))
 

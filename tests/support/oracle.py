@@ -56,12 +56,14 @@ def prepare(cache: Path) -> Program:
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
+
     ready = cache / digest.hexdigest()[:16]
     listed = ready / "classpath"
     if listed.exists():
         jars = listed.read_text(encoding="utf-8")
         if all(Path(jar).exists() for jar in jars.split(os.pathsep)):
             return Program(java, f"{ready}{os.pathsep}{jars}")
+
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         made = Path(folder) / "made"
         made.mkdir()
@@ -69,6 +71,7 @@ def prepare(cache: Path) -> Program:
         compile_sources(javac, jars, made)
         shutil.rmtree(ready, ignore_errors=True)
         made.rename(ready)
+
     return Program(java, f"{ready}{os.pathsep}{jars}")
 
 
@@ -76,6 +79,7 @@ def fetch(maven: str, javac: str, listed: Path) -> str:
     """The class path of RocketMQ's jars, fetched into Maven's own repository."""
     words = [maven, "-q", "-B", "-f", str(SOURCES / "pom.xml"), MAVEN_GOAL]
     home = str(Path(javac).resolve().parent.parent)
+
     try:
         done = subprocess.run(
             [*words, f"-Dmdep.outputFile={listed}", "-Dmdep.includeScope=runtime"],
@@ -87,6 +91,7 @@ def fetch(maven: str, javac: str, listed: Path) -> str:
         )
     except subprocess.TimeoutExpired as error:
         raise Missing(f"Maven fetched RocketMQ for {error.timeout} s and did not end") from error
+
     if done.returncode != 0:
         raise Missing(f"Maven could not fetch RocketMQ:\n{done.stdout[-2000:]}{done.stderr[-500:]}")
     return listed.read_text(encoding="utf-8").strip()

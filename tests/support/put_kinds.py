@@ -47,6 +47,7 @@ def put(
     tag = properties.pop("TAGS", None)
     text = encode_properties(properties) if properties else None
     count = len(bodies)
+
     rows = pa.record_batch(
         [
             pa.array(bodies, pa.binary()),
@@ -56,6 +57,7 @@ def put(
         ],
         schema=record.PUT_SCHEMA,
     )
+
     key = (kind["topic"], kind["queueId"])
     first = sequences.get(key, 0)
     store.put(PutRequest(*key, rows, producer, 0, first, "quorum"))
@@ -67,6 +69,7 @@ def put_inner(store: MessageStore, kind: Kind) -> None:
     properties = dict(kind["properties"])
     if "dueInMs" in kind:
         properties["TIMER_DELIVER_MS"] = str(store.clock.now_ms() + kind["dueInMs"])
+
     message = InnerMessage(
         kind["topic"],
         kind["queueId"],
@@ -79,4 +82,5 @@ def put_inner(store: MessageStore, kind: Kind) -> None:
         reconsume_times=kind.get("reconsume", 0),
         prepared_transaction_offset=kind.get("prepared", 0),
     )
+
     store.put_inner([transform(message, store.clock.now_ms(), store.config)])

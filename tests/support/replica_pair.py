@@ -295,6 +295,7 @@ class Pair:
             peer_endpoint=lambda: "memory",
             limits=self.limits,
         )
+
         self.exit_codes: list[int] = []
         self.thread = threading.Thread(
             target=lambda: self.exit_codes.append(self.replicator.serve()), daemon=True

@@ -49,6 +49,7 @@ class ServedShard:
         self._server: Server | None = None
         self.host: LeaderHost
         self.endpoints: dict[int, str] = {}
+
         self.cluster = Cluster(
             name="served",
             cluster_id=CLUSTER_ID,

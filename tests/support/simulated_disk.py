@@ -324,6 +324,7 @@ class SimulatedDisk(Files):
                 self._enter("open_file")
             except OSError as error:
                 raise _translate(error, path) from error
+
             directory, name = self._split(path)
             number = self._names.get(directory, {}).get(name)
             if number is None:
@@ -335,6 +336,7 @@ class SimulatedDisk(Files):
                 self._log(Op("link", self._dirs[directory], (name, number)))
             if number not in self._nodes:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+
             self._last_fd += 1
             self._fds[self._last_fd] = (self._nodes[number], writable)
             return self._last_fd
@@ -390,6 +392,7 @@ class SimulatedDisk(Files):
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         if not view:
             return
+
         stop = offset + len(view)
         content = self._content(node)
         old = node.size
@@ -397,6 +400,7 @@ class SimulatedDisk(Files):
             content.extend(bytes(stop - old))
             node.size = stop
         content[offset:stop] = view
+
         if self._trace is not None:
             grown = stop if stop > old else None
             self._log(Op("write", node.number, (self._cut(node, offset, stop), grown)))
@@ -520,17 +524,20 @@ class SimulatedDisk(Files):
             self._enter("rename")
             directory, old = self._split(source)
             into, new = self._split(target)
+
             names = self._names[directory]
             if old not in names:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
             if directory.split("/")[1] != into.split("/")[1]:
                 raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
             if directory != into:
                 # Each directory is settled for itself: a crash may leave both names, or none.
                 number = self._names[into][new] = names.pop(old)
                 self._log(Op("moved_in", self._dirs[into], (new, number)))
                 self._log(Op("unlink", self._dirs[directory], old))
                 return
+
             names[new] = names.pop(old)
             self._move_dirs(_normal(source), _normal(target))
             self._log(Op("rename", self._dirs[directory], (old, new, names[new])))

@@ -187,10 +187,12 @@ def expected_times(lines: Iterable[Line]) -> dict[tuple[Any, ...], Line]:
     everything = list(lines)
     stored = {line["phy"]: line["stored"] for line in everything if line["kind"] == "record"}
     times: dict[tuple[str, int], list[tuple[int, int]]] = {}
+
     for line in everything:
         if line["kind"] == "unit":
             queue = times.setdefault((line["topic"], line["queueId"]), [])
             queue.append((line["offset"], stored[line["position"]]))
+
     found = {}
     for (topic, queue_id), rows in times.items():
         for time in {at + step for _, at in rows for step in (-1, 0, 1)}:
