@@ -62,12 +62,12 @@ class PutCombiner:
         replica_timeout_ms: int,
         acknowledged: int = 0,
     ) -> None:
-        """Args: acknowledged: the acknowledged end so far."""
+        """Args: `acknowledged`: the acknowledged end so far."""
         self._promise = promise
         self._flush_timeout_ms = flush_timeout_ms
         self._replica_timeout_ms = replica_timeout_ms
         self._least_timeout_ms = min(flush_timeout_ms, replica_timeout_ms)
-        #: the promise of puts that end here or before is kept; it never falls
+        #: the promise of puts that end here or before is kept. It never falls
         self.acknowledged = acknowledged
         #: in the order of both numbers and ends
         self._groups: deque[_Group] = deque()

@@ -2,7 +2,7 @@
 
 Equal chain values at one offset mean equal logs below it. So the answers are monotone, and a few rounds of evenly
 spaced candidates are enough. A segment's start is a unit boundary on every replica, whatever units are cached for the
-segment. Where a segment has no match at all, the search goes on in the segment before it.
+segment. If a segment has no match at all, the search continues in the segment before it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MatchSearch:
     def __init__(
         self, chain: ChainView, upto: int, *, log_start: int, segment_size_bytes: int
     ) -> None:
-        """Args: upto: the end of the shorter log."""
+        """Args: `upto`: the end of the shorter log."""
         self._chain = chain
         self._log_start = log_start
         self._size = segment_size_bytes

@@ -1,6 +1,6 @@
 """The leader's side of mirror mode (replication factor 2, static): one follower, no failover.
 
-A pure machine: `step(event, now_ms)` returns effects; it reads only the immutable chain that it is given. It is Raft's
+A pure machine: `step(event, now_ms)` returns effects. It reads only the immutable chain that it is given. It is Raft's
 log replication without elections. Every session searches for the last common byte again, so neither side
 needs to remember anything about the other.
 
@@ -32,7 +32,7 @@ MIB = 1024 * 1024
 class MirrorLimits:
     """Sizes and periods. No promise depends on any of them."""
 
-    #: log bytes of one AppendEntries; a larger unit is sent alone
+    #: log bytes of one AppendEntries. A larger unit is sent alone
     frame_bytes: int = 4 * MIB
     #: log bytes sent and not acknowledged
     window_bytes: int = 64 * MIB
@@ -98,13 +98,13 @@ class Connect(NamedTuple):
 
 
 class Disconnect(NamedTuple):
-    """Drop the connection; `Disconnected` need not be reported for it."""
+    """Drop the connection. `Disconnected` need not be reported for it."""
 
     reason: str
 
 
 class Send(NamedTuple):
-    """Send a frame; with log bytes [start, stop) of one segment as its body, if start < stop."""
+    """Send a frame, with log bytes [start, stop) of one segment as its body if start < stop."""
 
     header: wire.FrameHeader
     message: wire.Message
@@ -154,7 +154,7 @@ class MirrorLeader:
         confirmed: int = 0,
         limits: MirrorLimits | None = None,
     ) -> None:
-        """Args: confirmed: the confirmed end now; log_start: the leader's first stored offset."""
+        """Args: `confirmed`: the confirmed end now. `log_start`: the leader's first stored offset."""
         self._cluster = cluster
         self._shard = shard
         self._me = me
@@ -294,7 +294,7 @@ class MirrorLeader:
         self._continue_search()
 
     def _value_at(self, offset: int) -> int | None:
-        """The leader's chain value at an offset; None where that takes a search."""
+        """The leader's chain value at an offset; None if that takes a search."""
         if offset == self._sent_end:
             return self._sent_value
         following = self._chain.read_from(offset, 1) if offset < self._appended else []
@@ -349,7 +349,7 @@ class MirrorLeader:
         self._next_connect_ms = self._now_ms + retry_ms
 
     def _check_time(self) -> None:
-        """Connect when it is due; disconnect from a silent follower."""
+        """Connect when it is due, and disconnect from a silent follower."""
         if self.phase is Phase.IDLE:
             if self._now_ms >= self._next_connect_ms:
                 self.phase = Phase.CONNECTING

@@ -23,7 +23,7 @@ class LogView(Protocol):
         """(appended end, last chain value, last epoch)."""
 
     def chain_at(self, offset: int) -> tuple[int, int] | None:
-        """(chain value, epoch) of the unit that ends at `offset`; None where no unit ends there."""
+        """(chain value, epoch) of the unit that ends at `offset`; None if no unit ends there."""
 
     def synced(self) -> int:
         """Everything below is as durable as the flush mode asks."""
@@ -42,7 +42,7 @@ class LogView(Protocol):
 
 
 class AppendUnits(NamedTuple):
-    """Append these units of the message; they continue the log."""
+    """Append these units of the message. They continue the log."""
 
     units: tuple[ChainUnit, ...]
 
@@ -97,8 +97,8 @@ class MirrorFollower:
         self._me = me
         self._leader = wire.ReplicaProcess(leader_id, 0)
         self._session = 0
-        #: the highest epoch received; the log's last epoch counts too
 
+        #: the highest epoch received. The log's last epoch counts too
         self.promised = 0
         #: the log equals the leader's up to here, as far as this session knows
         self.matched_end = 0
@@ -263,7 +263,7 @@ class MirrorFollower:
 
         differs = next(unit for unit in units if same < unit.end)
         # This follower may not know yet the confirmed end that its own acks made possible. Its bytes below that end
-        # must stay on its disk, even where a unit that differs begins before it.
+        # must stay on its disk, even if a unit that differs begins before it.
         confirmed = max(log.confirmed(), min(message.confirmed, same))
         return [Truncate(max(differs.start, confirmed)), AdoptUnits(units)]
 
@@ -275,7 +275,7 @@ def bytes_of(units: tuple[ChainUnit, ...], data: memoryview | None) -> memoryvie
 
 
 def _holds(log: LogView, end: int, value: int) -> bool:
-    """Whether the log has this chain value at this offset; at 0 all logs are equal."""
+    """Whether the log has this chain value at this offset. At 0 all logs are equal."""
     if end == 0:
         return True
     at = log.chain_at(end)

@@ -57,7 +57,7 @@ class Hello(NamedTuple):
 
 
 class HelloOk(NamedTuple):
-    """Follower: how far my log is. `chain_value` is -1 where none of my units ends at `appended_end`."""
+    """Follower: how far my log is. `chain_value` is -1 if none of my units ends at `appended_end`."""
 
     appended_end: int
     synced_end: int
@@ -131,7 +131,7 @@ class Refusal(NamedTuple):
 
 Message: TypeAlias = Hello | HelloOk | Probe | ProbeOk | AppendEntries | Ack | Conflict | Refusal
 
-#: the numbers of each message. A Probe repeats its layout; units follow those of an AppendEntries, the text those of a
+#: the numbers of each message. A Probe repeats its layout. Units follow those of an AppendEntries, the text those of a
 #: Refusal. The position is the kind on the wire, from 1 on
 _LAYOUTS: dict[type[Message], struct.Struct] = {
     Hello: struct.Struct(">qq"),

@@ -76,9 +76,9 @@ def raydp_session(
     memory: str = "1GB",
     configs: dict[str, str] | None = None,
 ) -> Any:
-    """A SparkSession on the Ray to which this process is connected; `raydp.stop_spark()` ends it.
+    """A SparkSession on the Ray to which this process is connected. `raydp.stop_spark()` ends it.
 
-    Args: `executors`, `cores` of each and `memory` of each are RayDP's; `configs` are further Spark options.
+    Args: `executors`, `cores`, `memory`: RayDP's, the last two of each executor. `configs`: further Spark options.
     Raises: Unavailable without Java 17.
     """
     use_java()

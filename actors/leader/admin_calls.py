@@ -90,7 +90,7 @@ class AdminCalls:
         facts = self._host.identity()
         appended = self._host.store.create_topic(
             call_arguments.check_name("topic", name),
-            call_arguments.check_whole("queues", queues, 1, QUEUES_MAX),
+            call_arguments.check_integer("queues", queues, 1, QUEUES_MAX),
             call_arguments.check_shards(
                 shards, int(facts.get("shards", call_arguments.SHARDS_MAX))
             ),
@@ -116,7 +116,7 @@ class AdminCalls:
     def _op_check_record(self, topic: str, queue_id: int, offset: int) -> dict[str, Any]:
         """Whether the message at an offset is whole here. Raises: Corrupt naming file and place."""
         self._check_queue(self._topic(topic), queue_id)
-        call_arguments.check_whole("offset", offset, 0)
+        call_arguments.check_integer("offset", offset, 0)
         self._host.store.check_record(topic, queue_id, offset)
         return {}
 
@@ -127,7 +127,7 @@ class AdminCalls:
 
     def _check_queue(self, info: TopicInfo, queue_id: Any) -> None:
         """Raises: Rejected for a queue of another shard."""
-        call_arguments.check_whole("queue_id", queue_id, 0, info.queues - 1)
+        call_arguments.check_integer("queue_id", queue_id, 0, info.queues - 1)
         shard = int(self._host.identity()["shard"])
         if info.shard_of(queue_id) != shard:
             raise Rejected(
@@ -174,8 +174,8 @@ class AdminCalls:
     ) -> dict[str, Any]:
         self._host.check_serving()
         self._check_queue(self._topic(topic), queue_id)
-        call_arguments.check_whole("offset", offset)
-        call_arguments.check_whole("delay_level", delay_level, -(2**31), 2**31 - 1)
+        call_arguments.check_integer("offset", offset)
+        call_arguments.check_integer("delay_level", delay_level, -(2**31), 2**31 - 1)
         call_arguments.check_name("group", group)
         store, shard = self._host.store, int(self._host.identity()["shard"])
         target, appended = send_back(
@@ -193,7 +193,7 @@ class AdminCalls:
 
     def _op_init_producer(self, producer_id: int) -> dict[str, Any]:
         self._host.check_serving()
-        call_arguments.check_whole("producer_id", producer_id, 0, PRODUCER_MAX)
+        call_arguments.check_integer("producer_id", producer_id, 0, PRODUCER_MAX)
         epoch, appended = self._host.store.put_path.init_producer(producer_id)
         self._host.await_promise(appended)
         return {"epoch": epoch}

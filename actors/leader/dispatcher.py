@@ -31,7 +31,7 @@ QueueKey = tuple[str, int]
 
 
 class Dispatcher:
-    """The read side of one leader. Threads: `run` has one of its own; any may call `wake` and `fetch`.
+    """The read side of one leader. Threads: `run` has one of its own, any may call `wake` and `fetch`.
 
     A read that finds nothing waits in the lists of its queues, and only a dispatch into one of them wakes it. Reads
     hold no lock while they read: a slow disk delays only the reader that needs it.
@@ -45,7 +45,7 @@ class Dispatcher:
         on_dispatched: Callable[[], None],
         failures: ActiveFailures | None = None,
     ) -> None:
-        """Args: `on_dispatched` is called after each dispatch; it must not block or raise."""
+        """Args: `on_dispatched`: called after each dispatch. It must not block or raise."""
         self._store = store
         self._on_dispatched = on_dispatched
         self._clock = clock
@@ -151,7 +151,7 @@ class Dispatcher:
     # --- waiting for a dispatch -----------------------------------------------------------------------------
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
-        """Read every queue asked for; wait up to `wait_ms` while all are empty. All acknowledged messages are seen.
+        """Read every requested queue, and wait up to `wait_ms` while all are empty. All acknowledged messages are seen.
 
         Source: PullRequestHoldService: a request is held until a message arrives or its time is up.
         """

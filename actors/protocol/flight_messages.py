@@ -4,7 +4,7 @@ A stream opens with the descriptor command {"op", "cluster_id", "shard"}. Every 
 app_metadata and its rows as an Arrow batch:
 
     put        -> {"id","topic","queue","pid","epoch","seq","acks","read"} + PUT_SCHEMA. Ids grow. "read" is the id of
-                  the last ack that the client has read; without it acks may come a little later.
+                  the last ack that the client has read. Without it acks may come a little later.
                   A small single row travels as bytes without a batch instead: row_message.py
                <- {"acks": [{"id","first_offset","count","duplicates","store_time_ms",...} or {"id","error"}, ...]}
                   in the order of the batches; sometimes with "window": how many unanswered bytes the client may send
@@ -36,7 +36,7 @@ FRAME_SCHEMA = pa.schema([pa.field("bytes", pa.large_binary(), nullable=False)])
 
 AUTHORIZATION = "authorization"
 
-#: the server stops: the whole metadata of its last message; neither JSON nor a frame begins like it
+#: the server stops: the whole metadata of its last message. Neither JSON nor a frame begins like it
 GOAWAY = b"bye"
 
 #: the ack of a stored batch, filled with its id and its PutOutcome: as `pack` makes it, in a third of the time

@@ -26,7 +26,7 @@ from raymq.store.requests import PutOutcome
 
 from .row_message import pack_row, unpack_row
 
-#: batches of a call up to this size travel inside of it; Ray's own limit is 100 KB per argument
+#: batches of a call up to this size travel inside of it. Ray's own limit is 100 KB per argument
 INLINE_BYTES = 64 << 10
 #: where batches begin in a call that carries them
 _ALIGN = 8
@@ -48,8 +48,8 @@ def pack_call(
 ) -> tuple[bytes] | tuple[bytes, list[pa.Buffer]]:
     """The arguments of `append`: call `number` (from 1 on) of a stream.
 
-    Args: a batch is (metadata as in flight_messages.py, PUT_SCHEMA batch or row). `alone`: the producer sends nothing
-    before the answer.
+    Args: `batches`: pairs of metadata, as in flight_messages.py, and PUT_SCHEMA batch or row. `alone`: the producer
+    sends nothing before the answer.
     """
     if len(batches) == 1:
         meta, row = batches[0]
@@ -103,7 +103,7 @@ def pack_acks(results: list[tuple[Any, PutOutcome | RayMQError]]) -> bytes:
         try:
             return _ONE_ACK.pack(_ONE_ACK_KIND, results[0][0], *results[0][1])
         except struct.error:
-            # The client chooses ids; this one is not a 64-bit number.
+            # The client chooses ids. This one is not a 64-bit number.
             pass
     return json.dumps([_ack(number, outcome) for number, outcome in results]).encode()
 

@@ -19,7 +19,7 @@ _ACKS_SHIFT = 3
 
 
 def pack_row(meta: dict[str, Any], row: Row) -> bytes:
-    """A put of one row: fixed fields, then topic, tag, properties and body. Args: `meta` as in flight_messages.py."""
+    """A put of one row: fixed fields, then topic, tag, properties and body. Args: `meta`: as in flight_messages.py."""
     topic = meta["topic"].encode()
     tag = b"" if row.tag is None else row.tag.encode()
     properties = row.properties or b""

@@ -49,7 +49,8 @@ RETRY_MAX_S = 5.0
 #: pause between the log line of a process that cannot continue and its exit
 END_PAUSE_S = 1.0
 EXIT_GAVE_UP = 71
-#: how long a satellite whose CommitLog closed stays. `stop` ends it meanwhile; Ray would start another one before.
+#: how long a satellite whose CommitLog closed stays. `stop` ends it meanwhile. If it ended earlier, Ray would start
+#: another one
 LINGER_MS = 10_000
 #: a satellite whose service loop died
 EXIT_LOOP_DIED = 70
@@ -85,7 +86,7 @@ class _NoPandas:
 def _keep_pandas_out() -> None:
     """Keep Arrow from importing pandas, which it does for its first array of Python objects.
 
-    Measured: 40 MB and 0.2 s of every start, for nothing. Arrow tries once; the process may import pandas later.
+    Measured: 40 MB and 0.2 s of every start, for nothing. Arrow tries once. The process may import pandas later.
     """
     import pyarrow as pa
 
@@ -98,11 +99,11 @@ def _keep_pandas_out() -> None:
 
 
 def _start_thread(target: Callable[..., None], *args: Any) -> None:
-    """Begin an actor's work; its constructor returns."""
+    """Begin an actor's work in a thread, so that its constructor returns."""
     try:
         threading.Thread(target=target, args=args, name="raymq-start", daemon=True).start()
     except RuntimeError:
-        # An exception in the constructor would end the actor for good; after an exit Ray starts it again.
+        # An exception in the constructor would end the actor for good. After an exit Ray starts it again.
         logger.exception("no thread could be started")
         os._exit(EXIT_GAVE_UP)
 
@@ -156,7 +157,7 @@ class CommitLogActor:
         self._report_metrics()
 
     def _open(self) -> None:
-        """Recover the replica and serve it. Raises: any error; nothing is open then."""
+        """Recover the replica and serve it. Raises: any error, with nothing left open."""
         _keep_pandas_out()
         from .ray_methods import RayMethods
 
@@ -211,7 +212,7 @@ class CommitLogActor:
         )
 
     def _report_metrics(self) -> None:
-        """Runs until `close`; a follower has no metrics of its own."""
+        """Run until `close`. A follower has no metrics of its own."""
         from raymq.actors.leader.host import LeaderHost
         from raymq.actors.leader.metrics import Collector, ray_instrument
 
@@ -279,7 +280,7 @@ class CommitLogActor:
             self._host.routes = routes
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Orderly shutdown; the caller kills the actor afterwards."""
+        """Shut down in order. The caller kills the actor afterwards."""
         self._closing.set()
         if self._server is not None:
             self._server.close()
@@ -288,14 +289,14 @@ class CommitLogActor:
 
 
 def _serving(actor: CommitLogActor) -> Any:
-    """Its RayMethods. Not a method of the actor, because Ray wraps those. Raises: Unavailable while it starts."""
+    """The actor's RayMethods. Not one of its methods, because Ray wraps those. Raises: Unavailable while it starts."""
     if actor._methods is None:
         raise Unavailable(f"the shard is starting: {actor._error or 'recovering'}", field="shard")
     return actor._methods
 
 
 class SatelliteActor:
-    """Hosts a satellite's service, which runs until `close`; when it ends by itself the process ends."""
+    """Hosts a satellite's service, which runs until `close`. If the service ends by itself, the process ends."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         """Make and run the service in a thread: an exception in an actor's constructor would end it for good."""
@@ -325,7 +326,7 @@ class SatelliteActor:
 
 
 class FlushActor(SatelliteActor):
-    """Hosts GroupCommit or FlushRealTime; imports neither pyarrow nor Flight."""
+    """Hosts GroupCommit or FlushRealTime. Imports neither pyarrow nor Flight."""
 
     def _make(self) -> Any:
         from raymq.actors.satellites.flush_service import FlushService
@@ -335,7 +336,7 @@ class FlushActor(SatelliteActor):
 
 
 class CommitActor(SatelliteActor):
-    """Hosts CommitRealTime; imports neither pyarrow nor Flight."""
+    """Hosts CommitRealTime. Imports neither pyarrow nor Flight."""
 
     def _make(self) -> Any:
         from raymq.actors.satellites.commit_service import CommitService
@@ -376,7 +377,7 @@ class ReplicationActor(SatelliteActor):
         """The endpoint at which the follower listens now; None while unknown.
 
         On one machine this is in its endpoint file. Across nodes the connecting thread, which may wait, asks the
-        follower's actor at each new connection; while that does not answer, the last answer counts.
+        follower's actor at each new connection. While that does not answer, the last answer counts.
         """
         if self._spec["node"] is None:
             return read_endpoint(Path(self._spec["peer_data_dir"]))
@@ -430,7 +431,7 @@ def _last_end(root: Path) -> Any:
 
 
 def _read_json(root: Path, name: str) -> Any:
-    """The value that a replica wrote last; None before the first, or where the file is damaged."""
+    """The value that a replica wrote last; None before the first, or if the file is damaged."""
     try:
         return json.loads(Files().read_file(root / "raymq" / name))
     except (FileNotFoundError, ValueError):
@@ -442,7 +443,7 @@ def _write_json(root: Path, name: str, value: dict[str, Any]) -> None:
 
 
 def _run_or_exit(make: Callable[[], Any], made: Callable[[Any], None]) -> None:
-    """Run a service; when its loop dies, or it cannot be made, the process exits and Ray starts a new one."""
+    """Run a service. If it cannot be made, or its loop dies, the process exits and Ray starts a new one."""
     try:
         service = make()
         made(service)

@@ -21,7 +21,7 @@ class FlushService(Service):
     def __init__(
         self, replica_dir: str | Path, role: str, config: StoreConfig, *, files: Files | None = None
     ) -> None:
-        """Args: role: "group_commit" or "flush_real_time"."""
+        """Args: `role`: "group_commit" or "flush_real_time"."""
         super().__init__(replica_dir, role, config, files)
         self._syncer = SegmentSyncer(
             f"{replica_dir}/commitlog", config.segment_size_bytes, self._files
@@ -37,7 +37,7 @@ class FlushService(Service):
             return EXIT_SYNC_FAILED
 
     def _group_commit(self) -> GrantStatus:
-        """Source: GroupCommitService#run; the wait is adaptive so that an idle shard costs next to nothing."""
+        """Source: GroupCommitService#run. The wait is adaptive so that an idle shard costs next to nothing."""
         satellite = self._satellite
         commit = GroupCommit(
             self._syncer,

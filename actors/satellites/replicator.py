@@ -49,7 +49,7 @@ class Replicator(Service):
         peer_endpoint: Callable[[], str | None],
         limits: mirror.MirrorLimits | None = None,
     ) -> None:
-        """Args: follower: replica id of the follower; peer_endpoint: where it listens now, None while unknown."""
+        """Args: `follower`: its replica id. `peer_endpoint`: its endpoint now; None: unknown."""
         super().__init__(replica_dir, "replication", config)
         root, size, files = Path(replica_dir), config.segment_size_bytes, self._files
         self._cluster = cluster_key(cluster_id)

@@ -142,7 +142,7 @@ class Satellite:
                 undo.callback(self.rings.close)
             self._undo = undo.pop_all()
 
-        #: polls for appends instead of sleeping, where that pays
+        #: polls for appends instead of sleeping, if that pays
         self.appends = AppendWaiter(self._control, clock=self._clock)
         self._record = self._control.roles[self.role]
         self._monitor = HeartbeatMonitor(self._control, files=self._files)
@@ -157,7 +157,7 @@ class Satellite:
         self._wakeup.wake(control_block.COMMIT_LOG)
 
     def grant_status(self) -> GrantStatus:
-        """The present status; the first GRANTED also sets `fencing_token` and `base`."""
+        """The present status. The first GRANTED also sets `fencing_token` and `base`."""
         if self._stopping.is_set():
             return GrantStatus.LEAVING
 
@@ -209,13 +209,13 @@ class Satellite:
         return self._control.committed
 
     def end_of(self, role: str) -> int:
-        """The end that another role has published under its present grant, or where its last grant began."""
+        """The end that another role has published under its present grant, else the base of its last grant."""
         record = self._control.roles[role]
         token, incarnation = record.grant
         return max(record.base, record.position(token) if incarnation else 0)
 
     def publish_sync_started(self, end_offset: int) -> None:
-        """Before each sync. Callers: a flusher."""
+        """Publish the end of the sync that begins now. Callers: a flusher."""
         self._record.publish_sync_started(self.fencing_token, end_offset)
         self._sync_began_s = self._clock.monotonic()
 
@@ -243,7 +243,7 @@ class Satellite:
         self._record.count = self._count + syncs
 
     def wake_others(self, *, commit_log: bool = True) -> None:
-        """Wake the running processes that wait for this one. Args: commit_log: whether CommitLog is one of them."""
+        """Wake the running processes that wait for this one. Args: `commit_log`: whether CommitLog is one of them."""
         for role in control_block.ROLES[self.role].wakes:
             if role == control_block.COMMIT_LOG:
                 needs_wakeup = commit_log

@@ -16,10 +16,10 @@ logger = logging.getLogger("raymq.commit_log")
 
 
 class ActiveFailures:
-    """Cause of failure by part of a replica. Callers: any thread; a check costs nothing while there is none."""
+    """Cause of failure by part of a replica. Callers: any thread. A check costs nothing while there is none."""
 
     def __init__(self) -> None:
-        #: part -> cause; replaced under the lock, never changed
+        #: part -> cause. The dict is replaced under the lock, never changed
         self._causes: dict[str, str] = {}
         self._lock = threading.Lock()
 
@@ -30,7 +30,7 @@ class ActiveFailures:
         return part in self._causes
 
     def note(self, part: str, error: BaseException) -> None:
-        """A part failed and tries again."""
+        """Note a failure of a part, which tries again."""
         cause = str(error) or repr(error)
         with self._lock:
             if self._causes.get(part) != cause:
@@ -38,7 +38,7 @@ class ActiveFailures:
                 self._causes = {**self._causes, part: cause}
 
     def clear(self, part: str) -> None:
-        """A part works."""
+        """Forget the failure of a part: it works again."""
         if not self._causes:
             return
         with self._lock:

@@ -41,7 +41,7 @@ class Maintenance:
         sample: Callable[[int], None] | None = None,
         upkeep: Callable[[], None] | None = None,
     ) -> None:
-        """Args: sample gets the monotonic time in ms; an exception of upkeep ends `run`."""
+        """Args: `sample`: gets the monotonic time in ms. `upkeep`: an exception of it ends `run`."""
         self._cleaner = cleaner
         self._clock = clock
         self._interval_ms = interval_ms

@@ -30,9 +30,9 @@ def wakeup_directory(replica_dir: str) -> str:
 
 
 class Wakeup:
-    """The wakeup socket of one role of one replica; it also wakes the other roles.
+    """The wakeup socket of one role of one replica. It also wakes the other roles.
 
-    Callers: one process per role (it holds `<role>.lock`); one thread waits, any thread wakes.
+    Callers: one process per role (it holds `<role>.lock`). One thread waits, any thread wakes.
     """
 
     def __init__(self, replica_dir: str, role: str, *, files: Files) -> None:
@@ -61,7 +61,7 @@ class Wakeup:
         self._poll.register(self._socket, select.POLLIN)
 
     def wake(self, role: str) -> None:
-        """Wake that role. Never blocks; without a receiver it does nothing."""
+        """Wake that role. Never blocks. Without a receiver it does nothing."""
         with self._lock:
             sender = self._senders.get(role)
             if sender is not None:
@@ -71,7 +71,7 @@ class Wakeup:
                 except BlockingIOError:
                     return
                 except OSError:
-                    # That receiver has ended; perhaps it has a successor.
+                    # That receiver has ended. It may have a successor.
                     sender.close()
                     del self._senders[role]
             self._connect(role)
@@ -107,7 +107,7 @@ class Wakeup:
         return True
 
     def close(self) -> None:
-        """Remove the socket; wakeups of this role then do nothing."""
+        """Remove the socket. Wakeups of this role then do nothing."""
         if self._socket.fileno() < 0:
             return
         self._poll.unregister(self._socket)

@@ -26,7 +26,7 @@ class Lease:
         self.role = record.role
         self.record = record
         self._files = files
-        #: the fencing token of the grant; fields with another token count as 0. 0: not granted
+        #: the fencing token of the grant; 0: not granted. Fields with another token count as 0
         self.fencing_token = 0
         #: the role is not granted while this is True
         self.suspended = False
@@ -83,7 +83,7 @@ class Lease:
             self.close()
 
     def revoke(self, reason: str) -> None:
-        """Revoke the grant, then kill the process; the lease is vacant when that has ended."""
+        """Revoke the grant, then kill the process. The lease is vacant when the process has ended."""
         if not self.fencing_token:
             return
         self.record.revoke_grant()
@@ -115,7 +115,7 @@ class Lease:
         }
 
     def close(self) -> None:
-        """Release the handle; the process continues."""
+        """Release the handle. The process continues."""
         if self._handle is not None:
             self._handle.close()
             self._handle = None

@@ -1,7 +1,7 @@
 """Grants leases to the satellites of one replica, combines their progress, and fences the dead.
 
 Runs in CommitLog's process, with no thread of its own. A satellite registers, and `tick` grants it the role with a new
-fencing token; only fields with that token count. Revoking a grant is one move, which changes the token. The old process
+fencing token. Only fields with that token count. Revoking a grant is one move, which changes the token. The old process
 is then killed by pidfd, and the next one is granted only after it has ended.
 
 A flusher is granted only after a *witness sync*: CommitLog syncs the log through descriptors that it opened when each
@@ -38,7 +38,7 @@ from .lease import FLUSH_ROLES, Candidate, Lease
 
 #: a satellite without a heartbeat for this long is killed (Ray starts a new one)
 STALE_MS = 2_000
-#: how long the death of a killed process may take; inside a disk call it takes as long as the call
+#: how long the death of a killed process may take. Inside a disk call it takes as long as the call
 KILL_TIMEOUT_MS = 10_000
 
 
@@ -56,10 +56,10 @@ class FenceReport(NamedTuple):
 
 
 class SatelliteProgress(NamedTuple):
-    """How far the satellites are."""
+    """The progress of the satellites."""
 
-    #: committed is CommitRealTime's end, or without it the appended end; synced is the flusher's; replicated is the end
-    #: below which Replication has acknowledged puts, or without it the committed end
+    #: committed is CommitRealTime's end, or without it the appended end. synced is the flusher's end. replicated is
+    #: the end below which Replication has acknowledged puts, or without it the committed end
     ends: Ends
     #: puts that missed their deadline, as Replication reports them
     late: list[LatePuts]
@@ -80,9 +80,9 @@ class Supervisor:
     ) -> None:
         """Maps the shared files and changes nothing in them: another CommitLog may still be alive.
 
-        Args: roles: the satellites of this replica's mode, see control_block.ROLES; witness_sync: syncs the log
-        through the witness descriptors, returns the synced end, raises OSError; commit_least_bytes: CommitRealTime is
-        woken for this many uncommitted bytes.
+        Args: `roles`: the satellites of this replica's mode, see control_block.ROLES. `witness_sync`: syncs the log
+        through the witness descriptors, returns the synced end, raises OSError. `commit_least_bytes`: CommitRealTime
+        is woken for this many uncommitted bytes.
         """
         for role in roles:
             if role not in control_block.ROLES:
@@ -130,14 +130,14 @@ class Supervisor:
         self.poisoned: str | None = None
 
         self._synced = 0
-        #: as Replication has published; its successors begin there
+        #: the end that Replication has published: its successors begin there
         self._replicated = 0
         self._last_tick_ms = 0
         self._watch_from_ms = 0
 
-        #: guards leases and grants; not held during a witness sync
+        #: guards leases and grants. It is not held during a witness sync
         self._lock = threading.RLock()
-        #: guards the ends; never held during a call that may take long
+        #: guards the ends. It is never held during a call that may take long
         self._ends_lock = threading.Lock()
 
     # -- supervising -------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class Supervisor:
 
         Callers: with the store's lock held, before recovery. A process that was never granted may live: it touches
         nothing until it is granted.
-        Raises: Unavailable if one does not end in time; nothing may be recovered then.
+        Raises: Unavailable if one does not end in time. Nothing may be recovered then.
         """
         with self._lock:
             if self._wakeup is None:
@@ -216,10 +216,10 @@ class Supervisor:
             self.wake_all()
 
     def tick(self) -> None:
-        """Publish a heartbeat; poison after a failed sync; revoke the leases of dead and stale processes; grant.
+        """Supervise once: publish a heartbeat, poison after a failed sync, revoke stale leases, grant vacant ones.
 
         Callers: at each wakeup and at least every 200 ms. May take as long as a witness sync, but never waits for a
-        death, and holds no lock during that sync: a truncation may come in between.
+        death. It holds no lock during that sync: a truncation may come in between.
         """
         with self._lock:
             now_ms = self._clock.monotonic_ms()
@@ -240,7 +240,7 @@ class Supervisor:
         """Revoke the role's lease, kill its process, wait for its end. The role is not granted until `begin`.
 
         For a truncation: revoke every role, cut, zero, sync, begin.
-        Raises: Unavailable if the process does not end in time; the grant is revoked in any case.
+        Raises: Unavailable if the process does not end in time. The grant is revoked in any case.
         """
         with self._lock:
             lease = self._leases[role]
@@ -289,20 +289,20 @@ class Supervisor:
     # -- puts and progress -------------------------------------------------------------------------------------
 
     def submit(self, number: int, end_offset: int, since_ms: int) -> bool:
-        """Report puts that wait for replicas to Replication, after `appends.publish`; see ring.py.
+        """Report puts that wait for replicas to Replication, after `appends.publish`. See ring.py.
 
-        Returns: False if the ring is full; report again later: each entry covers all puts before it.
+        Returns: False if the ring is full. Report again later: each entry covers all puts before it.
         """
         if self._rings is None:
             raise broken("puts that wait for replicas, without Replication")
         return self._rings.requests.push((number, end_offset, since_ms))
 
     def wait(self, timeout_ms: int) -> bool:
-        """Wait until a satellite wakes this process. Returns: whether one did; check `progress` either way."""
+        """Wait until a satellite wakes this process. Returns: whether one did. Check `progress` either way."""
         return self._wakeup is not None and self._wakeup.wait(timeout_ms)
 
     def progress(self) -> SatelliteProgress:
-        """How far the satellites are; none of the ends ever falls between two `begin`s."""
+        """The progress of the satellites. No end ever falls between two `begin`s."""
         late: list[LatePuts] = []
         with self._ends_lock:
             # Each end is read after those that rely on it. Late puts were reported after the acknowledged end moved.
@@ -357,7 +357,7 @@ class Supervisor:
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _ends(self, committed: int) -> Ends:
-        """As known; without Replication all that is committed counts as replicated."""
+        """The ends as far as known. Without Replication the committed end counts as replicated, too."""
         replicated = committed if self._rings is None else self._replicated
         return Ends(self.appends.appended, committed, self._synced, replicated)
 
@@ -403,7 +403,7 @@ class Supervisor:
             self._grant(lease, candidate, witnessed)
 
     def _grant(self, lease: Lease, candidate: Candidate, witnessed: int) -> None:
-        """Needs `_lock`. Args: witnessed: for a flusher, the end that the witness has synced."""
+        """Needs `_lock`. Args: `witnessed`: for a flusher, the end that the witness has synced."""
         with self._ends_lock:
             # A predecessor has ended, so it publishes nothing more.
             committed = self._read_committed()

@@ -315,7 +315,7 @@ def test_a_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
         )
         assert ticket.wait(10).first_offset == number
 
-    # The flusher may be done before the polling begins; then the ack loop answers.
+    # The flusher may be done before the polling begins. Then the ack loop answers.
     until(lambda: threading.get_ident() in answering, put)
 
 

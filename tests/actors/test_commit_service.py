@@ -64,7 +64,7 @@ if loaded:
 service.run()
 """
 
-#: puts for ever; a line on stdout for each that was acknowledged
+#: puts for ever. A line on stdout for each that was acknowledged
 HOST = """
 import sys
 from pathlib import Path

@@ -47,7 +47,7 @@ def test_a_read_skips_the_units_of_a_foreign_store_that_point_at_nothing(
             file.seek(2 * len(blank))
             file.write(5 * blank)
         dispatcher = Dispatcher(store, clock=ManualClock(), on_dispatched=lambda: None)
-        # Fewer records per read than the gap has units; the read does not wait.
+        # Fewer records per read than the gap has units. The read does not wait.
         (part,) = dispatcher.fetch(FetchRequest("t", {0: 2}, 1 << 20, 2, 0))
         assert part.records is not None
         assert (part.first_offset, part.next_offset, len(part.records)) == (2, 8, 1)

@@ -1,4 +1,4 @@
-"""A CommitLog that hangs is killed by its satellites; a slow one is not."""
+"""A CommitLog that hangs is killed by its satellites. A slow one is not."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_an_unexpected_error_ends_a_pass_and_not_the_loop(
 
 @pytest.fixture
 def leader(tmp_path: Path) -> Iterator[LeaderHost]:
-    """Without a flusher: nothing is synced unless the test does it."""
+    """A leader without a flusher: nothing is synced unless the test does it."""
     host = LeaderHost(
         tmp_path / "leader",
         replace(CONFIG, file_reserved_hours=0),

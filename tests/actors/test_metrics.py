@@ -421,7 +421,7 @@ def test_consumer_lag_is_counted_per_group_and_topic_over_queues_with_an_offset(
     host.put(request([b"x"] * 7, queue=1)).wait(30)
     for group, offsets in (("slow", {"0": 1, "1": 2}), ("half", {"1": 7})):
         host.call("commit_offsets", {"group": group, "topic": "t", "offsets": offsets})
-    # No client can commit it; a RocketMQ that lost messages may have left it.
+    # No client can commit it. A RocketMQ that lost messages may have left it.
     host.store.commit_offsets("ahead", "t", {0: 9})
     until(lambda: host.store.dispatched == host.store.log.end, wait_a_little)
     assert topic_messages(host.store) == {("t",): 12}

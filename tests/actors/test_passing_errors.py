@@ -68,7 +68,7 @@ class Disk(Files):
         self.refusals = {(call, word, code): 1}
 
     def refuse_appends(self, times: int) -> None:
-        """Only of the calling thread, which appends; another one prewrites."""
+        """Refuse appends of the calling thread only. Another thread prewrites."""
         self.of_thread = threading.current_thread()
         self.refusals = {("pwrite", "commitlog/", errno.EIO): times}
 
@@ -110,7 +110,7 @@ class Disk(Files):
 
 
 class Shard:
-    """A leader in this process, its flusher in another; every put is repeated until it is stored, as producers do."""
+    """A leader in this process, its flusher in another. Every put is repeated until it is stored, as producers do."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

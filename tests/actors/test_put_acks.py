@@ -118,7 +118,7 @@ class Leader:
         return facts
 
     def request(self, acks: Acks, producer: int = 1, *, again: bool = False) -> PutRequest:
-        """Args: again: the producer's last message once more."""
+        """Args: `again`: the producer's last message once more."""
         sequence = self.sequences.get(producer, 0) - again
         self.sequences[producer] = sequence + 1
         return request([b"x"], producer=producer, sequence=sequence)._replace(acks=acks)
@@ -252,7 +252,7 @@ def test_a_leaders_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
             30
         )
 
-    # The flusher may be done before the polling begins; then the ack loop answers.
+    # The flusher may be done before the polling begins. Then the ack loop answers.
     until(lambda: threading.get_ident() in answering, put)
 
 
@@ -260,7 +260,7 @@ def test_a_leaders_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
 def test_nothing_is_acknowledged_or_shown_after_a_sync_has_failed(leader: Leader) -> None:
     log, acks = leader.host.store.log, leader.host.acks
     before = log.confirmed
-    # The prewriting thread got the kernel's error; the ack loop has not checked yet.
+    # The prewriting thread got the kernel's error. The ack loop has not checked yet.
     log.sync_failed = True
     put = leader.put("leader")
     until(lambda: leader.host.supervisor.progress()[0].synced >= log.end, pause)

@@ -38,7 +38,10 @@ def test_bytes_arrive_and_are_confirmed_when_both_have_synced(pair):
     pair.leader.sync()
     pair.follower.sync()
     pair.wait_confirmed(end)
-    wait_until(lambda: pair.follower.confirmed() == end, "the heartbeat-beat tells the follower C")
+    wait_until(
+        lambda: pair.follower.confirmed() == end,
+        "the heartbeat reports the confirmed end to the follower",
+    )
 
 
 def test_a_log_of_many_segments_arrives_in_whole_units(pair):
@@ -192,7 +195,7 @@ def test_bytes_that_change_on_the_way_are_refused_and_never_stored(pair):
     read = reader.read
     reader.read = lambda start, stop, message: (
         (data := read(start, stop, message))
-        and bytes(byte ^ (place == 50) for place, byte in enumerate(data))
+        and bytes(byte ^ (index == 50) for index, byte in enumerate(data))
     )
 
     pair.start_follower()

@@ -117,7 +117,7 @@ class Replica:
         until(lambda: self.facts()["syncs"] == syncs, self.step)
 
     def abandon(self) -> None:
-        """As if this CommitLog were killed: it closes without a sign to other processes."""
+        """Close as a killed CommitLog does, without a sign to other processes."""
         for supervisor in self.supervisors:
             if supervisor._wakeup is not None:
                 supervisor._wakeup._close_sockets()

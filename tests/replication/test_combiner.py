@@ -76,7 +76,6 @@ def test_every_put_gets_the_outcome_that_it_would_get_alone(
         ends, now_ms = Ends(0, 0, 0, 0), 0
         for _ in range(STEPS):
             # Steps of DEADLINE_STEP_MS: puts of one step share a deadline, those of two do not.
-
             now_ms += rng.choice([0, 1, 1, 5, 20]) * DEADLINE_STEP_MS
             appended = ends.appended + rng.choice([0, 0, 10, 30])
             committed = rng.randint(ends.committed, appended)

@@ -1,6 +1,6 @@
 """Runs the transcripts beside this file: command, line, exact outcome.
 
-A block is `> command arguments`, then what it prints, then an empty line; `#` begins a comment.
+A block is `> command arguments`, then what it prints, then an empty line. `#` begins a comment.
 With RAYMQ_REWRITE_TRANSCRIPTS=1 in the environment the outcomes are written instead of compared:
 read the difference before you keep it.
 """
@@ -59,7 +59,7 @@ class CombinerScript:
         return [*lines, f"waiting: {' '.join(map(str, self.waiting)) or 'none'}"]
 
     def outcomes(self) -> Iterator[str]:
-        """As CommitLog answers: success by the watermark, exceptions by entry."""
+        """The answers that CommitLog gives: success by the watermark, exceptions by entry."""
         late = self.combiner.combine(self.ends, self.now)
         for number, end in list(self.waiting.items()):
             if end <= self.combiner.acknowledged:
