@@ -32,7 +32,7 @@ class QueueLedger:
 
     acknowledged: list[tuple[int, int]] = field(default_factory=list)
     refused: list[tuple[int, int]] = field(default_factory=list)
-    #: the sequence after the last row; the outcome of a row in neither list is unknown
+    #: the sequence after the last row. The outcome of a row in neither list is unknown
     next_sequence: int = 0
 
 
@@ -227,7 +227,7 @@ class QueueChecks:
         headers, rows = read_headers(bodies, self._plan.run)
         if check_bytes:
             self.damaged += damaged_rows(bodies, headers, rows)
-        # A row in another queue than it was sent to counts as damaged, and is missed where it belongs.
+        # A row in another queue than it was sent to counts as damaged, and as missing in its own queue.
         right = (headers["queue_index"] == queue_index) & (headers["sequence"] >= 0)
         here: npt.NDArray[np.void] = headers[right]
         self.damaged += len(headers) - len(here)
@@ -280,14 +280,18 @@ def verify(
     Raises: OffsetOutOfRange when retention deletes rows before they are read; Unavailable.
     """
     checks = QueueChecks(plan)
-    for place in ranges:
-        topic, queue = plan.topic_and_queue(place.queue_index)
-        for records in read_range(cluster, topic, queue, place.shard, place.first, place.last):
+    for queue_range in ranges:
+        topic, queue = plan.topic_and_queue(queue_range.queue_index)
+        for records in read_range(
+            cluster, topic, queue, queue_range.shard, queue_range.first, queue_range.last
+        ):
             bodies = decode_records(records).column("body")
-            checks.feed(place.queue_index, bodies, check_bytes=True)
+            checks.feed(queue_range.queue_index, bodies, check_bytes=True)
             yield len(bodies)
     promised = promised_rows(ledgers)
     short = {
-        at.queue_index for at in ranges if at.last - at.first < promised.get(at.queue_index, 0)
+        queue_range.queue_index
+        for queue_range in ranges
+        if queue_range.last - queue_range.first < promised.get(queue_range.queue_index, 0)
     }
-    yield checks.finish(ledgers, [place.queue_index for place in ranges], short)
+    yield checks.finish(ledgers, [queue_range.queue_index for queue_range in ranges], short)

@@ -16,7 +16,7 @@ from raymq.store.errors import require
 
 Int64s = npt.NDArray[np.int64]
 
-#: values below have a slot of their own; above, a slot is at most value / 1024 wide (3 digits)
+#: values below have a slot of their own. Above, a slot is at most value / 1024 wide (3 digits)
 SUB_BUCKETS = 2048
 _HALF = SUB_BUCKETS // 2
 _HALF_BITS = 10
@@ -49,7 +49,7 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """The mean; 0.0 without values."""
+        """The mean, 0.0 without values."""
         count = self.count
         return self.sum / count if count else 0.0
 

@@ -19,7 +19,7 @@ from raymq.cluster.consume.consumer import Consumer
 from raymq.store.errors import Unavailable
 
 from .check import QueueChecks, Verdict
-from .job import READY, BenchClock, Control, Job, Meter, Received, Snapshot
+from .job import READY, BenchClock, Control, Job, Meter, ReceiveResult, Snapshot
 from .messages import body_bytes
 
 #: seconds without a message, although there are more, after which the worker gives up
@@ -43,12 +43,12 @@ class Reading:
         #: queue index -> the offset before which it ends; None: not known yet
         self._ends: dict[int, int] | None = None
         if not job.live:
-            self._ends = {place.queue_index: place.last for place in job.ranges}
+            self._ends = {queue_range.queue_index: queue_range.last for queue_range in job.ranges}
         self._stopping = False
         self._last = 0.0
         self._meter: Meter
 
-    def run(self, control: Control) -> Iterator[str | Snapshot | Received]:
+    def run(self, control: Control) -> Iterator[str | Snapshot | ReceiveResult]:
         """Yields: READY, from the common start to the ends one snapshot per tick, the result."""
         with contextlib.ExitStack() as stack:
             # A live reader waits at the end of its queues before the first message is sent. A backlog
@@ -75,9 +75,9 @@ class Reading:
     def _consumers(self, stack: contextlib.ExitStack) -> dict[int, Consumer]:
         """topic number -> its consumer."""
         starts: dict[int, dict[int, int]] = {}
-        for place in self._job.ranges:
-            topic, queue = divmod(place.queue_index, self._plan.queues)
-            starts.setdefault(topic, {})[queue] = place.first
+        for queue_range in self._job.ranges:
+            topic, queue = divmod(queue_range.queue_index, self._plan.queues)
+            starts.setdefault(topic, {})[queue] = queue_range.first
         names = self._plan.topic_names
         return {
             topic: stack.enter_context(
@@ -148,9 +148,9 @@ class Reading:
             else:
                 tick.latency.record_repeated(int((now - began) * 1e6), 1)
 
-    def _result(self) -> Received:
+    def _result(self) -> ReceiveResult:
         rows, verdict = {}, Verdict()
         for where, check in self._checks.checks.items():
             rows[where] = check.verdict.read
             verdict.add(check.verdict)
-        return Received(rows, verdict, self._last - self._start)
+        return ReceiveResult(rows, verdict, self._last - self._start)

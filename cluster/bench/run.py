@@ -18,7 +18,7 @@ from raymq.store.errors import Rejected, Unavailable
 from raymq.store.files import Files
 
 from .check import Ledger, QueueRange, Verdict, promised_rows
-from .job import READY, Job, Received, Sent, Snapshot
+from .job import READY, Job, ReceiveResult, SendResult, Snapshot
 from .plan import BenchPlan, check_limit_ms
 from .series import Series
 from .worker_pool import LEAD_S, LocalWorkers, RayWorkers, WorkerPool
@@ -41,7 +41,7 @@ SEARCH_ROUNDS = 8
 
 
 class Watcher:
-    """Receives the progress of a run; this one ignores it. See progress.py."""
+    """Receives the progress of a run. This one ignores it. See progress.py."""
 
     def phase(self, text: str, seconds: float | None) -> None:
         """Another phase begins, which takes about `seconds`."""
@@ -60,8 +60,8 @@ class Round:
     plan: BenchPlan
     #: channel -> its figures
     series: dict[str, Series] = field(default_factory=dict)
-    sent: list[Sent] = field(default_factory=list)
-    received: list[Received] = field(default_factory=list)
+    sent: list[SendResult] = field(default_factory=list)
+    received: list[ReceiveResult] = field(default_factory=list)
     #: the faults found when the log was read back
     verdict: Verdict = field(default_factory=Verdict)
 
@@ -69,9 +69,9 @@ class Round:
         """Add one item that a worker reported."""
         if isinstance(item, Snapshot):
             self.series.setdefault(item.channel, Series(self.plan)).add(item)
-        elif isinstance(item, Sent):
+        elif isinstance(item, SendResult):
             self.sent.append(item)
-        elif isinstance(item, Received):
+        elif isinstance(item, ReceiveResult):
             self.received.append(item)
         elif isinstance(item, Verdict):
             self.verdict.add(item)
@@ -202,7 +202,7 @@ class Bench:
             if shard >= self._cluster.shards:
                 message = f"shards names {shard}: the cluster has 0 to {self._cluster.shards - 1}"
                 raise Rejected(message, field="shards", limit=self._cluster.shards - 1)
-            if all(shard != place for place, _ in self._begin.values()):
+            if all(shard != queue_shard for queue_shard, _ in self._begin.values()):
                 message = (
                     f"shards names {shard}, which has none of the {self._plan.queues} queues of a topic: use at least "
                     f"--queues {self._cluster.shards}, or another --topic"
@@ -210,7 +210,9 @@ class Bench:
                 raise Rejected(message, field="shards", limit=self._plan.queues)
 
         used = tuple(
-            queue_index for queue_index, (place, _) in self._begin.items() if place in shards
+            queue_index
+            for queue_index, (queue_shard, _) in self._begin.items()
+            if queue_shard in shards
         )
         self._plan = replace(self._plan, used_indexes=used)
 
@@ -254,11 +256,11 @@ class Bench:
         return found
 
     def _readers(self, plan: BenchPlan) -> list[Job]:
-        places = [
+        ranges = [
             QueueRange(queue_index, shard, last, -1)
             for queue_index, (shard, last) in self._visible_ends().items()
         ]
-        shares = _shares(places, plan.consumers)
+        shares = _shares(ranges, plan.consumers)
         return [Job(plan, "read", ranges=share, live=True) for share in shares]
 
     def _work(
@@ -371,7 +373,7 @@ class Bench:
             Job(plan, "verify", ranges=share, ledgers=tuple(self._ledgers))
             for share in _shares(ranges, plan.workers)
         ]
-        total = sum(place.last - place.first for place in ranges)
+        total = sum(queue_range.last - queue_range.first for queue_range in ranges)
         return self._work(plan, f"reading {total:,} messages back", jobs, None).verdict
 
     # --- the highest rate -----------------------------------------------------------------------
@@ -383,7 +385,7 @@ class Bench:
         """
         plan = self._plan
         closed = self._round(plan)
-        # In a short measured part on a busy machine there may be nothing; in the whole round there is.
+        # In a short measured part on a busy machine there may be nothing. In the whole round there is.
         acknowledged = sum(ledger.acknowledged for ledger in closed.ledgers)
         overall = acknowledged / (plan.warmup_s + plan.duration_s)
         low, high = 0.0, 1.5 * max(closed.series["send"].messages_per_s(), overall)
@@ -432,9 +434,9 @@ def judge(found: Round, limit_ms: float) -> dict[str, Any]:
 def _shares(ranges: list[QueueRange], parts: int) -> list[tuple[QueueRange, ...]]:
     """Ranges spread over up to `parts` shares that are not empty, the long ranges first."""
     shares: list[list[QueueRange]] = [[] for _ in range(parts)]
-    for place in sorted(ranges, key=lambda place: place.first - place.last):
+    for queue_range in sorted(ranges, key=lambda queue_range: queue_range.first - queue_range.last):
         shortest = min(shares, key=lambda share: (sum(p.last - p.first for p in share), len(share)))
-        shortest.append(place)
+        shortest.append(queue_range)
     return [tuple(share) for share in shares if share]
 
 

@@ -26,7 +26,7 @@ from raymq.store.errors import RayMQError, Rejected, StorageFull, Unavailable
 
 from .check import Ledger
 from .histogram import Histogram
-from .job import BenchClock, Job, Meter, Sent, Snapshot
+from .job import BenchClock, Job, Meter, SendResult, Snapshot
 from .messages import RowMaker, body_bytes
 from .plan import BenchPlan
 
@@ -52,10 +52,10 @@ class Transport(Protocol):
         """Look the topic up, so that the first send is as quick as the others."""
 
     def send(self, topic: str, queue_id: int, rows: pa.RecordBatch, done: Done) -> None:
-        """Send rows of PUT_SCHEMA; may block while buffers are full. Raises: RayMQError."""
+        """Send rows of PUT_SCHEMA. May block while buffers are full. Raises: RayMQError."""
 
     def close(self) -> None:
-        """Close; sends without an answer fail."""
+        """Close. Sends without an answer fail."""
 
 
 class BatchTransport:
@@ -180,7 +180,7 @@ class Sending:
         self._sent = 0
         self._meter: Meter
 
-    def run(self, start: float) -> Iterator[Snapshot | Sent]:
+    def run(self, start: float) -> Iterator[Snapshot | SendResult]:
         """From `start` (monotonic seconds) to the end of the plan, and until all is answered.
 
         Raises: the first error that is not retriable.
@@ -212,7 +212,7 @@ class Sending:
         if self._fatal is not None:
             raise self._fatal
         with self._changed:
-            yield Sent(self._ledger, unsent, self._errors, self._first_error)
+            yield SendResult(self._ledger, unsent, self._errors, self._first_error)
 
     def _enough(self) -> bool:
         return self._job.rows is not None and self._sent >= self._job.rows

@@ -115,9 +115,9 @@ def grafana_install(options: argparse.Namespace, console: Console) -> int:
 
     files = Files()
     ray = None if options.directory is not None else grafana.ray_of(options.target, files=files)
-    place = grafana.install(options.directory, ray, files=files)
-    shown = f"{place}: Grafana shows it as the dashboard RayMQ"
-    console.result(options, {"file": str(place)}, shown)
+    path = grafana.install(options.directory, ray, files=files)
+    shown = f"{path}: Grafana shows it as the dashboard RayMQ"
+    console.result(options, {"file": str(path)}, shown)
     return EXIT_OK
 
 

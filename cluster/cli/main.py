@@ -1,7 +1,12 @@
-"""The grammar of the command line `raymq`; the commands are in the modules beside this one.
+"""The grammar of the command line `raymq`. The commands are in the modules beside this one.
 
-Exit codes: 0 done; 1 a fault was found (damage, a failed check, a shard that does not serve); 2 the
-command is wrong; 3 the cluster is not available now; 130 interrupted.
+Exit codes:
+
+    0    done
+    1    a fault was found: damage, a failed check, a shard that does not serve
+    2    the command is wrong
+    3    the cluster is not available now
+    130  interrupted
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from typing import Any, NoReturn
 
 from raymq import __version__
 from raymq.store.errors import RayMQError, Unavailable
-from raymq.store.promise import ACKS
+from raymq.store.promise import ACKS, FLUSHES
 
 from . import commands, message_commands, store_commands
 from .console import EXIT_USAGE, Console, exit_code
@@ -47,13 +52,13 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "allow_abbrev": False})
 
-    def option(self, words: str, text: str, **more: Any) -> None:
+    def option(self, spec: str, text: str, **more: Any) -> None:
         """Add an option or an argument.
 
-        Args: `words` are its names and its value: VALUE, [VALUE] if the value may be left out, or one|of|these.
-        `text` is its help.
+        Args: `spec`: its names and its value: VALUE, [VALUE] if the value may be left out, or one|of|these.
+        `text`: its help.
         """
-        names = words.split()
+        names = spec.split()
         metavar = names.pop() if names[-1].strip("[]").isupper() else None
         if metavar is not None and metavar.startswith("["):
             metavar = metavar.strip("[]")
@@ -62,17 +67,17 @@ class _Parser(argparse.ArgumentParser):
             more["choices"] = tuple(names.pop().split("|"))
         self.add_argument(*names, metavar=metavar, help=text, **more)
 
-    def number(self, words: str, text: str, *, least: int = 1, **more: Any) -> None:
+    def number(self, spec: str, text: str, *, least: int = 1, **more: Any) -> None:
         """Add an option with a whole number."""
-        self.option(words, text, type=_count(least), **more)
+        self.option(spec, text, type=_count(least), **more)
 
-    def decimal(self, words: str, text: str) -> None:
+    def decimal(self, spec: str, text: str) -> None:
         """Add an option with a number that need not be whole."""
-        self.option(words, text, type=float)
+        self.option(spec, text, type=float)
 
-    def flag(self, words: str, text: str) -> None:
+    def flag(self, spec: str, text: str) -> None:
         """Add an option without a value."""
-        self.add_argument(*words.split(), action="store_true", help=text)
+        self.add_argument(*spec.split(), action="store_true", help=text)
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: {message}\nTry `{self.prog} --help`.\n")
@@ -106,13 +111,15 @@ def _count(least: int) -> Callable[[str], int]:
     return parse
 
 
-def _position(*words: str) -> Callable[[str], str | int]:
+def _position(*choices: str) -> Callable[[str], str | int]:
     def parse(text: str) -> str | int:
-        if text in words:
+        if text in choices:
             return text
         if text.isdigit():
             return int(text)
-        raise argparse.ArgumentTypeError(f"{text!r} is neither an offset nor {' or '.join(words)}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither an offset nor {' or '.join(choices)}"
+        )
 
     return parse
 
@@ -124,22 +131,22 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"raymq {__version__}")
 
-    words = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _start(words)
-    _stop_and_status(words)
-    _topics(words)
-    _produce(words)
-    _consume(words)
-    _store(words)
-    _bench(words)
-    _grafana(words)
-    _doctor(words)
+    subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _start(subcommands)
+    _stop_and_status(subcommands)
+    _topics(subcommands)
+    _produce(subcommands)
+    _consume(subcommands)
+    _store(subcommands)
+    _bench(subcommands)
+    _grafana(subcommands)
+    _doctor(subcommands)
 
     return parser
 
 
 def _command(
-    words: Any,
+    subcommands: Any,
     name: str,
     run: Run,
     text: str,
@@ -148,8 +155,8 @@ def _command(
     cluster: bool = False,
     **more: str,
 ) -> _Parser:
-    """Add a command. Args: `json` adds --json, `cluster` the options that name a cluster."""
-    command: _Parser = words.add_parser(name, help=text, **more)
+    """Add a command. Args: `json`: add --json. `cluster`: add the options that name a cluster."""
+    command: _Parser = subcommands.add_parser(name, help=text, **more)
     command.set_defaults(run=run)
     if json:
         command.flag("--json", "print JSON")
@@ -169,16 +176,16 @@ def _token_file(command: _Parser) -> None:
     )
 
 
-def _group(words: Any, name: str, text: str, dest: str = "verb") -> Any:
-    """Add a command that has verbs. Returns: where they are added."""
-    return words.add_parser(name, help=text).add_subparsers(
+def _group(subcommands: Any, name: str, text: str, dest: str = "verb") -> Any:
+    """Add a command that has verbs. Returns: the object to which they are added."""
+    return subcommands.add_parser(name, help=text).add_subparsers(
         dest=dest, required=True, metavar=dest.upper()
     )
 
 
-def _start(words: Any) -> None:
+def _start(subcommands: Any) -> None:
     start = _command(
-        words, "start", commands.start, "create or resume the cluster of a data directory"
+        subcommands, "start", commands.start, "create or resume the cluster of a data directory"
     )
 
     start.option("data_dir DIR", "data directory, made if missing")
@@ -193,7 +200,7 @@ def _start(words: Any) -> None:
     )
 
     start.option(
-        "--flush sync|async",
+        f"--flush {'|'.join(FLUSHES)}",
         "acknowledge after the sync to disk, or before (default: as at the last start, at first sync)",
     )
     start.decimal(
@@ -233,9 +240,12 @@ def _start(words: Any) -> None:
     )
 
 
-def _stop_and_status(words: Any) -> None:
+def _stop_and_status(subcommands: Any) -> None:
     stop = _command(
-        words, "stop", commands.stop, "end a cluster (and Ray, if start started it); data stays"
+        subcommands,
+        "stop",
+        commands.stop,
+        "end a cluster (and Ray, if start started it); data stays",
     )
     stop.option(
         "target [TARGET]",
@@ -244,7 +254,7 @@ def _stop_and_status(words: Any) -> None:
     stop.number("--timeout-s N", "seconds that the shards have to close (default: 60)", default=60)
 
     status = _command(
-        words,
+        subcommands,
         "status",
         commands.status,
         "health, shards, topics, messages, disk and lag of a cluster",
@@ -259,8 +269,8 @@ def _stop_and_status(words: Any) -> None:
     )
 
 
-def _topics(words: Any) -> None:
-    verbs = _group(words, "topic", "list, create and describe topics")
+def _topics(subcommands: Any) -> None:
+    verbs = _group(subcommands, "topic", "list, create and describe topics")
     _command(verbs, "list", commands.topic_list, "all topics", cluster=True)
     create = _command(verbs, "create", commands.topic_create, "make a topic", cluster=True)
     create.option("topic TOPIC", "name of the new topic")
@@ -272,9 +282,9 @@ def _topics(words: Any) -> None:
     describe.option("topic TOPIC", "name of the topic")
 
 
-def _produce(words: Any) -> None:
+def _produce(subcommands: Any) -> None:
     produce = _command(
-        words,
+        subcommands,
         "produce",
         message_commands.produce,
         "send each line of standard input, or of a file, as a message",
@@ -296,8 +306,10 @@ def _produce(words: Any) -> None:
     )
 
 
-def _consume(words: Any) -> None:
-    consume = _command(words, "consume", message_commands.consume, "print messages", cluster=True)
+def _consume(subcommands: Any) -> None:
+    consume = _command(
+        subcommands, "consume", message_commands.consume, "print messages", cluster=True
+    )
 
     consume.option("topic TOPIC", "name of the topic")
     consume.option(
@@ -325,8 +337,8 @@ def _consume(words: Any) -> None:
     )
 
 
-def _store(words: Any) -> None:
-    verbs = _group(words, "store", "check, repair, export a store directory; import it")
+def _store(subcommands: Any) -> None:
+    verbs = _group(subcommands, "store", "check, repair, export a store directory; import it")
     verify = _command(verbs, "verify", store_commands.verify, "check every byte; 1 if damaged")
     verify.option(*_STORE_DIR)
 
@@ -396,7 +408,7 @@ def _store_export(verbs: Any) -> None:
         "--to OFFSET", "queue offset before which to end (default: the end)", least=0, dest="stop"
     )
     export.number("--file-mib N", "MiB after which a new file is begun (default: 256)", default=256)
-    export.flag("--behind-damage", "also export the readable messages after damage in the log")
+    export.flag("--after-damage", "also export the readable messages after damage in the log")
 
 
 def _store_import(verbs: Any) -> None:
@@ -412,8 +424,8 @@ def _store_import(verbs: Any) -> None:
     importing.option("--topic NAME", "only this topic (default: every topic of the export)")
 
 
-def _grafana(words: Any) -> None:
-    verbs = _group(words, "grafana", "a dashboard of the metrics (docs/metrics.md)")
+def _grafana(subcommands: Any) -> None:
+    verbs = _group(subcommands, "grafana", "a dashboard of the metrics (docs/metrics.md)")
     install = _command(
         verbs,
         "install",
@@ -431,9 +443,9 @@ def _grafana(words: Any) -> None:
     _command(verbs, "show", commands.grafana_show, "print it, as JSON")
 
 
-def _doctor(words: Any) -> None:
+def _doctor(subcommands: Any) -> None:
     doctor = _command(
-        words,
+        subcommands,
         "doctor",
         commands.doctor,
         "check this machine and a data directory as `raymq start` would",
@@ -448,8 +460,10 @@ def _doctor(words: Any) -> None:
     )
 
 
-def _bench(words: Any) -> None:
-    verbs = _group(words, "bench", "load test, from every node of the Ray cluster", dest="mode")
+def _bench(subcommands: Any) -> None:
+    verbs = _group(
+        subcommands, "bench", "load test, from every node of the Ray cluster", dest="mode"
+    )
     for mode, text in (
         ("produce", "send, and time each message until it is acknowledged"),
         ("consume", "send a backlog, then read it as fast as it comes"),
@@ -470,7 +484,7 @@ def _bench(words: Any) -> None:
 
 
 def _bench_load(verb: _Parser) -> None:
-    """The options that make a BenchPlan; defaults are its own."""
+    """The options that make a BenchPlan. Defaults are its own."""
     verb.option("--topic NAME", "name of the topic (default: bench)")
     verb.number("--topics N", "number of topics, NAME-0 ... (default: 1)")
     verb.number("--queues N", "queues of each topic (default: 4)")
@@ -543,8 +557,7 @@ def main(argv: Sequence[str] | None = None, *, console: Console | None = None) -
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader (head, less) has seen enough. Python would complain again when it flushes at
-        # exit.
+        # The reader (head, less) has seen enough. Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except RayMQError as error:

@@ -87,7 +87,7 @@ def _body(given: dict[str, Any]) -> bytes:
     if "body_base64" in given:
         return base64.b64decode(given["body_base64"], validate=True)
     body = given["body"]
-    # Text goes as it is; anything else as the JSON it came as.
+    # Text goes as it is. Anything else as the JSON it came as.
     return body.encode() if isinstance(body, str) else json.dumps(body).encode()
 
 

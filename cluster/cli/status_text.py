@@ -1,4 +1,4 @@
-"""The lines of `raymq status`: health first, then the facts of each shard; bytes and pids with `verbose`."""
+"""The lines of `raymq status`: health first, then the facts of each shard. `verbose` adds bytes and pids."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _shard(shard: Facts, verbose: bool) -> Iterator[str]:
 
 
 def _protection(shard: Facts) -> str:
-    """The protection that the second replica gives: it depends on where that is."""
+    """The protection that the second replica gives, which depends on its machine."""
     if shard.get("replication") != "mirror":
         return ""
     nodes = shard.get("nodes")
@@ -122,9 +122,9 @@ def _positions(shard: Facts, leases: Mapping[str, Any]) -> Iterator[str]:
     if shard.get("transient_pool"):
         keys.insert(1, "committed")
     ends = ", ".join(f"{key} {shard[key]}" for key in keys if key in shard)
-    place = ", ".join(f"{key} {shard[key]}" for key in ("endpoint", "pid") if shard.get(key))
-    if ends or place:
-        yield _INDENT + "; ".join(part for part in (ends and f"{ends} bytes", place) if part)
+    process = ", ".join(f"{key} {shard[key]}" for key in ("endpoint", "pid") if shard.get(key))
+    if ends or process:
+        yield _INDENT + "; ".join(part for part in (ends and f"{ends} bytes", process) if part)
     for role, lease in leases.items():
         if lease["granted"]:
             starts = f"{lease['grants']} start{'' if lease['grants'] == 1 else 's'}"

@@ -59,7 +59,7 @@ def dump(options: argparse.Namespace, console: Console) -> int:
 
 
 def repair(options: argparse.Namespace, console: Console) -> int:
-    """raymq store repair DIR: shows the plan; with --yes carries it out."""
+    """raymq store repair DIR: shows the plan. --yes carries it out."""
     from raymq.store.tools.repair import Repair
 
     roots = stores(options.directory)
@@ -106,7 +106,7 @@ def _show_plan(root: Path, plan: Plan, options: argparse.Namespace, console: Con
 def _cut_lines(root: Path, cut: Any) -> list[str]:
     return [
         f"{root}: the log is damaged and cannot be repaired; {cut}",
-        f"{root}: copy the other replica, or save what can be read (raymq store export --behind-damage), or cut with "
+        f"{root}: copy the other replica, or save what can be read (raymq store export --after-damage), or cut with "
         f"--cut-at {cut.offset} --yes",
     ]
 
@@ -172,7 +172,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
         queue_id=options.queue_id,
         start=options.start,
         stop=options.stop,
-        after_damage=options.behind_damage,
+        after_damage=options.after_damage,
     )
     with StoreProgress(console.stderr) as progress:
         done = export(

@@ -69,7 +69,7 @@ class Consumer(OpenClient):
 
     Raises:
         Rejected: an unknown topic or queue, a bad option, or `start` is missing.
-        OffsetOutOfRange: a queue does not hold the offset to read; `min` and `max` are its range.
+        OffsetOutOfRange: a queue does not hold the offset to read. `min` and `max` are its range.
         Corrupt: a stored message is damaged. `seek` after it to continue.
         Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
     """
@@ -168,9 +168,13 @@ class Consumer(OpenClient):
     # --- reading --------------------------------------------------------------------------------
 
     def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[ReceivedMessage]:
-        """Return up to `max_records` messages; wait up to `timeout` seconds while there are none.
+        """Return up to `max_records` messages. Wait up to `timeout` seconds while there are none.
 
-        Raises: OffsetOutOfRange; Corrupt; Unavailable; Rejected when the shard refuses to serve reads.
+        Raises:
+            OffsetOutOfRange: a queue does not hold the offset to read.
+            Corrupt: a stored message is damaged.
+            Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
+            Rejected: the shard refuses to serve reads.
         """
         found: list[ReceivedMessage] = []
         piece = self._next(max_records, timeout)
@@ -184,7 +188,7 @@ class Consumer(OpenClient):
         """Like `poll`, but returns Arrow columns of one queue.
 
         The columns are topic, shard, queue_id, offset, times, key, tag, body and properties. The batch is empty after
-        the timeout. `properties` are encoded; `raymq.store.decode_properties` reads them.
+        the timeout. `properties` are encoded. `raymq.store.decode_properties` reads them.
         """
         piece = self._next(max_records, timeout)
         if piece is None:
@@ -192,7 +196,7 @@ class Consumer(OpenClient):
         return message_batch(piece.shard, piece.records)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Iterate over messages without an end; `position` and `commit` follow the messages returned so far."""
+        """Iterate over messages without an end. `position` and `commit` follow the messages returned so far."""
         while True:
             message = self.next_message(5.0)
             if message is not None:
@@ -214,7 +218,7 @@ class Consumer(OpenClient):
         return message
 
     def on_change(self, call: Callable[[], None]) -> None:
-        """Register a listener that any thread calls after a fetch, a failure or the end; it must not block."""
+        """Register a listener that any thread calls after a fetch, a failure or the end. It must not block."""
         self._state.listener = call
 
     def _next(self, max_records: int, timeout: float, *, ready_only: bool = False) -> Piece | None:
@@ -252,7 +256,7 @@ class Consumer(OpenClient):
             return piece
 
     def _give_back(self) -> None:
-        """Give back the messages that iteration took and did not return. Needs the lock."""
+        """Return the messages that iteration took, and did not hand out, to the queue's pieces. Needs the lock."""
         if not self._iterating:
             return
         state, piece = self._state, self._iterating_piece
@@ -275,11 +279,12 @@ class Consumer(OpenClient):
         if state.pieces:
             return
 
-        now = self._clock.monotonic_ms()
-        for shard, (since, error) in state.down.items():
-            if now - since >= self._unavailable_timeout_ms:
+        now_ms = self._clock.monotonic_ms()
+        for shard, (since_ms, error) in state.down.items():
+            if now_ms - since_ms >= self._unavailable_timeout_ms:
                 raise Unavailable(
-                    f"shard {shard} has been unreachable for {now - since} ms: {error}", shard=shard
+                    f"shard {shard} has been unreachable for {now_ms - since_ms} ms: {error}",
+                    shard=shard,
                 )
 
     # --- positions ------------------------------------------------------------------------------
@@ -319,8 +324,12 @@ class Consumer(OpenClient):
     def commit(self, offsets: Mapping[int, int] | None = None) -> None:
         """Commit the offsets at which the group continues: the NEXT offsets, by default after all returned messages.
 
-        Durable: as an acknowledged message. Raises: Rejected without a group; OffsetOutOfRange for an offset that its
-        queue does not hold, and then none of that shard's offsets is stored; Unavailable.
+        Durable: as an acknowledged message.
+
+        Raises:
+            Rejected: the consumer has no group.
+            OffsetOutOfRange: a queue does not hold its offset. None of that shard's offsets is stored then.
+            Unavailable: a shard does not answer.
         """
         self._check_group("cannot commit")
         self._check_process()
@@ -346,7 +355,11 @@ class Consumer(OpenClient):
         may be in the topic.
 
         Returns: the topic. Durable: as an acknowledged message.
-        Raises: Rejected without a group, or when the message is deleted; Unavailable; DeliveryUnknown.
+
+        Raises:
+            Rejected: the consumer has no group, or the message is deleted.
+            Unavailable: the shard does not answer. Nothing was stored.
+            DeliveryUnknown: the message may be in the topic.
         """
         group = self._check_group("cannot send back")
         self._check_process()
@@ -368,7 +381,7 @@ class Consumer(OpenClient):
         return str(answer["topic"])
 
     def committed(self) -> dict[int, int]:
-        """queue_id -> committed offset of the group; queues without one are missing."""
+        """queue_id -> committed offset of the group. Queues without one are missing."""
         self._check_group("has no offsets")
         self._check_open()
         return self._committed(list(self._readers))

@@ -35,7 +35,7 @@ _RECORD_FIELDS = (
 )
 #: states in which a CommitLog serves
 _UP = ("RUNNING", "READ_ONLY")
-#: threads for the actor's own calls; put and fetch run in threads of the Flight server
+#: threads for the actor's own calls. Put and fetch run in threads of the Flight server
 _MAX_CONCURRENCY = {"commit_log": 8}
 #: every role, by the order in which they are closed: a CommitLog needs its satellites to the end
 _CLOSING_RANK = {
@@ -109,12 +109,11 @@ def create(
     *,
     timeout_s: float = _CALL_TIMEOUT_S,
 ) -> tuple[list[Member], bool]:
-    """Create the actors that do not run yet; running ones are kept.
+    """Create the actors that do not run yet. Running ones are kept.
 
-    Args: `specs`: the result of the function `specs`; `timeout_s` is how long a running first shard may take to answer.
+    Args: `specs`: the result of the function `specs`. `timeout_s`: how long a running first shard may take to answer.
 
-    Returns: all actors, and whether the cluster was started by this call (its first shard did not
-    run).
+    Returns: all actors, and whether the cluster was started by this call (its first shard did not run).
     Raises: Rejected when another cluster of the same name runs in this Ray, or this one with
     another `flush` or another TLS.
     """
@@ -168,8 +167,8 @@ def _actor_classes(ray: Any) -> dict[str, Any]:
 def _check_running(ray: Any, record: ClusterRecord, timeout_s: float) -> bool:
     """Whether the cluster runs already.
 
-    Raises: Rejected when another cluster of the same name runs (they would share actors),
-    or this one in another flush mode or pool mode (running actors keep theirs).
+    Raises: Rejected if another cluster of the same name runs (they would share actors). Also if this one runs in
+    another flush mode or pool mode (running actors keep theirs).
     """
     members = find(ray, record.name, [(0, 0, "commit_log")])
     if not members:
@@ -396,7 +395,7 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
             wait_s = timeout_s if member.role == "commit_log" else _CALL_TIMEOUT_S
             outcomes[member.name] = _outcome(ray, member, call, wait_s)
         for member in wave:
-            # `kill` ends the process and frees the name; after close() alone Ray would restart the actor.
+            # `kill` ends the process and frees the name. After close() alone Ray would restart the actor.
             ray.kill(member.handle, no_restart=True)
 
     _wait_gone(ray, record.name, members, clock)
@@ -412,7 +411,7 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
 
 
 def _rank(member: Member) -> tuple[int, int]:
-    """The order of closing; within a role leaders before followers."""
+    """The order of closing: within a role leaders before followers."""
     return _CLOSING_RANK[member.role], member.replica
 
 
@@ -456,8 +455,7 @@ def endpoints(ray: Any, cluster: str, shards: int) -> dict[int, str]:
 def credentials(ray: Any, cluster: str) -> dict[str, Any]:
     """The facts that a client needs which reaches the cluster through Ray: cluster_id, shards, token.
 
-    Raises: Rejected when no such cluster runs in this Ray, Unavailable when its first shard does
-    not answer.
+    Raises: Rejected when no such cluster runs in this Ray, Unavailable when its first shard does not answer.
     """
     members = find(ray, cluster, [(0, 0, "commit_log")])
     if not members:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
-#: Spark 3.5, the newest that RayDP takes, needs it; its Arrow breaks on 21
+#: Spark 3.5, the newest that RayDP takes, needs it. Its Arrow breaks on 21
 MAJOR = 17
 _TIMEOUT_S = 60
 

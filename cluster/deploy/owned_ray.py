@@ -58,9 +58,9 @@ def start_owned(
     loopback: bool = True,
     timeout_s: float = _START_TIMEOUT_S,
 ) -> OwnedRay:
-    """Start a Ray that outlives this process; returns when it accepts connections.
+    """Start a Ray that outlives this process, and return when it accepts connections.
 
-    Args: with `loopback` it listens on 127.0.0.1 only, else on all addresses of the machine.
+    Args: `loopback`: it listens on 127.0.0.1 only, else on all addresses of the machine.
     Raises: Unavailable with the end of its log when it does not come up within `timeout_s`.
     """
     deadline = clock.monotonic_ms() + int(timeout_s * 1000)
@@ -77,7 +77,7 @@ def start_owned(
             progress(f"Ray runs at {owned.address}")
             return owned
         except Unavailable as error:
-            # Another process may have taken a port before Ray bound it; on a busy machine Ray gives up early.
+            # Another process may have taken a port before Ray bound it. On a busy machine Ray gives up early.
             if not attempts_left or clock.monotonic_ms() >= deadline:
                 raise
             progress(f"starting Ray again: {error}")
@@ -117,10 +117,14 @@ def stop_owned(paths: ClusterPaths, *, files: Files, clock: Clock) -> list[int]:
         killed = end_family(owned.family, files=files, clock=clock, grace_ms=grace_ms)
     except TimeoutError as error:
         raise Unavailable(f"Ray of {paths.data_dir} could not be ended: {error}") from error
-    place = Path(owned.temp_dir)
+    temp_dir = Path(owned.temp_dir)
     # Ray's logs and sockets, if `start` named their directory.
-    if place.parent == run_dir(files) and place.name.startswith("ray-") and files.exists(place):
-        files.remove_tree(place)
+    if (
+        temp_dir.parent == run_dir(files)
+        and temp_dir.name.startswith("ray-")
+        and files.exists(temp_dir)
+    ):
+        files.remove_tree(temp_dir)
     files.unlink(paths.ray)
     return killed
 
@@ -183,7 +187,7 @@ def _arguments(temp_dir: Path, ports: list[int], loopback: bool) -> list[str]:
         "--include-dashboard=false",
         f"--temp-dir={temp_dir}",
         f"--labels={ray_host.HOST_LABEL}={host_label()}",
-        # 0: each worker takes a free port; every Ray of the machine has the same default range.
+        # 0: each worker takes a free port. Every Ray of the machine has the same default range.
         "--min-worker-port=0",
         "--max-worker-port=0",
     ]
@@ -225,7 +229,7 @@ def _spawn(arguments: list[str], environment: dict[str, str], log: int) -> int:
 
 
 def node_address(log: str) -> str | None:
-    """The node address that `ray start` printed; with ray[default] it is coloured and follows a log prefix."""
+    """The node address that `ray start` printed. With ray[default] it is coloured and follows a log prefix."""
     for line in log.splitlines():
         _, found, node = _COLOUR.sub("", line).partition("Local node IP: ")
         if found:

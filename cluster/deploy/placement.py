@@ -1,7 +1,7 @@
 """Which node has which replica: decided at the first start, and never changed. Labels name the nodes.
 
 The name of a node is the value of its Ray label `raymq-node` (`ray start --labels raymq-node=a`). It is never the node
-id, which is new at each start of a raylet. A machine that gets the label of another one must have its disk;
+id, which is new at each start of a raylet. A machine that gets the label of another one must have its disk.
 `prepare_replica` checks that.
 """
 
@@ -40,8 +40,8 @@ class Address(NamedTuple):
     advertised: str
 
 
-def place(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
-    """Leaders in turn over the nodes; a follower is never on its leader's node.
+def place_shards(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
+    """Leaders in turn over the nodes. A follower is never on its leader's node.
 
     The followers of one node's leaders go in turn to all other nodes, so that these share the work of a lost node.
     Raises: Rejected for names that Ray does not take, a repeated name, or too few nodes.
@@ -85,7 +85,7 @@ def check_host(host: str) -> None:
 
 
 def present(ray: Any) -> dict[str, list[str]]:
-    """Label -> the addresses of the nodes that live and have it; one each, if all is well."""
+    """Label -> the addresses of the nodes that live and have it: one each, if all is well."""
     found: dict[str, list[str]] = {}
     for node in ray.nodes():
         label = node.get("Labels", {}).get(NODE_LABEL)
@@ -179,7 +179,7 @@ def _check_store(spec: dict[str, Any], files: Files, *, made_before: bool) -> No
 
 
 def _node_address() -> str:
-    # Only actors come here; clients that only name a placement need no Ray.
+    # Only actors come here. Clients that only name a placement need no Ray.
     import ray
 
     address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]

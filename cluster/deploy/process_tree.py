@@ -90,7 +90,7 @@ def _living(family: Family, files: Files) -> Iterator[_Facts]:
 
 
 def end_family(family: Family, *, files: Files, clock: Clock, grace_ms: int) -> list[int]:
-    """SIGTERM to the leader, SIGKILL to the others after `grace_ms`; returns when no process is left.
+    """SIGTERM to the leader, SIGKILL to the others after `grace_ms`. Returns when no process is left.
 
     Returns: the pids that had to be killed. Raises: TimeoutError when a killed process does not end.
     """

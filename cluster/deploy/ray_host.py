@@ -58,13 +58,13 @@ class OwnedRay:
 
     @property
     def family(self) -> Family:
-        """Its processes."""
+        """The processes of this Ray."""
         return Family(self.pid, self.start_time, self.boot_id, self.mark)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayTarget:
-    """Which Ray to use, and whether `stop` ends it too.
+    """The Ray to use, and whether `stop` ends it too.
 
     Kept in `ray.json` while the cluster runs.
     """
@@ -109,11 +109,9 @@ def running_target(paths: ClusterPaths, files: Files) -> RayTarget | None:
 def find_ray(paths: ClusterPaths, address: str | None, files: Files) -> RayTarget | None:
     """The running Ray that belongs to this start; None: there is none, start one.
 
-    In this order: `address`, the one this process is connected to, the one recorded for the
-    directory, RAY_ADDRESS.
+    In this order: `address`, the one this process is connected to, the one recorded for the directory, RAY_ADDRESS.
 
-    Raises: Rejected when `address` contradicts an owned Ray that still runs this directory, or is
-    ray://.
+    Raises: Rejected when `address` contradicts an owned Ray that still runs this directory, or is ray://.
     """
     recorded = running_target(paths, files)
     wanted = address or connected_address()
@@ -146,8 +144,8 @@ def _listens(address: str) -> bool:
         return False
     try:
         # The mapped form needs IPv6, which this machine may not have.
-        place = "127.0.0.1" if host == LOOPBACK else host
-        socket.create_connection((place, int(port)), timeout=2.0).close()
+        listener = "127.0.0.1" if host == LOOPBACK else host
+        socket.create_connection((listener, int(port)), timeout=2.0).close()
     except OSError:
         return False
     return True
@@ -159,7 +157,7 @@ def _split(address: str) -> tuple[str, str]:
 
 
 def connected_address() -> str | None:
-    """The address of the Ray this process is connected to; does not import Ray."""
+    """The address of the Ray this process is connected to. Does not import Ray."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None
@@ -181,7 +179,7 @@ def session(target: RayTarget, timeout_s: float | None = None) -> Iterator[Any]:
 
     Disconnects at the end only if it connected.
 
-    Args: timeout_s bounds how long Ray may take to answer; None: Ray's own patience, which may be endless.
+    Args: `timeout_s`: how long Ray may take to answer; None: Ray's own patience, which may be endless.
     Raises: Unavailable when Ray does not answer, Rejected when this process is connected to another
     Ray or runs with another authentication mode.
     """

@@ -44,8 +44,8 @@ _TAG = r"(?:^|\x02)TAGS\x01(?P<v>[^\x02]+)"
 def put_batch(data: pa.RecordBatch | pa.Table, *, now_ms: int) -> tuple[pa.RecordBatch, Any]:
     """Convert columns of messages to PUT_SCHEMA.
 
-    Args: `data` has `body` (binary or string), and optionally `key` (binary or string), `tag` (string), `properties`
-    (encoded, or map<string, string>) and `born_time_ms` (int64; `now_ms` without it).
+    Args: `data`: the columns `body` (binary or string), and optionally `key` (binary or string), `tag` (string),
+    `properties` (encoded, or map<string, string>) and `born_time_ms` (int64). `now_ms`: the default of `born_time_ms`.
     Returns: the batch, and its keys as a binary column or None.
     Raises: Rejected naming a column that is missing, unknown or of another type.
     """
@@ -103,7 +103,7 @@ def _encoded(column: Any) -> pa.Array:
 
 
 def _concatenated(left: pa.Array, right: pa.Array) -> pa.Array:
-    """Join two columns row by row; null where both are null."""
+    """Join two columns row by row; null if both are null."""
     joined = pc.binary_join_element_wise(
         left, right, b"", null_handling="replace", null_replacement=b""
     )

@@ -71,7 +71,7 @@ class Message:
 
     @property
     def value(self) -> Any:
-        """The body, decoded by the codec in property `content-type`; bytes without that property."""
+        """The body, decoded by the codec in property `content-type`, or the bytes if it has no such property."""
         return codec(self.properties.get(CONTENT_TYPE, "bytes")).decode(self.body)
 
 

@@ -40,7 +40,7 @@ def queue_of(key: bytes, queues: int) -> int:
 
 
 def murmur2_column(keys: pa.Array) -> UInt32s:
-    """murmur2 of each value of a binary or string column; a null counts as empty."""
+    """murmur2 of each value of a binary or string column. A null counts as empty."""
     values, lengths = value_bytes(keys), value_lengths(keys)
     starts = value_offsets(keys)[:-1].astype(np.int64)
     m = np.uint32(_M)

@@ -41,7 +41,7 @@ class Assignment(NamedTuple):
 
 
 def make_topics(cluster: Cluster, name: str) -> int:
-    """Create the topics of a queue where they are missing. Returns: their shard.
+    """Create the topics of a queue that are missing. Returns: their shard.
 
     Raises: Rejected for a bad name, or a topic of that name with several queues or a compacted one.
     """
@@ -105,7 +105,7 @@ class AssignmentLog:
         self.given: list[Assignment] = []
 
     def open(self) -> None:
-        """Fence earlier writers and read the queue's state. Raises: RayMQError; call it again on a new instance."""
+        """Fence earlier writers and read the queue's state. Raises: RayMQError. Call it again on a new instance."""
         fenced = {self._id}
         while True:
             self._await_visible(self._write({"by": self._id}).result().last_offset)
@@ -147,7 +147,7 @@ class AssignmentLog:
                 yield json.loads(body)
 
     def write(self, following: int, given: list[Assignment]) -> Future[BatchReceipt]:
-        """Write assignments. They are made when the future has a receipt; after an error their state is unknown."""
+        """Write assignments. They are made when the future has a receipt. After an error their state is unknown."""
         return self._write({"by": self._id, "next": following, "given": given})
 
     def _write(self, record: dict[str, Any]) -> Future[BatchReceipt]:

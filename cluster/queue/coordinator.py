@@ -50,11 +50,11 @@ class WaitingGet:
 
     count: int
     #: `get_nowait`: answered now, with None if fewer items are there
-    now: bool
+    at_once: bool
     done: asyncio.Future[Assignment | None]
     #: part of a record that is being written: it cannot be withdrawn
     assigned: bool = False
-    #: calls that wait for this request; without any, no items are assigned to it
+    #: calls that wait for this request. Without any, no items are assigned to it
     asking: int = 0
 
 
@@ -109,7 +109,7 @@ class QueueCoordinator:
     async def take(self, request: int, count: int, wait_s: float) -> tuple[int, int] | None:
         """Assign the next `count` items to `request`; None when there are fewer.
 
-        Args: `wait_s` is for one item; 0 takes only items that exist at the call.
+        Args: `wait_s`: seconds to wait for one item; 0: take only items that exist at the call.
         Returns: (first, count). Raises: Unavailable while the shard does not answer.
         Durable: the assignment, at return.
         """
@@ -183,16 +183,16 @@ class QueueCoordinator:
 
     def _admit(self) -> None:
         """Grant room in the order of the calls, so that small requests do not starve a large one."""
-        now = self._clock.monotonic()
+        now_s = self._clock.monotonic()
         for request, (_, until) in list(self._reserved.items()):
-            if until < now:
+            if until < now_s:
                 del self._reserved[request]
         for request, putter in list(self._putters.items()):
             used = self._end - self._next + sum(count for count, _ in self._reserved.values())
             if used + putter.count > putter.maxsize:
                 return
             del self._putters[request]
-            self._reserved[request] = (putter.count, now + RESERVED_S)
+            self._reserved[request] = (putter.count, now_s + RESERVED_S)
             putter.done.set_result(True)
 
     # --- state ----------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class QueueCoordinator:
         )
 
     async def _run(self) -> None:
-        """Open the log and serve; after a write with an unknown outcome read the log again."""
+        """Open the log and serve. After a write with an unknown outcome, read the log again."""
         wait_s = RETRY_S
         await self._listen()
 
@@ -336,13 +336,13 @@ class QueueCoordinator:
 
         for request, getter in list(self._getters.items()):
             if not getter.asking:
-                # Its callers got Unavailable; a caller that still wants the items repeats the request.
+                # Its callers got Unavailable. A caller that still wants the items repeats the request.
                 self._withdraw(request)
             elif following + getter.count <= self._end:
                 getter.assigned = True
                 assignments.append(Assignment(request, following, getter.count))
                 following += getter.count
-            elif getter.now:
+            elif getter.at_once:
                 self._withdraw(request)
 
         if self._watch is not None and len(assignments) < len(self._getters):
@@ -359,7 +359,7 @@ class QueueCoordinator:
             self._assigned.popitem(last=False)
 
     async def _refresh_end(self) -> None:
-        """Ask the shard where the items end. Puts that returned before this call are counted."""
+        """Ask the shard for the end of the items. Puts that returned before this call are counted."""
         opened = self._log
         if opened is None:
             return

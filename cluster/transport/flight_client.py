@@ -1,4 +1,4 @@
-"""The client's side of Arrow Flight: one connection per replica; put, fetch and replication streams. No Ray."""
+"""The client's side of Arrow Flight: one connection per replica, with streams to put, fetch and replicate. No Ray."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class ShardConnection:
     def call(
         self, op: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S
     ) -> dict[str, Any]:
-        """An administrative operation; `timeout` in seconds.
+        """Run an administrative operation. `timeout` is in seconds.
 
         Raises: the shard's error; Unavailable when it cannot be reached; DeliveryUnknown when it does not answer in
         time.
@@ -171,7 +171,7 @@ class ShardConnection:
             self._client.close()
 
 
-class _Stream:
+class _FlightStream:
     """The base of the streams. Any thread may call `abort`, only the owner the rest."""
 
     schema = PUT_SCHEMA
@@ -184,7 +184,7 @@ class _Stream:
         try:
             writer.begin(self.schema)
         except BROKEN as error:
-            _Stream.close(self)
+            _FlightStream.close(self)
             raise translate(error, connection.endpoint) from error
 
     def _write(self, metadata: bytes, batch: pa.RecordBatch | None = None) -> None:
@@ -233,7 +233,7 @@ class _Stream:
             self._connection.release()
 
 
-class FlightPutStream(_Stream):
+class FlightPutStream(_FlightStream):
     """Batches out, acks in, in order."""
 
     schema = PUT_SCHEMA
@@ -248,21 +248,21 @@ class FlightPutStream(_Stream):
             self._write(flight_messages.pack(meta), batch)
 
     def receive(self) -> list[dict[str, Any]]:
-        """The next acks; blocks. Raises: Unavailable (the stream broke), Rejected (it was refused)."""
+        """Wait for the next acks. Raises: Unavailable (the stream broke), Rejected (it was refused)."""
         message = flight_messages.unpack(self._read().app_metadata)
         self.window_bytes = message.get("window", self.window_bytes)
         acks: list[dict[str, Any]] = message["acks"]
         return acks
 
 
-class FlightFetchStream(_Stream):
-    """Requests out, batches of raw records in; one request at a time."""
+class FlightFetchStream(_FlightStream):
+    """Requests out, batches of raw records in, one request at a time."""
 
     schema = flight_messages.FETCH_SCHEMA
     _number = 0
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
-        """Read queues; waits up to `wait_ms` at the server while all are empty.
+        """Read queues. Waits up to `wait_ms` at the server while all are empty.
 
         Returns: a FetchSlice for each queue that has records or an error (OffsetOutOfRange...).
         Raises: the server's error if it refused the request; Unavailable when the stream broke.
@@ -291,7 +291,7 @@ class FlightFetchStream(_Stream):
             found.append(FetchSlice(queue_id, **ends, records=records, error=None))
 
 
-class ReplicaStream(_Stream):
+class ReplicaStream(_FlightStream):
     """Frames to a follower and back: the ReplicationStream of Replication."""
 
     schema = flight_messages.FRAME_SCHEMA
@@ -305,7 +305,7 @@ class ReplicaStream(_Stream):
         self._receiver.start()
 
     def send(self, header: bytes, body: Any = None) -> None:
-        """Send one frame; `body` is any buffer of log bytes. Raises: Unavailable."""
+        """Send one frame. `body` is any buffer of log bytes. Raises: Unavailable."""
         self._write(header, None if body is None else flight_messages.frame_batch(body))
 
     def _receive(self) -> None:

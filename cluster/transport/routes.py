@@ -1,4 +1,4 @@
-"""Addresses of shards, and topics; looked up again after a connection breaks. No Ray."""
+"""Addresses of shards, and topics. Both are looked up again after a connection breaks. No Ray."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Routes:
         )
 
     def fetch_stream(self, shard: int) -> FetchStream:
-        """A stream for reads; closing it closes its connection. Raises: Unavailable."""
+        """A stream for reads. Closing it closes its connection. Raises: Unavailable."""
         # A connection that is closed here stays open until its stream is closed.
         with closing(self.connect(shard)) as connection:
             return connection.fetch_stream()
@@ -117,14 +117,14 @@ class Routes:
                 found = self.resolver()
             else:
                 answer = self.first("routes", {}, LOOKUP_TIMEOUT_S)
-                found = {int(key): str(place) for key, place in answer.items()}
+                found = {int(key): str(endpoint) for key, endpoint in answer.items()}
         except RayMQError:
             return
         with self._lock:
             self.endpoints.update(found)
 
     def call(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Call an operation that may be repeated; try again once after a new lookup.
+        """Call an operation that may be repeated, and try again once after a new lookup.
 
         Raises: the shard's error; Unavailable when the shard does not answer.
         """

@@ -83,16 +83,16 @@ def trusted(environment: Mapping[str, str], files: Files) -> bytes | None:
 
 def read_ca(path: str | os.PathLike[str], files: Files, *, name: str = "ca") -> bytes:
     """The PEM certificates in a file, checked. Raises: Rejected (field `name`)."""
-    place = os.fspath(path)
-    pem = _read(name, place, files)
+    file_name = os.fspath(path)
+    pem = _read(name, file_name, files)
     try:
         ssl.create_default_context(cadata=pem.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
         raise Rejected(
-            f"{name}={place} holds no PEM certificate ({error}): give the certificate of the "
+            f"{name}={file_name} holds no PEM certificate ({error}): give the certificate of the "
             "authority that signed the shards' certificates",
             field=name,
-            path=place,
+            path=file_name,
         ) from error
     return pem
 
@@ -131,11 +131,11 @@ def parse_url(url: str) -> str | None:
     """
     for scheme, prefix in ((PLAIN_URL, ""), (TLS_URL, TLS_PREFIX)):
         if url.startswith(scheme):
-            place = url.removeprefix(scheme).rstrip("/")
-            host, _, port = place.rpartition(":")
+            endpoint = url.removeprefix(scheme).rstrip("/")
+            host, _, port = endpoint.rpartition(":")
             if not host or not port.isdigit():
                 raise Rejected(f"{url!r}: use {scheme}host:port", field="target")
-            return prefix + place
+            return prefix + endpoint
     return None
 
 
@@ -147,7 +147,7 @@ def url_of(endpoint: str) -> str:
 
 
 def failure(words: str, endpoint: str) -> RayMQError:
-    """The error of a connection that gRPC describes with `words`; with advice where TLS is the cause.
+    """The error of a connection that gRPC describes with `words`, with advice if TLS is the cause.
 
     A certificate that is not accepted will not be after a retry. Other failures may pass: a port can
     belong to another process until the endpoint is looked up again.

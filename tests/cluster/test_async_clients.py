@@ -1,4 +1,4 @@
-"""The producer and the consumer for asyncio, against shards in memory behind real Flight."""
+"""The producer and the consumer for asyncio, against shards in memory with real Flight."""
 
 from __future__ import annotations
 

@@ -338,7 +338,7 @@ def test_a_refusal_after_a_break_does_not_call_a_batch_unstored_that_may_be_stor
         waiting.result(10)
     assert refused.value.field == "token"
 
-    # Then it goes on as a new producer: rows of the old one cannot be repeated by it.
+    # Then the sender continues as a new producer: rows of the old one cannot be repeated by it.
     routes.token = TOKEN
     assert sender.send("t", 0, batch(numbered(3, 1))).result(10).first_offset == 2
     assert backend.bodies("t") == [b"0", b"1", b"3"]

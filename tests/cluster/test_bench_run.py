@@ -1,4 +1,4 @@
-"""Whole benchmarks in plain processes, against a shard in memory behind real Flight; and their report."""
+"""Whole benchmarks in plain processes, against a shard in memory with real Flight, and their report."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from tests.support.waiting import until
 
 
 class BenchBackend(FakeBackend):
-    """Also makes topics; `lie_about` batches are acknowledged and forgotten.
+    """Also makes topics. `lie_about` batches are acknowledged and forgotten.
 
-    The last row of each queue stays hidden from `hides` looks at where it ends.
+    The last row of each queue stays hidden from the first `hides` reads of its end.
     """
 
     lie_about = 0
@@ -276,13 +276,13 @@ def test_the_disk_of_a_data_directory_is_named(tmp_path: Path) -> None:
 
 
 def page_is_whole(text: str) -> None:
-    """It needs nothing else, is well-formed, and every curve lies in its picture."""
+    """Check that the page needs no other file, is well-formed, and every curve lies in its picture."""
     assert not re.search(r"<script|<link|<img|url\(|src=|href=", text)
 
     tree = ElementTree.fromstring(text.removeprefix("<!doctype html>\n"))
     namespace = "{http://www.w3.org/2000/svg}"
     pictures = list(tree.iter(f"{namespace}svg"))
-    # Three a channel, each for wide and narrow windows; a channel may have had nothing within the time.
+    # Three a channel, each for wide and narrow windows. A channel may have had nothing within the time.
     assert len(pictures) in (6, 12)
 
     for picture in pictures:

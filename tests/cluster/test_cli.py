@@ -23,7 +23,7 @@ from raymq.store.errors import Corrupt, DeliveryUnknown, Rejected, StorageFull, 
 
 @dataclass
 class FakeProducer:
-    """Keeps what is sent; ends with `failure` as a real one ends with its first failure."""
+    """Keeps what is sent. Ends with `failure` as a real one ends with its first failure."""
 
     sent: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     failure: Exception | None = None
@@ -148,7 +148,7 @@ class FakeReport:
 
 
 class FakeLifecycle:
-    """Stands in for module start; notes how it was called."""
+    """Stands in for module start. Notes how it was called."""
 
     def __init__(self) -> None:
         self.cluster = FakeCluster()

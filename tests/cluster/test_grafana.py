@@ -158,18 +158,18 @@ def test_a_session_without_such_a_folder_says_what_to_do(tmp_path: Path) -> None
 
 def test_it_is_copied_so_that_grafana_can_read_it(tmp_path: Path) -> None:
     code, out, _ = run("grafana", "install", "--directory", str(tmp_path), "--json")
-    place = tmp_path / grafana.FILE_NAME
+    path = tmp_path / grafana.FILE_NAME
     assert code == 0
-    assert json.loads(out) == {"file": str(place)}
-    assert place.read_bytes() == grafana.dashboard()
-    assert stat.S_IMODE(place.stat().st_mode) == 0o644
-    assert [entry for entry in tmp_path.iterdir() if entry.is_file()] == [place]
+    assert json.loads(out) == {"file": str(path)}
+    assert path.read_bytes() == grafana.dashboard()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert [entry for entry in tmp_path.iterdir() if entry.is_file()] == [path]
     # Again, over the older one.
-    place.write_text("{}", encoding="utf-8")
+    path.write_text("{}", encoding="utf-8")
     code, out, _ = run("grafana", "install", "--directory", str(tmp_path))
     assert code == 0
-    assert out.decode().startswith(f"{place}: ")
-    assert place.read_bytes() == grafana.dashboard()
+    assert out.decode().startswith(f"{path}: ")
+    assert path.read_bytes() == grafana.dashboard()
 
 
 def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The producer of messages, against a shard in memory behind real Flight."""
+"""The producer of messages, against a shard in memory with real Flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The assignment of a durable queue's items, against a shard in memory with real Flight; no Ray."""
+"""The assignment of a durable queue's items, against a shard in memory with real Flight. No Ray."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TAKEN = "%TAKEN%" + NAME
 
 
 class QueueCluster(FakeCluster):
-    """With what a queue asks of a Cluster handle."""
+    """A FakeCluster with the methods of a Cluster handle that a queue calls."""
 
     data_dir = ray_address = None
 
@@ -180,7 +180,7 @@ def test_an_earlier_writer_is_fenced_before_the_log_is_read(
 
 
 def lag(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch, polls: int) -> Callable[[], None]:
-    """What it returns makes the shard show, of %TAKEN%, what is there now and no more, `polls` times."""
+    """Returns: a function that freezes the end of %TAKEN% that the shard shows, for the next `polls` polls."""
     call, answers = backend.call, []
 
     def stale(op: str, args: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ NO_NAMES = [HUGE, -5, 1.5, "", "no such topic", "../t", True, None, ["t"], {"a":
 
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedShard]:
-    """With topic t of two queues; queue 0 has three messages."""
+    """A shard with topic t of two queues. Queue 0 has three messages."""
     with ServedShard(tmp_path_factory.mktemp("raw") / "store") as shard:
         shard.start_flusher()
         shard.cluster.create_topic("t", queues=2)

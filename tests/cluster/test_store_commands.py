@@ -142,7 +142,7 @@ def test_export_writes_parquet(own: Path, tmp_path: Path) -> None:
 
 
 class FakeCluster:
-    """Topics by their queues; keeps what is sent."""
+    """Topics by their queues. Keeps what is sent."""
 
     def __init__(self, **queues: int) -> None:
         self.queues = queues
@@ -226,7 +226,7 @@ def test_export_of_a_damaged_log_says_what_is_not_in_it(own: Path, tmp_path: Pat
     root = copy(own, tmp_path / "s")
     flip(root / FIRST_LOG, 20_000)
     assert Ran("export", root, tmp_path / "out").code == 1
-    ran = Ran("export", root, tmp_path / "out", "--behind-damage")
+    ran = Ran("export", root, tmp_path / "out", "--after-damage")
     assert ran.code == 1
     assert "not readable: [" in ran.out
 
