@@ -1,8 +1,8 @@
 """What does an idle cluster cost? `python -m benchmarks.idle [--seconds 20] [--json FILE]`
 
-Processes, memory (PSS without file pages) and CPU of an idle cluster of four shards and of one mirrored shard, beside
-as many bare Ray actors in the same Ray, measured right after each other. CPU is the processes' own time over the
-window, in percent of one core.
+Two idle clusters are measured, one of four shards and one of a mirrored shard: processes, memory (PSS without file
+pages) and CPU. As many bare Ray actors in the same Ray are measured right after each. CPU is the processes' own time
+over the window, in percent of one core.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class Bare:
     """An actor that does nothing."""
 
     def pid(self) -> int:
-        """Its process."""
+        """The id of its process."""
         return os.getpid()
 
 
 def measure(directory: Path, seconds: float, **options: Any) -> dict[str, Any]:
-    """One cluster beside as many bare actors."""
+    """Measure one cluster, and as many bare actors."""
     shutil.rmtree(directory, ignore_errors=True)
     with raymq.start(directory, name=directory.name, **options) as cluster:
         ray.init(cluster.ray_address, ignore_reinit_error=True, log_to_driver=False)

@@ -1,8 +1,8 @@
 """How fast are durable puts? `python -m benchmarks.put [--quick] [--check] [--sustained-gb 10] [--json FILE]`
 
-Every figure is a median of three rounds, beside its own limit: raw pwrite + fdatasync of equal blocks into pre-written
-blocks, a Flight echo, a Ray round trip. A round measures a figure right after its limit, and a ratio is the median
-of the rounds' ratios, because shared machines change their mood within seconds: read the ratios. Only the mirror, which
+Every figure is a median of three rounds. Its limit is a raw pwrite + fdatasync of equal blocks into pre-written
+blocks, a Flight echo or a Ray round trip. A round measures a figure right after its limit, and a ratio is the median
+of the rounds' ratios. Read the ratios: shared machines become faster and slower within seconds. Only the mirror, which
 is a cluster of its own, is measured after all rounds of the single shard.
 """
 
@@ -75,7 +75,7 @@ def batch_of(rows: int, size: int) -> pa.RecordBatch:
 
 
 def percentile(values: list[float], part: float) -> float:
-    """Of a list, in its unit."""
+    """A percentile of a list, in its unit."""
     return sorted(values)[min(len(values) - 1, int(len(values) * part))]
 
 
@@ -85,8 +85,8 @@ def percentile(values: list[float], part: float) -> float:
 def raw_limit(directory: Path, block_bytes: int, count: int, *, fresh: bool = False) -> float:
     """Blocks a second: pwrite + fdatasync, one after the other, into blocks that were written before.
 
-    `fresh`: into blocks that are only reserved, and pages that no cache holds yet. That is what a writer that never
-    pauses meets in the end; so it must be as much as that one writes.
+    `fresh`: into blocks that are only reserved, and pages that no cache holds yet. A writer that never pauses meets
+    these in the end. So `count` must be as much as that writer writes.
     """
     path = directory / "raw"
     block = os.urandom(block_bytes)
@@ -122,8 +122,8 @@ def pin(pid: int, cores: set[int]) -> None:
 def echo_client(*, apart: bool = True) -> Iterator[Any]:
     """A Flight client of an echo server in another process.
 
-    `apart`: client and server are kept on different cores, as a producer and a busy shard are: on the same core an
-    echo takes half as long, and which of both it is would be the scheduler's mood.
+    `apart`: client and server are kept on different cores, as a producer and a busy shard are. On the same core an
+    echo takes half as long, and otherwise the scheduler would choose.
     """
     import pyarrow.flight as flight
 
@@ -358,7 +358,7 @@ def memory_mb(pid: int) -> float:
 
 
 def memories(cluster: raymq.Cluster) -> dict[str, float]:
-    """Of the CommitLog process and its satellites."""
+    """Memory of the CommitLog process and its satellites, in MB."""
     shard = cluster.status()["shards"][0]
     pids = {"commit_log": shard["pid"]}
     pids |= {name: role["pid"] for name, role in shard["roles"]["roles"].items()}
@@ -399,7 +399,7 @@ def sustained(cluster: raymq.Cluster, directory: Path, gigabytes: float) -> dict
 
 
 class Rounds:
-    """Figures of all rounds by name; a ratio is of two figures of one round."""
+    """Figures of all rounds by name. A ratio is of two figures of one round."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[float]] = {}
@@ -410,7 +410,7 @@ class Rounds:
         return value
 
     def median(self, name: str) -> float:
-        """Of the rounds."""
+        """The median of the rounds."""
         return statistics.median(self._values[name])
 
     def ratio(self, name: str, of: str) -> float:

@@ -1,14 +1,14 @@
-"""How fast is the durable Queue beside `ray.util.queue.Queue`?
+"""How fast is the durable Queue, compared with `ray.util.queue.Queue`?
 
 `python -m benchmarks.queue [--quick] [--check] [--json FILE]`
 
-Both run in the same Ray, one after the other in each of three rounds; a ratio is the median of the rounds' ratios.
+Both run in the same Ray, one after the other in each of three rounds. A ratio is the median of the rounds' ratios.
 Items are bytes of 1 KiB. Ours are synced to disk: each before its `put` returns, or with `linger_ms=5` by the end of
 the measured time, which includes the flush. As in benchmarks.put, a burst finds pre-written blocks.
 
-The floor of lingering batches, twice the original's rate, is for batches that fit its actor calls badly. One of
-5,000 it moves through memory in about 10 ms, at half a GB/s and 2 us of CPU an item: twice that, on disk, is more than
-two cores can do, whatever is in front of the log. "as Arrow, by a Producer" is that limit: the same batches without
+The floor of lingering batches is twice the original's rate. It is for batches that fit the original's actor calls
+badly. The original moves a batch of 5,000 through memory in about 10 ms, at half a GB/s and 2 us of CPU an item. Twice
+that, on disk, is more than two cores can do. "as Arrow, by a Producer" shows that limit: the same batches without
 Python objects.
 """
 

@@ -2,9 +2,10 @@
 
 Two stores get the same puts of ten messages: one has N queues with ten messages each, the other ten queues with N each.
 Processes of at most 1,024 descriptors write them, die without closing them, open them again, read every queue and put
-to each. `--check` ends with exit code 1 when a floor is broken: everything but the commit log takes at most 1 GB of
-disk, and opening the first store takes at most three times as long as the second. Both are opened by turns, medians
-count.
+to each. The stores are opened by turns, and medians count.
+
+`--check` ends with exit code 1 when a floor is broken. Everything but the commit log takes at most 1 GB of disk. The
+first store opens in at most three times the time of the second.
 """
 
 from __future__ import annotations
@@ -129,9 +130,9 @@ def disk_bytes(root: Path) -> int:
     return int(done.stdout.split()[0])
 
 
-def measure(place: Path, queues: int) -> dict[str, Any]:
+def measure(directory: Path, queues: int) -> dict[str, Any]:
     """Both stores."""
-    many, few = place / "many", place / "few"
+    many, few = directory / "many", directory / "few"
     facts: dict[str, Any] = {"queues": queues, "messages": queues * MESSAGES}
     facts["many"] = in_process("write", many, queues, queues)
     facts["few"] = in_process("write", few, QUEUES_FEW, queues)

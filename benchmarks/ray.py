@@ -1,11 +1,12 @@
 """How fast is the Ray client API? `python -m benchmarks.ray [--quick] [--check] [--json FILE]`
 
-One message at a time through actor methods, beside the sum of a Ray round trip and an fdatasync, measured apart. (An
-actor that only writes and syncs its argument is shown too: it takes longer than the sum, for a disk that
-was left alone for a millisecond syncs slower than one in a loop.) Batches of 1 MiB by methods, beside Flight;
-and both through ray://, beside Ray Client's own round trip and `ray.put`. The actors of the limits have the shard's
-concurrency groups.
-Five rounds, each figure right after its limit; a ratio is the median of the rounds' ratios (see benchmarks/put.py).
+One message at a time goes through actor methods. Its limit is the sum of a Ray round trip and an fdatasync, measured
+apart. An actor that only writes and syncs its argument is shown, too. It takes longer than the sum, because a disk that
+was left alone for a millisecond syncs slower than one in a loop.
+
+Batches of 1 MiB by methods are compared with Flight. Both through ray:// are compared with Ray Client's own round trip
+and `ray.put`. The actors of the limits have the shard's concurrency groups. There are five rounds, each figure right
+after its limit. A ratio is the median of the rounds' ratios (see benchmarks/put.py).
 """
 
 from __future__ import annotations

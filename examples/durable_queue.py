@@ -33,7 +33,7 @@ def make_jobs(jobs: raymq.Queue, maker: int) -> None:
 
 @ray.remote(num_cpus=0.2, max_retries=0)
 def work(jobs: raymq.Queue, done: raymq.Queue, *, dies_at: int = -1) -> None:
-    """Do jobs until none arrives for 3 s; die during job number `dies_at`."""
+    """Do jobs until none arrives for 3 s, or die during job number `dies_at`."""
     turn = 0
     while True:
         try:

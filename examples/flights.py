@@ -1,6 +1,6 @@
 """The demo: a year of flights through PySpark on Ray into a mirrored log and back, with processes killed on the way.
 
-Run it with `python3 run.py demo`. Every row is checked on its way back; any mismatch exits with 1.
+Run it with `python3 run.py demo`. Every row is checked on its way back. Any mismatch exits with 1.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from raymq.errors import RayMQError, Rejected
 from raymq.spark import raydp_session, read, use_java, write
 from raymq.store import producer_stamps, verify
 
-#: the cluster's name; the demo deletes only a directory that holds a cluster of this name
+#: the cluster's name. The demo deletes only a directory that holds a cluster of this name
 NAME = "flights"
-#: marks a demo's directory before its cluster has a record; a start ignores names with ".tmp"
+#: marks a demo's directory before its cluster has a record. A start ignores names with ".tmp"
 BEGUN = "flights-demo.tmp"
 TOPIC, PROBE = "flights", "probe"
 #: processes killed during the first write, and the least rows for which it lasts long enough to kill all
@@ -194,7 +194,7 @@ def consume(cluster: raymq.Cluster, progress: Progress) -> Iterator[tuple[int, A
 
 
 def check_with_consumer(cluster: raymq.Cluster, progress: Progress) -> dict[str, Any]:
-    """Check that offsets are dense and each producer's sequences complete and in order; sum the checksums."""
+    """Check that offsets are dense and each producer's sequences complete and in order, and sum the checksums."""
     next_offset: dict[int, int] = {}
     next_sequence: dict[tuple[int, int], int] = {}
     rows = disorder = values = keys = payload = 0
@@ -437,7 +437,7 @@ def log_of(data_dir: Path) -> Path:
 
 
 def keep_off_the_screen(log: Path) -> None:
-    """From now on only `console` writes to the screen; the output of Ray, Spark and Java goes to `log`.
+    """Let only `console` write to the screen. The output of Ray, Spark and Java goes to `log`.
 
     The descriptors are replaced, not only Python's streams: the JVM and Ray's processes inherit them.
     """
