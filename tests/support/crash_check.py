@@ -26,7 +26,7 @@ from tests.support.crash_traces import (
 )
 from tests.support.simulated_disk import SimulatedDisk
 
-#: every how many-th recovered store is looked at whatever it is like
+#: one of so many recovered stores is looked at, even if it equals an earlier one
 LOOK_STRIDE = 200
 #: every how many-th look `verify` is asked before what recovery will do
 VERIFY_STRIDE = 3
@@ -49,10 +49,10 @@ def states(trace: Trace, limit: int) -> Iterator[tuple[bool, SimulatedDisk]]:
 
 
 class Checker:
-    """Recovers disks of one trace. Two that recover to the same store are looked at once.
+    """Recovers disks of one trace. Two that recover to the same store are checked once.
 
-    The same means: the same promise, and equal log, consume queues, state and positions, byte by byte. What a
-    look finds follows from these alone; every two-hundredth is looked at all the same.
+    The same means: the same promise, and equal log, consume queues, state and positions, byte by byte. The result of
+    a check follows from these alone. Every two-hundredth store is checked all the same.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -68,7 +68,7 @@ class Checker:
         owed = owed_by(image, power=power)
         known = self._outcomes.get((image.boot, image.key))
         if known is not None and (owed, known) in self._seen:
-            # The same disk with another promise, of which the same store was looked at.
+            # The same disk with another promise: its recovered store was checked before.
             return
 
         self.recovered += 1
@@ -118,15 +118,15 @@ def _outcome(store: MessageStore, image: SimulatedDisk) -> Iterator[Any]:
     yield tuple(store.state.snapshot(1 << 20))
     for path, content in image.content("/s/commitlog"):
         yield path, hash(content)
-    for place in ("/s/consumequeue", "/s/index"):
-        for path, content in image.content(place):
+    for directory in ("/s/consumequeue", "/s/index"):
+        for path, content in image.content(directory):
             yield path, hash(content)
 
     yield store.index.indexed
 
 
 def look(trace: Trace, store: MessageStore, owed: Owed) -> None:
-    """Compare a recovered store with what was promised and what was ever put; it goes on, and closes."""
+    """Compare a recovered store with what was promised and what was ever put. Then put more, and close it."""
     ends = dict(owed.ends)
     try:
         store.log.commit_pool()
@@ -173,7 +173,7 @@ def look(trace: Trace, store: MessageStore, owed: Owed) -> None:
 
 
 def check_snapshots(store: MessageStore) -> None:
-    """A whole snapshot is in each segment before anything else; docs/recovery.md, "Snapshots".
+    """A whole snapshot is in each segment before anything else: see docs/recovery.md, "Snapshots".
 
     One kind of segment is allowed to have none: crashes broke off its snapshots, and the next one found no room. The
     engine ends such a segment and begins a newer one with a whole snapshot. No start begins its walk at the ended one.
@@ -189,7 +189,7 @@ def check_snapshots(store: MessageStore) -> None:
         complete_at, parts_end = read_head(file)
         walk = record.walk(file.read_view(), file.start, stop=size)
         if complete_at is not None:
-            # Broken-off snapshots may stand before the whole one.
+            # Broken-off snapshots may precede the whole one.
             needed = complete_at - max(
                 at
                 for at in walk.positions.tolist()
@@ -219,7 +219,7 @@ def _check_facts(store: MessageStore, owed: Owed) -> None:
 def _read_log(
     trace: Trace, store: MessageStore, owed: Owed
 ) -> dict[Queue, list[tuple[int, int, int]]]:
-    """(position, size, tags code) of every record; bodies and offsets are compared."""
+    """(position, size, tags code) of every record. Bodies and offsets are compared."""
     found: dict[Queue, list[tuple[int, int, int]]] = {}
     size = trace.config.segment_size_bytes
     end = store.log.start
@@ -250,7 +250,7 @@ def _read_log(
             codes = rows.tags_codes(run.topic, run.batch).tolist()
             units += zip(run.positions.tolist(), run.sizes.tolist(), codes, strict=True)
 
-    assert end == store.log.end, "valid records stand behind the end"
+    assert end == store.log.end, "valid records follow the end"
     return found
 
 

@@ -75,7 +75,7 @@ def explore(task: Task) -> Explored:
         recover_and_go_on(trace, image, power=power)
         for number, (power_again, second) in enumerate(states(trace, SECOND_LIMIT)):
             keys.add(second.key)
-            where = f"state {number} behind a {kind} at {image.crashed_at} of {task}"
+            where = f"state {number} after a {kind} at {image.crashed_at} of {task}"
             _check(checker, second, power_again, where)
 
     return Explored(
@@ -88,9 +88,9 @@ def explore(task: Task) -> Explored:
 
 
 def lose_after_kills(name: str) -> Explored:
-    """Kill a trace at each new set of names that are not settled, and now and then elsewhere; start, ack, lose power.
+    """Kill a trace at each new set of names that are not settled, and now and then elsewhere. Start, ack, lose power.
 
-    What the killed process left in the page cache is served and acknowledged by the next one, so the next one must
+    What the killed process left in the page cache is served and acknowledged by the next one. So the next one must
     have it on the disk. Raises: AssertionError, with the trace and the place of the kill.
     """
     started = time.perf_counter()

@@ -1,9 +1,8 @@
 """From a simulated disk's trace to the disks that a crash may leave.
 
-The trace is replayed; beside what is certainly on disk, each file has the versions its blocks and
-its length had since its last sync, and each directory the changes since its last sync. Each
-combination of choices among them is a legal disk. All are made while they are no more than the
-limit; else a seeded sample with the extremes in it.
+The trace is replayed. On top of its certain content, each file has the versions that its blocks and its length had
+since its last sync. Each directory has the changes since its last sync. Each combination of choices among them is a
+legal disk. All are made if they are no more than the limit, else a seeded sample with the extremes in it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ VOLATILE = "/dev/shm"
 
 @functools.lru_cache(maxsize=1 << 15)
 def block_key(position: int, content: bytes) -> int:
-    """A hash of a block at a position of a file, the same for whatever block size; zeros have 0."""
+    """A hash of a block at a position of a file, the same for every block size. Zeros have 0."""
     key = 0
     for at in range(0, len(content), SECTOR_BYTES):
         sector = content[at : at + SECTOR_BYTES]
@@ -92,7 +91,7 @@ class FileState:
         return found
 
     def image(self, chosen: dict[int | str, int]) -> tuple[Blocks, int]:
-        """Content with the chosen versions; what is not named is as on disk."""
+        """Content with the chosen versions. What is not named is as on disk."""
         if not chosen:
             return self.blocks, self.size
         width = self.width
@@ -111,7 +110,7 @@ class FileState:
                 else:
                     blocks[block] = content
 
-        # A length that fell and rose again has zeros where it was cut, unless they were rewritten.
+        # A length that fell and rose again has zeros after the cut, unless they were rewritten.
         cuts, before = [], self.size
         for at, length in reached:
             if length < before:
@@ -138,7 +137,7 @@ class FileState:
         self.sizes = []
 
     def key(self) -> int:
-        """Of what is on disk."""
+        """The hash of the content on disk."""
         if self._key is None:
             self._key = file_key(self.blocks, self.size, self.width)
         return self._key
@@ -217,7 +216,7 @@ class Replay:
                 directory.settle()
 
     def forget(self) -> None:
-        """Which disks there were."""
+        """Forget the disks that there were."""
         self._seen.clear()
 
     def choices(self) -> list[tuple[Any, int]]:
@@ -299,9 +298,9 @@ class Replay:
 def power_loss_states(
     disk: SimulatedDisk, limit_per_point: int, seed: int
 ) -> Iterator[SimulatedDisk]:
-    """Every place of the trace, up to `limit_per_point` combinations at each; none twice."""
+    """Every place of the trace, up to `limit_per_point` combinations at each, and none twice."""
     replay = Replay(disk)
-    for at, op in _places(disk, replay):
+    for at, op in _points(disk, replay):
         if op is not None:
             replay.apply(at, op)
         for answers in _combinations(replay.choices(), limit_per_point, f"{seed}/{at}"):
@@ -313,19 +312,19 @@ def power_loss_states(
 def kill_states(disk: SimulatedDisk) -> Iterator[SimulatedDisk]:
     """Every place of the trace with all that was written before it, and places inside a pwrite."""
     #: what the page cache shows, and what the disk has
-    replay, behind = Replay(disk), Replay(disk)
+    replay, durable = Replay(disk), Replay(disk)
     trace = disk.snapshot()
 
     def killed(done: int, *torn: Op) -> Killed:
-        return Killed(disk.durable, trace, done, torn, disk.last_number, behind.open_names)
+        return Killed(disk.durable, trace, done, torn, disk.last_number, durable.open_names)
 
-    places = zip(_places(disk, replay), _places(disk, behind), strict=True)
-    for (at, op), _ in places:
+    points = zip(_points(disk, replay), _points(disk, durable), strict=True)
+    for (at, op), _ in points:
         if op is not None and op.kind == "write" and len(op.value[0]) > 1:
             yield from _torn(replay, at, op, killed)
         if op is not None:
             replay.apply(at, op)
-            behind.apply(at, op)
+            durable.apply(at, op)
         replay.settle_all()
         image = replay.image(at, {}, boot=disk.boot, killed=killed(at))
         if image is not None:
@@ -338,7 +337,7 @@ def last_states(
     """The disks that a kill or a power loss may leave at the end of the trace."""
     replay = Replay(disk)
     at = 0
-    for at, op in _places(disk, replay):
+    for at, op in _points(disk, replay):
         if op is not None:
             replay.apply(at, op)
 
@@ -360,7 +359,7 @@ def lost_names(disk: SimulatedDisk) -> Iterator[SimulatedDisk]:
     """The disks after a power loss at the end of the trace: each unsettled name lost alone, and all of them."""
     replay = Replay(disk)
     at = 0
-    for at, op in _places(disk, replay):
+    for at, op in _points(disk, replay):
         if op is not None:
             replay.apply(at, op)
     newest = dict(replay.choices())
@@ -396,8 +395,8 @@ def _torn(
     replay.files[op.node] = file
 
 
-def _places(disk: SimulatedDisk, replay: Replay) -> Iterator[tuple[int, Op | None]]:
-    """Before the first operation, then after each: (operations done, the last of them).
+def _points(disk: SimulatedDisk, replay: Replay) -> Iterator[tuple[int, Op | None]]:
+    """The points before the first operation and after each: (operations done, the last of them).
 
     What a killed process did is done, and what it noted is known.
     """

@@ -35,8 +35,7 @@ CONFIG = StoreConfig(
     max_hash_slot_num=10,
     max_index_num=40,
 )
-#: snapshots stand within segments
-#: of every record of the trace with keys
+#: snapshots are within segments of every record of the trace with keys
 KEYS = ("k1", "k2", "k3")
 MIDDLES = replace(CONFIG, snapshot_interval_bytes=3000)
 POOLED = replace(CONFIG, flush="async", transient_pool=True, transient_pool_slice_bytes=4096)
@@ -185,7 +184,7 @@ class Trace:
         self.note()
 
     def put_group(self, count: int, size: int) -> None:
-        """Messages to both queues in turn that stand or fall with the note of how many there are."""
+        """Put messages to both queues in turn, in one group with the note of their number."""
         messages = []
         ends = dict(self.ends)
         for number in range(count):

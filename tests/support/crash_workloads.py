@@ -1,4 +1,4 @@
-"""The workloads whose every crash is tried, by name; what drives them is `crash_traces.py`."""
+"""The workloads whose every crash is tried, by name. What drives them is `crash_traces.py`."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ def snapshots(width: int) -> Trace:
 
 
 def truncations(width: int) -> Trace:
-    """A follower takes a tail that is cut above C and replaced by other records, twice.
+    """A follower takes a tail that is cut above the confirmed end and replaced by other records, twice.
 
-    C stands two puts below what both leaders have: one cut is above it, one at it, none below.
+    The confirmed end is two puts below the common end of both leaders: one cut is above it, one at it, none below.
     """
     trace = Trace(width, salt=5)
     log = CommitLog(ROOT, CONFIG, files=trace.disk, clock=ManualClock())
@@ -156,7 +156,7 @@ def _leader(width: int, *, shared: int, salt: int, tail: int) -> Trace:
 
 
 def _follow(trace: Trace, log: CommitLog, leader: Trace) -> None:
-    """Append the leader's units one by one; sync after every third and at the end."""
+    """Append the leader's units one by one. Sync after every third and at the end."""
     source = leader.store.log
     units = [u for u in source.chain.units(source.start, source.end) if u.start >= log.end]
     for number, unit in enumerate(units):
@@ -184,7 +184,7 @@ def clean_closes(width: int) -> Trace:
 
 
 def large_snapshots(width: int) -> Trace:
-    """Rolls with a state that needs three SNAPSHOT records; some are synced and confirmed between them.
+    """Rolls with a state that needs three SNAPSHOT records. Some are synced and confirmed between them.
 
     The host publishes the log's end without the put lock, so the flusher may sync half a snapshot.
     """
@@ -207,7 +207,7 @@ def large_snapshots(width: int) -> Trace:
 
 
 def broken_snapshots(width: int) -> Trace:
-    """The process ends after a seal and after each part of a snapshot; all of it was synced."""
+    """The process ends after a seal and after each part of a snapshot. All of it was synced."""
     trace = Trace(width, salt=11)
     trace.begin_with_topics()
     for parts in (1, 2, 0):
@@ -247,7 +247,7 @@ def broken_snapshots(width: int) -> Trace:
 
 
 def sealed(width: int) -> Trace:
-    """Files that are ended early, as at a change of leaders; the tail of one is cut in between."""
+    """Files that are ended early, as at a change of leaders. The tail of one is cut in between."""
     trace = Trace(width, salt=12)
     trace.open()
     for turn in range(10):
@@ -283,7 +283,7 @@ def administration(width: int) -> Trace:
 def full_disk(width: int) -> Trace:
     """A disk that is full now and then: puts are refused, with half of their bytes written, and come later.
 
-    What was refused was never put: recovery must not find it.
+    Refused messages were never put: recovery must not find them.
     """
     trace = Trace(width, salt=14)
     trace.open()
@@ -314,7 +314,7 @@ def full_disk(width: int) -> Trace:
 
 
 def pooled(width: int) -> Trace:
-    """Appends through the transient pool; a kill keeps what is only there, a power loss takes it."""
+    """Appends through the transient pool. A kill keeps what is only there, a power loss takes it."""
     trace = Trace(width, salt=15, config=POOLED)
     trace.disk = SimulatedDisk(block_bytes=width, base=WITH_MEMORY)
     trace.open()
@@ -377,7 +377,7 @@ def reopened(width: int) -> Trace:
 
 
 def indexed(width: int) -> Trace:
-    """Keyed records over several index files, which are synced now and then; a start in the middle."""
+    """Keyed records over several index files, which are synced now and then. A start in the middle."""
     trace = Trace(width, salt=12)
     trace.properties = b"KEYS\x01" + " ".join(KEYS).encode() + b"\x02"
     trace.open()
@@ -395,7 +395,7 @@ def indexed(width: int) -> Trace:
 
 
 def middles(width: int) -> Trace:
-    """Snapshots within segments, of idempotent producers; a start in the middle of a segment."""
+    """Snapshots within segments, of idempotent producers. A start in the middle of a segment."""
     trace = Trace(width, salt=18, config=MIDDLES)
     trace.open()
     for turn in range(20):

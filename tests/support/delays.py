@@ -44,7 +44,7 @@ class Sent(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """One message that stands in its real queue."""
+    """One message that is in its real queue."""
 
     body: bytes
     queue: int
@@ -82,12 +82,12 @@ class DelayWorld:
         self.confirm()
 
     def kill(self) -> None:
-        """End as SIGKILL does, and begin anew."""
+        """End as SIGKILL does, and start again."""
         self.store.abandon()
         self.open()
 
     def restart(self) -> None:
-        """End in order, and begin anew."""
+        """End in order, and start again."""
         self.close()
         self.open()
 
@@ -131,7 +131,7 @@ class DelayWorld:
         return self.sent[body]
 
     def cancel(self, sent: Sent, *, shift_ms: int = 0) -> None:
-        """Put what cancels a timer; `shift_ms` makes it one of another second."""
+        """Put what cancels a timer. `shift_ms` makes it one of another second."""
         self.put(
             InnerMessage(
                 "t",
@@ -199,7 +199,7 @@ class DelayWorld:
         return found
 
     def check(self, expected: set[bytes], *, never_early: bool = True) -> None:
-        """Every expected message arrived once, in its queue, at its time; nothing else did."""
+        """Every expected message arrived once, in its queue, at its time. Nothing else did."""
         arrived = self.arrived()
         bodies = [each.body for each in arrived]
         assert len(bodies) == len(set(bodies)), "delivered twice"

@@ -1,6 +1,6 @@
 """Workloads of a store of which every single call of the disk is made to fail, and what must hold then.
 
-A host drives each: it syncs and confirms groups of puts, stops at the first failed sync, and goes on after a refusal.
+A host drives each: it syncs and confirms groups of puts, stops at the first failed sync, and continues after a refusal.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FAULTS: dict[str, tuple[int, ...]] = {
 }
 #: rows of the largest put
 BATCH_ROWS = 5
-#: disks of a power loss at the end that are looked at
+#: disks of a power loss at the end that are checked
 LOST = 3
 Expected = (RayMQError, OSError)
 
@@ -109,7 +109,7 @@ class Host:
             self.open_bodies += bodies
 
     def tell(self, name: str, number: int, do: Callable[[MessageStore], object]) -> None:
-        """Something that is a fact of the state once it is synced; an epoch says its own number."""
+        """Something that is a fact of the state once it is synced. An epoch says its own number."""
         if self.store is None:
             return
         try:
@@ -123,7 +123,7 @@ class Host:
             self.facts[name] = number
 
     def ack(self) -> bool:
-        """Sync and confirm; a host whose sync fails puts nothing more. Returns: whether it was synced."""
+        """Sync and confirm. A host whose sync fails puts nothing more. Returns: whether it was synced."""
         store = self.store
         if store is None or store.log.poisoned is not None:
             return False
@@ -244,7 +244,7 @@ def a_tail(host: Host) -> None:
 
 def truncation(host: Host) -> None:
     assert host.store is not None
-    # Cut bytes were never confirmed; they may stay where the cut failed.
+    # Cut bytes were never confirmed. They may stay if the cut failed.
     host.cut = True
     host.do(lambda store: store.log.truncate(store.log.confirmed))
 
@@ -317,7 +317,7 @@ def fail_every_call(name: str) -> Failed:
     undisturbed = _run(name, None, 0, 0, forever=False)
     assert not undisturbed.errors, undisturbed.errors
     start = _prepared(name).disk.calls
-    # `unclean` goes on with a disk that was made from the trace of another.
+    # `unclean` continues with a disk that was made from the trace of another.
     calls = {kind: undisturbed.disk.calls[kind] - start[kind] for kind in FAULTS}
 
     injections = poisoned = refused = 0
@@ -367,7 +367,7 @@ def _run(name: str, kind: str | None, at: int, error: int, *, forever: bool) -> 
 
 
 def _check(host: Host) -> None:
-    """What holds after any single fault: in the store that met it, and in what is left when it dies."""
+    """Check the rules after any single fault: in the store that met it, and in the disk that is left when it dies."""
     _no_second_sync(host.disk)
     store = host.store
     if host.once and store is not None and store.log.poisoned is None:

@@ -305,7 +305,7 @@ def decode_all(raw: list[bytes]) -> pa.RecordBatch:
 
 
 class FakeCluster:
-    """Fake shards behind real Flight servers on 127.0.0.1, and what a Cluster handle offers."""
+    """Fake shards with real Flight servers on 127.0.0.1, and what a Cluster handle offers."""
 
     def __init__(self, shards: int = 1) -> None:
         self.name = "fake"
@@ -322,12 +322,12 @@ class FakeCluster:
             self.up(shard)
 
     def up(self, shard: int = 0, port: int = 0) -> int:
-        """Start a shard's server; its memory is what it was."""
+        """Start a shard's server. Its memory is what it was."""
         server = serve(self.backends[shard], host="127.0.0.1", port=port, token=TOKEN)
         self.servers[shard] = server
         self.endpoints[shard] = f"127.0.0.1:{server.port}"
         for backend in self.backends:
-            backend.routes = {str(s): place for s, place in self.endpoints.items()}
+            backend.routes = {str(s): endpoint for s, endpoint in self.endpoints.items()}
         found: int = server.port
         return found
 

@@ -76,7 +76,7 @@ class MemoryLog:
         self.synced_end = len(self.data)
 
     def lose_power(self, keep: int) -> None:
-        """Lose what was not synced from `keep` on; the cached chain is rebuilt in larger units."""
+        """Lose what was not synced from `keep` on. The cached chain is rebuilt in larger units."""
         keep = max(keep, self.synced_end)
         self.truncate_unchecked(keep)
         at = self.synced_end // SEGMENT_BYTES * SEGMENT_BYTES
@@ -208,7 +208,7 @@ class World:
         self.lives = 0
         self.fill = 0
 
-        #: C as readers of the leader know it
+        #: the confirmed end, as readers of the leader know it
         self.published = 0
         #: puts that are not answered, by number: the end of each
         self.waiting: dict[int, int] = {}
@@ -218,7 +218,7 @@ class World:
     # --- lives
 
     def start_leader(self) -> None:
-        """A new Replication: it knows C, and relearns the rest."""
+        """Start a new Replication: it knows the confirmed end, and relearns the rest."""
         self.lives += 1
         self.leader = MirrorLeader(
             cluster=CLUSTER,
@@ -270,7 +270,7 @@ class World:
         self.progress()
 
     def progress(self) -> None:
-        """As Replicator's round does."""
+        """Report the leader's progress, as a round of Replicator does."""
         self.combine()
         self.step(LeaderProgress(len(self.leader_log.data), self.published))
 
@@ -280,7 +280,7 @@ class World:
         self.step(ClockTick())
 
     def combine(self) -> None:
-        """What the leader's log and the follower do for the puts; the answers as CommitLog gives them."""
+        """Combine the ends of both logs, and give the answers to puts that CommitLog gives."""
         ends = self.leader_log.ends._replace(replicated=self.leader.replicated_end)
         late = self.combiner.combine(ends, self.now)
 
@@ -398,7 +398,7 @@ class World:
             self.trace.append(f"leader drops {describe(message)}")
 
     def deliver_all(self) -> None:
-        """What is under way, and what that causes, until the wires are silent."""
+        """Deliver every frame under way, and those that it causes, until none is left."""
         while self.network:
             self.deliver(self.network.popleft())
 

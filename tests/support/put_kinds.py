@@ -19,7 +19,7 @@ QUEUES = 4
 
 
 def put_all(store: MessageStore, kinds: Iterable[Kind], *, producer: int | None = None) -> None:
-    """Put each kind; a producer's stamps go into those that are ordinary puts."""
+    """Put each kind. A producer's stamps go into those that are ordinary puts."""
     sequences: dict[tuple[str, int], int] = {}
     for kind in kinds:
         if is_ordinary(kind):
@@ -65,7 +65,7 @@ def put(
 
 
 def put_inner(store: MessageStore, kind: Kind) -> None:
-    """As the store's own services do; its store host is the store's. A message for later goes where those wait."""
+    """Put as the store's own services do, with the store's own host. A message for later goes to the timer topic."""
     properties = dict(kind["properties"])
     if "dueInMs" in kind:
         properties["TIMER_DELIVER_MS"] = str(store.clock.now_ms() + kind["dueInMs"])

@@ -101,7 +101,7 @@ class Leader:
         self.end = stop
 
     def sync(self) -> None:
-        """As GroupCommit does."""
+        """Publish the end as synced, as GroupCommit does."""
         self.flusher.publish_position(self.flusher_token, self.end)
         self.wakeup.wake("replication")
 
@@ -128,7 +128,7 @@ class Leader:
 
 
 class CommitLogPort:
-    """A follower's store port over a real CommitLog; the test syncs it."""
+    """A follower's store port over a real CommitLog. The test syncs it."""
 
     def __init__(self, root: Path, *, segment_size_bytes: int) -> None:
         config = StoreConfig(segment_size_bytes=segment_size_bytes)

@@ -32,7 +32,7 @@ NAMES = {
 
 
 def table(lines: Iterable[Line], *kinds: str) -> dict[tuple[Any, ...], Line]:
-    """Lines of these kinds by what they are about; a pair that is there twice is an error."""
+    """Lines of these kinds by what they are about. A pair that is there twice is an error."""
     found: dict[tuple[Any, ...], Line] = {}
     for line in lines:
         if line["kind"] in kinds:
@@ -46,7 +46,7 @@ def table(lines: Iterable[Line], *kinds: str) -> dict[tuple[Any, ...], Line]:
 def differences(
     ours: dict[tuple[Any, ...], Line], theirs: dict[tuple[Any, ...], Line]
 ) -> list[str]:
-    """Each difference as a line of text; none when every field of every line is equal."""
+    """Each difference as a line of text. None when every field of every line is equal."""
     found = []
     for key in sorted(ours.keys() | theirs.keys(), key=repr):
         mine, other = ours.get(key), theirs.get(key)
@@ -62,9 +62,9 @@ def differences(
 
 
 def assert_same(ours: Iterable[Line], theirs: Iterable[Line], *, times: bool = True) -> None:
-    """Zero differences in records, queues, units and what keys lead to; and both are what the records alone say.
+    """Check that records, queues, units and keys' hits do not differ, and that both follow from the records alone.
 
-    The same for offsets by time, where store times never go back: RocketMQ searches by halves.
+    The same for offsets by time, if store times never decrease: RocketMQ searches by halves.
     """
     mine, other = list(ours), list(theirs)
     kinds = ("record", "queue", "unit", "key", *(["time"] if times else []))
@@ -77,7 +77,7 @@ def assert_same(ours: Iterable[Line], theirs: Iterable[Line], *, times: bool = T
 
 
 def read_copy(root: Path, config: StoreConfig, *, files: Files | None = None) -> list[Line]:
-    """Say everything that we read of a store; it stays as it is."""
+    """Say everything that we read of a store. It stays as it is."""
     with copied(root, root.parent) as copy:
         store = MessageStore.open(copy, config=config, files=files)
         try:
@@ -166,7 +166,7 @@ def queues(store: MessageStore) -> Iterable[Line]:
 
 
 def asked(store: MessageStore, questions: Iterable[tuple[Any, ...]]) -> Iterable[Line]:
-    """What our own queries answer to these questions for offsets by time and for keys."""
+    """The answers of our own queries to these questions, for offsets by time and for keys."""
     for kind, *about in questions:
         line = {"kind": kind, **dict(zip(NAMES[kind], about, strict=True))}
         if kind == "time":

@@ -55,7 +55,7 @@ class TcpProxy:
             each.close()
 
     def cut(self, *, refuse: bool = False) -> None:
-        """Break every connection; with `refuse`, also every new one until `mend`."""
+        """Break every connection. With `refuse`, also every new one until `mend`."""
         with self._lock:
             self._refusing = refuse
             sockets = list(self._sockets)
