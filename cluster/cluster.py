@@ -152,9 +152,7 @@ class Cluster:
             "replication": facts.get("replication"),
             "flush": facts.get("flush"),
             "version": facts.get("version"),
-            "endpoints": {
-                str(shard): endpoint for shard, endpoint in sorted(self.endpoints.items())
-            },
+            "endpoints": {str(shard): self.endpoints[shard] for shard in sorted(self.endpoints)},
             "data_dir": self.data_dir,
             "ray_address": self.ray_address,
         }

@@ -116,7 +116,7 @@ def mount_of(path: str | os.PathLike[str], files: Files | None = None) -> Mount:
 
 
 def volatile_reason(path: str | os.PathLike[str], files: Files | None = None) -> str | None:
-    """Why files under `path` do not survive a reboot; None when they do."""
+    """Why files under `path` do not survive a reboot, or None when they do."""
     resolved = os.path.realpath(path)
     if resolved == _VOLATILE_ROOT or resolved.startswith(_VOLATILE_ROOT + "/"):
         return f"{resolved} is under {_VOLATILE_ROOT}, which systems empty at boot and by age"
@@ -169,7 +169,7 @@ def _data_dir_refused(paths: ClusterPaths, fault: str) -> Rejected:
 def _data_dir_fault(
     paths: ClusterPaths, *, ephemeral: bool, files: Files, member: bool
 ) -> str | None:
-    """Why the directory cannot be a data directory; None when it can."""
+    """Why the directory cannot be a data directory, or None when it can."""
     root = paths.root
     reason = volatile_reason(root, files)
     if reason is not None and not ephemeral:
@@ -212,7 +212,7 @@ def nearest_existing(path: Path, files: Files) -> Path:
 
 
 def _why_not_writable(directory: Path) -> str | None:
-    """Why this user cannot write into an existing directory; None when it can."""
+    """Why this user cannot write into an existing directory, or None when it can."""
     if not directory.is_dir():
         return f"{directory} is not a directory"
     if os.statvfs(directory).f_flag & os.ST_RDONLY:

@@ -87,7 +87,7 @@ class Watch:
 
 
 def stored_rows(cluster: raymq.Cluster) -> int:
-    """Readable rows of the topic; -1 while a shard does not answer."""
+    """Readable rows of the topic, or -1 while a shard does not answer."""
     try:
         return int(cluster.describe_topic(TOPIC)["messages"])
     except RayMQError:

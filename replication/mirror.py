@@ -187,7 +187,7 @@ class MirrorLeader:
         self.replicated_end = 0
         #: the confirmed end
         self.confirmed = confirmed
-        #: why replication makes no progress; "" while it does
+        #: why replication makes no progress, or "" while it does
         self.stall_reason = ""
         #: frames dropped because they belong to another process, session or addressee
         self.dropped = 0
@@ -294,7 +294,7 @@ class MirrorLeader:
         self._continue_search()
 
     def _value_at(self, offset: int) -> int | None:
-        """The leader's chain value at an offset; None if that takes a search."""
+        """The leader's chain value at an offset, or None if that takes a search."""
         if offset == self._sent_end:
             return self._sent_value
         following = self._chain.read_from(offset, 1) if offset < self._appended else []

@@ -23,7 +23,7 @@ class LogView(Protocol):
         """(appended end, last chain value, last epoch)."""
 
     def chain_at(self, offset: int) -> tuple[int, int] | None:
-        """(chain value, epoch) of the unit that ends at `offset`; None if no unit ends there."""
+        """(chain value, epoch) of the unit that ends at `offset`, or None if no unit ends there."""
 
     def synced(self) -> int:
         """Everything below is as durable as the flush mode asks."""
@@ -105,7 +105,7 @@ class MirrorFollower:
         self._matched_value = 0
         self._matched = False
 
-        #: why everything is refused; "" while it is not
+        #: why everything is refused, or "" while it is not
         self.halted = ""
         #: frames dropped because they belong to another process, session or addressee
         self.dropped = 0

@@ -37,9 +37,8 @@ def wrong_value(field: str, value: Any, advice: str, limit: Any) -> Rejected:
 def check_integer(field: str, value: Any, least: int = 0, most: int = NUMBER_MAX) -> int:
     """Raises: Rejected unless the value is an int (a bool is not) from `least` to `most`."""
     if type(value) is not int or not least <= value <= most:
-        raise wrong_value(
-            field, value, f"use a whole number, {least} to {most}", f"{least}..{most}"
-        )
+        advice = f"use a whole number, {least} to {most}"
+        raise wrong_value(field, value, advice, f"{least}..{most}")
     return value
 
 

@@ -174,7 +174,7 @@ class _LeaderStream:
         #: guards sending. A thread takes it before the session's lock
         self.lock = threading.RLock()
         self.ended = threading.Event()
-        #: of the session that this stream carries; None before its Hello
+        #: of the session that this stream carries, or None before its Hello
         self.header: wire.FrameHeader | None = None
 
     def send(self, frame: bytes) -> None:

@@ -114,7 +114,7 @@ class FollowerHost(ReplicaHost):
         return self.log.end, self.log.chain.value, 0 if last is None else last.epoch
 
     def chain_at(self, offset: int) -> tuple[int, int] | None:
-        """(chain value, epoch) of the unit that ends at `offset`; None if no unit ends there."""
+        """(chain value, epoch) of the unit that ends at `offset`, or None if no unit ends there."""
         return self.log.chain.value_at(offset)
 
     def synced(self) -> int:

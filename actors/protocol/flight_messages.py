@@ -77,7 +77,7 @@ def frame_batch(body: Any) -> pa.RecordBatch:
 
 
 def frame_body(batch: pa.RecordBatch | None) -> memoryview | None:
-    """The bytes of a frame batch, without a copy; None when it has none.
+    """The bytes of a frame batch, without a copy, or None when it has none.
 
     Raises: ValueError for another batch: its offsets came over the network.
     """

@@ -44,7 +44,7 @@ def pack_row(meta: dict[str, Any], row: Row) -> bytes:
 
 
 def unpack_row(data: bytes) -> tuple[dict[str, Any], Row] | None:
-    """The inverse of `pack_row`; None for another message. Raises: Rejected when it is damaged."""
+    """The inverse of `pack_row`, or None for another message. Raises: Rejected when it is damaged."""
     if data[:1] != _ROW_KIND:
         return None
 

@@ -121,7 +121,7 @@ class CommitLogActor:
         self._spec = spec
         self._host: Any = None
         self._server: Any = None
-        #: a RayMethods; None while starting
+        #: a RayMethods, or None while starting
         self._methods: Any = None
         self._endpoint: str | None = None
         self._error: str | None = None
@@ -234,7 +234,7 @@ class CommitLogActor:
         return {"state": host.state, "endpoint": self.endpoint(), "error": host.cause}
 
     def endpoint(self) -> str | None:
-        """host:port of the Flight server, with TLS tls://host:port; None while starting."""
+        """host:port of the Flight server, with TLS tls://host:port, or None while starting."""
         return self._endpoint
 
     def status(self) -> dict[str, Any]:
@@ -374,7 +374,7 @@ class ReplicationActor(SatelliteActor):
         )
 
     def _peer_endpoint(self) -> str | None:
-        """The endpoint at which the follower listens now; None while unknown.
+        """The endpoint at which the follower listens now, or None while unknown.
 
         On one machine this is in its endpoint file. Across nodes the connecting thread, which may wait, asks the
         follower's actor at each new connection. While that does not answer, the last answer counts.
@@ -431,7 +431,7 @@ def _last_end(root: Path) -> Any:
 
 
 def _read_json(root: Path, name: str) -> Any:
-    """The value that a replica wrote last; None before the first, or if the file is damaged."""
+    """The value that a replica wrote last, or None before the first, or if the file is damaged."""
     try:
         return json.loads(Files().read_file(root / "raymq" / name))
     except (FileNotFoundError, ValueError):
@@ -454,7 +454,7 @@ def _run_or_exit(make: Callable[[], Any], made: Callable[[Any], None]) -> None:
 
 
 def read_endpoint(root: Path) -> str | None:
-    """The endpoint that a replica wrote last; None before its first start."""
+    """The endpoint that a replica wrote last, or None before its first start."""
     value = _read_json(root, "endpoint")
     if value is None:
         return None
@@ -477,7 +477,7 @@ def _was_restarted() -> bool:
 
 
 def _old_port(root: Path, host: str) -> int:
-    """The port that this replica had, if it is free; else 0.
+    """The port that this replica had, if it is free, else 0.
 
     gRPC listens with SO_REUSEPORT, so two servers could share a port unnoticed: a plain bind fails then.
     """

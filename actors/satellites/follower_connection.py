@@ -24,7 +24,7 @@ class ReplicationStream(Protocol):
         """Send a frame. `body` is a buffer or None. May block. Raises: any error, once the connection is lost."""
 
     def receive(self, timeout_ms: int) -> tuple[bytes, Any] | None:
-        """The next frame; None after the timeout. Raises: any error, once the connection is lost."""
+        """The next frame, or None after the timeout. Raises: any error, once the connection is lost."""
 
     def close(self) -> None:
         """End the stream. A `send` under way raises. May block."""

@@ -25,13 +25,13 @@ class LogReader:
         self._open: dict[int, tuple[Path, int]] = {}
 
     def start(self) -> int:
-        """The first offset stored; 0 in an empty log."""
+        """The first offset stored, or 0 in an empty log."""
         others = other_directories(self._directory.parent, files=self._files)
         found = list_segments([self._directory, *others], files=self._files)
         return int(found[0].name) if found else 0
 
     def read(self, start: int, stop: int, message: Message) -> memoryview | None:
-        """The body of a frame: log bytes [start, stop), which lie in one segment; None for none.
+        """The body of a frame: log bytes [start, stop), which lie in one segment, or None for none.
 
         Raises: Corrupt when the bytes differ from those of the message's units, or the disk cannot read them.
         """
@@ -39,9 +39,8 @@ class LogReader:
             return None
 
         segment_start = start // self._size * self._size
-        require(
-            stop <= segment_start + self._size, "a body lies in one segment", start=start, stop=stop
-        )
+        is_inside = stop <= segment_start + self._size
+        require(is_inside, "a body lies in one segment", start=start, stop=stop)
         path, fd = self._descriptor(segment_start)
         data = memoryview(
             self._files.read_range(

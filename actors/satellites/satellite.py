@@ -78,13 +78,13 @@ class Satellite:
         #: a key of control_block.ROLES
         self.role = role
         self.incarnation = new_incarnation()
-        #: the fencing token of the grant; 0 before it
+        #: the fencing token of the grant, or 0 before it
         self.fencing_token = 0
         #: the synced (committed, acknowledged) end when the grant was given
         self.base = 0
         #: syncs (commits, frames) that earlier processes have counted
         self._count = 0
-        #: the CommitLog that has granted this satellite; 0 before
+        #: the CommitLog that has granted this satellite, or 0 before
         self.commit_log_incarnation = 0
 
         self._boot = boot_id_hash(files=files)

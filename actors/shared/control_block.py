@@ -233,7 +233,7 @@ class RoleRecord:
         self.sync_latency.clear()
 
     def registration(self) -> Registration | None:
-        """The registered process; None without one, or while the record is being written."""
+        """The registered process, or None without one, or while the record is being written."""
         words = self._words
         incarnation = words[_R_INCARNATION]
         process = ProcessIdentity(words[_R_PID], words[_R_START_TIME])

@@ -90,7 +90,7 @@ class FailureFile:
                 self._files.close(fd)
 
     def read(self) -> str | None:
-        """The cause written last; None when it is out of date."""
+        """The cause written last, or None when it is out of date."""
         try:
             found = json.loads(self._files.read_file(self._path))
             age_ms = self._clock.monotonic_ms() - int(found["monotonic_ms"])

@@ -49,7 +49,7 @@ class Maintenance:
         self._upkeep = upkeep
         self._next_pass_ms = clock.monotonic_ms() + FIRST_PASS_MS
         self._wake = threading.Event()
-        #: why the last pass stopped, for status; None after the next one that did not
+        #: why the last pass stopped, for status, or None after the next one that did not
         self.failed: str | None = None
 
     def step(self) -> None:

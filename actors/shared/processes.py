@@ -29,7 +29,7 @@ class ProcessIdentity(NamedTuple):
 
 
 def identify(pid: int, *, files: Files) -> ProcessIdentity | None:
-    """The identity of the process that has this pid now; None if there is none."""
+    """The identity of the process that has this pid now, or None if there is none."""
     try:
         stat = files.read_file(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
@@ -70,7 +70,7 @@ class ProcessHandle:
 
     @classmethod
     def open(cls, identity: ProcessIdentity, *, files: Files) -> ProcessHandle | None:
-        """A handle on exactly this process; None if it has ended (even if another process has its pid now)."""
+        """A handle on exactly this process, or None if it has ended (even if another process has its pid now)."""
         if identity.pid <= 0:
             return None
         try:

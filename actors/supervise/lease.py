@@ -42,13 +42,13 @@ class Lease:
 
     @property
     def position(self) -> int:
-        """The end published under the present grant; 0 without one."""
+        """The end published under the present grant, or 0 without one."""
         token = self.fencing_token
         return self.record.position(token) if token else 0
 
     @property
     def sync_started(self) -> int:
-        """The end of the sync that was begun last under the present grant; 0 without one."""
+        """The end of the sync that was begun last under the present grant, or 0 without one."""
         token, end = self.record.sync_started
         return end if self.fencing_token and token == self.fencing_token else 0
 
@@ -71,7 +71,7 @@ class Lease:
         self.fencing_token = self.record.give_grant(candidate.incarnation, base)
 
     def silent_ms(self, now_ms: int, watched_from_ms: int) -> int:
-        """How long the granted process has been without heartbeat since `watched_from_ms`; 0 if none is granted."""
+        """How long the granted process has been without heartbeat since `watched_from_ms`, or 0 if none is granted."""
         if not self.fencing_token:
             return 0
         return now_ms - max(self.record.heartbeat_ms, self._granted_at_ms, watched_from_ms)

@@ -280,18 +280,16 @@ def verify(
     Raises: OffsetOutOfRange when retention deletes rows before they are read; Unavailable.
     """
     checks = QueueChecks(plan)
-    for queue_range in ranges:
-        topic, queue = plan.topic_and_queue(queue_range.queue_index)
-        for records in read_range(
-            cluster, topic, queue, queue_range.shard, queue_range.first, queue_range.last
-        ):
+    for span in ranges:
+        topic, queue = plan.topic_and_queue(span.queue_index)
+        for records in read_range(cluster, topic, queue, span.shard, span.first, span.last):
             bodies = decode_records(records).column("body")
-            checks.feed(queue_range.queue_index, bodies, check_bytes=True)
+            checks.feed(span.queue_index, bodies, check_bytes=True)
             yield len(bodies)
     promised = promised_rows(ledgers)
     short = {
-        queue_range.queue_index
-        for queue_range in ranges
-        if queue_range.last - queue_range.first < promised.get(queue_range.queue_index, 0)
+        span.queue_index
+        for span in ranges
+        if span.last - span.first < promised.get(span.queue_index, 0)
     }
-    yield checks.finish(ledgers, [queue_range.queue_index for queue_range in ranges], short)
+    yield checks.finish(ledgers, [span.queue_index for span in ranges], short)

@@ -76,7 +76,7 @@ class Histogram:
         self.sum += other.sum
 
     def percentile(self, percent: float) -> int:
-        """The least value that at least `percent` percent of all do not exceed; 0 without values."""
+        """The least value that at least `percent` percent of all do not exceed, or 0 without values."""
         require(0.0 <= percent <= 100.0, "a percentile is from 0 to 100", percent=percent)
         return self.percentiles((percent,))[0]
 

@@ -43,7 +43,7 @@ class Control(Protocol):
         """Wait for all workers. Returns: when to begin, wall clock in seconds."""
 
     def ends(self) -> dict[int, int] | None:
-        """Queue index -> the offset before which reading ends; None while senders may continue."""
+        """Queue index -> the offset before which reading ends, or None while senders may continue."""
 
 
 @dataclass

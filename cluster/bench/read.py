@@ -43,7 +43,7 @@ class Reading:
         #: queue index -> the offset before which it ends; None: not known yet
         self._ends: dict[int, int] | None = None
         if not job.live:
-            self._ends = {queue_range.queue_index: queue_range.last for queue_range in job.ranges}
+            self._ends = {span.queue_index: span.last for span in job.ranges}
         self._stopping = False
         self._last = 0.0
         self._meter: Meter
@@ -75,9 +75,9 @@ class Reading:
     def _consumers(self, stack: contextlib.ExitStack) -> dict[int, Consumer]:
         """topic number -> its consumer."""
         starts: dict[int, dict[int, int]] = {}
-        for queue_range in self._job.ranges:
-            topic, queue = divmod(queue_range.queue_index, self._plan.queues)
-            starts.setdefault(topic, {})[queue] = queue_range.first
+        for span in self._job.ranges:
+            topic, queue = divmod(span.queue_index, self._plan.queues)
+            starts.setdefault(topic, {})[queue] = span.first
         names = self._plan.topic_names
         return {
             topic: stack.enter_context(

@@ -202,7 +202,7 @@ class Bench:
             if shard >= self._cluster.shards:
                 message = f"shards names {shard}: the cluster has 0 to {self._cluster.shards - 1}"
                 raise Rejected(message, field="shards", limit=self._cluster.shards - 1)
-            if all(shard != queue_shard for queue_shard, _ in self._begin.values()):
+            if all(shard != other for other, _ in self._begin.values()):
                 message = (
                     f"shards names {shard}, which has none of the {self._plan.queues} queues of a topic: use at least "
                     f"--queues {self._cluster.shards}, or another --topic"
@@ -210,9 +210,7 @@ class Bench:
                 raise Rejected(message, field="shards", limit=self._plan.queues)
 
         used = tuple(
-            queue_index
-            for queue_index, (queue_shard, _) in self._begin.items()
-            if queue_shard in shards
+            queue_index for queue_index, (shard, _) in self._begin.items() if shard in shards
         )
         self._plan = replace(self._plan, used_indexes=used)
 
@@ -373,7 +371,7 @@ class Bench:
             Job(plan, "verify", ranges=share, ledgers=tuple(self._ledgers))
             for share in _shares(ranges, plan.workers)
         ]
-        total = sum(queue_range.last - queue_range.first for queue_range in ranges)
+        total = sum(span.last - span.first for span in ranges)
         return self._work(plan, f"reading {total:,} messages back", jobs, None).verdict
 
     # --- the highest rate -----------------------------------------------------------------------
@@ -434,9 +432,9 @@ def judge(found: Round, limit_ms: float) -> dict[str, Any]:
 def _shares(ranges: list[QueueRange], parts: int) -> list[tuple[QueueRange, ...]]:
     """Ranges spread over up to `parts` shares that are not empty, the long ranges first."""
     shares: list[list[QueueRange]] = [[] for _ in range(parts)]
-    for queue_range in sorted(ranges, key=lambda queue_range: queue_range.first - queue_range.last):
+    for span in sorted(ranges, key=lambda span: span.first - span.last):
         shortest = min(shares, key=lambda share: (sum(p.last - p.first for p in share), len(share)))
-        shortest.append(queue_range)
+        shortest.append(span)
     return [tuple(share) for share in shares if share]
 
 

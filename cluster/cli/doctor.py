@@ -391,7 +391,7 @@ def _has(module: str) -> bool:
 
 
 def _space_of(path: str) -> tuple[int | None, int | None]:
-    """Size and free bytes of a file system; None if the system does not say."""
+    """Size and free bytes of a file system, or None if the system does not say."""
     try:
         usage = shutil.disk_usage(path)
     except OSError:

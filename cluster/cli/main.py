@@ -131,22 +131,22 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"raymq {__version__}")
 
-    subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _start(subcommands)
-    _stop_and_status(subcommands)
-    _topics(subcommands)
-    _produce(subcommands)
-    _consume(subcommands)
-    _store(subcommands)
-    _bench(subcommands)
-    _grafana(subcommands)
-    _doctor(subcommands)
+    parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _start(parsers)
+    _stop_and_status(parsers)
+    _topics(parsers)
+    _produce(parsers)
+    _consume(parsers)
+    _store(parsers)
+    _bench(parsers)
+    _grafana(parsers)
+    _doctor(parsers)
 
     return parser
 
 
 def _command(
-    subcommands: Any,
+    parsers: Any,
     name: str,
     run: Run,
     text: str,
@@ -156,7 +156,7 @@ def _command(
     **more: str,
 ) -> _Parser:
     """Add a command. Args: `json`: add --json. `cluster`: add the options that name a cluster."""
-    command: _Parser = subcommands.add_parser(name, help=text, **more)
+    command: _Parser = parsers.add_parser(name, help=text, **more)
     command.set_defaults(run=run)
     if json:
         command.flag("--json", "print JSON")
@@ -176,16 +176,16 @@ def _token_file(command: _Parser) -> None:
     )
 
 
-def _group(subcommands: Any, name: str, text: str, dest: str = "verb") -> Any:
+def _group(parsers: Any, name: str, text: str, dest: str = "verb") -> Any:
     """Add a command that has verbs. Returns: the object to which they are added."""
-    return subcommands.add_parser(name, help=text).add_subparsers(
+    return parsers.add_parser(name, help=text).add_subparsers(
         dest=dest, required=True, metavar=dest.upper()
     )
 
 
-def _start(subcommands: Any) -> None:
+def _start(parsers: Any) -> None:
     start = _command(
-        subcommands, "start", commands.start, "create or resume the cluster of a data directory"
+        parsers, "start", commands.start, "create or resume the cluster of a data directory"
     )
 
     start.option("data_dir DIR", "data directory, made if missing")
@@ -240,12 +240,9 @@ def _start(subcommands: Any) -> None:
     )
 
 
-def _stop_and_status(subcommands: Any) -> None:
+def _stop_and_status(parsers: Any) -> None:
     stop = _command(
-        subcommands,
-        "stop",
-        commands.stop,
-        "end a cluster (and Ray, if start started it); data stays",
+        parsers, "stop", commands.stop, "end a cluster (and Ray, if start started it); data stays"
     )
     stop.option(
         "target [TARGET]",
@@ -254,7 +251,7 @@ def _stop_and_status(subcommands: Any) -> None:
     stop.number("--timeout-s N", "seconds that the shards have to close (default: 60)", default=60)
 
     status = _command(
-        subcommands,
+        parsers,
         "status",
         commands.status,
         "health, shards, topics, messages, disk and lag of a cluster",
@@ -269,8 +266,8 @@ def _stop_and_status(subcommands: Any) -> None:
     )
 
 
-def _topics(subcommands: Any) -> None:
-    verbs = _group(subcommands, "topic", "list, create and describe topics")
+def _topics(parsers: Any) -> None:
+    verbs = _group(parsers, "topic", "list, create and describe topics")
     _command(verbs, "list", commands.topic_list, "all topics", cluster=True)
     create = _command(verbs, "create", commands.topic_create, "make a topic", cluster=True)
     create.option("topic TOPIC", "name of the new topic")
@@ -282,9 +279,9 @@ def _topics(subcommands: Any) -> None:
     describe.option("topic TOPIC", "name of the topic")
 
 
-def _produce(subcommands: Any) -> None:
+def _produce(parsers: Any) -> None:
     produce = _command(
-        subcommands,
+        parsers,
         "produce",
         message_commands.produce,
         "send each line of standard input, or of a file, as a message",
@@ -306,10 +303,8 @@ def _produce(subcommands: Any) -> None:
     )
 
 
-def _consume(subcommands: Any) -> None:
-    consume = _command(
-        subcommands, "consume", message_commands.consume, "print messages", cluster=True
-    )
+def _consume(parsers: Any) -> None:
+    consume = _command(parsers, "consume", message_commands.consume, "print messages", cluster=True)
 
     consume.option("topic TOPIC", "name of the topic")
     consume.option(
@@ -337,8 +332,8 @@ def _consume(subcommands: Any) -> None:
     )
 
 
-def _store(subcommands: Any) -> None:
-    verbs = _group(subcommands, "store", "check, repair, export a store directory; import it")
+def _store(parsers: Any) -> None:
+    verbs = _group(parsers, "store", "check, repair, export a store directory; import it")
     verify = _command(verbs, "verify", store_commands.verify, "check every byte; 1 if damaged")
     verify.option(*_STORE_DIR)
 
@@ -424,8 +419,8 @@ def _store_import(verbs: Any) -> None:
     importing.option("--topic NAME", "only this topic (default: every topic of the export)")
 
 
-def _grafana(subcommands: Any) -> None:
-    verbs = _group(subcommands, "grafana", "a dashboard of the metrics (docs/metrics.md)")
+def _grafana(parsers: Any) -> None:
+    verbs = _group(parsers, "grafana", "a dashboard of the metrics (docs/metrics.md)")
     install = _command(
         verbs,
         "install",
@@ -443,9 +438,9 @@ def _grafana(subcommands: Any) -> None:
     _command(verbs, "show", commands.grafana_show, "print it, as JSON")
 
 
-def _doctor(subcommands: Any) -> None:
+def _doctor(parsers: Any) -> None:
     doctor = _command(
-        subcommands,
+        parsers,
         "doctor",
         commands.doctor,
         "check this machine and a data directory as `raymq start` would",
@@ -460,10 +455,8 @@ def _doctor(subcommands: Any) -> None:
     )
 
 
-def _bench(subcommands: Any) -> None:
-    verbs = _group(
-        subcommands, "bench", "load test, from every node of the Ray cluster", dest="mode"
-    )
+def _bench(parsers: Any) -> None:
+    verbs = _group(parsers, "bench", "load test, from every node of the Ray cluster", dest="mode")
     for mode, text in (
         ("produce", "send, and time each message until it is acknowledged"),
         ("consume", "send a backlog, then read it as fast as it comes"),

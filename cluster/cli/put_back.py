@@ -2,7 +2,7 @@
 
 Three forms are read: the lines of `raymq consume -o json`, the lines of `raymq store dump`, and the rows of
 `raymq store export`. Body, key, tag, index keys and properties come back byte for byte. A message keeps its queue id
-if the topic has that queue; else its key decides. Offset, times, hosts, ids, flags and the properties that belong to
+if the topic has that queue, else its key decides. Offset, times, hosts, ids, flags and the properties that belong to
 RocketMQ or RayMQ are new.
 """
 

@@ -281,11 +281,10 @@ class Consumer(OpenClient):
 
         now_ms = self._clock.monotonic_ms()
         for shard, (since_ms, error) in state.down.items():
-            if now_ms - since_ms >= self._unavailable_timeout_ms:
-                raise Unavailable(
-                    f"shard {shard} has been unreachable for {now_ms - since_ms} ms: {error}",
-                    shard=shard,
-                )
+            away_ms = now_ms - since_ms
+            if away_ms >= self._unavailable_timeout_ms:
+                message = f"shard {shard} has been unreachable for {away_ms} ms: {error}"
+                raise Unavailable(message, shard=shard)
 
     # --- positions ------------------------------------------------------------------------------
 

@@ -117,14 +117,10 @@ def stop_owned(paths: ClusterPaths, *, files: Files, clock: Clock) -> list[int]:
         killed = end_family(owned.family, files=files, clock=clock, grace_ms=grace_ms)
     except TimeoutError as error:
         raise Unavailable(f"Ray of {paths.data_dir} could not be ended: {error}") from error
-    temp_dir = Path(owned.temp_dir)
+    path = Path(owned.temp_dir)
     # Ray's logs and sockets, if `start` named their directory.
-    if (
-        temp_dir.parent == run_dir(files)
-        and temp_dir.name.startswith("ray-")
-        and files.exists(temp_dir)
-    ):
-        files.remove_tree(temp_dir)
+    if path.parent == run_dir(files) and path.name.startswith("ray-") and files.exists(path):
+        files.remove_tree(path)
     files.unlink(paths.ray)
     return killed
 

@@ -74,7 +74,7 @@ class RayTarget:
 
 
 def load_target(paths: ClusterPaths, files: Files) -> RayTarget | None:
-    """The recorded Ray, alive or not; None when there is none (or its record is unreadable)."""
+    """The recorded Ray, alive or not, or None when there is none (or its record is unreadable)."""
     try:
         body = json.loads(files.read_file(paths.ray))
         owned = body["owned"]

@@ -43,7 +43,7 @@ def key_property(key: bytes) -> bytes:
 
 
 def key_of(properties: dict[str, str]) -> bytes | None:
-    """The key in decoded properties; None when there is none."""
+    """The key in decoded properties, or None when there is none."""
     text = properties.get(TEXT_KEY)
     if text is not None:
         return text.encode()

@@ -97,7 +97,7 @@ class Receipt(NamedTuple):
     topic: str
     queue_id: int
     shard: int
-    #: offset in its queue; -1 when an earlier try had stored it and its offset is no longer known
+    #: offset in its queue, or -1 when an earlier try had stored it and its offset is no longer known
     offset: int
     store_time_ms: int
     #: whether an earlier try had stored it
@@ -110,7 +110,7 @@ def property_bytes(
     index_keys: tuple[str, ...],
     properties: Mapping[str, str] | None,
 ) -> bytes | None:
-    """Encode a message's key, index keys and properties as the log holds them; None when all are missing.
+    """Encode a message's key, index keys and properties as the log holds them, or None when all are missing.
 
     Raises: Rejected naming the field that cannot be stored.
     """

@@ -237,7 +237,7 @@ class FlightPutStream(_FlightStream):
     """Batches out, acks in, in order."""
 
     schema = PUT_SCHEMA
-    #: bytes that may be unanswered, as the server said; None before it has
+    #: bytes that may be unanswered, as the server said, or None before it has
     window_bytes: int | None = None
 
     def send(self, meta: dict[str, Any], batch: pa.RecordBatch | Row) -> None:
@@ -321,7 +321,7 @@ class ReplicaStream(_FlightStream):
             self._received.put(Unavailable(f"not a frame of a replica: {error}", field="stream"))
 
     def receive(self, timeout_ms: int) -> tuple[bytes, Any] | None:
-        """The next frame (header, body or None); None when no frame arrived in time.
+        """The next frame (header, body or None), or None when no frame arrived in time.
 
         Raises: Unavailable when the stream broke, and at every later call.
         """

@@ -134,7 +134,7 @@ class Routes:
             self.refresh()
             return self.call_once(shard, op, args, CALL_TIMEOUT_S)
 
-    def known(self, name: str) -> TopicRoute | None:
+    def cached_topic(self, name: str) -> TopicRoute | None:
         """A topic's queues, if they were looked up before."""
         return self._topics.get(name)
 

@@ -33,7 +33,7 @@ ServerIdentity: TypeAlias = tuple[bytes, bytes]
 
 
 def wanted(environment: Mapping[str, str]) -> bool | None:
-    """Whether RAY_USE_TLS asks for TLS; None when it is not set.
+    """Whether RAY_USE_TLS asks for TLS, or None when it is not set.
 
     Raises: Rejected for a value that Ray does not know.
     """
@@ -73,7 +73,7 @@ def server_identity(environment: Mapping[str, str], files: Files) -> ServerIdent
 
 
 def trusted(environment: Mapping[str, str], files: Files) -> bytes | None:
-    """The PEM certificates in RAY_TLS_CA_CERT; None when it is not set, and the system's authorities are used.
+    """The PEM certificates in RAY_TLS_CA_CERT, or None when it is not set, and the system's authorities are used.
 
     Raises: Rejected when the file cannot be used.
     """
@@ -125,7 +125,7 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_url(url: str) -> str | None:
-    """The endpoint of raymq://host:port or raymq+tls://host:port; None for anything else.
+    """The endpoint of raymq://host:port or raymq+tls://host:port, or None for anything else.
 
     Raises: Rejected for one of these schemes without host or port.
     """

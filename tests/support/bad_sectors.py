@@ -58,7 +58,7 @@ class BadSectors(Files):
         return view
 
     def gather(self, view: memoryview, starts: Sequence[int], nbytes: int) -> bytes | None:
-        """As the real one; None if a bad sector lies in one of the ranges, as in a map of a failing disk."""
+        """As the real one, or None if a bad sector lies in one of the ranges, as in a map of a failing disk."""
         for sector in self.bad.get(self._paths_of_maps[id(view)], ()):
             if any(start < sector + SECTOR and sector < start + nbytes for start in starts):
                 return None

@@ -243,7 +243,7 @@ class Replay:
     def image(
         self, at: int, answers: dict[Any, int], *, boot: int, killed: Killed | None = None
     ) -> SimulatedDisk | None:
-        """The disk with these answers; None if it was there before with the same notes."""
+        """The disk with these answers, or None if it was there before with the same notes."""
         of_file: dict[int, dict[int | str, int]] = {}
         of_dir: dict[int, set[int]] = {}
         for (number, what), answer in answers.items():
