@@ -506,6 +506,7 @@ def table(rounds: Rounds, single: dict[str, Any]) -> list[Line]:
     memory = single["single_memory_mb"]
     small = rounds.median("single_100B_msg_s")
     flight = Line("through Flight, 100 B x 8,192", f"{small:,.0f} msg/s")
+
     lines = [
         rate("raw pwrite + fdatasync, 1,140 KiB blocks", "raw_1KiB_msg_s", remark="limit"),
         rate(
@@ -564,6 +565,7 @@ def table(rounds: Rounds, single: dict[str, Any]) -> list[Line]:
             max(size for role, size in memory.items() if role != "commit_log"),
         ),
     ]
+
     if "sustained" in single:
         facts = single["sustained"]
         burst = rounds.median("single_1KiB_msg_s")
@@ -586,6 +588,7 @@ def table(rounds: Rounds, single: dict[str, Any]) -> list[Line]:
                 grown,
             ),
         ]
+
     return lines
 
 

@@ -177,9 +177,11 @@ def measure(
     for queue in (theirs, ours):
         note("put", queue, one, partial(put_many, queue, one))
         note("get", queue, one, partial(get_many, queue, one))
+
     many = 20_000 * scale
     note("put_linger", lingering, many, partial(put_many, lingering, many))
     drain(lingering)
+
     for name, workers, work in (
         ("put_threads", THREADS, put_by_threads),
         ("put_tasks", TASKS, put_by_tasks),
@@ -187,6 +189,7 @@ def measure(
         for queue in (theirs, ours):
             note(name, queue, workers * one, partial(work, queue, one))
             drain(queue)
+
     for size, count in zip(SIZES, (one // 5, one // 10, 4 * scale), strict=True):
         items = count * size
         for queue in (theirs, ours):
@@ -197,6 +200,7 @@ def measure(
             note(f"both_{size}", queue, items, partial(put_and_get, queue, count, size))
         work = partial(put_all_and_get, lingering, count, size)
         note(f"both_linger_{size}", lingering, items, work)
+
         # Enough that the last flush does not decide.
         many = max(count, 80_000 * scale // size)
         for name, work in (

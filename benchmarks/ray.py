@@ -206,6 +206,7 @@ def table(rounds: Rounds) -> list[Line]:
 
     trip, outside = "round_trip_and_fdatasync_ms", "client_round_trip_and_fdatasync_ms"
     serial = f"one message at a time by methods, p50 (p99 {rounds.median('serial_p99_ms'):.2f})"
+
     return [
         ms("Ray round trip + fdatasync, p50", trip, remark="limit"),
         ms(serial, "serial_p50_ms", trip, floor=at_most(1.5)),

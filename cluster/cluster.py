@@ -131,7 +131,7 @@ class Cluster:
             routes = first.call("routes", {}, timeout=_CALL_TIMEOUT_S)
         finally:
             first.close()
-        endpoints = {int(shard): str(endpoint) for shard, endpoint in routes.items()}
+        endpoints = {int(shard): str(routes[shard]) for shard in routes}
         endpoints[int(facts["shard"])] = endpoint
         return cls(
             name=str(facts["name"]),

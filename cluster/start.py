@@ -272,6 +272,7 @@ class _Start(_LockedCall):
                     f"{self._paths.data_dir}`",
                     address=target.address,
                 )
+
         if fault is not None:
             ray_host.leave(owned)
         return fault is None
@@ -292,6 +293,7 @@ class _Start(_LockedCall):
 
         if first:
             self._save(record)
+
         try:
             owned = owned_ray.start_owned(
                 paths,

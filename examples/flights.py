@@ -160,11 +160,13 @@ def kill_some(cluster: raymq.Cluster, watch: Watch, rows: int) -> None:
         (0.15, "GroupCommit of shard 1", group_commit),
         (0.30, "a Spark Python worker", worker),
     ]
+
     try:
         for part, name, find in victims:
             while stored_rows(cluster) < part * rows:
                 if watch.done.wait(0.02):
                     return
+
             note_syncs(cluster, watch)
             pid = find()
             os.kill(pid, signal.SIGKILL)
@@ -263,21 +265,25 @@ def run(cluster: raymq.Cluster, spark: Any, path: Path, rows: int, data_dir: Pat
     value = f.to_json(f.struct(*table.columns))
     flights = table.select(key.alias("key"), value.alias("value"), f.col("carrier").alias("tag"))
     write_id = f"flights-{rows}"
+
     watch = Watch()
     with progress_bars() as progress:
         seconds = write_with_kills(cluster, flights, write_id, rows, watch, progress)
         if watch.failure is not None:
             raise watch.failure
         note_syncs(cluster, watch)
+
         bar = progress.add_task("the same write again", total=None)
         again = write(flights, cluster, topic=TOPIC, write_id=write_id)
         progress.update(bar, total=rows, completed=again.duplicates)
         got = check_with_consumer(cluster, progress)
+
         bar = progress.add_task("Spark reads back and compares", total=5)
         back = read(spark, cluster, TOPIC).select("key", "value", "tag").persist()
         binary = flights.select(
             f.col("key").cast("binary"), f.col("value").cast("binary"), "tag"
         ).persist()
+
         facts: list[Any] = []
         sums = (f.count("*"), f.sum(f.crc32("value")), f.sum(f.crc32("key")))
         for step in (
@@ -289,6 +295,7 @@ def run(cluster: raymq.Cluster, spark: Any, path: Path, rows: int, data_dir: Pat
         ):
             facts.append(step())
             progress.update(bar, advance=1)
+
     sent, returned, missing, extra, logs = facts
     checks = [
         ("rows in the source", f"{sent[0]:,}", sent[0] == rows),
@@ -317,6 +324,7 @@ def run(cluster: raymq.Cluster, spark: Any, path: Path, rows: int, data_dir: Pat
         ),
         *(("both commit logs", line, "identical" in line) for line in logs),
     ]
+
     report(checks, watch, rows, got["payload"], seconds)
     return all(good for _, _, good in checks)
 

@@ -86,6 +86,7 @@ def raydp_session(
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+
     options = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -98,4 +99,5 @@ def raydp_session(
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         **(configs or {}),
     }
+
     return raydp.init_spark(app_name, executors, cores, memory, configs=options)

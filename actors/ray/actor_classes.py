@@ -166,6 +166,7 @@ class CommitLogActor:
         address = _load(spec["prepare"])(spec, restarted=_was_restarted())
         self._last_end = _last_end(root)
         host = self._make_host(root)
+
         with contextlib.ExitStack() as undo:
             undo.callback(host.close, 0.0)
             if spec["mode"] == "leader":
@@ -178,6 +179,7 @@ class CommitLogActor:
                 tls=spec["tls"],
             )
             undo.callback(server.close)
+
             _write_endpoint(root, address.advertised, server.port, tls=spec["tls"])
             self._endpoint = _endpoint(address.advertised, server.port, tls=spec["tls"])
             self._methods = RayMethods(host)
@@ -194,6 +196,7 @@ class CommitLogActor:
         spec = self._spec
         # As in RocketMQ, a follower has no pool: the bytes that it acknowledges are in its files.
         config = replace(_config(spec), transient_pool=COMMIT_REAL_TIME in spec["satellites"])
+
         identity = {
             **_facts(
                 spec, "cluster_id", "shard", "shards", "replica", "replication", "flush", "version"
@@ -202,6 +205,7 @@ class CommitLogActor:
             "incarnation": self._incarnation,
             "pid": os.getpid(),
         }
+
         host_class = LeaderHost if spec["mode"] == "leader" else FollowerHost
         return host_class(
             root,

@@ -75,6 +75,7 @@ class _Connection:
             )
             sender.start()
             self._owner.report(self, Connected(self._owner.log_start()))
+
             while not self._closed:
                 frame = stream.receive(RECEIVE_WAIT_MS)
                 if frame is not None:

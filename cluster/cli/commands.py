@@ -141,11 +141,13 @@ def bench(options: argparse.Namespace, console: Console) -> int:
     for option, path in (("--json", options.json), ("--html", options.html)):
         if path is not None and path != "-":
             _check_writable(option, Path(path).expanduser())
+
     with cluster_of(options, console) as cluster:
         run = Bench(cluster, plan, runner=options.runner, watcher=watcher(console.stderr))
         outcome = run.run(
             find_max_ms=getattr(options, "find_max", None), verify=not options.no_verify
         )
+
     report = as_dict(outcome)
     if options.json == "-":
         console.json(report)
@@ -154,6 +156,7 @@ def bench(options: argparse.Namespace, console: Console) -> int:
             console.line(line)
         if options.json is not None:
             _write(options.json, json.dumps(report, indent=1), "--json")
+
     if options.html is not None:
         _write(options.html, page(report), "--html")
     return EXIT_OK if outcome.sound else EXIT_FAULT

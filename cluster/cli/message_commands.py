@@ -56,6 +56,7 @@ def _put_back(options: argparse.Namespace, console: Console) -> int:
     if options.key_separator is not None:
         fault = "--key-separator is for lines of text; a line of --input says its key itself"
         raise Rejected(fault, field="key_separator")
+
     with (
         _input(options.input, console) as lines,
         cluster_of(options, console) as cluster,
@@ -70,6 +71,7 @@ def _put_back(options: argparse.Namespace, console: Console) -> int:
                 fault = f"line {number} names no topic: name a TOPIC for all lines"
                 raise Rejected(fault, field="topic", row=number)
             sender.send(message, topic=options.topic)
+
     if options.json:
         console.json(sender.facts())
     else:

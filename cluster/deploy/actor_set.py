@@ -83,6 +83,7 @@ def specs(
         "transport": _TRANSPORT,
         "version": __version__,
     }
+
     return [
         {
             **common,

@@ -51,6 +51,7 @@ def sweep(files: Files, clock: Clock, closed: Iterable[Path] = ()) -> list[str]:
             age_ms = clock.now_ms() - int(os.lstat(path).st_mtime * 1000)
             if name not in closed_names and age_ms < _YOUNG_MS:
                 continue
+
             if session:
                 marks = _living_marks(files) if marks is None else marks
                 if session[1] in marks:

@@ -128,6 +128,7 @@ class Queue:
             from raymq.cluster.start import connect
 
             cluster = connect()
+
         self.name = name
         self.maxsize = maxsize
         self._cluster = cluster
@@ -135,6 +136,7 @@ class Queue:
         self._accept = accept
         self._linger_ms = linger_ms
         self._actor_options = dict(actor_options or {})
+
         self._begin()
         self._shard = make_topics(cluster, name)
         if own:
