@@ -1,4 +1,4 @@
-"""Floors: limits that a figure must reach; `--check` makes a missed one an exit code."""
+"""Floors: limits that a figure must reach. `--check` makes a missed one an exit code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Line(NamedTuple):
 
     what: str
     figure: str
-    #: the figure beside its limit or peer
+    #: the figure compared with its limit or peer
     ratio: str = ""
     floor: Floor | None = None
     #: the figures that `floor` judges

@@ -1,8 +1,8 @@
 """What does an idle cluster cost? `python -m benchmarks.idle [--seconds 20] [--json FILE]`
 
-Processes, memory (PSS without file pages) and CPU of an idle cluster of four shards and of one mirrored shard, beside
-as many bare Ray actors in the same Ray, measured right after each other. CPU is the processes' own time over the
-window, in percent of one core.
+Two idle clusters are measured, one of four shards and one of a mirrored shard: processes, memory (PSS without file
+pages) and CPU. As many bare Ray actors in the same Ray are measured right after each. CPU is the processes' own time
+over the window, in percent of one core.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class Bare:
     """An actor that does nothing."""
 
     def pid(self) -> int:
-        """Its process."""
+        """The id of its process."""
         return os.getpid()
 
 
 def measure(directory: Path, seconds: float, **options: Any) -> dict[str, Any]:
-    """One cluster beside as many bare actors."""
+    """Measure one cluster, and as many bare actors."""
     shutil.rmtree(directory, ignore_errors=True)
     with raymq.start(directory, name=directory.name, **options) as cluster:
         ray.init(cluster.ray_address, ignore_reinit_error=True, log_to_driver=False)
@@ -81,6 +81,7 @@ def measure(directory: Path, seconds: float, **options: Any) -> dict[str, Any]:
         make = ray.remote(Bare).options(num_cpus=0)
         actors = [make.remote() for _ in ours]
         bare = ray.get([actor.pid.remote() for actor in actors])
+
         time.sleep(5)
         facts = {
             "processes": len(ours),
@@ -90,6 +91,7 @@ def measure(directory: Path, seconds: float, **options: Any) -> dict[str, Any]:
             "bare_cpu_percent": round(idle_percent(bare, seconds), 2),
         }
         ray.shutdown()
+
     shutil.rmtree(directory, ignore_errors=True)
     return facts
 
@@ -103,14 +105,17 @@ def main() -> None:
     floors.options(parser)
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
+
     found = {
         "4 shards": measure(options.directory / "idle-four", options.seconds, shards=4),
         "1 shard mirrored": measure(
             options.directory / "idle-mirror", options.seconds, replication="mirror"
         ),
     }
+
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
+
     lines = []
     for what, facts in found.items():
         ratio = facts["cpu_percent"] / max(facts["bare_cpu_percent"], 0.01)
@@ -120,6 +125,7 @@ def main() -> None:
             Line(f"{what}, {facts['processes']} processes", memory),
             Line("  CPU of a core", f"{facts['cpu_percent']} %", share, at_most(2), ratio),
         ]
+
     sys.exit(floors.report(lines, check=options.check))
 
 

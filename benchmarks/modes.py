@@ -1,11 +1,12 @@
 """What does each mode cost, and what does it promise? `python -m benchmarks.modes [--quick] [--json FILE]`
 
-Flush sync or async, transient pool off or on: four clusters of one shard in one Ray, through Flight, the modes one
-after the other in each of three rounds. Every figure stands beside a limit of its own round: what the same bytes cost
-in the place where the mode acknowledges them (pwrite + fdatasync of pre-written blocks for sync, pwrite into a file
-for async, into /dev/shm with the pool) and on the way there (a Flight echo in another process). "At risk" is what is
-acknowledged and not synced right after a burst: a power loss takes it. A kill of any process takes nothing in any
-mode; tests/ray/test_modes.py shows that.
+Four clusters of one shard run in one Ray: flush sync or async, transient pool off or on. Puts go through Flight. In
+each of three rounds the modes take turns. Each figure has a limit, measured in the same round: the cost of writing the
+same bytes to the place where the mode acknowledges them, after a Flight echo in another process. That place is
+pre-written blocks with pwrite + fdatasync for sync, a file with pwrite for async, and /dev/shm with the pool.
+
+"At risk" are the bytes that are acknowledged and not synced right after a burst: a power loss takes them. A kill of any
+process takes nothing in any mode, as tests/ray/test_modes.py shows.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import raymq
 from benchmarks.put import (
@@ -41,6 +42,7 @@ from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.routes import Routes
 from raymq.store.config import StoreConfig
 from raymq.store.log.flush import PAGE_BYTES
+from raymq.store.promise import Flush
 from raymq.store.record import PUT_SCHEMA
 
 #: bytes of a large batch as it is stored, and of one message
@@ -56,7 +58,7 @@ class Mode(NamedTuple):
     """One of the four."""
 
     name: str
-    flush: Literal["sync", "async"]
+    flush: Flush
     pool: bool
     #: the meaning of a receipt
     promise: str
@@ -74,7 +76,7 @@ MODES = [
 
 
 def memory_limit(directory: Path, block_bytes: int, count: int) -> float:
-    """Blocks a second: pwrite, one after the other, into pages that are there; nothing is synced."""
+    """Blocks a second: pwrite, one after the other, into pages that are there. Nothing is synced."""
     block = os.urandom(block_bytes)
     with tempfile.TemporaryFile(dir=directory) as file:
         for index in range(count):
@@ -131,11 +133,13 @@ def burst(cluster: raymq.Cluster, count: int) -> Burst:
     sender = BatchSender(Routes.of(cluster))
     for future in [sender.send("t", 0, batch) for _ in range(ECHO_WINDOW)]:
         future.result(60)
+
     begin = time.perf_counter()
     under_way = deque(sender.send("t", 0, batch) for _ in range(count))
     while under_way:
         under_way.popleft().result(120)
     seconds = time.perf_counter() - begin
+
     # All bytes are acknowledged, so a power loss would take those that are not synced now.
     facts = cluster.status()["shards"][0]
     sender.close()
@@ -147,7 +151,7 @@ def burst(cluster: raymq.Cluster, count: int) -> Burst:
 
 
 def messages_per_fsync(cluster: raymq.Cluster, producers: int, count: int) -> float:
-    """With so many producers, each sending one message at a time; the syncs after the last ack count too."""
+    """Messages a sync, with producers that each send one message at a time. The syncs after the last ack count too."""
     before = syncs_of(cluster)
     grouping(cluster, producers, count)
     while True:
@@ -173,21 +177,23 @@ def measure(cluster: raymq.Cluster, mode: Mode, rounds: Rounds, *, quick: bool) 
 
 
 def limits(directory: Path, rounds: Rounds, *, quick: bool) -> None:
-    """One round of the limits beside the modes: batches in messages a second, one message in milliseconds."""
+    """One round of the limits of the modes: batches in messages a second, one message in milliseconds."""
     count, serial = (40, 200) if quick else (150, 2000)
     memory = Path("/dev/shm")
     flight = rounds.note("flight_msg_s", flight_limit(count) * LARGE[0])
     echo = rounds.note("flight_echo_ms", flight_echo_ms(1024, serial))
+
     for mode in MODES:
         if mode.flush == "sync":
             batches = raw_limit(directory, BLOCK_BYTES, count)
             single = raw_limit(directory, RECORD_BYTES, serial)
         else:
-            place = memory if mode.pool else directory
-            batches = memory_limit(place, BLOCK_BYTES, count)
-            single = memory_limit(place, RECORD_BYTES, serial)
+            target = memory if mode.pool else directory
+            batches = memory_limit(target, BLOCK_BYTES, count)
+            single = memory_limit(target, RECORD_BYTES, serial)
+
         place_msg_s = rounds.note(f"{mode.name}_place_msg_s", batches * LARGE[0])
-        # Whichever is slower, the way or the place.
+        # The slower of the two: the way there, or the target.
         rounds.note(f"{mode.name}_limit_msg_s", min(flight, place_msg_s))
         rounds.note(f"{mode.name}_limit_ms", echo + 1000 / single)
 
@@ -196,11 +202,12 @@ def limits(directory: Path, rounds: Rounds, *, quick: bool) -> None:
 
 
 def run(directory: Path, *, quick: bool) -> Rounds:
-    """All modes in one Ray; the modes take turns within a round."""
+    """All modes in one Ray. The modes take turns within a round."""
     rounds = Rounds()
     with ExitStack() as running:
         clusters: dict[str, raymq.Cluster] = {}
         address = None
+
         for mode in MODES:
             data = directory / f"modes-{mode.name}"
             shutil.rmtree(data, ignore_errors=True)
@@ -219,11 +226,13 @@ def run(directory: Path, *, quick: bool) -> Rounds:
             # Bursts grow the window of pre-written blocks to the need of the measured ones.
             burst(cluster, 40 if quick else 150)
             clusters[mode.name] = cluster
+
         for number in range(ROUNDS):
             print(f"  round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
             limits(directory, rounds, quick=quick)
             for mode in MODES:
                 measure(clusters[mode.name], mode, rounds, quick=quick)
+
     return rounds
 
 
@@ -235,12 +244,14 @@ def table(rounds: Rounds) -> list[tuple[str, ...]]:
             *("messages per fsync, 1/16 producers", "at risk", "a receipt: the message is"),
         )
     ]
+
     for mode in MODES:
         name = mode.name
         shares = (f"{rounds.median(f'{name}_msgs_per_fsync_{n}'):,.1f}" for n in PRODUCERS)
         at_risk = f"{rounds.median(f'{name}_at_risk_bytes') / (1 << 20):.1f} MiB"
         if mode.pool and mode.flush == "async":
             at_risk += f" ({rounds.median(f'{name}_in_pool_bytes') / (1 << 20):.1f} in the pool)"
+
         rows.append(
             (
                 f"{mode.flush}, pool {'on' if mode.pool else 'off'}",
@@ -253,6 +264,7 @@ def table(rounds: Rounds) -> list[tuple[str, ...]]:
                 mode.promise,
             )
         )
+
     return rows
 
 

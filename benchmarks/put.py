@@ -1,8 +1,8 @@
 """How fast are durable puts? `python -m benchmarks.put [--quick] [--check] [--sustained-gb 10] [--json FILE]`
 
-Every figure is a median of three rounds, beside its own limit: raw pwrite + fdatasync of equal blocks into pre-written
-blocks, a Flight echo, a Ray round trip. A round measures a figure right after its limit, and a ratio is the median
-of the rounds' ratios, because shared machines change their mood within seconds: read the ratios. Only the mirror, which
+Every figure is a median of three rounds. Its limit is a raw pwrite + fdatasync of equal blocks into pre-written
+blocks, a Flight echo or a Ray round trip. A round measures a figure right after its limit, and a ratio is the median
+of the rounds' ratios. Read the ratios: shared machines become faster and slower within seconds. Only the mirror, which
 is a cluster of its own, is measured after all rounds of the single shard.
 """
 
@@ -75,7 +75,7 @@ def batch_of(rows: int, size: int) -> pa.RecordBatch:
 
 
 def percentile(values: list[float], part: float) -> float:
-    """Of a list, in its unit."""
+    """A percentile of a list, in its unit."""
     return sorted(values)[min(len(values) - 1, int(len(values) * part))]
 
 
@@ -85,12 +85,13 @@ def percentile(values: list[float], part: float) -> float:
 def raw_limit(directory: Path, block_bytes: int, count: int, *, fresh: bool = False) -> float:
     """Blocks a second: pwrite + fdatasync, one after the other, into blocks that were written before.
 
-    `fresh`: into blocks that are only reserved, and pages that no cache holds yet. That is what a writer that never
-    pauses meets in the end; so it must be as much as that one writes.
+    `fresh`: into blocks that are only reserved, and pages that no cache holds yet. A writer that never pauses meets
+    these in the end. So `count` must be as much as that writer writes.
     """
     path = directory / "raw"
     block = os.urandom(block_bytes)
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
     try:
         if fresh:
             os.posix_fallocate(fd, 0, block_bytes * count)
@@ -98,6 +99,7 @@ def raw_limit(directory: Path, block_bytes: int, count: int, *, fresh: bool = Fa
             for index in range(count):
                 os.pwrite(fd, block, index * block_bytes)
         os.fsync(fd)
+
         begin = time.perf_counter()
         for index in range(count):
             os.pwrite(fd, block, index * block_bytes)
@@ -120,8 +122,8 @@ def pin(pid: int, cores: set[int]) -> None:
 def echo_client(*, apart: bool = True) -> Iterator[Any]:
     """A Flight client of an echo server in another process.
 
-    `apart`: client and server are kept on different cores, as a producer and a busy shard are: on the same core an
-    echo takes half as long, and which of both it is would be the scheduler's mood.
+    `apart`: client and server are kept on different cores, as a producer and a busy shard are. On the same core an
+    echo takes half as long, and otherwise the scheduler would choose.
     """
     import pyarrow.flight as flight
 
@@ -202,9 +204,11 @@ class Embedded:
         """Messages a second, each batch synced before its receipt, as many bytes under way as a producer has."""
         batch = batch_of(*shape)
         under_way_max = max(1, IN_FLIGHT_BYTES // batch_bytes(batch))
+
         self._ahead.step()
         while self._ahead.step():
             pass
+
         self._producer += 1
         under_way: deque[Any] = deque()
         begin = time.perf_counter()
@@ -213,6 +217,7 @@ class Embedded:
             under_way.append(self._store.append(request))
             if len(under_way) >= under_way_max:
                 self._store.wait(under_way.popleft())
+
         for append in under_way:
             self._store.wait(append)
         return count * shape[0] / (time.perf_counter() - begin)
@@ -319,6 +324,7 @@ def grouping(cluster: raymq.Cluster, producers: int, count: int) -> float:
         connection = ShardConnection(endpoint, cluster.token, cluster.cluster_id, 0)
         stream = connection.put_stream()
         pid = int.from_bytes(os.urandom(7), "big")
+
         for index in range(count):
             meta = {
                 "id": index,
@@ -330,6 +336,7 @@ def grouping(cluster: raymq.Cluster, producers: int, count: int) -> float:
             }
             stream.send({**meta, "acks": "quorum"}, batch)
             stream.receive()
+
         stream.close()
         connection.close()
 
@@ -351,7 +358,7 @@ def memory_mb(pid: int) -> float:
 
 
 def memories(cluster: raymq.Cluster) -> dict[str, float]:
-    """Of the CommitLog process and its satellites."""
+    """Memory of the CommitLog process and its satellites, in MB."""
     shard = cluster.status()["shards"][0]
     pids = {"commit_log": shard["pid"]}
     pids |= {name: role["pid"] for name, role in shard["roles"]["roles"].items()}
@@ -364,6 +371,7 @@ def sustained(cluster: raymq.Cluster, directory: Path, gigabytes: float) -> dict
     total = int(gigabytes * 1e9 / batch.nbytes)
     fresh = raw_limit(directory, 1140 * 1024, total, fresh=True) * LARGE[0]
     before = memories(cluster)
+
     sender = BatchSender(Routes.of(cluster))
     rates = []
     for tenth in range(10):
@@ -375,6 +383,7 @@ def sustained(cluster: raymq.Cluster, directory: Path, gigabytes: float) -> dict
         print(
             f"  sustained {10 * (tenth + 1)} %: {rates[-1]:,.0f} msg/s", file=sys.stderr, flush=True
         )
+
     sender.close()
     return {
         "gigabytes": gigabytes,
@@ -390,7 +399,7 @@ def sustained(cluster: raymq.Cluster, directory: Path, gigabytes: float) -> dict
 
 
 class Rounds:
-    """Figures of all rounds by name; a ratio is of two figures of one round."""
+    """Figures of all rounds by name. A ratio is of two figures of one round."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[float]] = {}
@@ -401,7 +410,7 @@ class Rounds:
         return value
 
     def median(self, name: str) -> float:
-        """Of the rounds."""
+        """The median of the rounds."""
         return statistics.median(self._values[name])
 
     def ratio(self, name: str, of: str) -> float:
@@ -420,6 +429,7 @@ def measure_single(
     """Rounds of everything that has a limit in its own round, on an unreplicated shard."""
     count = 40 if quick else 150
     serial = 200 if quick else 2000
+
     for number in range(ROUNDS):
         print(f"  round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
         raw = raw_limit(directory, 1140 * 1024, count)
@@ -430,9 +440,11 @@ def measure_single(
         rounds.note("send_1KiB_msg_s", send_rate(cluster, count * 200))
         rounds.note("embedded_100B_msg_s", embedded.rate(SMALL, count // 2))
         rounds.note("single_100B_msg_s", flight_rate(cluster, SMALL, count // 2))
+
         echo = rounds.note("flight_echo_ms", flight_echo_ms(1024, serial))
         sync = rounds.note("fdatasync_ms", 1000 / raw_limit(directory, 1150, serial))
         rounds.note("echo_and_fdatasync_ms", echo + sync)
+
         await_prewritten(cluster)
         p50, p99 = serial_ms(cluster, serial)
         rounds.note("serial_p50_ms", p50)
@@ -440,6 +452,7 @@ def measure_single(
         p50, p99 = send_ms(cluster, serial)
         rounds.note("send_p50_ms", p50)
         rounds.note("send_p99_ms", p99)
+
         for producers in (1, 4, 16, 64):
             share = grouping(cluster, producers, 40 if quick else 100)
             rounds.note(f"msgs_per_fsync_{producers}", share)
@@ -450,6 +463,7 @@ def run(directory: Path, quick: bool, gigabytes: float) -> tuple[Rounds, dict[st
     rounds = Rounds()
     single: dict[str, Any] = {"cores": os.cpu_count()}
     count = 40 if quick else 150
+
     for mode in ("single", "mirror"):
         data = directory / mode
         shutil.rmtree(data, ignore_errors=True)
@@ -457,6 +471,7 @@ def run(directory: Path, quick: bool, gigabytes: float) -> tuple[Rounds, dict[st
             cluster.create_topic("t", queues=4)
             # Bursts grow the window of pre-written blocks to the need of the measured ones.
             flight_rate(cluster, LARGE, count)
+
             if mode == "single":
                 with Embedded(directory) as embedded:
                     measure_single(cluster, embedded, directory, rounds, quick)
@@ -469,6 +484,7 @@ def run(directory: Path, quick: bool, gigabytes: float) -> tuple[Rounds, dict[st
                     rounds.note("mirror_1KiB_msg_s", flight_rate(cluster, LARGE, count))
             single[f"{mode}_memory_mb"] = memories(cluster)
         shutil.rmtree(data, ignore_errors=True)
+
     return rounds, single
 
 
@@ -490,6 +506,7 @@ def table(rounds: Rounds, single: dict[str, Any]) -> list[Line]:
     memory = single["single_memory_mb"]
     small = rounds.median("single_100B_msg_s")
     flight = Line("through Flight, 100 B x 8,192", f"{small:,.0f} msg/s")
+
     lines = [
         rate("raw pwrite + fdatasync, 1,140 KiB blocks", "raw_1KiB_msg_s", remark="limit"),
         rate(
@@ -548,6 +565,7 @@ def table(rounds: Rounds, single: dict[str, Any]) -> list[Line]:
             max(size for role, size in memory.items() if role != "commit_log"),
         ),
     ]
+
     if "sustained" in single:
         facts = single["sustained"]
         burst = rounds.median("single_1KiB_msg_s")
@@ -570,6 +588,7 @@ def table(rounds: Rounds, single: dict[str, Any]) -> list[Line]:
                 grown,
             ),
         ]
+
     return lines
 
 

@@ -1,14 +1,14 @@
-"""How fast is the durable Queue beside `ray.util.queue.Queue`?
+"""How fast is the durable Queue, compared with `ray.util.queue.Queue`?
 
 `python -m benchmarks.queue [--quick] [--check] [--json FILE]`
 
-Both run in the same Ray, one after the other in each of three rounds; a ratio is the median of the rounds' ratios.
+Both run in the same Ray, one after the other in each of three rounds. A ratio is the median of the rounds' ratios.
 Items are bytes of 1 KiB. Ours are synced to disk: each before its `put` returns, or with `linger_ms=5` by the end of
 the measured time, which includes the flush. As in benchmarks.put, a burst finds pre-written blocks.
 
-The floor of lingering batches, twice the original's rate, is for batches that fit its actor calls badly. One of
-5,000 it moves through memory in about 10 ms, at half a GB/s and 2 us of CPU an item: twice that, on disk, is more than
-two cores can do, whatever is in front of the log. "as Arrow, by a Producer" is that limit: the same batches without
+The floor of lingering batches is twice the original's rate. It is for batches that fit the original's actor calls
+badly. The original moves a batch of 5,000 through memory in about 10 ms, at half a GB/s and 2 us of CPU an item. Twice
+that, on disk, is more than two cores can do. "as Arrow, by a Producer" shows that limit: the same batches without
 Python objects.
 """
 
@@ -177,9 +177,11 @@ def measure(
     for queue in (theirs, ours):
         note("put", queue, one, partial(put_many, queue, one))
         note("get", queue, one, partial(get_many, queue, one))
+
     many = 20_000 * scale
     note("put_linger", lingering, many, partial(put_many, lingering, many))
     drain(lingering)
+
     for name, workers, work in (
         ("put_threads", THREADS, put_by_threads),
         ("put_tasks", TASKS, put_by_tasks),
@@ -187,6 +189,7 @@ def measure(
         for queue in (theirs, ours):
             note(name, queue, workers * one, partial(work, queue, one))
             drain(queue)
+
     for size, count in zip(SIZES, (one // 5, one // 10, 4 * scale), strict=True):
         items = count * size
         for queue in (theirs, ours):
@@ -197,6 +200,7 @@ def measure(
             note(f"both_{size}", queue, items, partial(put_and_get, queue, count, size))
         work = partial(put_all_and_get, lingering, count, size)
         note(f"both_linger_{size}", lingering, items, work)
+
         # Enough that the last flush does not decide.
         many = max(count, 80_000 * scale // size)
         for name, work in (
@@ -218,9 +222,11 @@ def run(directory: Path, quick: bool) -> Rounds:
         ours = raymq.Queue("bench", cluster=cluster, codec="bytes")
         lingering = raymq.Queue("bench", cluster=cluster, codec="bytes", linger_ms=5)
         theirs = RayQueue(actor_options={"num_cpus": 0})
+
         for queue in (ours, lingering, theirs):
             put_by_tasks(queue, 10)
             drain(queue)
+
         cluster.create_topic("arrow", queues=1)
         producer = cleanup.enter_context(cluster.producer())
         # The window of pre-written blocks grows to the need of bursts.
@@ -228,6 +234,7 @@ def run(directory: Path, quick: bool) -> Rounds:
             await_prewritten(cluster)
             put_batches(lingering, 40 if quick else 160, 1000)
             drain(lingering)
+
         for number in range(ROUNDS):
             print(f"  round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
             measure(cluster, producer, ours, lingering, theirs, rounds, quick)
@@ -245,11 +252,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     floors.options(parser)
     options = parser.parse_args()
+
     options.directory.mkdir(parents=True, exist_ok=True)
     rounds = run(options.directory / "queue", options.quick)
     if options.json:
         figures = {"cores": os.cpu_count(), "rounds": rounds.all()}
         options.json.write_text(json.dumps(figures, indent=1))
+
     lines = []
     for what, name, of, floor in ROWS:
         whose = "ray.util.queue" if of.startswith("ray_") else f"our {of}"

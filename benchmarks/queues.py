@@ -2,9 +2,10 @@
 
 Two stores get the same puts of ten messages: one has N queues with ten messages each, the other ten queues with N each.
 Processes of at most 1,024 descriptors write them, die without closing them, open them again, read every queue and put
-to each. `--check` ends with exit code 1 when a floor is broken: everything but the commit log takes at most 1 GB of
-disk, and opening the first store takes at most three times as long as the second. Both are opened by turns, medians
-count.
+to each. The stores are opened by turns, and medians count.
+
+`--check` ends with exit code 1 when a floor is broken. Everything but the commit log takes at most 1 GB of disk. The
+first store opens in at most three times the time of the second.
 """
 
 from __future__ import annotations
@@ -53,16 +54,20 @@ def write(root: Path, queues: int, puts: int) -> dict[str, Any]:
     names = queues_of(queues)
     for topic in sorted({topic for topic, _ in names}):
         store.create_topic(topic, sum(each == topic for each, _ in names), [0])
+
     begin = time.perf_counter()
     for at in range(puts):
         topic, queue = names[at % queues]
         store.put(request([b"x" * 100] * MESSAGES, topic=topic, queue=queue))
     put_s = time.perf_counter() - begin
+
     begin = time.perf_counter()
     confirm(store)
     dispatch_s = time.perf_counter() - begin
+
     begin = time.perf_counter()
     store.sync_queues()
+
     return {
         "put_us": put_s / puts * 1e6,
         "dispatch_us": dispatch_s / puts * 1e6,
@@ -125,9 +130,9 @@ def disk_bytes(root: Path) -> int:
     return int(done.stdout.split()[0])
 
 
-def measure(place: Path, queues: int) -> dict[str, Any]:
+def measure(directory: Path, queues: int) -> dict[str, Any]:
     """Both stores."""
-    many, few = place / "many", place / "few"
+    many, few = directory / "many", directory / "few"
     facts: dict[str, Any] = {"queues": queues, "messages": queues * MESSAGES}
     facts["many"] = in_process("write", many, queues, queues)
     facts["few"] = in_process("write", few, QUEUES_FEW, queues)
@@ -152,13 +157,16 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, default=Path("bench-queues"), help="made and removed")
     parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
+
     if options.step:
         step(options.step)
+
     shutil.rmtree(options.dir, ignore_errors=True)
     try:
         facts = measure(options.dir.absolute(), options.queues)
     finally:
         shutil.rmtree(options.dir, ignore_errors=True)
+
     for name in ("many", "few"):
         found = facts[name]
         print(
@@ -170,6 +178,7 @@ def main() -> int:
     print(f"start {facts['ratio']:.2f} times as long (at most {RATIO_MAX})")
     if options.json:
         options.json.write_text(json.dumps(facts, indent=2) + "\n")
+
     broken = facts["disk_bytes"] > DISK_BYTES_MAX or facts["ratio"] > RATIO_MAX
     return 1 if options.check and broken else 0
 

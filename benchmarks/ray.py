@@ -1,11 +1,12 @@
 """How fast is the Ray client API? `python -m benchmarks.ray [--quick] [--check] [--json FILE]`
 
-One message at a time through actor methods, beside the sum of a Ray round trip and an fdatasync, measured apart. (An
-actor that only writes and syncs its argument is shown too: it takes longer than the sum, for a disk that
-was left alone for a millisecond syncs slower than one in a loop.) Batches of 1 MiB by methods, beside Flight;
-and both through ray://, beside Ray Client's own round trip and `ray.put`. The actors of the limits have the shard's
-concurrency groups.
-Five rounds, each figure right after its limit; a ratio is the median of the rounds' ratios (see benchmarks/put.py).
+One message at a time goes through actor methods. Its limit is the sum of a Ray round trip and an fdatasync, measured
+apart. An actor that only writes and syncs its argument is shown, too. It takes longer than the sum, because a disk that
+was left alone for a millisecond syncs slower than one in a loop.
+
+Batches of 1 MiB by methods are compared with Flight. Both through ray:// are compared with Ray Client's own round trip
+and `ray.put`. The actors of the limits have the shard's concurrency groups. There are five rounds, each figure right
+after its limit. A ratio is the median of the rounds' ratios (see benchmarks/put.py).
 """
 
 from __future__ import annotations
@@ -127,8 +128,10 @@ def measure_inside(
     sync = rounds.note("fdatasync_ms", 1000 / raw_limit(directory, RECORD_BYTES, serial))
     trip = rounds.note("round_trip_ms", call_ms(bare.echo, serial))
     rounds.note("round_trip_and_fdatasync_ms", trip + sync)
+
     ray.kill(bare)
     path.unlink()
+
     p50, p99 = serial_ms(methods, serial)
     rounds.note("serial_p50_ms", p50)
     rounds.note("serial_p99_ms", p99)
@@ -161,6 +164,7 @@ def run(directory: Path, quick: bool) -> Rounds:
     rounds, data = Rounds(), directory / "ray"
     serial, count = (200, 40) if quick else (1000, 150)
     shutil.rmtree(data, ignore_errors=True)
+
     with raymq.start(data, name="bench-ray") as cluster:
         cluster.create_topic("t", queues=4)
         ray.init(cluster.ray_address, log_to_driver=False, logging_level="ERROR")
@@ -175,8 +179,10 @@ def run(directory: Path, quick: bool) -> Rounds:
                 text=True,
                 check=True,
             )
+
             for name, value in json.loads(done.stdout.splitlines()[-1]).items():
                 rounds.note(name, value)
+
             sync = rounds.all()["fdatasync_ms"][-1]
             trip = rounds.all()["client_round_trip_ms"][-1]
             rounds.note("client_round_trip_and_fdatasync_ms", trip + sync)
@@ -200,6 +206,7 @@ def table(rounds: Rounds) -> list[Line]:
 
     trip, outside = "round_trip_and_fdatasync_ms", "client_round_trip_and_fdatasync_ms"
     serial = f"one message at a time by methods, p50 (p99 {rounds.median('serial_p99_ms'):.2f})"
+
     return [
         ms("Ray round trip + fdatasync, p50", trip, remark="limit"),
         ms(serial, "serial_p50_ms", trip, floor=at_most(1.5)),
@@ -229,10 +236,12 @@ def main() -> None:
     parser.add_argument("--outside", nargs=3, help=argparse.SUPPRESS)
     floors.options(parser)
     options = parser.parse_args()
+
     if options.outside:
         url, serial, count = options.outside
         print(json.dumps(measure_outside(url, int(serial), int(count))))
         return
+
     options.directory.mkdir(parents=True, exist_ok=True)
     rounds = run(options.directory, options.quick)
     if options.json:

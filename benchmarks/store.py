@@ -1,23 +1,23 @@
-"""How fast is the engine beside RocketMQ's own?
+"""How fast is the engine, compared with RocketMQ's own?
 
 `python -m benchmarks.store [--quick] [--check] [--only PART] [--json FILE]`
 
 RocketMQ 5.3.3's DefaultMessageStore and our EmbeddedStore do the same on equal settings, one right after the other in
-each of three rounds: bodies of 1 KiB, files of 1 GiB, index on, a key a message where batches are appended. Each has
-its best batch of at most 1 MiB, found before. Both first do a quarter of the work that is not measured. Puts are
-measured until the last one is acknowledged and consume queues and index have all of them. A ratio is the median of the
-rounds' ratios; batches have three turns a round, because nothing else is that quick, and so at the mercy of others.
+each of three rounds. Bodies have 1 KiB, files 1 GiB, the index is on, and appended batches have a key a message. Each
+engine has its best batch of at most 1 MiB, found before. Both first do a quarter of the work that is not measured. Puts
+are measured until the last one is acknowledged and consume queues and index have all of them. A ratio is the median of
+the rounds' ratios. Batches have three turns a round, because they are so quick that other load disturbs them most.
 Needs Java 17 and Maven.
 
 Writers have warm files, both as RocketMQ's warmMapedFileEnable has it: written with zeros and locked in memory, before
-the first put that counts. Without it the figures say how a machine gives memory, not how an engine writes: where free
-pages go back to a host, the first touch of one costs up to 12 us, ten times as long as either engine needs.
+the first put that counts. Without it the figures say how a machine gives memory, not how an engine writes. On a machine
+that returns free pages to its host, the first touch of a page costs up to 12 us. That is ten times the cost of a put.
 
-Recovery is `MessageStore.open` here and `load()` there, once of the same directory, left by a store of ours that died,
-and once of a directory that each engine wrote itself before it died: both open all files, find the end of the log and
-bring consume queues and index to it as far as a start waits for that. Afterwards puts and reads are answered, but for
-the threads: neither starts any, nor is the start of its process counted. What RocketMQ dispatches once more it
-dispatches within; ours has done so before it died.
+Recovery is `MessageStore.open` here and `load()` there. It is measured twice: of the same directory, left by a store
+of ours that died, and of a directory that each engine wrote itself before it died. Both open all files, find the end
+of the log, and bring consume queues and index to it as far as a start waits for that. Afterwards puts and reads are
+answered, but for the threads: neither starts any. The start of the process is not counted either. RocketMQ dispatches
+some messages once more within this time. Ours has dispatched them before it died.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from tests.support import oracle
 BODY = 1024
 BATCH_ROWS = (256, 512, 900)
 IN_FLIGHT = 8
-#: keys asked for at a time, where it is not one
+#: keys of one call, if it asks for several
 KEYS = 256
 PARTS = ("puts", "reads", "recovery")
 QUEUES = 4
@@ -148,7 +148,7 @@ def open_store(root: Path, flush: str, *, warm: bool = False) -> EmbeddedStore:
 
 
 def append(store: EmbeddedStore, count: int, rows: int) -> None:
-    """Batches, some on their way at a time; all acknowledged, dispatched and indexed at the end."""
+    """Batches, some on their way at a time, and all acknowledged, dispatched and indexed at the end."""
     batch = keyed_batch(rows)
     waiting = []
     for number in range(-(-count // rows)):
@@ -184,7 +184,7 @@ def read(store: EmbeddedStore, count: int) -> None:
 
 
 def query(store: EmbeddedStore, count: int, keys: int) -> None:
-    """Keys in turn, one a call; raw records, as RocketMQ returns them."""
+    """Query keys in turn, one a call, for raw records, as RocketMQ returns them."""
     for number in range(count):
         hits = store.store.query.by_keys("t", [f"k{number * 7919 % keys}"], max_num=32)
         if not len(hits.records):
@@ -277,11 +277,13 @@ class Bench:
         store = open_store(root, "async")
         append(store, self.count, rows)
         store.close()
+
         count = self.count // QUEUES
         theirs = self.rocketmq.run("read", self.copy(root), "async", count)
         store = EmbeddedStore(root, config=StoreConfig(flush="async"))
         read(store, count // 4)
         self.note("read", spend(lambda: read(store, count)), theirs, count)
+
         count = 2000
         theirs = self.rocketmq.run("query", self.copy(root), "async", count, rows)
         for name, work in (("query", query), ("query_many", query_many)):
@@ -296,21 +298,25 @@ class Bench:
         """
         for name in ("ours", "rocketmq", "shared", "copy"):
             self.fresh(name)
+
         for count in counts:
             root = self.fresh("crashed")
             needed = count * RECORD + FREE_BYTES_MIN
             if shutil.disk_usage(self.directory).free < needed:
                 tell(f"recover_{count}: left out, {needed / 1e9:.0f} GB of disk are not free")
                 continue
+
             store = open_store(root, "async")
             append(store, count, min(count, 900))
             store.abandon()
             ours = spend(partial(recover, root))
             theirs = self.rocketmq.run("recover", root, "async", 0)
+
             # Now a store that RocketMQ wrote itself: it appends a quarter more than asked, and halts.
             own = self.fresh("crashed")
             self.rocketmq.run("append", own, "async", count * 4 // 5, min(count, 900))
             theirs_own = self.rocketmq.run("recover", own, "async", 0)
+
             self.rounds.note(f"recover_{count}", ours.seconds)
             self.rounds.note(f"rocketmq_recover_{count}", theirs.seconds)
             self.rounds.note(f"rocketmq_own_recover_{count}", theirs_own.seconds)
@@ -322,7 +328,7 @@ class Bench:
     def copy(self, root: Path) -> Path:
         """The same store for the other engine. Blocks that were never written are not: `cp` would read all of them.
 
-        Bytes that were read stand in memory, and recovery could no longer distinguish them from written ones.
+        Bytes that were read are in memory then, and recovery could no longer distinguish them from written ones.
         """
         target, files = self.fresh("copy"), Files()
         target.mkdir(parents=True)
@@ -331,6 +337,7 @@ class Bench:
             if path.is_dir():
                 copy.mkdir()
                 continue
+
             with path.open("rb") as source, copy.open("wb") as file:
                 size = path.stat().st_size
                 file.truncate(size)
@@ -339,11 +346,12 @@ class Bench:
                     file.seek(start)
                     while file.tell() < stop:
                         file.write(source.read(min(stop - file.tell(), 1 << 20)))
+
         return target
 
 
 def table(rounds: Rounds, counts: tuple[int, ...]) -> list[Line]:
-    """Ours beside RocketMQ's, with the floors of the ratios."""
+    """Our figures and RocketMQ's, with the floors of the ratios."""
     lines = []
     for name, what, floor in (
         ("append", "durable batches, 1 KiB", at_least(3)),
@@ -354,6 +362,7 @@ def table(rounds: Rounds, counts: tuple[int, ...]) -> list[Line]:
     ):
         if name not in rounds.all():
             continue
+
         ours, theirs = rounds.median(name), rounds.median(f"rocketmq_{name}")
         ratio = rounds.ratio(name, f"rocketmq_{name}")
         beside = f"{ratio:.2f} x RocketMQ's {theirs:,.0f}/s"
@@ -361,6 +370,7 @@ def table(rounds: Rounds, counts: tuple[int, ...]) -> list[Line]:
         cpu, their_cpu = rounds.median(f"{name}_cpu"), rounds.median(f"rocketmq_{name}_cpu")
         if name in ("append", "single", "read"):
             lines.append(Line("  CPU seconds a GB", f"{cpu:.2f}", f"RocketMQ {their_cpu:.2f}"))
+
     for count in counts:
         for of, whose in (("", "of one store"), ("own_", "each of its own store")):
             name, peer = f"recover_{count}", f"rocketmq_{of}recover_{count}"
@@ -376,6 +386,7 @@ def table(rounds: Rounds, counts: tuple[int, ...]) -> list[Line]:
                     ratio,
                 )
             )
+
     return lines
 
 
@@ -390,12 +401,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     floors.options(parser)
     options = parser.parse_args()
+
     directory = options.directory / "store"
     cache = directory / "java"
     cache.mkdir(parents=True, exist_ok=True)
     bench = Bench(directory, RocketMQ(cache), quick=options.quick)
     counts = (1_000, 1_000_000) if options.quick else (1_000, 100_000, 1_000_000, 10_000_000)
     parts = options.only or PARTS
+
     try:
         if "puts" in parts:
             rows, their_rows = bench.best_rows()
@@ -411,6 +424,7 @@ def main() -> None:
                 bench.recoveries([count for count in counts if not number or count <= 1_000_000])
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
     if options.json:
         figures = {"cores": os.cpu_count(), "rounds": bench.rounds.all()}
         options.json.write_text(json.dumps(figures, indent=1))

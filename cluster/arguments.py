@@ -1,4 +1,4 @@
-"""Checks of a caller's arguments, made before a request is sent; options that are passed on. Does not import Ray."""
+"""Checks of a caller's arguments before a request is sent, and of options that are passed on. Does not import Ray."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ Resolver = Callable[[], dict[int, str]]
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Cluster:
-    """A running cluster. `raymq.start` and `raymq.connect` return it; programs do not call the constructor.
+    """A running cluster. `raymq.start` and `raymq.connect` return it. Programs do not call the constructor.
 
     A Cluster makes producers and consumers, and administers topics. Threads may share it. It pickles into Ray tasks and
     other processes, together with the cluster's token: treat a pickled handle as a password. As a context manager it
@@ -59,9 +59,9 @@ class Cluster:
         ```
 
     Raises:
-        Rejected: a wrong argument; nothing was done.
-        Unavailable: a shard does not answer; nothing was done, and the same call may succeed later.
-        DeliveryUnknown: a shard did not answer within 30 s; the same call completes the operation.
+        Rejected: a wrong argument. Nothing was done.
+        Unavailable: a shard does not answer. Nothing was done, and the same call may succeed later.
+        DeliveryUnknown: a shard did not answer within 30 s. The same call completes the operation.
     """
 
     #: the name given at the first start
@@ -131,7 +131,7 @@ class Cluster:
             routes = first.call("routes", {}, timeout=_CALL_TIMEOUT_S)
         finally:
             first.close()
-        endpoints = {int(shard): str(place) for shard, place in routes.items()}
+        endpoints = {int(shard): str(routes[shard]) for shard in routes}
         endpoints[int(facts["shard"])] = endpoint
         return cls(
             name=str(facts["name"]),
@@ -152,7 +152,7 @@ class Cluster:
             "replication": facts.get("replication"),
             "flush": facts.get("flush"),
             "version": facts.get("version"),
-            "endpoints": {str(shard): place for shard, place in sorted(self.endpoints.items())},
+            "endpoints": {str(shard): self.endpoints[shard] for shard in sorted(self.endpoints)},
             "data_dir": self.data_dir,
             "ray_address": self.ray_address,
         }
@@ -170,12 +170,14 @@ class Cluster:
         if elsewhere:
             self.refresh()
             found |= self._ask_status(elsewhere)
+
         shards = [
             {**_facts(shard, answer), "endpoint": self.endpoints.get(shard)}
             for shard, answer in sorted(found.items())
         ]
         if self.placement is not None:
             self._add_nodes(shards, self.placement)
+
         return {
             "name": self.name,
             "cluster_id": self.cluster_id,
@@ -241,7 +243,7 @@ class Cluster:
 
         Args:
             name: at most 127 characters of `a-zA-Z0-9_%|-`.
-            queues: number of queues (default 4). Messages are ordered within a queue; each queue has its own files
+            queues: number of queues (default 4). Messages are ordered within a queue. Each queue has its own files
                 on the disk of its shard.
             compacted: keep the latest message of each index key. Every message then needs index keys.
 
@@ -287,6 +289,7 @@ class Cluster:
                 field="topic",
                 limit=", ".join(topics) or "no topics",
             )
+
         shards = topics[name]["shards"]
         queues = []
         for shard in sorted(set(shards)):
@@ -294,8 +297,9 @@ class Cluster:
             for queue, (low, high) in ranges.items():
                 # A shard answers for its own queues only. The check drops any other answer.
                 if shards[int(queue) % len(shards)] == shard:
-                    place = {"queue_id": int(queue), "shard": shard}
-                    queues.append({**place, "min_offset": low, "max_offset": high})
+                    facts = {"queue_id": int(queue), "shard": shard}
+                    queues.append({**facts, "min_offset": low, "max_offset": high})
+
         queues.sort(key=lambda facts: facts["queue_id"])
         return {
             "topic": name,
@@ -305,7 +309,7 @@ class Cluster:
 
     @takes_options_of(ProducerConfig)
     def producer(self, **options: Unpack[ProducerOptions]) -> raymq.Producer:
-        """A Producer of this cluster; `raymq.Producer` describes the options."""
+        """A Producer of this cluster. `raymq.Producer` describes the options."""
         return raymq.Producer(self, **options)
 
     @takes_options_of(ConsumerConfig)
@@ -315,7 +319,7 @@ class Cluster:
 
     @takes_options_of(ProducerConfig)
     def async_producer(self, **options: Unpack[ProducerOptions]) -> raymq.AsyncProducer:
-        """An AsyncProducer of this cluster; `raymq.AsyncProducer` describes the options."""
+        """An AsyncProducer of this cluster. `raymq.AsyncProducer` describes the options."""
         return raymq.AsyncProducer(self, **options)
 
     @takes_options_of(ConsumerConfig)
@@ -324,9 +328,9 @@ class Cluster:
         return raymq.AsyncConsumer(self, topic, **options)
 
     def stop(self, *, timeout_s: float = 60.0) -> StopReport:
-        """Stop the cluster and close this handle; data stays. `timeout_s` bounds the orderly end of all actors.
+        """Stop the cluster and close this handle. Data stays. `timeout_s` bounds the orderly end of all actors.
 
-        Raises: Rejected on a machine without the data directory; Unavailable when a process cannot be ended.
+        Raises: Rejected on a machine without the data directory. Raises Unavailable if a process cannot be ended.
         """
         from .start import stop
 
@@ -372,8 +376,12 @@ class Cluster:
         """Call one administrative operation of one shard; None asks all shards and returns the first answer.
 
         A call whose connection fails is repeated once, at the endpoint that is known then: every operation may be
-        repeated. Raises: the shard's error; Unavailable when nothing listens there; DeliveryUnknown when no answer
-        comes within `timeout_s`.
+        repeated.
+
+        Raises:
+            RayMQError: the shard's error.
+            Unavailable: nothing listens there.
+            DeliveryUnknown: no answer comes within `timeout_s`.
         """
         try:
             return self._call_once(shard, op, args, timeout_s)

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from raymq.actors.shared.control_block import FLUSHERS
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Corrupt, RayMQError, Rejected
 from raymq.store.files import Files
+from raymq.store.promise import FLUSHES, Flush
 
 from .arguments import check_choice, check_number
-from .deploy.placement import NODE_HOST, Placement, check_host, place
+from .deploy.placement import NODE_HOST, Placement, check_host, place_shards
 from .paths import ClusterPaths, check_name, home_dir
 
 FORMAT = 1
@@ -35,15 +37,15 @@ class ClusterRecord:
     shards: int
     #: "single" or "mirror"
     replication: str
-    #: "sync" or "async"; a later start may change it
-    flush: str
+    #: a later start may change it
+    flush: Flush
     segment_size_bytes: int
     ephemeral: bool
     #: 127.0.0.1 unless the operator chose otherwise; NODE_HOST: each node's own address
     host: str = "127.0.0.1"
     #: values of the node label, as given at the first start; None: all on one machine
     nodes: tuple[str, ...] | None = None
-    #: where each replica is since the first start
+    #: the node of each replica since the first start
     placement: Placement | None = None
     #: every shard has served once: a missing store is then a lost one
     formed: bool = False
@@ -51,9 +53,9 @@ class ClusterRecord:
     tls: bool = False
     #: the operator accepted an unencrypted address that other machines reach
     insecure: bool = False
-    #: leaders append through a pool in shared memory; a later start may change it
+    #: leaders append through a pool in shared memory. A later start may change it
     transient_pool: bool = False
-    #: hours for which a full file of messages is kept; a later start may change it
+    #: hours for which a full file of messages is kept. A later start may change it
     file_reserved_hours: float = StoreConfig.file_reserved_hours
 
     @property
@@ -63,7 +65,7 @@ class ClusterRecord:
 
     def roles(self, replica: int) -> tuple[str, ...]:
         """The roles of one replica, in the order in which they are started. Replica 0 leads."""
-        roles = ["commit_log", "group_commit" if self.flush == "sync" else "flush_real_time"]
+        roles = ["commit_log", FLUSHERS[self.flush]]
         if self.transient_pool and replica == 0:
             roles.append("commit_real_time")
         if self.replication == "mirror" and replica == 0:
@@ -72,13 +74,13 @@ class ClusterRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class StartOptions:
     """The options of a start, with the fields of ClusterRecord; None: unchanged, at the first start the default."""
 
     name: str | None = None
     shards: int | None = None
     replication: str | None = None
-    flush: str | None = None
+    flush: Flush | None = None
     segment_size_bytes: int | None = None
     host: str | None = None
     nodes: Sequence[str] | None = None
@@ -95,7 +97,7 @@ class Wanted:
         return options
 
 
-def new_record(wanted: Wanted, *, ephemeral: bool = False) -> ClusterRecord:
+def new_record(wanted: StartOptions, *, ephemeral: bool = False) -> ClusterRecord:
     """A new cluster. Raises: Rejected naming the option."""
     options: dict[str, Any] = {
         "name": "default",
@@ -106,15 +108,17 @@ def new_record(wanted: Wanted, *, ephemeral: bool = False) -> ClusterRecord:
         "host": "127.0.0.1" if wanted.nodes is None else NODE_HOST,
         **wanted.given(),
     }
+
     record = ClusterRecord(cluster_id=uuid.uuid4().hex, ephemeral=ephemeral, **options)
     check_name(record.name)
     _check_options(record)
+
     if record.nodes is None:
         return record
-    return replace(record, placement=place(record.nodes, record.shards, record.replicas))
+    return replace(record, placement=place_shards(record.nodes, record.shards, record.replicas))
 
 
-def resume_record(stored: ClusterRecord, wanted: Wanted) -> ClusterRecord:
+def resume_record(stored: ClusterRecord, wanted: StartOptions) -> ClusterRecord:
     """The stored cluster with the changes of a later start.
 
     A later start may change flush, host, tls, insecure, transient_pool and file_reserved_hours.
@@ -141,7 +145,7 @@ def _check_options(record: ClusterRecord) -> None:
     check_number("shards", record.shards, 1, _SHARDS_MAX)
     check_number("segment_size_bytes", record.segment_size_bytes, 4096)
     check_choice("replication", record.replication, ("single", "mirror"))
-    check_choice("flush", record.flush, ("sync", "async"))
+    check_choice("flush", record.flush, FLUSHES)
     if record.nodes is not None:
         check_host(record.host)
 
@@ -156,6 +160,7 @@ def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
     """The directory's record, None when it has none. Raises: Corrupt on a damaged or newer file."""
     if not files.exists(paths.cluster):
         return None
+
     try:
         body = json.loads(files.read_file(paths.cluster))
         version = body.pop("format")
@@ -168,6 +173,7 @@ def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
                 expected=FORMAT,
                 found=version,
             )
+
         # JSON knows no tuples.
         if body.get("nodes") is not None:
             body["nodes"] = tuple(body["nodes"])

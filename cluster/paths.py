@@ -37,7 +37,7 @@ _SHARD = re.compile(r"shard-\d+")
 
 
 class ClusterPaths:
-    """Every path under one data directory; makes and reads nothing."""
+    """Every path under one data directory. Makes and reads nothing."""
 
     def __init__(self, data_dir: str | os.PathLike[str]) -> None:
         #: absolute
@@ -93,33 +93,36 @@ def mount_of(path: str | os.PathLike[str], files: Files | None = None) -> Mount:
     """The file system that holds `path`, which need not exist yet."""
     files = files or Files()
     unknown = Mount("unknown", "an unknown device")
-    place = os.path.realpath(path)
+    resolved = os.path.realpath(path)
     try:
         mounts = files.read_file(Path("/proc/self/mounts")).decode("utf-8", "surrogateescape")
     except OSError:
         return unknown
+
     found, length = unknown, 0
     for line in mounts.splitlines():
         fields = line.split(" ")
         if len(fields) < 3:
             continue
+
         # The kernel writes spaces in a mount point as octal escapes.
         mount = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m.group(1), 8)), fields[1])
         prefix = mount.rstrip("/") + "/"
         # >=: a later mount on the same point hides the earlier one.
-        if (place + "/").startswith(prefix) and len(prefix) >= length:
+        if (resolved + "/").startswith(prefix) and len(prefix) >= length:
             found, length = Mount(fields[2], fields[0]), len(prefix)
+
     return found
 
 
 def volatile_reason(path: str | os.PathLike[str], files: Files | None = None) -> str | None:
-    """Why files under `path` do not survive a reboot; None when they do."""
-    place = os.path.realpath(path)
-    if place == _VOLATILE_ROOT or place.startswith(_VOLATILE_ROOT + "/"):
-        return f"{place} is under {_VOLATILE_ROOT}, which systems empty at boot and by age"
-    kind = mount_of(place, files).kind
+    """Why files under `path` do not survive a reboot, or None when they do."""
+    resolved = os.path.realpath(path)
+    if resolved == _VOLATILE_ROOT or resolved.startswith(_VOLATILE_ROOT + "/"):
+        return f"{resolved} is under {_VOLATILE_ROOT}, which systems empty at boot and by age"
+    kind = mount_of(resolved, files).kind
     if kind in _VOLATILE_FILE_SYSTEMS:
-        return f"{place} is on {kind}, which lives in memory and is gone after a reboot"
+        return f"{resolved} is on {kind}, which lives in memory and is gone after a reboot"
     return None
 
 
@@ -131,26 +134,26 @@ def prepare_data_dir(
     Raises: as `check_data_dir`.
     """
     paths = check_data_dir(data_dir, ephemeral=ephemeral, files=files, member=member)
-    place = paths.root
-    if not files.exists(place):
+    root = paths.root
+    if not files.exists(root):
         try:
-            files.make_dirs(place, 0o700)
+            files.make_dirs(root, 0o700)
         except (OSError, Unavailable) as error:
-            raise _data_dir_refused(paths, _not_made(place, str(error))) from error
-    elif stat.S_IMODE(os.stat(place).st_mode) != 0o700:
+            raise _data_dir_refused(paths, _not_made(root, str(error))) from error
+    elif stat.S_IMODE(os.stat(root).st_mode) != 0o700:
         # The token and every message are below: other users may not even list it.
-        os.chmod(place, 0o700)
+        os.chmod(root, 0o700)
     return paths
 
 
 def check_data_dir(
     data_dir: str, *, ephemeral: bool, files: Files, member: bool = False
 ) -> ClusterPaths:
-    """Check that a directory can be a data directory; changes nothing.
+    """Check that a directory can be a data directory. Changes nothing.
 
     Args: `member`: this node only has shards of the cluster, which another machine's start made.
-    Raises: Rejected (field "data_dir") when the directory would not survive a reboot and `ephemeral` is not set,
-    holds other files, is a file, belongs to another user, or cannot be made or written.
+    Raises: Rejected (field "data_dir") if the directory would not survive a reboot and `ephemeral` is not set. Also if
+    it holds other files, is a file, belongs to another user, or cannot be made or written.
     """
     paths = ClusterPaths(data_dir)
     fault = _data_dir_fault(paths, ephemeral=ephemeral, files=files, member=member)
@@ -166,66 +169,70 @@ def _data_dir_refused(paths: ClusterPaths, fault: str) -> Rejected:
 def _data_dir_fault(
     paths: ClusterPaths, *, ephemeral: bool, files: Files, member: bool
 ) -> str | None:
-    """Why the directory cannot be a data directory; None when it can."""
-    place = paths.root
-    reason = volatile_reason(place, files)
+    """Why the directory cannot be a data directory, or None when it can."""
+    root = paths.root
+    reason = volatile_reason(root, files)
     if reason is not None and not ephemeral:
         return (
             f"{reason}. Choose a directory on a disk (for example ~/raymq-data), or, if losing every message at a "
             "reboot is fine, say so: ephemeral=True (command line: --ephemeral)"
         )
-    if not files.exists(place):
-        fault = _why_not_writable(nearest_existing(place, files))
-        return None if fault is None else _not_made(place, fault)
-    facts = os.stat(place)
+
+    if not files.exists(root):
+        fault = _why_not_writable(nearest_existing(root, files))
+        return None if fault is None else _not_made(root, fault)
+
+    facts = os.stat(root)
     if not stat.S_ISDIR(facts.st_mode):
-        return f"{place} is not a directory"
+        return f"{root} is not a directory"
     if facts.st_uid != os.geteuid() and os.geteuid() != 0:
         return (
-            f"{place} belongs to user {facts.st_uid}, this process is user {os.geteuid()}: "
+            f"{root} belongs to user {facts.st_uid}, this process is user {os.geteuid()}: "
             "run as the owner or choose another directory"
         )
-    foreign = _foreign_entries(place, files)
+
+    foreign = _foreign_entries(root, files)
     if member:
         foreign = [entry for entry in foreign if not _SHARD.fullmatch(entry)]
     if not files.exists(paths.cluster) and foreign:
         return (
-            f"{place} is not empty and not a RayMQ data directory (no cluster.json): "
+            f"{root} is not empty and not a RayMQ data directory (no cluster.json): "
             "choose an empty or new directory"
         )
-    fault = _why_not_writable(place)
+
+    fault = _why_not_writable(root)
     return None if fault is None else f"{fault}. Make it writable, or choose another directory"
 
 
-def nearest_existing(place: Path, files: Files) -> Path:
+def nearest_existing(path: Path, files: Files) -> Path:
     """The path itself, or the nearest directory above it that exists."""
-    while not files.exists(place) and place != place.parent:
-        place = place.parent
-    return place
+    while not files.exists(path) and path != path.parent:
+        path = path.parent
+    return path
 
 
-def _why_not_writable(place: Path) -> str | None:
-    """Why this user cannot write into an existing directory; None when it can."""
-    if not place.is_dir():
-        return f"{place} is not a directory"
-    if os.statvfs(place).f_flag & os.ST_RDONLY:
+def _why_not_writable(directory: Path) -> str | None:
+    """Why this user cannot write into an existing directory, or None when it can."""
+    if not directory.is_dir():
+        return f"{directory} is not a directory"
+    if os.statvfs(directory).f_flag & os.ST_RDONLY:
         return (
-            f"{place} is on a file system that is mounted read-only (the kernel does that to a "
+            f"{directory} is on a file system that is mounted read-only (the kernel does that to a "
             "disk with errors: see dmesg)"
         )
-    if not os.access(place, os.W_OK | os.X_OK):
-        return f"{place} cannot be written by this user"
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return f"{directory} cannot be written by this user"
     return None
 
 
-def _not_made(place: Path, why: str) -> str:
-    return f"cannot create the data directory {place}: {why}. Choose a directory that this user may write"
+def _not_made(directory: Path, why: str) -> str:
+    return f"cannot create the data directory {directory}: {why}. Choose a directory that this user may write"
 
 
-def _foreign_entries(place: Path, files: Files) -> list[str]:
+def _foreign_entries(directory: Path, files: Files) -> list[str]:
     """The entries that a first start, interrupted before cluster.json, cannot have left."""
     ours = {"token", "start.lock", "ray.json", "ray.log", "lost+found"}
-    return [entry for entry in files.list(place) if entry not in ours and ".tmp" not in entry]
+    return [entry for entry in files.list(directory) if entry not in ours and ".tmp" not in entry]
 
 
 def load_or_make_token(paths: ClusterPaths, files: Files) -> str:
@@ -253,6 +260,7 @@ def load_token(paths: ClusterPaths, files: Files) -> str:
     except PermissionError as error:
         fault = "cannot be read by this user: run as the owner of the data directory"
         raise _token_refused(paths, fault) from error
+
     if mode & 0o077:
         fault = f"has mode {mode:04o}: others can read the token. Run: chmod 600 {paths.token}"
         raise _token_refused(paths, fault)
@@ -262,6 +270,7 @@ def load_token(paths: ClusterPaths, files: Files) -> str:
             "does not hold 64 hexadecimal digits; stop the cluster, delete the file and start again: "
             "a new token is made",
         )
+
     return token
 
 
@@ -289,15 +298,15 @@ def run_dir(files: Files) -> Path:
 
     Raises: Rejected when another user owns it.
     """
-    place = Path(f"/tmp/raymq-{os.geteuid()}")
-    files.make_dirs(place, 0o700)
-    facts = os.lstat(place)
+    directory = Path(f"/tmp/raymq-{os.geteuid()}")
+    files.make_dirs(directory, 0o700)
+    facts = os.lstat(directory)
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
-        message = f"{place} belongs to another user, or is not a directory: remove it"
-        raise Rejected(message, field="run_dir", path=str(place))
+        message = f"{directory} belongs to another user, or is not a directory: remove it"
+        raise Rejected(message, field="run_dir", path=str(directory))
     if stat.S_IMODE(facts.st_mode) != 0o700:
-        os.chmod(place, 0o700)
-    return place
+        os.chmod(directory, 0o700)
+    return directory
 
 
 def home_dir() -> Path:

@@ -1,7 +1,7 @@
 """start, connect and stop: the life cycle of a cluster.
 
 `start` creates a data directory or resumes one: the call is the same after a crash, in a new Ray and with a new
-version. `stop` ends the cluster's actors in order and, if `start` started it, Ray; data stays. `connect` finds a
+version. `stop` ends the cluster's actors in order and, if `start` started it, Ray. Data stays. `connect` finds a
 running cluster: on its own machine, or through raymq://, without Ray.
 """
 
@@ -19,11 +19,12 @@ from raymq.store.config import StoreConfig
 from raymq.store.errors import RayMQError, Rejected, Unavailable
 from raymq.store.files import Files
 from raymq.store.log.transient_pool import check_room
+from raymq.store.promise import Flush
 
 from . import cluster_record
 from .arguments import check_choice
 from .cluster import Cluster
-from .cluster_record import ClusterRecord, Wanted
+from .cluster_record import ClusterRecord, StartOptions
 from .deploy import actor_set, owned_ray, placement, ray_client, ray_host, run_sweep
 from .deploy.placement import NODE_HOST
 from .deploy.ray_host import Progress, RayTarget
@@ -65,7 +66,7 @@ def start(
     name: str | None = None,
     shards: int | None = None,
     replication: Literal["single", "mirror"] | None = None,
-    flush: Literal["sync", "async"] | None = None,
+    flush: Flush | None = None,
     transient_pool: bool | None = None,
     file_reserved_hours: float | None = None,
     address: str | None = None,
@@ -93,7 +94,7 @@ def start(
 
     Args:
         data_dir: a directory on a local disk of this machine; created with mode 0700 if it is missing.
-        name: the name by which `connect` finds the cluster; "default" if not given. The first start fixes it, and also
+        name: the name by which `connect` finds the cluster, "default" if not given. The first start fixes it, and also
             `shards`, `replication`, `segment_size_bytes` and `nodes`. Later starts may leave these out.
         shards: number of commit logs over which topics are spread, 1 to 256 (default 1). Each shard costs at least two
             processes and one file of `segment_size_bytes`.
@@ -116,8 +117,8 @@ def start(
             message. RAY_USE_TLS=1 encrypts it. False by default.
         nodes: values of the node label `raymq-node` over which the shards are spread, each follower on another node
             than its leader. `data_dir` is then a path on each node. None (default): everything on this machine.
-        timeout_s: seconds for the whole start: a Ray that must be found, started or replaced, and recovery. 180 by
-            default.
+        timeout_s: seconds for the whole start, which may find, start or replace a Ray, and recovers every shard. 180
+            by default.
         progress: called with one line of text at a time; None (default) logs the lines.
 
     Guarantees:
@@ -125,7 +126,7 @@ def start(
 
     Raises:
         Rejected: an option is wrong, or contradicts the first start. Nothing was started.
-        Unavailable: some shard does not serve in time; the message has each shard's state and error. Started
+        Unavailable: some shard does not serve in time. The message has each shard's state and error. Started
             processes keep trying, and `stop` ends them.
         Corrupt: a store is damaged.
         StorageFull: shared memory has no room for the transient pools. Nothing was started.
@@ -133,7 +134,8 @@ def start(
     if nodes is None:
         # With `nodes` each replica checks its own machine.
         check_architecture(os.uname().machine)
-    wanted = Wanted(
+
+    wanted = StartOptions(
         name=name,
         shards=shards,
         replication=replication,
@@ -146,13 +148,16 @@ def start(
         transient_pool=transient_pool,
         file_reserved_hours=file_reserved_hours,
     )
+
     if host not in (None, NODE_HOST):
         tls.check_exposed(str(host), tls=bool(wanted.tls), insecure=insecure)
+
     files, paths = Files(), ClusterPaths(data_dir)
     # A directory that was declared ephemeral once stays ephemeral.
     earlier = cluster_record.load_record(paths, files)
     ephemeral = ephemeral or (earlier is not None and earlier.ephemeral)
     prepare_data_dir(paths.data_dir, ephemeral=ephemeral, files=files)
+
     with directory_lock(paths, files):
         plan = plan_start(paths, wanted, ephemeral=ephemeral, files=files)
         return _Start(paths, files, timeout_s, progress).run(plan, address)
@@ -185,6 +190,7 @@ class _Start(_LockedCall):
         ca = _trusted(paths, record, files)
         run_sweep.sweep(files, self._clock)
         target, answers_s = self._ray(record, address, first=first)
+
         with ray_host.session(target, answers_s) as ray:
             self._report(
                 f"starting {record.shards} shard(s) of {record.name!r} in Ray at {target.address}"
@@ -193,12 +199,15 @@ class _Start(_LockedCall):
                 self._warn(line)
             if first:
                 self._save(record)
+
             specs = actor_set.specs(record, paths, token, options, ca)
             actors, ours = actor_set.create(ray, record, specs, timeout_s=self._left_s())
             self._save(record)
+
             # "auto" may mean another Ray in another shell.
             target = replace(target, address=ray.get_runtime_context().gcs_address)
             ray_host.save_target(paths, target, files)
+
             endpoints = actor_set.wait_running(
                 ray,
                 actors,
@@ -207,9 +216,11 @@ class _Start(_LockedCall):
                 progress=self._report,
                 warn=self._warn,
             )
+
         if record.placement is not None:
             save_endpoints(paths, endpoints, files)
             self._save(replace(record, formed=True))
+
         cluster_record.remember(record, paths, files)
         self._report(
             f"cluster {record.name!r} runs: {record.shards} shard(s), data in {paths.data_dir}"
@@ -237,7 +248,7 @@ class _Start(_LockedCall):
         return target, None
 
     def _answers(self, target: RayTarget, owned: ray_host.OwnedRay) -> bool:
-        """Whether the Ray that an earlier start started accepts drivers; if not, it is dying and is replaced.
+        """Whether the Ray that an earlier start started accepts drivers. If not, it is dying and is replaced.
 
         Raises: Unavailable when it does not answer although its processes run. Other drivers may use it, so only
         `stop` may end it.
@@ -261,6 +272,7 @@ class _Start(_LockedCall):
                     f"{self._paths.data_dir}`",
                     address=target.address,
                 )
+
         if fault is not None:
             ray_host.leave(owned)
         return fault is None
@@ -278,8 +290,10 @@ class _Start(_LockedCall):
                 "each, and give its address (address=..., RAY_ADDRESS)",
                 field="address",
             )
+
         if first:
             self._save(record)
+
         try:
             owned = owned_ray.start_owned(
                 paths,
@@ -295,6 +309,7 @@ class _Start(_LockedCall):
             if first and ray_host.load_owned(paths, files) is None:
                 files.unlink(paths.cluster)
             raise
+
         return RayTarget(address=owned.address, owned=owned)
 
 
@@ -324,8 +339,8 @@ def _handle(
     )
 
 
-def plan_start(paths: ClusterPaths, wanted: Wanted, *, ephemeral: bool, files: Files) -> Plan:
-    """The plan of a start for a directory; changes nothing. `raymq doctor` uses it too.
+def plan_start(paths: ClusterPaths, wanted: StartOptions, *, ephemeral: bool, files: Files) -> Plan:
+    """The plan of a start for a directory. Changes nothing. `raymq doctor` uses it too.
 
     Raises: Rejected for an option, Corrupt for a damaged record, StorageFull for the transient pools.
     """
@@ -337,17 +352,20 @@ def plan_start(paths: ClusterPaths, wanted: Wanted, *, ephemeral: bool, files: F
         record = cluster_record.new_record(
             wanted, ephemeral=volatile or (wanted.nodes is not None and ephemeral)
         )
+
     config = StoreConfig(
         segment_size_bytes=record.segment_size_bytes,
-        flush="async" if record.flush == "async" else "sync",
+        flush=record.flush,
         transient_pool=record.transient_pool,
         file_reserved_hours=record.file_reserved_hours,
     )
+
     # With `nodes` each shard checks its own machine.
     if record.transient_pool and record.nodes is None:
         leaders = [paths.replica(shard, 0) for shard in range(record.shards)]
         pool_bytes = config.transient_pool_slices * config.transient_pool_slice_bytes
         check_room(leaders, pool_bytes, files=files)
+
     return stored, record, asdict(config)
 
 
@@ -380,7 +398,7 @@ def connect(
         ca: a PEM file with the authority that signed the shards' certificates. Default: the authority in
             RAY_TLS_CA_CERT of `start`; with raymq+tls:// the variable of this process.
         transport: "flight" (default) talks to the shards by Arrow Flight. "ray" makes every operation a call of the
-            shards' actors, for processes that reach only Ray; a call costs several times as much. Ray Client always
+            shards' actors, for processes that reach only Ray. A call costs several times as much. Ray Client always
             uses "ray".
 
     Raises:
@@ -448,10 +466,12 @@ class _Stop(_LockedCall):
         """Close the actors, end Ray if `start` started it, and remove their files in /tmp."""
         paths, files = self._paths, self._files
         self._report(f"stopping cluster {record.name!r} of {paths.data_dir}")
+
         recorded = ray_host.load_target(paths, files)
         running = ray_host.running_target(paths, files)
         outcomes = None if running is None else self._close_actors(running, record)
         ray_outcome = "not running" if outcomes is None else "left running"
+
         if recorded is not None and recorded.owned is not None:
             self._report("stopping Ray")
             ray_host.leave(recorded.owned)
@@ -459,9 +479,11 @@ class _Stop(_LockedCall):
             ray_outcome = "not running" if outcomes is None else "stopped"
         elif recorded is not None:
             files.unlink(paths.ray)
+
         shards, replicas = range(record.shards), range(record.replicas)
         closed = [paths.replica(shard, replica) for shard in shards for replica in replicas]
         run_sweep.sweep(files, self._clock, closed)
+
         actors = outcomes or {}
         clean = all(outcome in ("closed", "not running") for outcome in actors.values())
         return StopReport(clean=clean, actors=actors, ray=ray_outcome)
@@ -473,23 +495,24 @@ class _Stop(_LockedCall):
             fault = None if owned is None else owned_ray.why_unhealthy(owned, self._files)
             if fault is not None:
                 raise Unavailable(fault, address=running.address)
+
             with ray_host.session(running, self._timeout_s) as ray:
                 if actor_set.is_another(ray, record, clock=self._clock):
                     # The cluster's Ray has ended, and the Ray at this address runs another cluster.
-                    place = f"Ray at {running.address}"
-                    self._report(f"another cluster named {record.name!r} runs in {place}")
+                    other = f"another cluster named {record.name!r}"
+                    self._report(f"{other} runs in Ray at {running.address}")
                     return None
                 self._report(f"closing {record.shards} shard(s) of {record.name!r}")
                 return actor_set.close(ray, record, clock=self._clock, timeout_s=self._timeout_s)
         except Unavailable as error:
-            # A Ray that `start` started is ended anyway; any other Ray is the caller's to repair.
+            # A Ray that `start` started is ended anyway. Any other Ray is the caller's to repair.
             if running.owned is None:
                 raise
             return {"ray": f"does not answer: {error}"}
 
 
 def local_paths(target: str | os.PathLike[str] | None, files: Files) -> ClusterPaths:
-    """The data directory on this machine that `target` (a directory, a name, None) stands for.
+    """The data directory on this machine that `target` (a directory, a name, None) names.
 
     Raises: Rejected when there is none.
     """
@@ -515,9 +538,9 @@ def _check_only_one(files: Files) -> None:
     if len(known) < 2:
         return
     each = [
-        f"{name} in {place}"
-        + ("" if ray_host.running_target(ClusterPaths(place), files) else " (does not run)")
-        for name, place in sorted(known.items())
+        f"{name} in {data_dir}"
+        + ("" if ray_host.running_target(ClusterPaths(data_dir), files) else " (does not run)")
+        for name, data_dir in sorted(known.items())
     ]
     message = (
         f"several clusters are known here: {'; '.join(each)}. Nothing was stopped: name one of them"
@@ -557,14 +580,17 @@ def _connect_data_dir(paths: ClusterPaths, files: Files, ca: bytes | None) -> Cl
             f"{paths.data_dir} is not the data directory of a cluster: start it with raymq start {paths.data_dir}",
             field="target",
         )
+
     running = ray_host.running_target(paths, files)
     ray_address = None if running is None else running.address
     if running is not None and running.owned is not None:
         ray_host.let_join(running.owned)
+
     if record.placement is None:
         endpoints = FileResolver(paths.data_dir, record.shards)()
     else:
         endpoints = load_endpoints(paths, files)
+
     token = load_token(paths, files)
     ca = ca or _known_ca(paths, files)
     return _handle(paths, record, token, endpoints, ray_address, ca)
@@ -578,10 +604,12 @@ def _connect_through_ray(name: str, ca: bytes | None) -> Cluster:
             "not connected to a Ray. Give its data directory, raymq://host:port, or set RAY_ADDRESS",
             field="target",
         )
+
     if address.startswith(ray_client.SCHEME):
         return ray_client.connect_url(f"{address}/{name}")
     with ray_host.session(RayTarget(address=address)) as ray:
         cluster = ray_client.handle_of(ray, name)
+
     cluster.resolver = RayResolver(address, name, cluster.shards)
     cluster.ray_address = address
     cluster.ca = ca or cluster.ca
@@ -598,7 +626,7 @@ def _resolver(
 
 
 def _trusted(paths: ClusterPaths, record: ClusterRecord, files: Files) -> bytes | None:
-    """With TLS, the authority of the shards' certificates; kept for `connect` in other shells."""
+    """With TLS, the authority of the shards' certificates. It is kept for `connect` in other shells."""
     if not record.tls:
         if files.exists(paths.ca):
             files.unlink(paths.ca)
@@ -618,12 +646,12 @@ def _check_addresses(ray: Any, record: ClusterRecord, *, first: bool) -> list[st
 
     Raises: Rejected when `insecure` does not accept that, or when nodes are missing or named twice.
     """
-    found: list[str] = []
+    addresses: list[str] = []
     if record.nodes is not None:
-        found = placement.check_nodes(ray, record.nodes, first=first)
+        addresses = placement.check_nodes(ray, record.nodes, first=first)
     elif record.host == NODE_HOST:
-        found = [ray.util.get_node_ip_address()]
-    hosts = found if record.host == NODE_HOST else [record.host]
+        addresses = [ray.util.get_node_ip_address()]
+    hosts = addresses if record.host == NODE_HOST else [record.host]
     exposed = [
         host for host in hosts if tls.check_exposed(host, tls=record.tls, insecure=record.insecure)
     ]

@@ -24,5 +24,5 @@ class OpenClient:
 
 
 def warn_unclosed(client: object, name: str, advice: str) -> None:
-    """Warn as Python does about unclosed files: `python -X dev` shows the warning and where `client` was made."""
+    """Warn as Python does about unclosed files: `python -X dev` shows the warning and the line that made `client`."""
     warnings.warn(f"unclosed {name}: {advice}", ResourceWarning, stacklevel=3, source=client)

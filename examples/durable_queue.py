@@ -33,7 +33,7 @@ def make_jobs(jobs: raymq.Queue, maker: int) -> None:
 
 @ray.remote(num_cpus=0.2, max_retries=0)
 def work(jobs: raymq.Queue, done: raymq.Queue, *, dies_at: int = -1) -> None:
-    """Do jobs until none arrives for 3 s; die during job number `dies_at`."""
+    """Do jobs until none arrives for 3 s, or die during job number `dies_at`."""
     turn = 0
     while True:
         try:
@@ -67,15 +67,18 @@ def main() -> None:
         ray.init(cluster.ray_address, ignore_reinit_error=True, log_to_driver=False)
         jobs, done = (raymq.Queue(name, cluster=cluster) for name in ("jobs", "done"))
         ray.get([make_jobs.remote(jobs, maker) for maker in range(MAKERS)])
+
         # All jobs are in the queue, and the process that assigns them dies.
         os.kill(ray.get(jobs.actor.describe.remote())["pid"], signal.SIGKILL)
         workers = [work.remote(jobs, done, dies_at=10 if n == 0 else -1) for n in range(WORKERS)]
+
         died = 0
         for worker in workers:
             try:
                 ray.get(worker)
             except ray.exceptions.WorkerCrashedError:
                 died += 1
+
         results = take_results(done)
         again = sorted(ever_put(cluster, "jobs") - set(results))
         jobs.put_nowait_batch(again)
@@ -83,6 +86,7 @@ def main() -> None:
         results |= take_results(done)
         good = results == {job: job * job for job in range(JOBS)} and jobs.empty()
         ray.shutdown()
+
     print(json.dumps({"jobs": JOBS, "done": len(results), "died": died, "again": len(again)}))
     if not good:
         sys.exit(1)

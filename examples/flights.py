@@ -1,6 +1,6 @@
 """The demo: a year of flights through PySpark on Ray into a mirrored log and back, with processes killed on the way.
 
-Run it with `python3 run.py demo`. Every row is checked on its way back; any mismatch exits with 1.
+Run it with `python3 run.py demo`. Every row is checked on its way back. Any mismatch exits with 1.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from raymq.errors import RayMQError, Rejected
 from raymq.spark import raydp_session, read, use_java, write
 from raymq.store import producer_stamps, verify
 
-#: the cluster's name; the demo deletes only a directory that holds a cluster of this name
+#: the cluster's name. The demo deletes only a directory that holds a cluster of this name
 NAME = "flights"
-#: marks a demo's directory before its cluster has a record; a start ignores names with ".tmp"
+#: marks a demo's directory before its cluster has a record. A start ignores names with ".tmp"
 BEGUN = "flights-demo.tmp"
 TOPIC, PROBE = "flights", "probe"
 #: processes killed during the first write, and the least rows for which it lasts long enough to kill all
@@ -87,7 +87,7 @@ class Watch:
 
 
 def stored_rows(cluster: raymq.Cluster) -> int:
-    """Readable rows of the topic; -1 while a shard does not answer."""
+    """Readable rows of the topic, or -1 while a shard does not answer."""
     try:
         return int(cluster.describe_topic(TOPIC)["messages"])
     except RayMQError:
@@ -134,6 +134,7 @@ def spark_workers() -> list[int]:
             above = Path(f"/proc/{parent}/cmdline").read_bytes()
         except (OSError, ValueError):
             continue
+
         if b"pyspark.daemon" in line and b"pyspark.daemon" in above:
             found.append(int(entry.name))
     return found
@@ -159,11 +160,13 @@ def kill_some(cluster: raymq.Cluster, watch: Watch, rows: int) -> None:
         (0.15, "GroupCommit of shard 1", group_commit),
         (0.30, "a Spark Python worker", worker),
     ]
+
     try:
         for part, name, find in victims:
             while stored_rows(cluster) < part * rows:
                 if watch.done.wait(0.02):
                     return
+
             note_syncs(cluster, watch)
             pid = find()
             os.kill(pid, signal.SIGKILL)
@@ -193,15 +196,17 @@ def consume(cluster: raymq.Cluster, progress: Progress) -> Iterator[tuple[int, A
 
 
 def check_with_consumer(cluster: raymq.Cluster, progress: Progress) -> dict[str, Any]:
-    """Check that offsets are dense and each producer's sequences complete and in order; sum the checksums."""
+    """Check that offsets are dense and each producer's sequences complete and in order, and sum the checksums."""
     next_offset: dict[int, int] = {}
     next_sequence: dict[tuple[int, int], int] = {}
     rows = disorder = values = keys = payload = 0
+
     for queue, columns in consume(cluster, progress):
         offsets = columns.column("offset").to_numpy()
         first = next_offset.get(queue, 0)
         disorder += int((offsets != np.arange(first, first + len(offsets))).sum())
         next_offset[queue] = first + len(offsets)
+
         valid, producers, _, sequences = producer_stamps(columns.column("properties"))
         disorder += int((~valid).sum())
         for producer in np.unique(producers):
@@ -209,11 +214,13 @@ def check_with_consumer(cluster: raymq.Cluster, progress: Progress) -> dict[str,
             begin = next_sequence.get((queue, int(producer)), 0)
             disorder += int((own != np.arange(begin, begin + len(own))).sum())
             next_sequence[queue, int(producer)] = begin + len(own)
+
         bodies = columns.column("body").to_pylist()
         values += sum(map(zlib.crc32, bodies))
         payload += sum(map(len, bodies))
         keys += sum(map(zlib.crc32, columns.column("key").to_pylist()))
         rows += len(offsets)
+
     return {"rows": rows, "disorder": disorder, "values": values, "keys": keys, "payload": payload}
 
 
@@ -258,21 +265,25 @@ def run(cluster: raymq.Cluster, spark: Any, path: Path, rows: int, data_dir: Pat
     value = f.to_json(f.struct(*table.columns))
     flights = table.select(key.alias("key"), value.alias("value"), f.col("carrier").alias("tag"))
     write_id = f"flights-{rows}"
+
     watch = Watch()
     with progress_bars() as progress:
         seconds = write_with_kills(cluster, flights, write_id, rows, watch, progress)
         if watch.failure is not None:
             raise watch.failure
         note_syncs(cluster, watch)
+
         bar = progress.add_task("the same write again", total=None)
         again = write(flights, cluster, topic=TOPIC, write_id=write_id)
         progress.update(bar, total=rows, completed=again.duplicates)
         got = check_with_consumer(cluster, progress)
+
         bar = progress.add_task("Spark reads back and compares", total=5)
         back = read(spark, cluster, TOPIC).select("key", "value", "tag").persist()
         binary = flights.select(
             f.col("key").cast("binary"), f.col("value").cast("binary"), "tag"
         ).persist()
+
         facts: list[Any] = []
         sums = (f.count("*"), f.sum(f.crc32("value")), f.sum(f.crc32("key")))
         for step in (
@@ -284,6 +295,7 @@ def run(cluster: raymq.Cluster, spark: Any, path: Path, rows: int, data_dir: Pat
         ):
             facts.append(step())
             progress.update(bar, advance=1)
+
     sent, returned, missing, extra, logs = facts
     checks = [
         ("rows in the source", f"{sent[0]:,}", sent[0] == rows),
@@ -312,6 +324,7 @@ def run(cluster: raymq.Cluster, spark: Any, path: Path, rows: int, data_dir: Pat
         ),
         *(("both commit logs", line, "identical" in line) for line in logs),
     ]
+
     report(checks, watch, rows, got["payload"], seconds)
     return all(good for _, _, good in checks)
 
@@ -371,6 +384,7 @@ def report(
     for name, found, good in checks:
         table.add_row(name, found, "[green]ok[/]" if good else "[bold red]WRONG[/]")
     console.print(table)
+
     latencies = sorted(watch.latencies_ms) or [0.0]
     figures = Table(title="Figures of the first write, kills included")
     figures.add_column("figure")
@@ -431,7 +445,7 @@ def log_of(data_dir: Path) -> Path:
 
 
 def keep_off_the_screen(log: Path) -> None:
-    """From now on only `console` writes to the screen; the output of Ray, Spark and Java goes to `log`.
+    """Let only `console` write to the screen. The output of Ray, Spark and Java goes to `log`.
 
     The descriptors are replaced, not only Python's streams: the JVM and Ray's processes inherit them.
     """
@@ -469,10 +483,12 @@ def say_what_is_left(data_dir: Path, kept: bool, deleted: str | None) -> None:
         console.print(f"  {data_dir}: {size_of(data_dir)} of messages{running}", soft_wrap=True)
     console.print(f"  {log_of(data_dir)}: what Ray, Spark and Java printed", soft_wrap=True)
     console.print(f"  {sys.prefix}: the Python environment", soft_wrap=True)
+
     if deleted is not None:
         console.print(f"Deleted: {deleted} of messages in {data_dir}.", soft_wrap=True)
         console.print("`run.py demo --keep` keeps them, and leaves the cluster running.")
         return
+
     console.print("Look inside:")
     if kept:
         console.print(f"  raymq status {data_dir}")
@@ -509,9 +525,11 @@ def main() -> int:
         metavar="DIR",
         help="where the messages are stored (default: ~/.raymq/flights-demo)",
     )
+
     options = parser.parse_args()
     if options.rows < 1:
         parser.error("--rows must be at least 1")
+
     data_dir: Path = options.data_dir
     if options.clean and options.keep:
         end_earlier(data_dir)
@@ -520,18 +538,21 @@ def main() -> int:
             soft_wrap=True,
         )
         return 0
+
     left = end_and_delete(data_dir)
     if options.clean:
         console.print(
             f"Stopped: nothing runs, and {left} in {data_dir} were deleted.", soft_wrap=True
         )
         return 0
+
     use_java()
     data_dir.parent.mkdir(parents=True, exist_ok=True)
     log = log_of(data_dir)
     console.print(f"What Ray, Spark and Java print goes to {log}", soft_wrap=True)
     keep_off_the_screen(log)
     os.environ[MARK] = str(os.getpid())
+
     try:
         good = demo(data_dir, options.rows, options.keep)
     except Exception as error:
@@ -539,6 +560,7 @@ def main() -> int:
         console.print(f"[bold red]failed[/]: {type(error).__name__}: {error}", soft_wrap=True)
         say_what_is_left(data_dir, options.keep, None)
         raise
+
     console.print("[bold green]all rows came back[/]" if good else "[bold red]MISMATCH[/]")
     deleted = delete_data(data_dir) if good and not options.keep else None
     say_what_is_left(data_dir, options.keep, deleted)
@@ -562,12 +584,14 @@ def demo(data_dir: Path, rows: int, keep: bool) -> bool:
             timeout_s=300,
         )
     (data_dir / BEGUN).unlink()
+
     good = False
     try:
         good = with_spark(cluster, rows, data_dir)
     finally:
         if not keep:
             cluster.stop()
+
     if not keep:
         faults = [
             fault

@@ -35,6 +35,7 @@ def count_clicks(cluster: raymq.Cluster, queue_id: int) -> int:
     """Count the clicks of each page of one queue. A page is always in the same queue."""
     end = cluster.describe_topic("clicks")["queues"][queue_id]["max_offset"]
     counts: dict[bytes, int] = {}
+
     with (
         cluster.consumer(
             "clicks", group="counters", start="earliest", queues=[queue_id]
@@ -45,6 +46,7 @@ def count_clicks(cluster: raymq.Cluster, queue_id: int) -> int:
             batch = consumer.poll_batch(timeout=10)
             for entry in batch.column("key").value_counts().to_pylist():
                 counts[entry["values"]] = counts.get(entry["values"], 0) + entry["counts"]
+
         for page, count in counts.items():
             producer.send("counts", {"page": page.decode(), "clicks": count}, key=page)
         producer.flush()

@@ -76,15 +76,18 @@ def main() -> None:
             for game in range(GAMES):
                 key = f"player-{game % PLAYERS}".encode()
                 producer.send("scores", {"points": game % 7}, key=key)
+
         port = free_port()
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         serve.run(Scores.bind(cluster))
+
         before = ask(port)
         for replica in ray.util.list_named_actors(all_namespaces=True):
             if replica["name"].startswith("SERVE_REPLICA::"):
                 ray.kill(ray.get_actor(**replica), no_restart=False)
         after = ask(port, but=before["replica"])
         serve.shutdown()
+
     same = before["points"] == after["points"]
     print(json.dumps({"messages": GAMES, "read": after["read"], "same": same}))
     if not same:

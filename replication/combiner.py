@@ -62,12 +62,12 @@ class PutCombiner:
         replica_timeout_ms: int,
         acknowledged: int = 0,
     ) -> None:
-        """Args: acknowledged: the acknowledged end so far."""
+        """Args: `acknowledged`: the acknowledged end so far."""
         self._promise = promise
         self._flush_timeout_ms = flush_timeout_ms
         self._replica_timeout_ms = replica_timeout_ms
         self._least_timeout_ms = min(flush_timeout_ms, replica_timeout_ms)
-        #: the promise of puts that end here or before is kept; it never falls
+        #: the promise of puts that end here or before is kept. It never falls
         self.acknowledged = acknowledged
         #: in the order of both numbers and ends
         self._groups: deque[_Group] = deque()
@@ -96,16 +96,19 @@ class PutCombiner:
     def combine(self, ends: Ends, now_ms: int) -> list[LatePuts]:
         """Note how far the shard is, which moves `acknowledged`. Returns: the puts that have become late."""
         self.acknowledged = max(self.acknowledged, self._promise.acknowledged(ends))
+
         groups = self._groups
         while groups and groups[0].end <= self.acknowledged:
             groups.popleft()
         if not groups or now_ms - groups[0].last_since_ms < self._least_timeout_ms:
             return []
+
         late = self._find_late(ends, now_ms)
         while groups and any(
             groups[0].number <= entry.number and groups[0].end <= entry.end for entry in late
         ):
             groups.popleft()
+
         if late == self._reported:
             return []
         self._reported = late
@@ -127,6 +130,7 @@ class PutCombiner:
                 replica_late = group
             if waited_ms < self._least_timeout_ms:
                 break
+
         flushed, copied = self._promise.flushed(ends), self._promise.copied(ends)
         late = []
         late_by_one = flush_late if flushed < copied else replica_late
@@ -135,6 +139,7 @@ class PutCombiner:
         if flush_late and replica_late:
             late_by_both = min(flush_late, replica_late, key=lambda group: group.number)
             late.append((late_by_both.number, late_by_both.end))
+
         return [
             LatePuts(number, end, self._promise.late(ends, end))
             for number, end in late

@@ -2,7 +2,7 @@
 
 Equal chain values at one offset mean equal logs below it. So the answers are monotone, and a few rounds of evenly
 spaced candidates are enough. A segment's start is a unit boundary on every replica, whatever units are cached for the
-segment. Where a segment has no match at all, the search goes on in the segment before it.
+segment. If a segment has no match at all, the search continues in the segment before it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MatchSearch:
     def __init__(
         self, chain: ChainView, upto: int, *, log_start: int, segment_size_bytes: int
     ) -> None:
-        """Args: upto: the end of the shorter log."""
+        """Args: `upto`: the end of the shorter log."""
         self._chain = chain
         self._log_start = log_start
         self._size = segment_size_bytes
@@ -49,6 +49,7 @@ class MatchSearch:
         self.found: Match | None = None
         #: even the start of the leader's log does not match
         self.failed = False
+
         if upto < log_start or not upto:
             # Nothing to compare: an empty follower matches an empty beginning.
             self._finish(upto)
@@ -65,6 +66,7 @@ class MatchSearch:
             return
         if self._asked[-1].end != last_end:
             return
+
         if candidate < 0:
             # The first candidate is the first boundary that is left, and it does not match either.
             start = self._boundaries[0].end
@@ -73,6 +75,7 @@ class MatchSearch:
             else:
                 self._load(start - self._size)
             return
+
         at = self._boundaries.index(self._asked[candidate])
         after = (
             self._boundaries.index(self._asked[candidate + 1])
@@ -80,6 +83,7 @@ class MatchSearch:
             else len(self._boundaries)
         )
         self._boundaries = self._boundaries[at:after]
+
         if len(self._boundaries) == 1:
             self.found = self._boundaries[0]
         else:
@@ -97,6 +101,7 @@ class MatchSearch:
         units = self._chain.read_from(start, _WHOLE_SEGMENT)
         units = [unit for unit in units if unit.end <= self._upto]
         self._boundaries = [Match(unit.start, unit.previous) for unit in units]
+
         if units:
             self._boundaries.append(Match(units[-1].end, units[-1].value))
         elif start == 0:
@@ -105,6 +110,7 @@ class MatchSearch:
         else:
             head = self._chain.read_from(start, 1)
             self._boundaries = [Match(start, head[0].previous)] if head else []
+
         if not self._boundaries:
             self.failed = True
             return

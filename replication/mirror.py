@@ -1,6 +1,6 @@
 """The leader's side of mirror mode (replication factor 2, static): one follower, no failover.
 
-A pure machine: `step(event, now_ms)` returns effects; it reads only the immutable chain that it is given. It is Raft's
+A pure machine: `step(event, now_ms)` returns effects. It reads only the immutable chain that it is given. It is Raft's
 log replication without elections. Every session searches for the last common byte again, so neither side
 needs to remember anything about the other.
 
@@ -32,7 +32,7 @@ MIB = 1024 * 1024
 class MirrorLimits:
     """Sizes and periods. No promise depends on any of them."""
 
-    #: log bytes of one AppendEntries; a larger unit is sent alone
+    #: log bytes of one AppendEntries. A larger unit is sent alone
     frame_bytes: int = 4 * MIB
     #: log bytes sent and not acknowledged
     window_bytes: int = 64 * MIB
@@ -98,13 +98,13 @@ class Connect(NamedTuple):
 
 
 class Disconnect(NamedTuple):
-    """Drop the connection; `Disconnected` need not be reported for it."""
+    """Drop the connection. `Disconnected` need not be reported for it."""
 
     reason: str
 
 
 class Send(NamedTuple):
-    """Send a frame; with log bytes [start, stop) of one segment as its body, if start < stop."""
+    """Send a frame, with log bytes [start, stop) of one segment as its body if start < stop."""
 
     header: wire.FrameHeader
     message: wire.Message
@@ -154,7 +154,7 @@ class MirrorLeader:
         confirmed: int = 0,
         limits: MirrorLimits | None = None,
     ) -> None:
-        """Args: confirmed: the confirmed end now; log_start: the leader's first stored offset."""
+        """Args: `confirmed`: the confirmed end now. `log_start`: the leader's first stored offset."""
         self._cluster = cluster
         self._shard = shard
         self._me = me
@@ -164,10 +164,12 @@ class MirrorLeader:
         self._log_start = log_start
         self._limits = limits or MirrorLimits()
         self._peer = wire.ReplicaProcess(follower_id, 0)
+
         #: time of the step under way
         self._now_ms = 0
         self._effects: list[Effect] = []
         self._session = 0
+
         self._search: MatchSearch | None = None
         self._appended = 0
         self._sent_end = 0
@@ -176,6 +178,7 @@ class MirrorLeader:
         self._in_flight: deque[int] = deque()
         self._next_connect_ms = 0
         self._received_ms = 0
+
         #: the state of the session
         self.phase = Phase.IDLE
         #: the follower's log equals the leader's up to here, as far as this session knows
@@ -184,7 +187,7 @@ class MirrorLeader:
         self.replicated_end = 0
         #: the confirmed end
         self.confirmed = confirmed
-        #: why replication makes no progress; "" while it does
+        #: why replication makes no progress, or "" while it does
         self.stall_reason = ""
         #: frames dropped because they belong to another process, session or addressee
         self.dropped = 0
@@ -192,6 +195,7 @@ class MirrorLeader:
     def step(self, event: Event, now_ms: int) -> list[Effect]:
         """Take one event. Returns: the effects to perform, in order."""
         self._now_ms, self._effects = now_ms, []
+
         if isinstance(event, LeaderProgress):
             self._appended = max(self._appended, event.appended)
             self.confirmed = max(self.confirmed, event.confirmed)
@@ -205,6 +209,7 @@ class MirrorLeader:
             self._drop(self._limits.retry_ms, event.reason)
         elif isinstance(event, Damaged):
             self._halt(event.reason)
+
         self._check_time()
         if self.phase is Phase.STREAMING:
             self._stream()
@@ -236,6 +241,7 @@ class MirrorLeader:
         if not self._is_mine(header):
             self.dropped += 1
             return
+
         self._received_ms = self._now_ms
         if isinstance(message, wire.Refusal):
             self._halt(f"the follower refuses: {message.text}")
@@ -275,10 +281,12 @@ class MirrorLeader:
                 "store back, or remove the follower's data directory to give up those records"
             )
             return
+
         self.phase = Phase.SEARCHING
         if theirs.chain_value >= 0 and self._value_at(theirs.appended_end) == theirs.chain_value:
             self._start_stream(Match(theirs.appended_end, theirs.chain_value))
             return
+
         upto = min(theirs.appended_end, self._appended)
         self._search = MatchSearch(
             self._chain, upto, log_start=self._log_start, segment_size_bytes=self._size
@@ -286,7 +294,7 @@ class MirrorLeader:
         self._continue_search()
 
     def _value_at(self, offset: int) -> int | None:
-        """The leader's chain value at an offset; None where that takes a search."""
+        """The leader's chain value at an offset, or None if that takes a search."""
         if offset == self._sent_end:
             return self._sent_value
         following = self._chain.read_from(offset, 1) if offset < self._appended else []
@@ -341,7 +349,7 @@ class MirrorLeader:
         self._next_connect_ms = self._now_ms + retry_ms
 
     def _check_time(self) -> None:
-        """Connect when it is due; disconnect from a silent follower."""
+        """Connect when it is due, and disconnect from a silent follower."""
         if self.phase is Phase.IDLE:
             if self._now_ms >= self._next_connect_ms:
                 self.phase = Phase.CONNECTING

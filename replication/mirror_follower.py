@@ -23,7 +23,7 @@ class LogView(Protocol):
         """(appended end, last chain value, last epoch)."""
 
     def chain_at(self, offset: int) -> tuple[int, int] | None:
-        """(chain value, epoch) of the unit that ends at `offset`; None where no unit ends there."""
+        """(chain value, epoch) of the unit that ends at `offset`, or None if no unit ends there."""
 
     def synced(self) -> int:
         """Everything below is as durable as the flush mode asks."""
@@ -42,7 +42,7 @@ class LogView(Protocol):
 
 
 class AppendUnits(NamedTuple):
-    """Append these units of the message; they continue the log."""
+    """Append these units of the message. They continue the log."""
 
     units: tuple[ChainUnit, ...]
 
@@ -97,13 +97,15 @@ class MirrorFollower:
         self._me = me
         self._leader = wire.ReplicaProcess(leader_id, 0)
         self._session = 0
-        #: the highest epoch received; the log's last epoch counts too
+
+        #: the highest epoch received. The log's last epoch counts too
         self.promised = 0
         #: the log equals the leader's up to here, as far as this session knows
         self.matched_end = 0
         self._matched_value = 0
         self._matched = False
-        #: why everything is refused; "" while it is not
+
+        #: why everything is refused, or "" while it is not
         self.halted = ""
         #: frames dropped because they belong to another process, session or addressee
         self.dropped = 0
@@ -115,17 +117,20 @@ class MirrorFollower:
         if not self._is_mine(header, message):
             self.dropped += 1
             return []
+
         epoch = max(self.promised, log.end()[2])
         if header.epoch < epoch:
             # The answer goes to the sender of this frame, which may not be the leader of this session.
             text = f"epoch {header.epoch} is over, {epoch} is promised"
             return [Reply(wire.Refusal(wire.Reason.EPOCH, epoch, text))]
         self.promised = header.epoch
+
         if isinstance(message, wire.Hello):
             # The newest connection counts: from here on frames of older ones are dropped.
             self._leader, self._session = header.sender, header.session
             self.matched_end = self._matched_value = 0
             self._matched = False
+
         if self.halted:
             return [self._refuse(wire.Reason.HALTED, self.halted)]
         if isinstance(message, wire.Hello):
@@ -197,12 +202,14 @@ class MirrorFollower:
         if not known and not _holds(log, message.prev_end, message.prev_chain):
             end, _, epoch = log.end()
             return [Reply(wire.Conflict(epoch, end))]
+
         self._match(message.prev_end, message.prev_chain)
         effects = self._store(message, data, log)
         if self.halted:
             return effects
         if message.units:
             self._match(message.end, message.units[-1].value)
+
         confirmed = min(message.confirmed, self.matched_end)
         if confirmed > log.confirmed():
             effects.append(AdvanceConfirmed(confirmed))
@@ -221,6 +228,7 @@ class MirrorFollower:
         end, value, _ = log.end()
         if units and units[0].start == end and units[0].previous == value:
             return [AppendUnits(units)]
+
         # Bytes that were sent before: equal chain values mean equal logs, so there is nothing to write or compare.
         held = 0
         while (
@@ -229,6 +237,7 @@ class MirrorFollower:
             and _holds(log, units[held].end, units[held].value)
         ):
             held += 1
+
         units = units[held:]
         if not units:
             return []
@@ -251,9 +260,10 @@ class MirrorFollower:
                 "both"
             )
             return [HaltReplica(self.halted), self._refuse(wire.Reason.HALTED, self.halted)]
+
         differs = next(unit for unit in units if same < unit.end)
         # This follower may not know yet the confirmed end that its own acks made possible. Its bytes below that end
-        # must stay on its disk, even where a unit that differs begins before it.
+        # must stay on its disk, even if a unit that differs begins before it.
         confirmed = max(log.confirmed(), min(message.confirmed, same))
         return [Truncate(max(differs.start, confirmed)), AdoptUnits(units)]
 
@@ -265,7 +275,7 @@ def bytes_of(units: tuple[ChainUnit, ...], data: memoryview | None) -> memoryvie
 
 
 def _holds(log: LogView, end: int, value: int) -> bool:
-    """Whether the log has this chain value at this offset; at 0 all logs are equal."""
+    """Whether the log has this chain value at this offset. At 0 all logs are equal."""
     if end == 0:
         return True
     at = log.chain_at(end)

@@ -57,7 +57,7 @@ class Hello(NamedTuple):
 
 
 class HelloOk(NamedTuple):
-    """Follower: how far my log is. `chain_value` is -1 where none of my units ends at `appended_end`."""
+    """Follower: how far my log is. `chain_value` is -1 if none of my units ends at `appended_end`."""
 
     appended_end: int
     synced_end: int
@@ -131,7 +131,7 @@ class Refusal(NamedTuple):
 
 Message: TypeAlias = Hello | HelloOk | Probe | ProbeOk | AppendEntries | Ack | Conflict | Refusal
 
-#: the numbers of each message. A Probe repeats its layout; units follow those of an AppendEntries, the text those of a
+#: the numbers of each message. A Probe repeats its layout. Units follow those of an AppendEntries, the text those of a
 #: Refusal. The position is the kind on the wire, from 1 on
 _LAYOUTS: dict[type[Message], struct.Struct] = {
     Hello: struct.Struct(">qq"),
@@ -170,6 +170,7 @@ def decode(frame: bytes | memoryview) -> tuple[FrameHeader, Message]:
         raise Rejected(
             "not a replication frame", field="magic", limit=MAGIC.hex(), found=data[:4].hex()
         )
+
     _, version, kind, *fields, crc, length = _HEADER.unpack_from(data)
     if version != VERSION:
         raise Rejected(
@@ -179,6 +180,7 @@ def decode(frame: bytes | memoryview) -> tuple[FrameHeader, Message]:
             limit=VERSION,
             found=version,
         )
+
     payload = data[_HEADER.size :]
     if len(payload) != length or crc32c(payload, crc32c(data[:_CRC_AT])) != crc:
         raise Rejected(
@@ -186,6 +188,7 @@ def decode(frame: bytes | memoryview) -> tuple[FrameHeader, Message]:
         )
     if not 1 <= kind <= len(_KINDS):
         raise Rejected(f"unknown replication message {kind}", field="kind", limit=len(_KINDS))
+
     cluster, shard, *processes, epoch, session = fields
     sender, addressee = ReplicaProcess(*processes[:2]), ReplicaProcess(*processes[2:])
     header = FrameHeader(cluster, shard, sender, addressee, epoch, session)

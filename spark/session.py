@@ -76,9 +76,9 @@ def raydp_session(
     memory: str = "1GB",
     configs: dict[str, str] | None = None,
 ) -> Any:
-    """A SparkSession on the Ray to which this process is connected; `raydp.stop_spark()` ends it.
+    """A SparkSession on the Ray to which this process is connected. `raydp.stop_spark()` ends it.
 
-    Args: `executors`, `cores` of each and `memory` of each are RayDP's; `configs` are further Spark options.
+    Args: `executors`, `cores`, `memory`: RayDP's, the last two of each executor. `configs`: further Spark options.
     Raises: Unavailable without Java 17.
     """
     use_java()
@@ -86,6 +86,7 @@ def raydp_session(
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+
     options = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -98,4 +99,5 @@ def raydp_session(
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         **(configs or {}),
     }
+
     return raydp.init_spark(app_name, executors, cores, memory, configs=options)

@@ -132,13 +132,16 @@ def write(
     if sort_by:
         df = df.sortWithinPartitions(*sort_by)
     _refuse_unstable(df, sorted_here=bool(sort_by))
+
     facts = cluster.topics().get(topic)
     if facts is None:
         message = f"topic {topic!r} does not exist; create it: raymq topic create {topic}"
         raise Rejected(message, field="topic", limit="an existing topic")
+
     number = identity(write_id, "run")
     coordinator = number % cluster.shards
     run = int(cluster.call(coordinator, "init_producer", {"producer_id": number})["epoch"])
+
     task = _task(cluster, topic, write_id, run, facts, acks)
     receipts = df.mapInArrow(task, RECEIPT_SCHEMA).collect()
     return WriteResult(topic, write_id, tuple(QueueReceipt(*row) for row in receipts))
@@ -193,9 +196,11 @@ def _refuse_unstable(df: Any, *, sorted_here: bool) -> None:
             "task would write other rows. Store it first (Parquet, a topic) and write from there."
         )
         raise Rejected(message, field="plan", limit="deterministic")
+
     plan = execution.executedPlan().toString()
     lines = [line.strip(" +-:*()0123456789") for line in plan.splitlines()]
     operators = [line.split(" ")[0].split("(")[0] for line in lines if line]
+
     for operator in operators:
         if operator == "Sort":
             return
@@ -237,6 +242,7 @@ def _send_all(
     for turn, batch in enumerate(batches):
         for queue_id, part in split(batch, queues, turn):
             futures.append((queue_id, sender.send(topic, queue_id, part)))
+
     written: dict[int, QueueReceipt] = {}
     for queue_id, future in futures:
         stored = future.result()
@@ -250,6 +256,7 @@ def _send_all(
             duplicates=have.duplicates + stored.duplicates,
             last_offset=stored.last_offset,
         )
+
     if written:
         rows = [asdict(receipt) for receipt in written.values()]
         yield pa.RecordBatch.from_pylist(rows, schema=_RECEIPT)
@@ -264,16 +271,19 @@ def split(batch: pa.RecordBatch, queues: int, turn: int) -> Iterator[tuple[int, 
     count = batch.num_rows
     if not count:
         return
+
     keys = pc.cast(batch.column(0), pa.binary())
     values = pc.cast(batch.column(1), pa.binary())
     tags = pc.cast(batch.column(2), pa.string())
     chosen = pc.cast(batch.column(3), pa.int32())
+
     queue_of_row = np.full(count, turn % queues, dtype=np.int32)
     if keys.null_count < count:
         hashed = queues_of(keys.fill_null(b""), queues)
         queue_of_row = np.where(
             keys.is_valid().to_numpy(zero_copy_only=False), hashed, queue_of_row
         )
+
     if chosen.null_count < count:
         wanted = chosen.fill_null(0).to_numpy()
         given = chosen.is_valid().to_numpy(zero_copy_only=False)
@@ -283,14 +293,17 @@ def split(batch: pa.RecordBatch, queues: int, turn: int) -> Iterator[tuple[int, 
             message = f"row {row}: partition {int(wanted[row])} is outside 0 to {queues - 1}"
             raise Rejected(message, field="partition", limit=queues - 1, row=row)
         queue_of_row = np.where(given, wanted, queue_of_row)
+
     table = pa.record_batch(
         [values, tags, key_properties(keys), pa.array(np.zeros(count, dtype=np.int64))],
         schema=pa.schema([f.with_nullable(True) for f in PUT_SCHEMA]),
     )
+
     order = np.argsort(queue_of_row, kind="stable")
     taken = table.take(pa.array(order))
     taken = pa.record_batch(taken.columns, schema=PUT_SCHEMA)
     edges = np.searchsorted(queue_of_row[order], np.arange(queues + 1))
+
     for queue_id in range(queues):
         low, high = int(edges[queue_id]), int(edges[queue_id + 1])
         if high > low:

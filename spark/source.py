@@ -84,6 +84,7 @@ def read(
     facts = cluster.describe_topic(topic)["queues"]
     begin = _offsets("startingOffsets", startingOffsets)
     end = _offsets("endingOffsets", endingOffsets)
+
     ranges: list[tuple[int, int, int, int]] = []
     for f in facts:
         queue_id, low, high = f["queue_id"], f["min_offset"], f["max_offset"]
@@ -91,6 +92,7 @@ def read(
         last = _resolve("endingOffsets", end, queue_id, low, high)
         if last > first:
             ranges.append((queue_id, f["shard"], first, last))
+
     ranges = _split(ranges, minPartitions or 1)
     plan = spark.createDataFrame(
         ranges or [(0, 0, 0, 0)], "queue_id int, shard int, first bigint, last bigint"

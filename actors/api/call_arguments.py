@@ -11,7 +11,7 @@ from raymq.store.topics import QUEUES_MAX
 
 #: numbers of RocketMQ are signed 64-bit ones
 NUMBER_MAX = 2**63 - 1
-#: limits of a fetch; larger values are cut to them
+#: limits of a fetch. Larger values are cut to them
 _ANY = 2**128
 #: bytes that one fetch may return
 FETCH_BYTES_MAX = 64 << 20
@@ -29,22 +29,23 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
 
 
-def unfit(field: str, value: Any, advice: str, limit: Any) -> Rejected:
+def wrong_value(field: str, value: Any, advice: str, limit: Any) -> Rejected:
     """The error of a wrong value, with the value and the advice."""
     return Rejected(f"{field} is {shown(value)}; {advice}", field=field, limit=limit)
 
 
-def check_whole(field: str, value: Any, least: int = 0, most: int = NUMBER_MAX) -> int:
+def check_integer(field: str, value: Any, least: int = 0, most: int = NUMBER_MAX) -> int:
     """Raises: Rejected unless the value is an int (a bool is not) from `least` to `most`."""
     if type(value) is not int or not least <= value <= most:
-        raise unfit(field, value, f"use a whole number, {least} to {most}", f"{least}..{most}")
+        advice = f"use a whole number, {least} to {most}"
+        raise wrong_value(field, value, advice, f"{least}..{most}")
     return value
 
 
 def check_name(field: str, value: Any) -> str:
     """Raises: Rejected unless the value is text."""
     if type(value) is not str:
-        raise unfit(field, value, f"give its name, not a {type(value).__name__}", "str")
+        raise wrong_value(field, value, f"give its name, not a {type(value).__name__}", "str")
     return value
 
 
@@ -61,8 +62,8 @@ def check_shards(shards: Any, count: int) -> list[int]:
     """The shards of a new topic. Raises: Rejected for shards that a cluster of `count` shards does not have."""
     if type(shards) is not list or not 1 <= len(shards) <= count:
         advice = f"give a list of 1 to {count} of the cluster's shards"
-        raise unfit("shards", shards, advice, count)
-    return [check_whole("shards", shard, 0, count - 1) for shard in shards]
+        raise wrong_value("shards", shards, advice, count)
+    return [check_integer("shards", shard, 0, count - 1) for shard in shards]
 
 
 def check_attributes(attributes: Any) -> dict[str, str] | None:
@@ -72,16 +73,17 @@ def check_attributes(attributes: Any) -> dict[str, str] | None:
     texts = [*attributes, *attributes.values()] if type(attributes) is dict else [None]
     if not all(type(text) is str for text in texts):
         advice = "give names and values, both text"
-        raise unfit("attributes", attributes, advice, "{name: value}")
+        raise wrong_value("attributes", attributes, advice, "{name: value}")
     checked: dict[str, str] = attributes
     return checked
 
 
 def check_offsets(offsets: Any, least: int = 0, most: int = NUMBER_MAX) -> dict[int, int]:
-    """queue_id -> offset; JSON has the queue ids as text. Raises: Rejected."""
+    """queue_id -> offset. JSON has the queue ids as text. Raises: Rejected."""
     if type(offsets) is not dict or not 1 <= len(offsets) <= QUEUES_MAX:
         advice = f"give an offset for each of 1 to {QUEUES_MAX} queues"
-        raise unfit("offsets", offsets, advice, QUEUES_MAX)
+        raise wrong_value("offsets", offsets, advice, QUEUES_MAX)
+
     found: dict[int, int] = {}
     for queue, offset in offsets.items():
         number = queue
@@ -93,21 +95,22 @@ def check_offsets(offsets: Any, least: int = 0, most: int = NUMBER_MAX) -> dict[
                 field="offsets",
                 limit=QUEUES_MAX - 1,
             )
-        found[number] = check_whole("offsets", offset, least, most)
+        found[number] = check_integer("offsets", offset, least, most)
+
     return found
 
 
 def fetch_request(
     topic: Any, offsets: Any, max_bytes: Any, max_records: Any, wait_ms: Any, wait_limit_ms: int
 ) -> FetchRequest:
-    """A fetch as it came over the network; values above the limits are cut. Raises: Rejected.
+    """A fetch as it came over the network. Values above the limits are cut. Raises: Rejected.
 
     An offset may be any number: the fetch answers OffsetOutOfRange for one that the queue does not hold.
     """
     return FetchRequest(
         check_name("topic", topic),
         check_offsets(offsets, -_ANY, _ANY),
-        min(check_whole("max_bytes", max_bytes, 1, _ANY), FETCH_BYTES_MAX),
-        min(check_whole("max_records", max_records, 1, _ANY), NUMBER_MAX),
-        min(check_whole("wait_ms", wait_ms, 0, _ANY), wait_limit_ms),
+        min(check_integer("max_bytes", max_bytes, 1, _ANY), FETCH_BYTES_MAX),
+        min(check_integer("max_records", max_records, 1, _ANY), NUMBER_MAX),
+        min(check_integer("wait_ms", wait_ms, 0, _ANY), wait_limit_ms),
     )

@@ -14,7 +14,7 @@ from raymq.store.promise import ACKS
 from raymq.store.record import SmallBatch
 from raymq.store.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
 
-from .call_arguments import check_name, check_whole, unfit
+from .call_arguments import check_integer, check_name, wrong_value
 
 logger = logging.getLogger("raymq.commit_log")
 
@@ -25,36 +25,36 @@ class PutTicket:
     A bare lock is Python's cheapest way to wake another thread.
     """
 
-    __slots__ = ("_done", "_result", "began", "notify")
+    __slots__ = ("_done_lock", "_result", "began", "notify")
 
     def __init__(self, notify: Callable[[], None] | None = None, began: float = 0.0) -> None:
-        """Args: `notify` is called, by any thread, when the put is finished; it must not block or raise.
+        """Args: `notify`: called by any thread when the put is finished. It must not block or raise.
 
-        `began`: when the put came, seconds of the monotonic clock; 0: its latency is not counted.
+        `began`: the monotonic time at which the put came, in seconds; 0: its latency is not counted.
         """
         self.notify = notify
         self.began = began
         self._result: PutOutcome | RayMQError
-        self._done = threading.Lock()
-        self._done.acquire()
+        self._done_lock = threading.Lock()
+        self._done_lock.acquire()
 
     def finish(self, result: PutOutcome | RayMQError) -> None:
-        """Set the result; the caller must call `notify` after, perhaps once for many puts of one stream."""
+        """Set the result. The caller must call `notify` after that, perhaps once for many puts of one stream."""
         self._result = result
-        self._done.release()
+        self._done_lock.release()
 
     def wait(self, timeout_s: float = -1) -> PutOutcome:
-        """Wait until the put is finished; -1 waits without limit.
+        """Wait until the put is finished. With -1 there is no limit.
 
         Raises: the put's error; DeliveryUnknown when the time is up.
         """
-        if not self._done.acquire(timeout=timeout_s):
+        if not self._done_lock.acquire(timeout=timeout_s):
             raise DeliveryUnknown(
                 f"no answer within {timeout_s:g} s: the batch may or may not be stored; "
                 "a retry with the same sequence is safe",
                 status="UNKNOWN_ERROR",
             )
-        self._done.release()
+        self._done_lock.release()
         if isinstance(self._result, RayMQError):
             raise self._result
         return self._result
@@ -62,7 +62,7 @@ class PutTicket:
     @property
     def done(self) -> bool:
         """Whether `wait` returns at once."""
-        return not self._done.locked()
+        return not self._done_lock.locked()
 
 
 class ShardBackend(Protocol):
@@ -74,7 +74,7 @@ class ShardBackend(Protocol):
     def put(
         self, request: PutRequest, notify: Callable[[], None] | None = None, *, alone: bool = False
     ) -> PutTicket:
-        """Append a batch; `notify` as for PutTicket. Puts of one thread are appended in the order of the calls.
+        """Append a batch. `notify` is as for PutTicket. Puts of one thread are appended in the order of the calls.
 
         `alone`: the producer seems to send nothing before the answer, so that this thread may wait for it.
         Raises: Rejected, Unavailable at once, with nothing stored; the ticket may fail with them later.
@@ -90,10 +90,10 @@ class ShardBackend(Protocol):
         """Append small batches together, in their order. Returns: the ticket, or the refusal, of each."""
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
-        """The queues asked for that have records or an error; blocks up to `wait_ms` while none has."""
+        """The requested queues that have records or an error. Blocks up to `wait_ms` while there are none."""
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        """An administrative operation; actors/protocol lists them."""
+        """Run an administrative operation. actors/protocol lists them."""
 
     def replicate(
         self, frames: Iterator[tuple[bytes, Any]], send: Callable[[bytes, Any], None]
@@ -102,7 +102,7 @@ class ShardBackend(Protocol):
 
 
 def put_request(meta: dict[str, Any], batch: pa.RecordBatch | SmallBatch) -> PutRequest:
-    """A put as it came over the network. Args: `meta` as in protocol/flight_messages.py.
+    """A put as it came over the network. Args: `meta`: as in protocol/flight_messages.py.
 
     Raises: Rejected; KeyError, TypeError, ValueError for other metadata.
     """
@@ -117,16 +117,19 @@ def put_request(meta: dict[str, Any], batch: pa.RecordBatch | SmallBatch) -> Put
             meta["seq"],
             meta["acks"],
         )
+
     acks = meta.get("acks", "quorum")
     if acks not in ACKS:
-        raise unfit("acks", acks, f"use {' or '.join(map(repr, ACKS))}", ", ".join(ACKS))
+        raise wrong_value("acks", acks, f"use {' or '.join(map(repr, ACKS))}", ", ".join(ACKS))
+
     producer_id, epoch, sequence = meta.get("pid"), meta.get("epoch", 0), meta.get("seq", 0)
     # Ranges are checked with the batch.
     for field, value in (("queue_id", meta["queue"]), ("epoch", epoch), ("seq", sequence)):
         if type(value) is not int:
-            check_whole(field, value)
+            check_integer(field, value)
     if producer_id is not None and type(producer_id) is not int:
-        check_whole("pid", producer_id)
+        check_integer("pid", producer_id)
+
     topic = check_name("topic", meta["topic"])
     return PutRequest(topic, meta["queue"], batch, producer_id, epoch, sequence, acks)
 

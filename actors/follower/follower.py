@@ -27,7 +27,7 @@ class FollowerLog(mirror_follower.LogView, Protocol):
     """The follower's log. Calls that change it come one at a time."""
 
     def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
-        """Append units that continue the log; `data` is their bytes. Raises: Corrupt when a CRC differs."""
+        """Append units that continue the log. `data` is their bytes. Raises: Corrupt when a CRC differs."""
 
     def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
         """Replace the chain from `units[0].start` on. Bytes after the log's end are written.
@@ -48,11 +48,11 @@ class FollowerLog(mirror_follower.LogView, Protocol):
 class FollowerSession:
     """The streams of one follower process.
 
-    Callers: one thread per stream in `run`; the newest stream is served.
+    Callers: one thread per stream, in `run`. Only the newest stream is served.
     """
 
     def __init__(self, log: FollowerLog, identity: dict[str, Any]) -> None:
-        """Args: identity: cluster_id, shard, replica, incarnation of this process."""
+        """Args: `identity`: cluster_id, shard, replica, incarnation of this process."""
         self._log = log
         self._lock = threading.Lock()
         self._machine = mirror_follower.MirrorFollower(
@@ -66,7 +66,7 @@ class FollowerSession:
 
         Raises: Rejected for a frame that cannot be read; the errors of `frames` and `send`.
         """
-        stream = _Stream(send)
+        stream = _LeaderStream(send)
         acknowledger = threading.Thread(
             target=self._acknowledge_syncs, args=(stream,), name="raymq-sync-acks", daemon=True
         )
@@ -79,11 +79,12 @@ class FollowerSession:
             stream.ended.set()
             acknowledger.join()
 
-    def _serve(self, frame: bytes, body: Any, stream: _Stream) -> bool:
+    def _serve(self, frame: bytes, body: Any, stream: _LeaderStream) -> bool:
         header, message = wire.decode(frame)
         data = None if body is None else memoryview(body).cast("B")
         if isinstance(message, wire.AppendEntries):
             _check_body(message, data)
+
         with self._lock:
             machine = self._machine
             replies, acknowledges = self._perform(header, message, data)
@@ -98,6 +99,7 @@ class FollowerSession:
                 # A newer stream of the leader is served.
                 return False
             answering = current._replace(addressee=header.sender, session=header.session)
+
         for reply in replies:
             stream.send(wire.encode(answering, reply))
         if acknowledges:
@@ -110,6 +112,7 @@ class FollowerSession:
         """Returns: the replies, and whether to acknowledge."""
         replies: list[wire.Message] = []
         acknowledges = False
+
         try:
             for effect in self._machine.step(header, message, data, self._log):
                 if isinstance(effect, mirror_follower.Reply):
@@ -123,6 +126,7 @@ class FollowerSession:
             damaged = isinstance(error, Corrupt) and error.fields.get("rule") == "chain crc"
             reason = wire.Reason.DAMAGED if damaged else wire.Reason.UNAVAILABLE
             return [wire.Refusal(reason, self._machine.promised, str(error))], False
+
         return replies, acknowledges
 
     def _change(self, effect: mirror_follower.Effect, data: memoryview | None) -> None:
@@ -136,7 +140,7 @@ class FollowerSession:
         elif isinstance(effect, mirror_follower.AdvanceConfirmed):
             log.advance_confirmed(effect.confirmed)
 
-    def _acknowledge_syncs(self, stream: _Stream) -> None:
+    def _acknowledge_syncs(self, stream: _LeaderStream) -> None:
         seen = -1
         while not stream.ended.is_set():
             synced = self._log.wait_synced(seen + 1, ACK_WAIT_MS)
@@ -151,7 +155,7 @@ class FollowerSession:
                 # Any error of the transport means that the stream is broken. Its reader gets an error too.
                 return
 
-    def _send_ack(self, stream: _Stream) -> None:
+    def _send_ack(self, stream: _LeaderStream) -> None:
         # The stream's lock first: acknowledgements are sent in the order in which they are made.
         with stream.lock:
             with self._lock:
@@ -162,19 +166,19 @@ class FollowerSession:
             stream.send(ack)
 
 
-class _Stream:
+class _LeaderStream:
     """One stream of a leader."""
 
     def __init__(self, send: SendFrame) -> None:
         self._send = send
-        #: guards sending; taken before the session's lock
+        #: guards sending. A thread takes it before the session's lock
         self.lock = threading.RLock()
         self.ended = threading.Event()
-        #: of the session that this stream carries; None before its Hello
+        #: of the session that this stream carries, or None before its Hello
         self.header: wire.FrameHeader | None = None
 
     def send(self, frame: bytes) -> None:
-        """Send a frame; one at a time."""
+        """Send a frame, one at a time."""
         with self.lock:
             self._send(frame, None)
 

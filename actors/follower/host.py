@@ -1,6 +1,6 @@
 """The CommitLog role of a follower: stores the leader's units, has them synced, and acknowledges them.
 
-A follower serves no reads and takes no puts; mirror mode has no failover.
+A follower serves no reads and takes no puts, because mirror mode has no failover.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .follower import FollowerSession
 IDLE_WAIT_MS = 200
 BUSY_WAIT_MS = 10
 
-#: a follower does not know which messages are delayed; a leader keeps them, as a rule for two days at most
+#: a follower does not know which messages are delayed. A leader keeps them, as a rule for two days at most
 RESERVED_HOURS_MIN = 72
 
 
 class FollowerHost(ReplicaHost):
     """The follower of a shard: the log that `follower.FollowerSession` writes, and a `shard_api.ShardBackend`.
 
-    One stream of the leader at a time holds the writer lock; the ack loop wakes it after each sync.
+    One stream of the leader at a time holds the write lock. The ack loop wakes it after each sync.
     """
 
     mode = display_name = "follower"
@@ -60,7 +60,7 @@ class FollowerHost(ReplicaHost):
         self.log.abandon()
 
     def _make_parts(self, undo: contextlib.ExitStack) -> None:
-        self._writer = threading.RLock()
+        self._write_lock = threading.RLock()
         #: notified when the synced end has moved
         self._changed = threading.Condition()
         self._session = FollowerSession(self, self.identity_facts)
@@ -114,7 +114,7 @@ class FollowerHost(ReplicaHost):
         return self.log.end, self.log.chain.value, 0 if last is None else last.epoch
 
     def chain_at(self, offset: int) -> tuple[int, int] | None:
-        """(chain value, epoch) of the unit that ends at `offset`; None where no unit ends there."""
+        """(chain value, epoch) of the unit that ends at `offset`, or None if no unit ends there."""
         return self.log.chain.value_at(offset)
 
     def synced(self) -> int:
@@ -148,7 +148,7 @@ class FollowerHost(ReplicaHost):
 
     def delete_derived(self, start: int) -> None:
         """Delete the chain below `start`. There are no consume queues."""
-        with self._writer:
+        with self._write_lock:
             self.log.chain.delete_before(start)
 
     # --- ShardBackend ---------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class FollowerHost(ReplicaHost):
     def _writing(self) -> Iterator[None]:
         """Around a change of the log: status shows the error that refused the last one."""
         self.check_serving()
-        with self._writer:
+        with self._write_lock:
             try:
                 yield
             except (OSError, StorageFull) as error:
@@ -223,7 +223,7 @@ class FollowerHost(ReplicaHost):
     def close(self, timeout_s: float = 10.0) -> None:
         """Orderly stop. `abort` stays, so that a MessageStore that opens this store builds the consume queues."""
         self._stop()
-        with contextlib.suppress(OSError, Corrupt), self._writer:
+        with contextlib.suppress(OSError, Corrupt), self._write_lock:
             self.log.close(clean=False)
 
     def _wake_threads(self) -> None:

@@ -90,12 +90,13 @@ class AdminCalls:
         facts = self._host.identity()
         appended = self._host.store.create_topic(
             call_arguments.check_name("topic", name),
-            call_arguments.check_whole("queues", queues, 1, QUEUES_MAX),
+            call_arguments.check_integer("queues", queues, 1, QUEUES_MAX),
             call_arguments.check_shards(
                 shards, int(facts.get("shards", call_arguments.SHARDS_MAX))
             ),
             call_arguments.check_attributes(attributes),
         )
+
         # The record of a topic that exists may still wait for its flush, or for a follower that is away.
         end = self._host.store.topic_end(name)
         # An append of nothing: its promise is kept when the promises of all records below `end` are.
@@ -115,7 +116,7 @@ class AdminCalls:
     def _op_check_record(self, topic: str, queue_id: int, offset: int) -> dict[str, Any]:
         """Whether the message at an offset is whole here. Raises: Corrupt naming file and place."""
         self._check_queue(self._topic(topic), queue_id)
-        call_arguments.check_whole("offset", offset, 0)
+        call_arguments.check_integer("offset", offset, 0)
         self._host.store.check_record(topic, queue_id, offset)
         return {}
 
@@ -126,7 +127,7 @@ class AdminCalls:
 
     def _check_queue(self, info: TopicInfo, queue_id: Any) -> None:
         """Raises: Rejected for a queue of another shard."""
-        call_arguments.check_whole("queue_id", queue_id, 0, info.queues - 1)
+        call_arguments.check_integer("queue_id", queue_id, 0, info.queues - 1)
         shard = int(self._host.identity()["shard"])
         if info.shard_of(queue_id) != shard:
             raise Rejected(
@@ -155,6 +156,7 @@ class AdminCalls:
             low = 0
         # After a start, the dispatched end may still be below the confirmed end.
         high = max(high, store.state.next_offsets.get((info.name, queue_id), 0))
+
         if not low <= offset <= high:
             raise OffsetOutOfRange(
                 f"offset {offset} of queue {queue_id} of {info.name} cannot be committed: the queue holds "
@@ -172,8 +174,8 @@ class AdminCalls:
     ) -> dict[str, Any]:
         self._host.check_serving()
         self._check_queue(self._topic(topic), queue_id)
-        call_arguments.check_whole("offset", offset)
-        call_arguments.check_whole("delay_level", delay_level, -(2**31), 2**31 - 1)
+        call_arguments.check_integer("offset", offset)
+        call_arguments.check_integer("delay_level", delay_level, -(2**31), 2**31 - 1)
         call_arguments.check_name("group", group)
         store, shard = self._host.store, int(self._host.identity()["shard"])
         target, appended = send_back(
@@ -191,7 +193,7 @@ class AdminCalls:
 
     def _op_init_producer(self, producer_id: int) -> dict[str, Any]:
         self._host.check_serving()
-        call_arguments.check_whole("producer_id", producer_id, 0, PRODUCER_MAX)
+        call_arguments.check_integer("producer_id", producer_id, 0, PRODUCER_MAX)
         epoch, appended = self._host.store.put_path.init_producer(producer_id)
         self._host.await_promise(appended)
         return {"epoch": epoch}

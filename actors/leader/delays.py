@@ -36,7 +36,7 @@ class Delays:
         self._wake = threading.Event()
         self._seen = -1
         self._stopping = False
-        self._running = threading.Lock()
+        self._run_lock = threading.Lock()
 
     def note_dispatch(self) -> None:
         """Messages were dispatched: wake up, if some are delayed. Callers: the dispatching thread."""
@@ -62,15 +62,15 @@ class Delays:
 
     def _step(self) -> float | None:
         """Returns: seconds until the next step; None: wait for a message to be delayed."""
-        with self._running:
+        with self._run_lock:
             if self._stopping:
                 return 0.0
             self._check_serving()
-            now = self._clock.now_ms()
-            ran = self._service.run_once(now, limit=RUN_MESSAGES)
+            now_ms = self._clock.now_ms()
+            ran = self._service.run_once(now_ms, limit=RUN_MESSAGES)
         if ran.messages:
             end = self._store.log.end
-            self._await_promise(Append(-1, ran.messages, 0, now, -1, end))
+            self._await_promise(Append(-1, ran.messages, 0, now_ms, -1, end))
         if ran.next_due_ms is None:
             # One more step after deliveries, which completes the timers' files.
             return CHECK_S if ran.messages else None
@@ -83,10 +83,10 @@ class Delays:
 
     def close(self) -> None:
         """Complete the timers' files, after the last sync of the log. Raises: StorageFull, OSError."""
-        with self._running:
+        with self._run_lock:
             self._service.timers.close(self._clock.now_ms())
 
     def abandon(self) -> None:
         """Release the timers' files as a crash would."""
-        with self._running:
+        with self._run_lock:
             self._service.timers.abandon()

@@ -29,7 +29,7 @@ QueueKey = tuple[str, int]
 
 
 class Dispatcher:
-    """The read side of one leader. Threads: `run` has one of its own; any may call `wake` and `fetch`.
+    """The read side of one leader. Threads: `run` has one of its own, any may call `wake` and `fetch`.
 
     A read that finds nothing waits in the lists of its queues, and only a dispatch into one of them wakes it. Reads
     hold no lock while they read: a slow disk delays only the reader that needs it.
@@ -43,20 +43,23 @@ class Dispatcher:
         on_dispatched: Callable[[], None],
         failures: ActiveFailures | None = None,
     ) -> None:
-        """Args: `on_dispatched` is called after each dispatch; it must not block or raise."""
+        """Args: `on_dispatched`: called after each dispatch. It must not block or raise."""
         self._store = store
         self._on_dispatched = on_dispatched
         self._clock = clock
         self._failures = ActiveFailures() if failures is None else failures
+
         #: guards `_reads`
         self._lock = threading.Lock()
         #: queue -> the reads that wait for a message in it
         self._reads: dict[QueueKey, set[threading.Event]] = {}
+
         #: notified of each dispatch, while `_awaiting` callers wait for a certain end
         self._dispatched = threading.Condition()
         self._awaiting = 0
         #: acknowledged messages may end as late as here, although less is confirmed at present
         self.expected_end = 0
+
         self._wake = threading.Event()
         #: set: a caller waits for messages that are already confirmed, so do not linger
         self._urgent = threading.Event()
@@ -141,7 +144,7 @@ class Dispatcher:
     # --- waiting for a dispatch -----------------------------------------------------------------------------
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
-        """Read every queue asked for; wait up to `wait_ms` while all are empty. All acknowledged messages are seen.
+        """Read every requested queue, and wait up to `wait_ms` while all are empty. All acknowledged messages are seen.
 
         Source: PullRequestHoldService: a request is held until a message arrives or its time is up.
         """
@@ -167,6 +170,7 @@ class Dispatcher:
                 # Checked before the queues are read: a dispatch between the two is not missed.
                 awaits_dispatch = self._awaits_dispatch(request, confirmed)
                 found = self._read(request)
+
                 wait_ms = request.wait_ms
                 if awaits_dispatch:
                     wait_ms = max(wait_ms, FIRST_DISPATCH_WAIT_MS)
@@ -175,6 +179,7 @@ class Dispatcher:
                     return found
                 if self._stopping:
                     raise Unavailable("the shard is stopping", field="shard")
+
                 if self._awaits_dispatch(request, self._store.log.confirmed):
                     self._urgent.set()
                 dispatched.wait(left_ms / 1000)
@@ -219,6 +224,7 @@ class Dispatcher:
         expected = max(confirmed, self.expected_end)
         if self._store.dispatched >= expected:
             return
+
         with self._dispatched:
             self._awaiting += 1
             self._urgent.set()
@@ -230,6 +236,7 @@ class Dispatcher:
                 )
             finally:
                 self._awaiting -= 1
+
         self.expected_end = 0
         missing = confirmed - self._store.dispatched
         if missing > 0:
@@ -255,6 +262,7 @@ class Dispatcher:
     def _read_queues(self, request: FetchRequest) -> list[FetchSlice]:
         slices: list[FetchSlice] = []
         budget = request.max_bytes
+
         for queue_id, offset in request.offsets.items():
             try:
                 part = self._read_queue(request, queue_id, offset, max(budget, 1))
@@ -267,6 +275,7 @@ class Dispatcher:
                 slices.append(part._replace(first_offset=offset))
                 if budget <= 0:
                     break
+
         return slices
 
     def _read_queue(

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from raymq.actors.api.call_arguments import check_known, check_whole
+from raymq.actors.api.call_arguments import check_integer, check_known
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
 from raymq.actors.shared.failures import FailureFile
 from raymq.actors.shared.maintenance import Maintenance
@@ -262,7 +262,7 @@ class LeaderHost(ReplicaHost):
         info = topics[check_known(request.topic, topics)]
         for queue_id in request.offsets:
             if not 0 <= queue_id < info.queues:
-                check_whole("offsets", queue_id, 0, info.queues - 1)
+                check_integer("offsets", queue_id, 0, info.queues - 1)
         return self._dispatcher.fetch(request)
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from raymq.store.state import INTERNAL_TOPIC
 
 from .metrics import ByTags, MetricValues
 
-#: (topic, group) pairs that are reported; a program that makes a new group for each run must not fill Prometheus
+#: (topic, group) pairs that are reported. A program that makes a new group for each run must not fill Prometheus
 LAGS_MAX = 500
 #: the same of topics
 TOPICS_MAX = 500
@@ -50,7 +50,7 @@ def consumer_lags(store: MessageStore) -> ByTags:
 
 
 def topic_messages(store: MessageStore) -> ByTags:
-    """(topic,) -> messages in its queues on this shard, read or not; by name, for the first TOPICS_MAX topics."""
+    """(topic,) -> messages in its queues on this shard, read or not. The topics are the first TOPICS_MAX by name."""
     found = Counter[tuple[str, ...]]()
     for topic, queue_id in store.queues():
         if topic == INTERNAL_TOPIC:
@@ -92,8 +92,10 @@ def _as_json(value: float | Latencies | ByTags | None) -> Any:
             "p50": value.quantile_s(0.5),
             "p99": value.quantile_s(0.99),
         }
+
     if not isinstance(value, dict):
         return value
+
     tree: dict[str, Any] = {}
     for (*outer, last), number in value.items():
         level = tree

@@ -6,7 +6,7 @@ Ray's metrics agent (part of `ray[default]`) they end there, which is harmless.
 A latency is exported as the series of a Prometheus histogram (`_bucket` by `le`, `_count`, `_sum`), each as a gauge.
 `ray.util.metrics.Histogram` takes one value per call, and Ray's agent records each value once more, at the middle of
 its bucket. `rate` and `histogram_quantile` use names and values only. Gauges also export empty buckets, which a Ray
-counter cannot (it cannot be increased by 0); without them a quantile would be interpolated from 0.
+counter cannot (it cannot be increased by 0). Without them a quantile would be interpolated from 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COLLECT_S = 5.0
 
 #: values of a metric's own tags -> number
 ByTags = dict[tuple[str, ...], int]
-#: metric -> its number; totals since the process began; None: there is none now
+#: metric -> its number, for counters since the process began; None: no number now
 MetricValues = Mapping[str, "float | Latencies | ByTags | None"]
 Tags = dict[str, str]
 
@@ -125,6 +125,7 @@ class Collector:
             value = values.get(metric.name)
             if value is None:
                 continue
+
             if isinstance(value, Latencies):
                 self._report_latencies(metric.name, value)
             elif isinstance(value, dict):
@@ -137,7 +138,7 @@ class Collector:
                 self._instruments[metric.name](value, self._tags)
 
     def run(self, stopped: threading.Event) -> None:
-        """Collect every COLLECT_S until `stopped`; repeated failures are logged once."""
+        """Collect every COLLECT_S until `stopped`. Repeated failures are logged once."""
         failed = False
         while not stopped.wait(COLLECT_S):
             try:

@@ -4,7 +4,7 @@ A stream opens with the descriptor command {"op", "cluster_id", "shard"}. Every 
 app_metadata and its rows as an Arrow batch:
 
     put        -> {"id","topic","queue","pid","epoch","seq","acks","read"} + PUT_SCHEMA. Ids grow. "read" is the id of
-                  the last ack that the client has read; without it acks may come a little later.
+                  the last ack that the client has read. Without it acks may come a little later.
                   Small batches travel as bytes without an Arrow batch instead, many in one message: small_puts.py
                <- {"acks": [{"id","first_offset","count","duplicates","store_time_ms",...} or {"id","error"}, ...]}
                   in the order of the batches; sometimes with "window": how many unanswered bytes the client may send
@@ -36,7 +36,7 @@ FRAME_SCHEMA = pa.schema([pa.field("bytes", pa.large_binary(), nullable=False)])
 
 AUTHORIZATION = "authorization"
 
-#: the server stops: the whole metadata of its last message; neither JSON nor a frame begins like it
+#: the server stops: the whole metadata of its last message. Neither JSON nor a frame begins like it
 GOAWAY = b"bye"
 
 #: the ack of a stored batch, filled with its id and its PutOutcome: as `pack` makes it, in a third of the time
@@ -77,7 +77,7 @@ def frame_batch(body: Any) -> pa.RecordBatch:
 
 
 def frame_body(batch: pa.RecordBatch | None) -> memoryview | None:
-    """The bytes of a frame batch, without a copy; None when it has none.
+    """The bytes of a frame batch, without a copy, or None when it has none.
 
     Raises: ValueError for another batch: its offsets came over the network.
     """

@@ -26,7 +26,7 @@ from raymq.store.requests import PutOutcome
 
 from .small_puts import pack_puts, unpack_puts
 
-#: batches of a call up to this size travel inside of it; Ray's own limit is 100 KB per argument
+#: batches of a call up to this size travel inside of it. Ray's own limit is 100 KB per argument
 INLINE_BYTES = 64 << 10
 #: where batches begin in a call that carries them
 _ALIGN = 8
@@ -48,19 +48,21 @@ def pack_call(
 ) -> tuple[bytes] | tuple[bytes, list[pa.Buffer]]:
     """The arguments of `append`: call `number` (from 1 on) of a stream.
 
-    Args: a batch is (metadata as in flight_messages.py, PUT_SCHEMA batch or a small one). `alone`: the producer sends
-    nothing before the answer.
+    Args: `batches`: pairs of metadata, as in flight_messages.py, and PUT_SCHEMA batch or small one. `alone`: the
+    producer sends nothing before the answer.
     """
     small = [(meta, data) for meta, data in batches if isinstance(data, SmallBatch)]
     if len(small) == len(batches):
         fields = _SMALL_CALL.pack(_SMALL_CALL_KIND, stream.encode(), number, alone)
         return (fields + pack_puts(small),)
+
     # As whole buffers: a pickled slice of a batch would bring the whole batch with it.
     metas, buffers = [meta for meta, _ in batches], [_buffer(data) for _, data in batches]
     sizes = [data.size for data in buffers]
     head: dict[str, Any] = {"stream": stream, "number": number, "alone": alone, "batches": metas}
     if sum(sizes) > INLINE_BYTES:
         return json.dumps(head).encode(), buffers
+
     text = json.dumps({**head, "sizes": sizes}).encode()
     start = _aligned(4 + len(text))
     # Sizes of batches of Arrow's stream format are multiples of 8 themselves.
@@ -79,6 +81,7 @@ def unpack_call(
             _, name, number, alone = _SMALL_CALL.unpack_from(call)
             stream = name.decode("ascii", "replace")
             return {"stream": stream, "number": number, "alone": alone}, [*puts]
+
         if buffers is not None:
             head = json.loads(call)
         else:
@@ -87,6 +90,7 @@ def unpack_call(
             for size in head["sizes"]:
                 buffers.append(whole.slice(at, size))
                 at += size
+
         return head, list(zip(head["batches"], buffers, strict=True))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise Rejected(f"bad call: {error!r}", field="call", limit="pack_call") from error
@@ -98,7 +102,7 @@ def pack_acks(results: list[tuple[Any, PutOutcome | RayMQError]]) -> bytes:
         try:
             return _ONE_ACK.pack(_ONE_ACK_KIND, results[0][0], *results[0][1])
         except struct.error:
-            # The client chooses ids; this one is not a 64-bit number.
+            # The client chooses ids. This one is not a 64-bit number.
             pass
     return json.dumps([_ack(number, outcome) for number, outcome in results]).encode()
 

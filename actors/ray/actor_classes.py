@@ -49,7 +49,8 @@ RETRY_MAX_S = 5.0
 #: pause between the log line of a process that cannot continue and its exit
 END_PAUSE_S = 1.0
 EXIT_GAVE_UP = 71
-#: how long a satellite whose CommitLog closed stays. `stop` ends it meanwhile; Ray would start another one before.
+#: how long a satellite whose CommitLog closed stays. `stop` ends it meanwhile. If it ended earlier, Ray would start
+#: another one
 LINGER_MS = 10_000
 #: a satellite whose service loop died
 EXIT_LOOP_DIED = 70
@@ -85,7 +86,7 @@ class _NoPandas:
 def _keep_pandas_out() -> None:
     """Keep Arrow from importing pandas, which it does for its first array of Python objects.
 
-    Measured: 40 MB and 0.2 s of every start, for nothing. Arrow tries once; the process may import pandas later.
+    Measured: 40 MB and 0.2 s of every start, for nothing. Arrow tries once. The process may import pandas later.
     """
     import pyarrow as pa
 
@@ -98,11 +99,11 @@ def _keep_pandas_out() -> None:
 
 
 def _start_thread(target: Callable[..., None], *args: Any) -> None:
-    """Begin an actor's work; its constructor returns."""
+    """Begin an actor's work in a thread, so that its constructor returns."""
     try:
         threading.Thread(target=target, args=args, name="raymq-start", daemon=True).start()
     except RuntimeError:
-        # An exception in the constructor would end the actor for good; after an exit Ray starts it again.
+        # An exception in the constructor would end the actor for good. After an exit Ray starts it again.
         logger.exception("no thread could be started")
         os._exit(EXIT_GAVE_UP)
 
@@ -120,14 +121,16 @@ class CommitLogActor:
         self._spec = spec
         self._host: Any = None
         self._server: Any = None
-        #: a RayMethods; None while starting
+        #: a RayMethods, or None while starting
         self._methods: Any = None
         self._endpoint: str | None = None
         self._error: str | None = None
         #: why and when a process of this replica gave up last; None: none did
         self._last_end: dict[str, Any] | None = None
+
         self._closing = threading.Event()
         self._incarnation = secrets.randbits(62)
+
         # The default of 5 ms makes the ack thread wait that long for a busy reader thread.
         sys.setswitchinterval(0.0005)
         _keep_freed_memory()
@@ -150,10 +153,11 @@ class CommitLogActor:
                 logger.warning("replica %s: %s", self._spec["data_dir"], self._error)
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, RETRY_MAX_S)
+
         self._report_metrics()
 
     def _open(self) -> None:
-        """Recover the replica and serve it. Raises: any error; nothing is open then."""
+        """Recover the replica and serve it. Raises: any error, with nothing left open."""
         _keep_pandas_out()
         from .ray_methods import RayMethods
 
@@ -162,6 +166,7 @@ class CommitLogActor:
         address = _load(spec["prepare"])(spec, restarted=_was_restarted())
         self._last_end = _last_end(root)
         host = self._make_host(root)
+
         with contextlib.ExitStack() as undo:
             undo.callback(host.close, 0.0)
             if spec["mode"] == "leader":
@@ -174,6 +179,7 @@ class CommitLogActor:
                 tls=spec["tls"],
             )
             undo.callback(server.close)
+
             _write_endpoint(root, address.advertised, server.port, tls=spec["tls"])
             self._endpoint = _endpoint(address.advertised, server.port, tls=spec["tls"])
             self._methods = RayMethods(host)
@@ -190,6 +196,7 @@ class CommitLogActor:
         spec = self._spec
         # As in RocketMQ, a follower has no pool: the bytes that it acknowledges are in its files.
         config = replace(_config(spec), transient_pool=COMMIT_REAL_TIME in spec["satellites"])
+
         identity = {
             **_facts(
                 spec, "cluster_id", "shard", "shards", "replica", "replication", "flush", "version"
@@ -198,6 +205,7 @@ class CommitLogActor:
             "incarnation": self._incarnation,
             "pid": os.getpid(),
         }
+
         host_class = LeaderHost if spec["mode"] == "leader" else FollowerHost
         return host_class(
             root,
@@ -208,7 +216,7 @@ class CommitLogActor:
         )
 
     def _report_metrics(self) -> None:
-        """Runs until `close`; a follower has no metrics of its own."""
+        """Run until `close`. A follower has no metrics of its own."""
         from raymq.actors.leader.host import LeaderHost
         from raymq.actors.leader.metrics import Collector, ray_instrument
 
@@ -230,7 +238,7 @@ class CommitLogActor:
         return {"state": host.state, "endpoint": self.endpoint(), "error": host.cause}
 
     def endpoint(self) -> str | None:
-        """host:port of the Flight server, with TLS tls://host:port; None while starting."""
+        """host:port of the Flight server, with TLS tls://host:port, or None while starting."""
         return self._endpoint
 
     def status(self) -> dict[str, Any]:
@@ -276,7 +284,7 @@ class CommitLogActor:
             self._host.routes = routes
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Orderly shutdown; the caller kills the actor afterwards."""
+        """Shut down in order. The caller kills the actor afterwards."""
         self._closing.set()
         if self._server is not None:
             self._server.close()
@@ -285,14 +293,14 @@ class CommitLogActor:
 
 
 def _serving(actor: CommitLogActor) -> Any:
-    """Its RayMethods. Not a method of the actor, because Ray wraps those. Raises: Unavailable while it starts."""
+    """The actor's RayMethods. Not one of its methods, because Ray wraps those. Raises: Unavailable while it starts."""
     if actor._methods is None:
         raise Unavailable(f"the shard is starting: {actor._error or 'recovering'}", field="shard")
     return actor._methods
 
 
 class SatelliteActor:
-    """Hosts a satellite's service, which runs until `close`; when it ends by itself the process ends."""
+    """Hosts a satellite's service, which runs until `close`. If the service ends by itself, the process ends."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         """Make and run the service in a thread: an exception in an actor's constructor would end it for good."""
@@ -322,7 +330,7 @@ class SatelliteActor:
 
 
 class FlushActor(SatelliteActor):
-    """Hosts GroupCommit or FlushRealTime; imports neither pyarrow nor Flight."""
+    """Hosts GroupCommit or FlushRealTime. Imports neither pyarrow nor Flight."""
 
     def _make(self) -> Any:
         from raymq.actors.satellites.flush_service import FlushService
@@ -332,7 +340,7 @@ class FlushActor(SatelliteActor):
 
 
 class CommitActor(SatelliteActor):
-    """Hosts CommitRealTime; imports neither pyarrow nor Flight."""
+    """Hosts CommitRealTime. Imports neither pyarrow nor Flight."""
 
     def _make(self) -> Any:
         from raymq.actors.satellites.commit_service import CommitService
@@ -370,10 +378,10 @@ class ReplicationActor(SatelliteActor):
         )
 
     def _peer_endpoint(self) -> str | None:
-        """The endpoint at which the follower listens now; None while unknown.
+        """The endpoint at which the follower listens now, or None while unknown.
 
         On one machine this is in its endpoint file. Across nodes the connecting thread, which may wait, asks the
-        follower's actor at each new connection; while that does not answer, the last answer counts.
+        follower's actor at each new connection. While that does not answer, the last answer counts.
         """
         if self._spec["node"] is None:
             return read_endpoint(Path(self._spec["peer_data_dir"]))
@@ -427,7 +435,7 @@ def _last_end(root: Path) -> Any:
 
 
 def _read_json(root: Path, name: str) -> Any:
-    """The value that a replica wrote last; None before the first, or where the file is damaged."""
+    """The value that a replica wrote last, or None before the first, or if the file is damaged."""
     try:
         return json.loads(Files().read_file(root / "raymq" / name))
     except (FileNotFoundError, ValueError):
@@ -439,7 +447,7 @@ def _write_json(root: Path, name: str, value: dict[str, Any]) -> None:
 
 
 def _run_or_exit(make: Callable[[], Any], made: Callable[[Any], None]) -> None:
-    """Run a service; when its loop dies, or it cannot be made, the process exits and Ray starts a new one."""
+    """Run a service. If it cannot be made, or its loop dies, the process exits and Ray starts a new one."""
     try:
         service = make()
         made(service)
@@ -450,7 +458,7 @@ def _run_or_exit(make: Callable[[], Any], made: Callable[[Any], None]) -> None:
 
 
 def read_endpoint(root: Path) -> str | None:
-    """The endpoint that a replica wrote last; None before its first start."""
+    """The endpoint that a replica wrote last, or None before its first start."""
     value = _read_json(root, "endpoint")
     if value is None:
         return None
@@ -473,7 +481,7 @@ def _was_restarted() -> bool:
 
 
 def _old_port(root: Path, host: str) -> int:
-    """The port that this replica had, if it is free; else 0.
+    """The port that this replica had, if it is free, else 0.
 
     gRPC listens with SO_REUSEPORT, so two servers could share a port unnoticed: a plain bind fails then.
     """

@@ -28,7 +28,7 @@ from .concurrency_groups import GROUPS
 EARLY_MAX = GROUPS["append"] // 2
 #: how long a call waits for its predecessor
 TURN_WAIT_S = 5.0
-#: streams that are remembered; a client whose stream is older than this many others must open a new one
+#: streams that are remembered. A client whose stream is older than this many others must open a new one
 STREAMS_MAX = 4096
 
 #: longest wait of one read call: a reader that has left holds its thread no longer
@@ -39,7 +39,7 @@ CROWDED_WAIT_MS = 250
 
 
 @dataclass
-class _Stream:
+class _PutTurns:
     """The order of one put stream's calls."""
 
     #: the call whose turn it is
@@ -54,11 +54,11 @@ class RayMethods:
     def __init__(self, backend: ShardBackend, *, turn_wait_s: float = TURN_WAIT_S) -> None:
         self._backend = backend
         self._turn_wait_s = turn_wait_s
-        #: guards the fields below; `_changed` is notified when a turn has come
+        #: guards the fields below. `_changed` is notified when a turn has come
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         #: in the order of their last use
-        self._streams: OrderedDict[str, _Stream] = OrderedDict()
+        self._streams: OrderedDict[str, _PutTurns] = OrderedDict()
         self._early = 0
         self._reading = 0
 
@@ -69,7 +69,7 @@ class RayMethods:
         self._check_identity(cluster_id)
         name = secrets.token_hex(8)
         with self._lock:
-            self._streams[name] = _Stream()
+            self._streams[name] = _PutTurns()
             while len(self._streams) > STREAMS_MAX:
                 _, forgotten = self._streams.popitem(last=False)
                 forgotten.broken = True
@@ -79,9 +79,9 @@ class RayMethods:
     def append(self, call: bytes, buffers: list[Any] | None = None) -> bytes:
         """A call of a stream: put its batches in order, wait until all are answered.
 
-        Args: as `pack_call` makes them.
-        Returns: one ack per batch, in order; `unpack_acks` reads them.
-        Raises: Unavailable when the stream is not known (any more) or a call before this one is missing; nothing of
+        Args: `call`, `buffers`: the result of `pack_call`.
+        Returns: one ack per batch, in order. `unpack_acks` reads them.
+        Raises: Unavailable if the stream is not known (any more) or a call before this one is missing. Nothing of
         this call was stored then, and the stream takes no more.
         """
         head, batches = unpack_call(call, buffers)
@@ -98,13 +98,14 @@ class RayMethods:
                     self._changed.notify_all()
         return pack_acks([(meta.get("id", 0), _outcome(result)) for meta, result in results])
 
-    def _take_turn(self, stream: str, number: int) -> _Stream:
+    def _take_turn(self, stream: str, number: int) -> _PutTurns:
         with self._lock:
             turn = self._streams.get(stream)
             if turn is None:
                 raise Unavailable(
                     "the put stream is not known here: open a new one", field="stream"
                 )
+
             self._streams.move_to_end(stream)
             if turn.next < number and not turn.broken and self._early < EARLY_MAX:
                 self._early += 1
@@ -114,6 +115,7 @@ class RayMethods:
                     )
                 finally:
                     self._early -= 1
+
             if turn.broken or turn.next != number:
                 turn.broken = True
                 self._changed.notify_all()
@@ -121,6 +123,7 @@ class RayMethods:
                     f"call {number} of the put stream came where {turn.next} was due",
                     field="stream",
                 )
+
             return turn
 
     def _put(self, meta: dict[str, Any], data: Any, alone: bool) -> PutTicket | RayMQError:
@@ -147,10 +150,10 @@ class RayMethods:
         max_records: int,
         wait_ms: int,
     ) -> list[tuple[int, int, int, int, int, Any, dict[str, Any] | None]]:
-        """Read queues; waits while all are empty, up to the lower of `wait_ms` and READ_WAIT_MS_MAX.
+        """Read queues, and wait while all are empty, up to the lower of `wait_ms` and READ_WAIT_MS_MAX.
 
-        Returns: (queue_id, first offset, next offset, min offset, max offset, records or None, error or None) of each
-        queue that has records or an error; records are the buffer of a FETCH_SCHEMA batch.
+        Returns: a tuple for each queue that has records or an error: (queue_id, first offset, next offset, min offset,
+        max offset, records or None, error or None). Records are the buffer of a FETCH_SCHEMA batch.
         """
         self._check_identity(cluster_id)
         with self._lock:

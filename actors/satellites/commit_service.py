@@ -37,7 +37,7 @@ class CommitService(Service):
         eager: bool,
         files: Files | None = None,
     ) -> None:
-        """Args: eager: puts wait for the commit, so each wakeup commits."""
+        """Args: `eager`: puts wait for the commit, so each wakeup commits."""
         super().__init__(replica_dir, COMMIT_REAL_TIME, config, files)
         self._replica_dir = replica_dir
         self._eager = eager
@@ -55,6 +55,7 @@ class CommitService(Service):
             # The CommitLog that gave this grant has ended since.
             return EXIT_FENCED
         self._undo.callback(pool.close)
+
         satellite = self._satellite
         commit = CommitRealTime(
             pool,
@@ -64,6 +65,7 @@ class CommitService(Service):
             committed=satellite.base,
             on_committed=satellite.publish_position,
         )
+
         status = self._commit_eagerly(commit) if self._eager else self._commit_timed(commit)
         if status is not GrantStatus.FENCED:
             with satellite.blocking_call:
@@ -84,7 +86,7 @@ class CommitService(Service):
         return status
 
     def _commit_timed(self, commit: CommitRealTime) -> GrantStatus:
-        """Source: CommitRealTimeService#run; a wakeup means that as many pages wait as the page rule asks for."""
+        """Source: CommitRealTimeService#run. A wakeup means that as many pages wait as the page rule asks for."""
         satellite = self._satellite
         while (status := satellite.grant_status()) is GrantStatus.GRANTED:
             satellite.wait(min(commit.wait_ms(), HEARTBEAT_PERIOD_MS))

@@ -21,7 +21,7 @@ class FlushService(Service):
     def __init__(
         self, replica_dir: str | Path, role: str, config: StoreConfig, *, files: Files | None = None
     ) -> None:
-        """Args: role: "group_commit" or "flush_real_time"."""
+        """Args: `role`: "group_commit" or "flush_real_time"."""
         super().__init__(replica_dir, role, config, files)
         self._syncer = SegmentSyncer(
             f"{replica_dir}/commitlog", config.segment_size_bytes, self._files
@@ -37,7 +37,7 @@ class FlushService(Service):
             return EXIT_SYNC_FAILED
 
     def _group_commit(self) -> GrantStatus:
-        """Source: GroupCommitService#run; the wait is adaptive so that an idle shard costs next to nothing."""
+        """Source: GroupCommitService#run. The wait is adaptive so that an idle shard costs next to nothing."""
         satellite = self._satellite
         commit = GroupCommit(
             self._syncer,
@@ -45,6 +45,7 @@ class FlushService(Service):
             on_sync_started=satellite.publish_sync_started,
             on_flushed=satellite.publish_synced,
         )
+
         wait_ms = BUSY_WAIT_MS
         while (status := satellite.grant_status()) is GrantStatus.GRANTED:
             synced = commit.flushed
@@ -58,8 +59,10 @@ class FlushService(Service):
                 # Before the grant is checked again, which would delay the put. Under a revoked grant CommitLog ignores
                 # the published end.
                 self._commit_once(commit)
+
             if commit.flushed > synced:
                 satellite.appends.poll_next(commit.flushed)
+
         if status is not GrantStatus.FENCED:
             self._commit_once(commit)
         return status
@@ -75,11 +78,13 @@ class FlushService(Service):
             on_sync_started=satellite.publish_sync_started,
             on_flushed=satellite.publish_synced,
         )
+
         while (status := satellite.grant_status()) is GrantStatus.GRANTED:
             satellite.wait(min(flusher.wait_ms(), HEARTBEAT_PERIOD_MS))
             with satellite.blocking_call:
                 flusher.flush_if_due(satellite.committed)
             satellite.publish_count(self._syncer.syncs)
+
         if status is not GrantStatus.FENCED:
             with satellite.blocking_call:
                 flusher.flush(satellite.committed)

@@ -21,20 +21,20 @@ class ReplicationStream(Protocol):
     """One connection. One thread sends, another receives and closes."""
 
     def send(self, header: bytes, body: Any) -> None:
-        """Send a frame; `body` is a buffer or None. May block; raises when the connection is lost."""
+        """Send a frame. `body` is a buffer or None. May block. Raises: any error, once the connection is lost."""
 
     def receive(self, timeout_ms: int) -> tuple[bytes, Any] | None:
-        """The next frame; None after the timeout; raises when the connection is lost."""
+        """The next frame, or None after the timeout. Raises: any error, once the connection is lost."""
 
     def close(self) -> None:
-        """End it; a `send` under way raises. May block."""
+        """End the stream. A `send` under way raises. May block."""
 
 
 class FollowerTransport(Protocol):
     """Makes connections."""
 
     def connect(self, endpoint: str) -> ReplicationStream:
-        """Connect to a follower. May block; raises Unavailable."""
+        """Connect to a follower. May block. Raises: Unavailable."""
 
 
 class _Connection:
@@ -68,12 +68,14 @@ class _Connection:
             # Any exception of a transport must reach the loop.
             self._fail(error)
             return
+
         try:
             sender = threading.Thread(
                 target=self._run_sender, args=(stream,), name="raymq-replica-send", daemon=True
             )
             sender.start()
             self._owner.report(self, Connected(self._owner.log_start()))
+
             while not self._closed:
                 frame = stream.receive(RECEIVE_WAIT_MS)
                 if frame is not None:
@@ -112,7 +114,7 @@ def _read(frame: bytes) -> FrameReceived | Disconnected:
 
 
 class FollowerConnection:
-    """At most one connection at a time. Callers: one thread; `wake` is called from others."""
+    """At most one connection at a time. Callers: one thread. `wake` is called from others."""
 
     def __init__(
         self,
@@ -122,9 +124,9 @@ class FollowerConnection:
         log_start: Callable[[], int],
         wake: Callable[[], None],
     ) -> None:
-        """Args: peer_endpoint: where the follower listens now, None while unknown; wake: called after each event.
+        """Args: `peer_endpoint`: the follower's endpoint now; None: unknown. `wake`: called after each event.
 
-        log_start: the first offset of the leader's log.
+        `log_start`: the first offset of the leader's log.
         """
         self._transport = transport
         self._peer_endpoint = peer_endpoint
@@ -135,7 +137,7 @@ class FollowerConnection:
         self._connection: _Connection | None = None
 
     def connect(self) -> None:
-        """Begin to connect; a `Connected` or `Disconnected` event follows."""
+        """Begin to connect. A `Connected` or `Disconnected` event follows."""
         self.disconnect()
         self._connection = _Connection(self)
         # Only now: `report` drops events of any connection but `_connection`.

@@ -15,7 +15,7 @@ _OPEN_MAX = 2
 
 
 class LogReader:
-    """Callers: one thread; `start` by any."""
+    """Reads the log's files. Callers: one thread; `start` by any."""
 
     def __init__(self, directory: Path, segment_size_bytes: int, *, files: Files) -> None:
         self._directory = directory
@@ -25,24 +25,29 @@ class LogReader:
         self._open: dict[int, tuple[Path, int]] = {}
 
     def start(self) -> int:
-        """The first offset stored; 0 in an empty log."""
+        """The first offset stored, or 0 in an empty log."""
         others = other_directories(self._directory.parent, files=self._files)
         found = list_segments([self._directory, *others], files=self._files)
         return int(found[0].name) if found else 0
 
     def read(self, start: int, stop: int, message: Message) -> memoryview | None:
-        """The body of a frame: log bytes [start, stop), which lie in one segment; None for none.
+        """The body of a frame: log bytes [start, stop), which lie in one segment, or None for none.
 
         Raises: Corrupt when the bytes differ from those of the message's units, or the disk cannot read them.
         """
         if start == stop:
             return None
-        segment = start // self._size * self._size
-        require(stop <= segment + self._size, "a body lies in one segment", start=start, stop=stop)
-        path, fd = self._descriptor(segment)
+
+        segment_start = start // self._size * self._size
+        is_inside = stop <= segment_start + self._size
+        require(is_inside, "a body lies in one segment", start=start, stop=stop)
+        path, fd = self._descriptor(segment_start)
         data = memoryview(
-            self._files.read_range(fd, start - segment, stop - segment, path=path, base=segment)
+            self._files.read_range(
+                fd, start - segment_start, stop - segment_start, path=path, base=segment_start
+            )
         )
+
         if isinstance(message, AppendEntries):
             try:
                 check_units(list(message.units), data)
@@ -52,6 +57,7 @@ class LogReader:
                     "unit differs); they and all later bytes are not replicated. Run `raymq store verify`.",
                     **{**error.fields, "path": str(path)},
                 ) from error
+
         return data
 
     def close(self) -> None:
@@ -59,11 +65,11 @@ class LogReader:
         while self._open:
             self._files.close(self._open.popitem()[1][1])
 
-    def _descriptor(self, segment: int) -> tuple[Path, int]:
-        found = self._open.get(segment)
+    def _descriptor(self, segment_start: int) -> tuple[Path, int]:
+        found = self._open.get(segment_start)
         if found is None:
-            path = find_segment(self._directory, segment, files=self._files)
-            found = self._open[segment] = path, self._files.open_file(path, writable=False)
+            path = find_segment(self._directory, segment_start, files=self._files)
+            found = self._open[segment_start] = path, self._files.open_file(path, writable=False)
             while len(self._open) > _OPEN_MAX:
                 self._files.close(self._open.pop(next(iter(self._open)))[1])
         return found

@@ -49,7 +49,7 @@ class Replicator(Service):
         peer_endpoint: Callable[[], str | None],
         limits: mirror.MirrorLimits | None = None,
     ) -> None:
-        """Args: follower: replica id of the follower; peer_endpoint: where it listens now, None while unknown."""
+        """Args: `follower`: its replica id. `peer_endpoint`: its endpoint now; None: unknown."""
         super().__init__(replica_dir, "replication", config)
         root, size, files = Path(replica_dir), config.segment_size_bytes, self._files
         self._cluster = cluster_key(cluster_id)
@@ -57,6 +57,7 @@ class Replicator(Service):
         self._replica = replica
         self._follower = follower
         self._limits = limits
+
         self._log = LogReader(root / "commitlog", size, files=files)
         self._chain = ChainReader(root / "raymq" / "chain", size, files=files)
         self._connection = FollowerConnection(
@@ -65,6 +66,7 @@ class Replicator(Service):
         for part in (self._log, self._chain, self._connection):
             self._undo.callback(part.close)
         self._failure_file = FailureFile(root, files=files, clock=self._clock)
+
         self._machine: mirror.MirrorLeader | None = None
         self._synced = 0
         self._frames = 0
@@ -87,17 +89,20 @@ class Replicator(Service):
         machine = self._machine = self._make_machine()
         combiner = self._make_combiner()
         satellite = self._satellite
+
         while (status := satellite.grant_status()) is GrantStatus.GRANTED:
             for request in satellite.rings.requests.take_all():
                 combiner.add(*request)
             self._combine(machine, combiner)
             for event in self._connection.take_events():
                 self._step(event, machine, combiner)
+
             # After the answers of the follower, which may have moved the confirmed end: the next frame carries it.
             self._step(
                 mirror.LeaderProgress(satellite.committed, combiner.acknowledged), machine, combiner
             )
             self._step(mirror.ClockTick(), machine, combiner)
+
             self._failure_file.write(machine.stall_reason)
             limit_ms = BUSY_WAIT_MS if combiner.waiting else IDLE_WAIT_MS
             satellite.wait(min(limit_ms, machine.wait_ms(self._clock.monotonic_ms())))

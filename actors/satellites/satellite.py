@@ -74,17 +74,19 @@ class Satellite:
         self._replica_dir = str(replica_dir)
         self._clock = clock
         self._files = files
+
         #: a key of control_block.ROLES
         self.role = role
         self.incarnation = new_incarnation()
-        #: the fencing token of the grant; 0 before it
+        #: the fencing token of the grant, or 0 before it
         self.fencing_token = 0
         #: the synced (committed, acknowledged) end when the grant was given
         self.base = 0
         #: syncs (commits, frames) that earlier processes have counted
         self._count = 0
-        #: the CommitLog that has granted this satellite; 0 before
+        #: the CommitLog that has granted this satellite, or 0 before
         self.commit_log_incarnation = 0
+
         self._boot = boot_id_hash(files=files)
         self._sync_began_s = 0.0
         self._stopping = threading.Event()
@@ -113,18 +115,21 @@ class Satellite:
         """Take the lock, register, wake CommitLog. Raises: Unavailable: no store yet, or the lock is held."""
         if not self._files.exists(f"{self._replica_dir}/raymq"):
             raise Unavailable(f"{self._replica_dir} is not a store (yet)", path=self._replica_dir)
+
         with ExitStack() as undo:
             lock_fd = self._files.open_file(
                 control_block.shared_file(self._replica_dir, f"{self.role}.lock"), create=True
             )
             undo.callback(self._files.close, lock_fd)
             self._files.lock(lock_fd)
+
             self._wakeup = Wakeup(self._replica_dir, self.role, files=self._files)
             undo.callback(self._wakeup.close)
             self._control = control_block.ControlBlock.open(
                 control_block.shared_file(self._replica_dir, "control"), files=self._files
             )
             undo.callback(self._control.close)
+
             if self.role == "group_commit":
                 # The predecessor may have been killed while it polled: CommitLog would never wake this process.
                 self._control.group_commit_polls = 0
@@ -136,10 +141,12 @@ class Satellite:
                 )
                 undo.callback(self.rings.close)
             self._undo = undo.pop_all()
-        #: polls for appends instead of sleeping, where that pays
+
+        #: polls for appends instead of sleeping, if that pays
         self.appends = AppendWaiter(self._control, clock=self._clock)
         self._record = self._control.roles[self.role]
         self._monitor = HeartbeatMonitor(self._control, files=self._files)
+
         registration = control_block.Registration(self.incarnation, own_identity(files=self._files))
         self._record.register(registration, self._clock.monotonic_ms())
         self._heartbeat = threading.Thread(
@@ -150,9 +157,10 @@ class Satellite:
         self._wakeup.wake(control_block.COMMIT_LOG)
 
     def grant_status(self) -> GrantStatus:
-        """The present status; the first GRANTED also sets `fencing_token` and `base`."""
+        """The present status. The first GRANTED also sets `fencing_token` and `base`."""
         if self._stopping.is_set():
             return GrantStatus.LEAVING
+
         token, incarnation = self._record.grant
         granted = incarnation == self.incarnation and self._control.valid(self._boot)
         if not self.fencing_token:
@@ -165,12 +173,14 @@ class Satellite:
             if self._record.grant != (token, incarnation):
                 return GrantStatus.FENCED
             self.fencing_token = token
+
         if (
             not granted
             or token != self.fencing_token
             or self._control.incarnation != self.commit_log_incarnation
         ):
             return GrantStatus.FENCED
+
         stopped = self._control.state == control_block.State.STOPPED
         return GrantStatus.STOPPED if stopped else GrantStatus.GRANTED
 
@@ -199,13 +209,13 @@ class Satellite:
         return self._control.committed
 
     def end_of(self, role: str) -> int:
-        """The end that another role has published under its present grant, or where its last grant began."""
+        """The end that another role has published under its present grant, else the base of its last grant."""
         record = self._control.roles[role]
         token, incarnation = record.grant
         return max(record.base, record.position(token) if incarnation else 0)
 
     def publish_sync_started(self, end_offset: int) -> None:
-        """Before each sync. Callers: a flusher."""
+        """Publish the end of the sync that begins now. Callers: a flusher."""
         self._record.publish_sync_started(self.fencing_token, end_offset)
         self._sync_began_s = self._clock.monotonic()
 
@@ -233,7 +243,7 @@ class Satellite:
         self._record.count = self._count + syncs
 
     def wake_others(self, *, commit_log: bool = True) -> None:
-        """Wake the running processes that wait for this one. Args: commit_log: whether CommitLog is one of them."""
+        """Wake the running processes that wait for this one. Args: `commit_log`: whether CommitLog is one of them."""
         for role in control_block.ROLES[self.role].wakes:
             if role == control_block.COMMIT_LOG:
                 needs_wakeup = commit_log

@@ -24,11 +24,11 @@ BUSY_WAIT_MS = 10
 
 #: `stop` was called
 EXIT_STOPPED = 0
-#: CommitLog closed in order; the next process waits for its return
+#: CommitLog closed in order: the next process waits for its return
 EXIT_STOPPED_BY_COMMIT_LOG = 80
 #: the grant was revoked, or another CommitLog began
 EXIT_FENCED = 81
-#: a sync failed; the failure is published
+#: a sync failed, and the failure is published
 EXIT_SYNC_FAILED = 82
 #: the loop raised: a bug, or the disk refused another call than a sync
 EXIT_BUG = 83
@@ -55,9 +55,9 @@ class Service(ABC):
         self._satellite = Satellite(replica_dir, role, clock=self._clock, files=self._files)
 
     def run(self, *, linger_ms: int = 0) -> None:
-        """Serve, then end the process, whatever else runs in it. Returns: only after `stop`.
+        """Serve, then end the process and everything in it. Returns: only after `stop`.
 
-        Args: linger_ms is how long the process of a CommitLog that closed in order stays.
+        Args: `linger_ms`: how long the process of a CommitLog that closed in order stays.
         """
         code = EXIT_BUG
         try:

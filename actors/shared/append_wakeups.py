@@ -59,7 +59,7 @@ def wake_none(_role: str) -> None:
 class AppendNotifier:
     """CommitLog's side: publishes appends and wakes the satellites that work on them.
 
-    Callers: the writer; `await_synced` by one other thread at a time.
+    Callers: the writer. `await_synced`: one other thread at a time.
     """
 
     def __init__(
@@ -71,12 +71,13 @@ class AppendNotifier:
         clock: Clock,
         commit_least_bytes: int,
     ) -> None:
-        """Args: commit_least_bytes: CommitRealTime is woken for this many uncommitted bytes."""
+        """Args: `commit_least_bytes`: CommitRealTime is woken for this many uncommitted bytes."""
         self._control = control
         self._flusher = flusher
         self._clock = clock
-        #: wakes one role; set when this CommitLog has its own wakeup socket
+        #: wakes one role. It is set when this CommitLog has its own wakeup socket
         self.wake: Callable[[str], None] = wake_none
+
         #: woken for appends
         self._woken = tuple(role for role in roles if role != "flush_real_time")
         #: works first on an announced append; empty: appends are not announced
@@ -87,9 +88,11 @@ class AppendNotifier:
             self._woken = (COMMIT_REAL_TIME,)
             self._announced_to = self._announced_to and COMMIT_REAL_TIME
             self._least_bytes = commit_least_bytes
+
         #: when the last announcement woke an idle worker, and the end of the last announced append
         self._announced_s = -math.inf
         self._announced_end = -1
+
         #: every byte below is in the log
         self.appended = 0
         #: every byte below is in the files, as far as known here
@@ -98,11 +101,11 @@ class AppendNotifier:
         self._published = 0
 
     def begin(self, appended: int) -> None:
-        """A new log, which ends here and is in the files."""
+        """Begin a new log, which ends here and is in the files."""
         self.appended = self.committed = self._published = appended
 
     def announce(self) -> None:
-        """A small put has come: the first worker wakes up while the put is encoded."""
+        """Announce a small put: the first worker wakes up while the put is encoded."""
         self._control.appending = 1
         if self._control.group_commit_polls:
             self._announced_s = -math.inf
@@ -113,7 +116,7 @@ class AppendNotifier:
             self.wake(self._announced_to)
 
     def publish(self, end_offset: int) -> None:
-        """Every byte below is in the log. Callers: after the bytes and before `wake_for_append`."""
+        """Publish the appended end: every byte below is in the log. Callers: before `wake_for_append`."""
         announced = bool(self._control.appending)
         if end_offset == self._published and not announced:
             # `publish_early` has published this end.
@@ -128,7 +131,7 @@ class AppendNotifier:
             self._announced_end = end_offset
 
     def wake_for_append(self) -> None:
-        """Wake the roles that work on each append, where they do not see it by themselves."""
+        """Wake the roles that work on each append and do not see it by themselves."""
         if self.appended - self.committed < self._least_bytes:
             return
         if self._woken == ("group_commit",) and self._group_commit_is_awake():
@@ -148,7 +151,7 @@ class AppendNotifier:
         return self._announced_end == self.appended and announced_us < ANNOUNCED_US
 
     def wake_now(self) -> None:
-        """Wake the roles that work on each append, whatever they do: a writer waits for space in the pool."""
+        """Wake the roles that work on each append, busy or not: a writer waits for space in the pool."""
         for role in self._woken:
             self.wake(role)
 
@@ -183,7 +186,7 @@ class AppendWaiter:
         self._throttle = RetryThrottle()
 
     def await_announced(self, done: int) -> None:
-        """After a wakeup: poll for the announced append that ends after `done`, for ANNOUNCED_US at most."""
+        """Poll, after a wakeup, for the announced append that ends after `done`, for ANNOUNCED_US at most."""
         deadline = self._clock.monotonic() + ANNOUNCED_US / 1e6
         control = self._control
         while control.appending and control.appended <= done:
@@ -192,7 +195,7 @@ class AppendWaiter:
                 return
 
     def poll_next(self, synced: int) -> None:
-        """After a sync: poll for the next append of a producer that sends one put after the other.
+        """Poll, after a sync, for the next append of a producer that sends one put after the other.
 
         For POLL_US at most: a core that sleeps in between wakes up slowly, for every process on it. Callers:
         GroupCommit, which must check once more before it sleeps.

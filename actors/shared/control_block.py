@@ -1,7 +1,7 @@
 """The control block: shared fields through which the processes of one replica report how far they are.
 
-File `raymq/control`, one page, native byte order (it never leaves the machine). Every field is 8 bytes, has one writing
-process, and is read and written only as an item of an aligned `memoryview.cast("q")`: one 8-byte move.
+File `raymq/control`, one page, native byte order (it never leaves the machine). Every field is 8 bytes and has one
+writing process. It is read and written only as an item of an aligned `memoryview.cast("q")`: one 8-byte move.
 `struct.pack_into` was measured to show other processes torn values in 18-21 % of polls.
 
     field  writer     meaning
@@ -45,8 +45,8 @@ again. CommitLog clears them when it begins, while no grant is out. CommitRealTi
 bytes once written into the files stay there, so committed = max(base, position). CommitLog clears counts and latencies
 once, before its first grant: they are totals over all satellites of one CommitLog process.
 
-Invariant: data, then field, then wakeup. x86_64 shows stores to other processes in their order. Where a wakeup is left
-out nothing else orders them: Python has no barrier between processes. So other architectures are refused, see
+Invariant: data, then field, then wakeup. x86_64 shows stores to other processes in their order. If a wakeup is left
+out, nothing else orders them: Python has no barrier between processes. So other architectures are refused, see
 docs/decisions/0010-x86-64-only.md.
 """
 
@@ -113,14 +113,14 @@ class State(IntEnum):
     #: not begun since the page was made
     NEW = 0
     RUNNING = 1
-    #: closed in order; satellites exit
+    #: closed in order: satellites exit
     STOPPED = 2
     #: a sync failed: no role is granted any more
     POISONED = 3
 
 
 def check_architecture(machine: str) -> None:
-    """Raises: Rejected where a field may be seen before the data it is about. Args: machine: of `os.uname()`."""
+    """Raises: Rejected if a field may be seen before the data it is about. Args: `machine`: of `os.uname()`."""
     if machine not in ARCHITECTURES:
         raise Rejected(
             f"the processes of a replica share memory in an order that {machine} does not keep; run the shards on "
@@ -137,7 +137,7 @@ def shared_file(replica_dir: str, name: str) -> str:
 
 
 def pack_field(tag: int, value: int) -> int:
-    """Pack tag and value into one field. Args: value: [0, 2**48)."""
+    """Pack tag and value into one field. Args: `value`: [0, 2**48)."""
     if not 0 <= value <= _VALUE_MASK:
         raise broken("value does not fit a packed field", value=value)
     return (tag & _TAG_MASK) << INCARNATION_BITS | value
@@ -185,9 +185,9 @@ class RoleRecord:
     heartbeat_ms: int = _field(_R_HEARTBEAT)
     #: syncs of all processes of this role since `clear_counts`. Written by the satellite
     count: int = _field(_R_SYNCS)
-    #: the incarnation granted last, also after its grant was revoked; it must be dead before the next grant
+    #: the incarnation granted last, also after its grant was revoked. It must be dead before the next grant
     last_granted: int = _field(_R_LAST_GRANTED)
-    #: where a granted process starts: everything below was synced (committed, acknowledged) before its grant
+    #: the end at which a granted process starts: everything below was synced (committed, acknowledged) before its grant
     base: int = _field(_R_BASE)
 
     def __init__(self, words: memoryview, role: str) -> None:
@@ -210,11 +210,11 @@ class RoleRecord:
         words[_R_INCARNATION] = registration.incarnation
 
     def publish_sync_started(self, token: int, end_offset: int) -> None:
-        """Before each sync: the end that its success will mean."""
+        """Publish, before a sync, the end that its success will mean."""
         self._words[_R_SYNC_STARTED] = pack_field(token, end_offset)
 
     def publish_position(self, token: int, end_offset: int) -> None:
-        """After each success: everything below is synced (committed, acknowledged)."""
+        """Publish a position: everything below is synced (committed, acknowledged)."""
         self._words[_R_POSITION] = pack_field(token, end_offset)
 
     def publish_failure(self, token: int, errno: int) -> None:
@@ -233,7 +233,7 @@ class RoleRecord:
         self.sync_latency.clear()
 
     def registration(self) -> Registration | None:
-        """The registered process; None without one, or while the record is being written."""
+        """The registered process, or None without one, or while the record is being written."""
         words = self._words
         incarnation = words[_R_INCARNATION]
         process = ProcessIdentity(words[_R_PID], words[_R_START_TIME])
@@ -253,7 +253,7 @@ class RoleRecord:
 
     @property
     def committed(self) -> int:
-        """Everything below is in the files, as far as CommitRealTime has published since `begin`; it never falls."""
+        """Everything below is in the files, as far as CommitRealTime has published since `begin`. It never falls."""
         return max(self.base, unpack_field(self._words[_R_POSITION])[1])
 
     def position(self, token: int) -> int:
@@ -302,7 +302,7 @@ class ControlBlock:
     heartbeat_ms: int = _field(_HEARTBEAT)
     #: 1: a missing heartbeat means that CommitLog hangs
     heartbeat_on: int = _field(_HEARTBEAT_ON)
-    #: hints, see append_wakeups.py. 1: `appended` is about to move; the next `publish_appended` ends it, also when the
+    #: hints, see append_wakeups.py. 1: `appended` is about to move. The next `publish_appended` ends it, also when the
     #: put is refused
     appending: int = _field(_APPENDING)
     #: 1: the last append was announced to GroupCommit
@@ -379,7 +379,7 @@ class ControlBlock:
         return ProcessIdentity(self._words[_PID], self._words[_START_TIME])
 
     def start_heartbeat(self, process: ProcessIdentity, now_ms: int) -> None:
-        """From now on a CommitLog without heartbeat is killed. Callers: CommitLog, with the store's lock."""
+        """Turn the heartbeat on: CommitLog without it is killed. Callers: CommitLog, with its store locked."""
         words = self._words
         words[_HEARTBEAT_ON] = 0
         words[_PID], words[_START_TIME] = process
@@ -401,7 +401,7 @@ class ControlBlock:
         return value_of(words[_APPENDED], words[_LOG_GENERATION])
 
     def publish_appended(self, end_offset: int, *, announced: bool = False) -> None:
-        """Callers: CommitLog's writer, after the bytes. Args: announced: see the property of that name."""
+        """Callers: CommitLog's writer, after the bytes. Args: `announced`: see the property of that name."""
         words = self._words
         words[_ANNOUNCED] = announced
         words[_APPENDED] = pack_field(words[_LOG_GENERATION], end_offset)

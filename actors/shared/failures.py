@@ -16,10 +16,10 @@ logger = logging.getLogger("raymq.commit_log")
 
 
 class ActiveFailures:
-    """Cause of failure by part of a replica. Callers: any thread; a check costs nothing while there is none."""
+    """Cause of failure by part of a replica. Callers: any thread. A check costs nothing while there is none."""
 
     def __init__(self) -> None:
-        #: part -> cause; replaced under the lock, never changed
+        #: part -> cause. The dict is replaced under the lock, never changed
         self._causes: dict[str, str] = {}
         self._lock = threading.Lock()
 
@@ -30,7 +30,7 @@ class ActiveFailures:
         return part in self._causes
 
     def note(self, part: str, error: BaseException) -> None:
-        """A part failed and tries again."""
+        """Note a failure of a part, which tries again."""
         cause = str(error) or repr(error)
         with self._lock:
             if self._causes.get(part) != cause:
@@ -38,7 +38,7 @@ class ActiveFailures:
                 self._causes = {**self._causes, part: cause}
 
     def clear(self, part: str) -> None:
-        """A part works."""
+        """Forget the failure of a part: it works again."""
         if not self._causes:
             return
         with self._lock:
@@ -78,6 +78,7 @@ class FailureFile:
         written, written_ms = self._written
         if cause == written and now_ms - written_ms < NOTE_PERIOD_MS:
             return
+
         self._written = (cause, now_ms)
         body = json.dumps({"monotonic_ms": now_ms, "cause": cause[:1000]}).encode()
         with contextlib.suppress(OSError, RayMQError):
@@ -89,7 +90,7 @@ class FailureFile:
                 self._files.close(fd)
 
     def read(self) -> str | None:
-        """The cause written last; None when it is out of date."""
+        """The cause written last, or None when it is out of date."""
         try:
             found = json.loads(self._files.read_file(self._path))
             age_ms = self._clock.monotonic_ms() - int(found["monotonic_ms"])

@@ -27,7 +27,7 @@ PERIOD_MS = 500
 HEARTBEAT_TIMEOUT_MS = 5_000
 #: two checks that are further apart than this prove that the checking process did not run either
 LATE_CHECK_MS = 3 * PERIOD_MS
-#: the ack loop iterates every 200 ms; calls that may take longer are inside `blocking_call`
+#: the ack loop iterates every 200 ms. Calls that may take longer are inside `blocking_call`
 ITERATION_MAX_MS = 10_000
 
 
@@ -50,13 +50,13 @@ class Heartbeat:
         self._blocking_calls = 0
 
     def start(self) -> None:
-        """From now on this process is killed when its heartbeat stops. Callers: with the store's lock held."""
+        """Begin the heartbeat: this process is killed when it stops. Callers: with the store's lock held."""
         self._control.start_heartbeat(own_identity(files=self._files), self._clock.monotonic_ms())
         self._started = True
         self._thread.start()
 
     def stop(self) -> None:
-        """From now on a missing heartbeat means nothing; harmless without `start`."""
+        """End the watch: a missing heartbeat means nothing from now on. Harmless without `start`."""
         if self._started:
             self._started = False
             self._control.heartbeat_on = 0
@@ -110,7 +110,7 @@ class HeartbeatMonitor:
     def check(self, now_ms: int) -> bool:
         """Kill CommitLog when punctual checks add up to HEARTBEAT_TIMEOUT_MS without heartbeat. Returns: killed.
 
-        The time before a late check is not counted: this process did not run either, so the machine, or all processes
+        The time before a late check is not counted. This process did not run either, so the machine, or all processes
         of the replica, stood still. Time counted before stays: on a busy machine many checks are late. A CommitLog
         that never started its heartbeat is left alone.
         """
@@ -129,9 +129,11 @@ class HeartbeatMonitor:
         if process == self._own:
             # Tests, and programs that embed both.
             return False
+
         handle = ProcessHandle.open(process, files=self._files)
         if handle is None:
             return False
+
         with contextlib.closing(handle):
             if not self._control.heartbeat_on or self._control.process != process:
                 return False

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 #: the first bucket ends at 2**5 = 32 microseconds, the last one that ends at 2**24 = 16.8 seconds
 _FIRST_BITS, _LAST_BITS = 5, 24
-#: where each bucket ends, seconds; one more bucket has no end
+#: the end of each bucket, seconds. One more bucket has no end
 BOUNDS_S: tuple[float, ...] = tuple(2**bits / 1e6 for bits in range(_FIRST_BITS, _LAST_BITS + 1))
 #: counts of all buckets, then the sum of all values in microseconds
 FIELDS = len(BOUNDS_S) + 2
@@ -19,7 +19,7 @@ _SUM = FIELDS - 1
 class Latencies(NamedTuple):
     """The counts so far."""
 
-    #: per bucket, not cumulative; the last one is for all values above BOUNDS_S
+    #: per bucket, not cumulative. The last one is for all values above BOUNDS_S
     counts: tuple[int, ...]
     sum_s: float
 
@@ -31,7 +31,7 @@ class Latencies(NamedTuple):
     def quantile_s(self, share: float) -> float | None:
         """The end of the bucket that holds the quantile: at most twice its value. None without values.
 
-        Args: share: (0, 1]. Values above the last bound are reported as that bound.
+        Args: `share`: (0, 1]. Values above the last bound are reported as that bound.
         """
         left = share * self.total
         if not left:
@@ -68,7 +68,7 @@ class LatencyCounter:
         words[_SUM] += micros
 
     def read(self) -> Latencies:
-        """The counts so far. Callers: any thread; a value may be in the counts and not yet in the sum."""
+        """The counts so far. Callers: any thread. A value may be in the counts and not yet in the sum."""
         words = self._words
         return Latencies(tuple(words[at] for at in range(_SUM)), words[_SUM] / 1e6)
 

@@ -41,7 +41,7 @@ class Maintenance:
         sample: Callable[[int], None] | None = None,
         upkeep: Callable[[], None] | None = None,
     ) -> None:
-        """Args: sample gets the monotonic time in ms; an exception of upkeep ends `run`."""
+        """Args: `sample`: gets the monotonic time in ms. `upkeep`: an exception of it ends `run`."""
         self._cleaner = cleaner
         self._clock = clock
         self._interval_ms = interval_ms
@@ -49,7 +49,7 @@ class Maintenance:
         self._upkeep = upkeep
         self._next_pass_ms = clock.monotonic_ms() + FIRST_PASS_MS
         self._wake = threading.Event()
-        #: why the last pass stopped, for status; None after the next one that did not
+        #: why the last pass stopped, for status, or None after the next one that did not
         self.failed: str | None = None
 
     def step(self) -> None:
@@ -61,6 +61,7 @@ class Maintenance:
             self._upkeep()
         if now_ms < self._next_pass_ms:
             return
+
         self._next_pass_ms = now_ms + self._interval_ms
         try:
             self._cleaner.run_once()

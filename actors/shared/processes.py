@@ -29,7 +29,7 @@ class ProcessIdentity(NamedTuple):
 
 
 def identify(pid: int, *, files: Files) -> ProcessIdentity | None:
-    """The identity of the process that has this pid now; None if there is none."""
+    """The identity of the process that has this pid now, or None if there is none."""
     try:
         stat = files.read_file(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
@@ -48,7 +48,7 @@ def own_identity(*, files: Files) -> ProcessIdentity:
 
 
 def boot_id_hash(*, files: Files) -> int:
-    """63 bits that change with every boot; a record with another value is about dead processes."""
+    """63 bits that change with every boot. A record with another value is about dead processes."""
     digest = hashlib.sha256(files.read_file(_BOOT_ID_PATH).strip()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
@@ -70,7 +70,7 @@ class ProcessHandle:
 
     @classmethod
     def open(cls, identity: ProcessIdentity, *, files: Files) -> ProcessHandle | None:
-        """A handle on exactly this process; None if it has ended (even if another process has its pid now)."""
+        """A handle on exactly this process, or None if it has ended (even if another process has its pid now)."""
         if identity.pid <= 0:
             return None
         try:
@@ -88,7 +88,7 @@ class ProcessHandle:
         return self.wait_exit(0)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal. SIGKILL works on stopped processes too; this returns before the process has ended."""
+        """Send a signal. SIGKILL works on stopped processes too. This returns before the process has ended."""
         try:
             signal.pidfd_send_signal(self._pidfd, number)
         except ProcessLookupError:
@@ -99,7 +99,7 @@ class ProcessHandle:
         return bool(self._poll.poll(timeout_ms))
 
     def close(self) -> None:
-        """Release the handle; the process continues."""
+        """Release the handle. The process continues."""
         if self._pidfd >= 0:
             self._poll.unregister(self._pidfd)
             os.close(self._pidfd)

@@ -7,7 +7,7 @@ PAUSE_MAX = 32
 
 
 class RetryThrottle:
-    """Callers: any thread may ask; one at a time records."""
+    """Callers: any thread may ask, one at a time records."""
 
     def __init__(self) -> None:
         #: occasions to skip from now on, and after the next failure
@@ -15,7 +15,7 @@ class RetryThrottle:
         self._next_pause = 1
 
     def should_try(self) -> bool:
-        """Whether to try on this occasion; ask once per occasion."""
+        """Whether to try on this occasion. Ask once per occasion."""
         # Two threads that ask at once may take two off.
         if self._pause > 0:
             self._pause -= 1

@@ -10,9 +10,9 @@ File `raymq/ring-replication`, native byte order (it never leaves the machine), 
     then       4096 late puts of 3 words: number, end_offset, status code
 
 Only puts whose promise names replicas are entered. An entry covers every put up to its number that ends at its end
-offset or before: see replication/combiner.py. CommitLog and Replication both go on when a ring is full: a later request
-covers the same puts, and CommitLog answers late puts itself a little later. Success is reported by a field of the
-control block, so only the answers to late puts wait for an entry.
+offset or before: see replication/combiner.py. CommitLog and Replication both continue when a ring is full. A later
+request covers the same puts, and CommitLog answers late puts itself a little later. Success is reported by a field of
+the control block, so only the answers to late puts wait for an entry.
 
 An entry is written before the count that makes it visible. Both counts are in the file, so a new Replication continues
 where the dead one stopped. CommitLog answers the requests that the dead one had taken.
@@ -40,7 +40,7 @@ class Ring:
     """One direction. Callers: one process pushes, one process takes, each with one thread at a time."""
 
     def __init__(self, words: memoryview, *, pushed: int, taken: int, first: int) -> None:
-        """Args: word indexes of the two counts and of the first entry."""
+        """Args: `pushed`, `taken`, `first`: word indexes of the two counts and of the first entry."""
         self._words = words
         self._pushed = pushed
         self._taken = taken
@@ -85,9 +85,9 @@ class ReplicationRings:
         self._view = view
         self._files = files
         self._words = view.cast("q")
-        #: CommitLog reports puts that wait for replicas; Replication takes them
+        #: CommitLog reports puts that wait for replicas, Replication takes them
         self.requests = Ring(self._words, pushed=0, taken=8, first=_FIRST_REQUEST)
-        #: Replication reports puts that missed their deadline; CommitLog takes them
+        #: Replication reports puts that missed their deadline, CommitLog takes them
         self.late = Ring(self._words, pushed=16, taken=24, first=_FIRST_LATE)
 
     @classmethod

@@ -30,9 +30,9 @@ def wakeup_directory(replica_dir: str) -> str:
 
 
 class Wakeup:
-    """The wakeup socket of one role of one replica; it also wakes the other roles.
+    """The wakeup socket of one role of one replica. It also wakes the other roles.
 
-    Callers: one process per role (it holds `<role>.lock`); one thread waits, any thread wakes.
+    Callers: one process per role (it holds `<role>.lock`). One thread waits, any thread wakes.
     """
 
     def __init__(self, replica_dir: str, role: str, *, files: Files) -> None:
@@ -42,22 +42,26 @@ class Wakeup:
         for path in (os.path.dirname(self._directory), self._directory):
             files.make_dirs(path, mode=0o700)
             _check_private(path)
+
         self._path = f"{self._directory}/{role}"
         # A socket file here is of a dead process: the caller holds the role's lock.
         if files.exists(self._path):
             files.unlink(self._path)
+
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.setblocking(False)
         self._socket.bind(self._path)
+
         #: guards `_senders`
         self._lock = threading.Lock()
         #: role -> a socket connected to its wakeup: sending by path costs twice as much
         self._senders: dict[str, socket.socket] = {}
+
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
 
     def wake(self, role: str) -> None:
-        """Wake that role. Never blocks; without a receiver it does nothing."""
+        """Wake that role. Never blocks. Without a receiver it does nothing."""
         with self._lock:
             sender = self._senders.get(role)
             if sender is not None:
@@ -67,7 +71,7 @@ class Wakeup:
                 except BlockingIOError:
                     return
                 except OSError:
-                    # That receiver has ended; perhaps it has a successor.
+                    # That receiver has ended. It may have a successor.
                     sender.close()
                     del self._senders[role]
             self._connect(role)
@@ -103,7 +107,7 @@ class Wakeup:
         return True
 
     def close(self) -> None:
-        """Remove the socket; wakeups of this role then do nothing."""
+        """Remove the socket. Wakeups of this role then do nothing."""
         if self._socket.fileno() < 0:
             return
         self._poll.unregister(self._socket)

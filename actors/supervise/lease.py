@@ -26,7 +26,7 @@ class Lease:
         self.role = record.role
         self.record = record
         self._files = files
-        #: the fencing token of the grant; fields with another token count as 0. 0: not granted
+        #: the fencing token of the grant; 0: not granted. Fields with another token count as 0
         self.fencing_token = 0
         #: the role is not granted while this is True
         self.suspended = False
@@ -42,13 +42,13 @@ class Lease:
 
     @property
     def position(self) -> int:
-        """The end published under the present grant; 0 without one."""
+        """The end published under the present grant, or 0 without one."""
         token = self.fencing_token
         return self.record.position(token) if token else 0
 
     @property
     def sync_started(self) -> int:
-        """The end of the sync that was begun last under the present grant; 0 without one."""
+        """The end of the sync that was begun last under the present grant, or 0 without one."""
         token, end = self.record.sync_started
         return end if self.fencing_token and token == self.fencing_token else 0
 
@@ -71,7 +71,7 @@ class Lease:
         self.fencing_token = self.record.give_grant(candidate.incarnation, base)
 
     def silent_ms(self, now_ms: int, watched_from_ms: int) -> int:
-        """How long the granted process has been without heartbeat since `watched_from_ms`; 0 if none is granted."""
+        """How long the granted process has been without heartbeat since `watched_from_ms`, or 0 if none is granted."""
         if not self.fencing_token:
             return 0
         return now_ms - max(self.record.heartbeat_ms, self._granted_at_ms, watched_from_ms)
@@ -83,7 +83,7 @@ class Lease:
             self.close()
 
     def revoke(self, reason: str) -> None:
-        """Revoke the grant, then kill the process; the lease is vacant when that has ended."""
+        """Revoke the grant, then kill the process. The lease is vacant when the process has ended."""
         if not self.fencing_token:
             return
         self.record.revoke_grant()
@@ -115,7 +115,7 @@ class Lease:
         }
 
     def close(self) -> None:
-        """Release the handle; the process continues."""
+        """Release the handle. The process continues."""
         if self._handle is not None:
             self._handle.close()
             self._handle = None

@@ -54,18 +54,20 @@ class ReplicaHost(ABC):
         clock: Clock | None = None,
         give_up: Callable[[str], None] | None = None,
     ) -> None:
-        """Args: give_up: end this process soon, for this reason; its successor recovers. None: stay, read only."""
+        """Args: `give_up`: ends this process soon, for a reason, and its successor recovers; None: stay, read only."""
         require(
             (COMMIT_REAL_TIME in roles) == config.transient_pool,
             "CommitRealTime runs with a transient pool and only with one",
             roles=roles,
         )
+
         self.identity_facts = identity
         self._root = root
         self._files = files or Files()
         self.config = config
         self.clock = clock or Clock()
         self.started_ms = self.clock.now_ms()
+
         #: why this replica has stopped writing; None: it has not
         self.failed: RayMQError | None = None
         #: operations that fail at present and are tried again
@@ -74,6 +76,7 @@ class ReplicaHost(ABC):
         self.routes: dict[str, str] = {}
         self._give_up = give_up
         self._stopping = False
+
         self.supervisor = Supervisor(
             root,
             roles,
@@ -83,13 +86,15 @@ class ReplicaHost(ABC):
             commit_least_bytes=self._commit_least_bytes(roles),
         )
         self._heartbeat = Heartbeat(self.supervisor.control, files=self._files)
+
         try:
             self._open()
         except BaseException:
             self._heartbeat.stop()
             self.supervisor.close()
             raise
-        # A constructor that fails is called again later; it must find the store released.
+
+        # A constructor that fails is called again later. It must find the store released.
         with contextlib.ExitStack() as undo:
             undo.callback(self._abandon)
             undo.callback(self.supervisor.close)
@@ -107,7 +112,7 @@ class ReplicaHost(ABC):
 
     @abstractmethod
     def _open(self) -> None:
-        """Lock the store and set `log`. Raises: any error; nothing is open then."""
+        """Lock the store and set `log`. Raises: any error, with nothing left open."""
 
     @abstractmethod
     def _recover(self) -> None:
@@ -119,10 +124,10 @@ class ReplicaHost(ABC):
 
     @abstractmethod
     def _make_parts(self, undo: contextlib.ExitStack) -> None:
-        """Create the parts that work on the open store; the threads are not started yet."""
+        """Create the parts that work on the open store. The threads are not started yet."""
 
     def _retried_loops(self) -> dict[str, Body]:
-        """The service loops that start again after a transient error; any other error stops the replica."""
+        """The service loops that start again after a transient error. Any other error stops the replica."""
         return {}
 
     @abstractmethod
@@ -184,7 +189,7 @@ class ReplicaHost(ABC):
         self.log.on_poisoned = self.supervisor.poison
 
     def _start_threads(self, undo: contextlib.ExitStack) -> None:
-        # Damage that the scrub finds is logged and counted; the replica goes on.
+        # Damage that the scrub finds is logged and counted. The replica continues.
         self.scrub = scrub_of_log(self.log, on_fault=lambda fault: logger.error("%s", fault))
         self._threads = self._make_threads()
         undo.callback(self._end_threads)
@@ -208,7 +213,7 @@ class ReplicaHost(ABC):
         return self._stopping
 
     def _run_retried(self, name: str, body: Body) -> None:
-        """Run a service loop, again after a transient error; any other error stops the replica.
+        """Run a service loop, again after a transient error. Any other error stops the replica.
 
         `body` clears the failure from `failures` once it works again.
         """
@@ -229,6 +234,7 @@ class ReplicaHost(ABC):
                 logger.exception("service loop died")
                 self.fail(Unavailable(f"{name}: {error!r}", field="store"))
                 return
+
             pause.wait(RETRY_S)
             if self._stopping:
                 return
@@ -252,7 +258,7 @@ class ReplicaHost(ABC):
         if self.supervisor.poisoned is not None:
             self.log.poison(self.supervisor.poisoned)
         if self.log.poisoned is not None:
-            # Where no sync has failed, the next start cuts off a failed append that could not be undone.
+            # If no sync has failed, the next start cuts off a failed append that could not be undone.
             raise Unavailable(self.log.poisoned, field="store", status="poisoned")
 
     def _witness_sync(self) -> int:
@@ -260,10 +266,10 @@ class ReplicaHost(ABC):
             return self.log.sync()
 
     def fail(self, error: RayMQError) -> None:
-        """A part of the process is dead: the replica stops writing, rather than go on without it.
+        """A part of the process is dead: the replica stops writing, rather than continue without it.
 
-        Where a restart may help the process ends, and Ray starts the next one. After a failed sync, for corrupt bytes
-        or for a bug a restart would fail in the same way: the replica stays up, serves reads and reports why.
+        If a restart may help, the process ends and Ray starts the next one. After a failed sync, for corrupt bytes
+        or for a bug a restart would fail in the same way. Then the replica stays up, serves reads and reports why.
         """
         if self._stopping or self.failed is not None:
             return
@@ -334,7 +340,7 @@ class ReplicaHost(ABC):
     # --- stop -----------------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
-        """End the threads and the satellites; the store is still open."""
+        """End the threads and the satellites. The store is still open."""
         self._end_threads()
         self._heartbeat.stop()
         self.supervisor.close()

@@ -1,7 +1,7 @@
 """Grants leases to the satellites of one replica, combines their progress, and fences the dead.
 
 Runs in CommitLog's process, with no thread of its own. A satellite registers, and `tick` grants it the role with a new
-fencing token; only fields with that token count. Revoking a grant is one move, which changes the token. The old process
+fencing token. Only fields with that token count. Revoking a grant is one move, which changes the token. The old process
 is then killed by pidfd, and the next one is granted only after it has ended.
 
 A flusher is granted only after a *witness sync*: CommitLog syncs the log through descriptors that it opened when each
@@ -38,7 +38,7 @@ from .lease import FLUSH_ROLES, Candidate, Lease
 
 #: a satellite without a heartbeat for this long is killed (Ray starts a new one)
 STALE_MS = 2_000
-#: how long the death of a killed process may take; inside a disk call it takes as long as the call
+#: how long the death of a killed process may take. Inside a disk call it takes as long as the call
 KILL_TIMEOUT_MS = 10_000
 
 
@@ -56,10 +56,10 @@ class FenceReport(NamedTuple):
 
 
 class SatelliteProgress(NamedTuple):
-    """How far the satellites are."""
+    """The progress of the satellites."""
 
-    #: committed is CommitRealTime's end, or without it the appended end; synced is the flusher's; replicated is the end
-    #: below which Replication has acknowledged puts, or without it the committed end
+    #: committed is CommitRealTime's end, or without it the appended end. synced is the flusher's end. replicated is
+    #: the end below which Replication has acknowledged puts, or without it the committed end
     ends: Ends
     #: puts that missed their deadline, as Replication reports them
     late: list[LatePuts]
@@ -80,9 +80,9 @@ class Supervisor:
     ) -> None:
         """Maps the shared files and changes nothing in them: another CommitLog may still be alive.
 
-        Args: roles: the satellites of this replica's mode, see control_block.ROLES; witness_sync: syncs the log
-        through the witness descriptors, returns the synced end, raises OSError; commit_least_bytes: CommitRealTime is
-        woken for this many uncommitted bytes.
+        Args: `roles`: the satellites of this replica's mode, see control_block.ROLES. `witness_sync`: syncs the log
+        through the witness descriptors, returns the synced end, raises OSError. `commit_least_bytes`: CommitRealTime
+        is woken for this many uncommitted bytes.
         """
         for role in roles:
             if role not in control_block.ROLES:
@@ -91,6 +91,7 @@ class Supervisor:
                     field="roles",
                     limit=tuple(control_block.ROLES),
                 )
+
         self._clock = clock
         self._files = files
         self._witness_sync = witness_sync
@@ -99,16 +100,19 @@ class Supervisor:
         #: the satellites of this replica's mode
         self.roles = tuple(roles)
         files.make_dirs(f"{replica_dir}/raymq")
+
         #: the fields that CommitLog and its satellites share
         self.control = control_block.ControlBlock.open(
             control_block.shared_file(str(replica_dir), "control"), files=files
         )
         self._leases = {role: Lease(self.control.roles[role], files=files) for role in roles}
+
         self._rings: ReplicationRings | None = None
         if "replication" in roles:
             self._rings = ReplicationRings.open(
                 control_block.shared_file(str(replica_dir), "ring-replication"), files=files
             )
+
         #: its position is the synced end
         self._flusher = next((self._leases[role] for role in FLUSH_ROLES if role in roles), None)
         #: the transient pool is on
@@ -117,20 +121,23 @@ class Supervisor:
         self.appends = AppendNotifier(
             self.control, roles, self._flusher, clock=clock, commit_least_bytes=commit_least_bytes
         )
+
         self._boot = boot_id_hash(files=files)
         self._process = own_identity(files=files)
         #: of this CommitLog, new at each `begin`
         self.incarnation = 0
         #: why no role is granted any more; None: roles are granted
         self.poisoned: str | None = None
+
         self._synced = 0
-        #: as Replication has published; its successors begin there
+        #: the end that Replication has published: its successors begin there
         self._replicated = 0
         self._last_tick_ms = 0
         self._watch_from_ms = 0
-        #: guards leases and grants; not held during a witness sync
+
+        #: guards leases and grants. It is not held during a witness sync
         self._lock = threading.RLock()
-        #: guards the ends; never held during a call that may take long
+        #: guards the ends. It is never held during a call that may take long
         self._ends_lock = threading.Lock()
 
     # -- supervising -------------------------------------------------------------------------------------------
@@ -140,7 +147,7 @@ class Supervisor:
 
         Callers: with the store's lock held, before recovery. A process that was never granted may live: it touches
         nothing until it is granted.
-        Raises: Unavailable if one does not end in time; nothing may be recovered then.
+        Raises: Unavailable if one does not end in time. Nothing may be recovered then.
         """
         with self._lock:
             if self._wakeup is None:
@@ -148,10 +155,12 @@ class Supervisor:
                     self._replica_dir, control_block.COMMIT_LOG, files=self._files
                 )
                 self.appends.wake = self._wakeup.wake
+
             if not self.control.valid(self._boot):
                 # Another boot, or another layout: no live process was granted on this page.
                 self.control.format(self._boot)
                 return FenceReport([], 0, None)
+
             failed = 0
             unfinished: tuple[int, int] | None = None
             killed = []
@@ -164,6 +173,7 @@ class Supervisor:
                     if handle is not None:
                         _kill_and_wait(handle, role, timeout_ms)
                         killed.append(f"{role} {registration.process.pid}")
+
                 # After its death: it may have begun a sync, or failed, in its last moment.
                 failed = role_record.failure[1] or failed
                 token, started = role_record.sync_started
@@ -172,6 +182,7 @@ class Supervisor:
                     start, stop = unfinished or (synced, started)
                     unfinished = (min(start, synced), max(stop, started))
                 role_record.clear_counts()
+
             return FenceReport(killed, failed, unfinished)
 
     def begin(self, appended: int, synced: int, confirmed: int) -> None:
@@ -187,12 +198,15 @@ class Supervisor:
                 lease.suspended = False
             if self._rings is not None:
                 self._rings.reset()
+
             bases = {"synced": synced, "committed": appended, "replicated": confirmed}
             for role, role_record in self.control.roles.items():
                 role_record.clear(base=bases[control_block.ROLES[role].base])
+
             self.incarnation = new_incarnation()
             now_ms = self._clock.monotonic_ms()
             self._last_tick_ms = self._watch_from_ms = now_ms
+
             with self._ends_lock:
                 self._synced, self._replicated = synced, confirmed
                 self.control.begin(
@@ -202,10 +216,10 @@ class Supervisor:
             self.wake_all()
 
     def tick(self) -> None:
-        """Publish a heartbeat; poison after a failed sync; revoke the leases of dead and stale processes; grant.
+        """Supervise once: publish a heartbeat, poison after a failed sync, revoke stale leases, grant vacant ones.
 
         Callers: at each wakeup and at least every 200 ms. May take as long as a witness sync, but never waits for a
-        death, and holds no lock during that sync: a truncation may come in between.
+        death. It holds no lock during that sync: a truncation may come in between.
         """
         with self._lock:
             now_ms = self._clock.monotonic_ms()
@@ -226,7 +240,7 @@ class Supervisor:
         """Revoke the role's lease, kill its process, wait for its end. The role is not granted until `begin`.
 
         For a truncation: revoke every role, cut, zero, sync, begin.
-        Raises: Unavailable if the process does not end in time; the grant is revoked in any case.
+        Raises: Unavailable if the process does not end in time. The grant is revoked in any case.
         """
         with self._lock:
             lease = self._leases[role]
@@ -275,20 +289,20 @@ class Supervisor:
     # -- puts and progress -------------------------------------------------------------------------------------
 
     def submit(self, number: int, end_offset: int, since_ms: int) -> bool:
-        """Report puts that wait for replicas to Replication, after `appends.publish`; see ring.py.
+        """Report puts that wait for replicas to Replication, after `appends.publish`. See ring.py.
 
-        Returns: False if the ring is full; report again later: each entry covers all puts before it.
+        Returns: False if the ring is full. Report again later: each entry covers all puts before it.
         """
         if self._rings is None:
             raise broken("puts that wait for replicas, without Replication")
         return self._rings.requests.push((number, end_offset, since_ms))
 
     def wait(self, timeout_ms: int) -> bool:
-        """Wait until a satellite wakes this process. Returns: whether one did; check `progress` either way."""
+        """Wait until a satellite wakes this process. Returns: whether one did. Check `progress` either way."""
         return self._wakeup is not None and self._wakeup.wait(timeout_ms)
 
     def progress(self) -> SatelliteProgress:
-        """How far the satellites are; none of the ends ever falls between two `begin`s."""
+        """The progress of the satellites. No end ever falls between two `begin`s."""
         late: list[LatePuts] = []
         with self._ends_lock:
             # Each end is read after those that rely on it. Late puts were reported after the acknowledged end moved.
@@ -301,6 +315,7 @@ class Supervisor:
                 self._replicated = max(self._replicated, self._leases["replication"].position)
             if self._flusher is not None:
                 self._synced = max(self._synced, self._flusher.position)
+
             committed = self._read_committed()
             if not self._synced <= committed <= self.appends.appended:
                 raise broken(
@@ -309,6 +324,7 @@ class Supervisor:
                     committed=committed,
                     appended=self.appends.appended,
                 )
+
             return SatelliteProgress(self._ends(committed), late)
 
     def committed(self) -> int:
@@ -341,7 +357,7 @@ class Supervisor:
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _ends(self, committed: int) -> Ends:
-        """As known; without Replication all that is committed counts as replicated."""
+        """The ends as far as known. Without Replication the committed end counts as replicated, too."""
         replicated = committed if self._rings is None else self._replicated
         return Ends(self.appends.appended, committed, self._synced, replicated)
 
@@ -367,6 +383,7 @@ class Supervisor:
             candidate = lease.find_candidate() if incarnation and self.poisoned is None else None
         if candidate is None:
             return
+
         witnessed = 0
         if lease.role in FLUSH_ROLES:
             try:
@@ -375,6 +392,7 @@ class Supervisor:
                 candidate.handle.close()
                 self.poison(f"the witness sync before a new {lease.role} failed: {error}")
                 return
+
         with self._lock:
             # The predecessor may have published a failure just before its end, after the check of this tick.
             self._check_failures()
@@ -385,7 +403,7 @@ class Supervisor:
             self._grant(lease, candidate, witnessed)
 
     def _grant(self, lease: Lease, candidate: Candidate, witnessed: int) -> None:
-        """Needs `_lock`. Args: witnessed: for a flusher, the end that the witness has synced."""
+        """Needs `_lock`. Args: `witnessed`: for a flusher, the end that the witness has synced."""
         with self._ends_lock:
             # A predecessor has ended, so it publishes nothing more.
             committed = self._read_committed()

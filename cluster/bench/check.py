@@ -32,7 +32,7 @@ class QueueLedger:
 
     acknowledged: list[tuple[int, int]] = field(default_factory=list)
     refused: list[tuple[int, int]] = field(default_factory=list)
-    #: the sequence after the last row; the outcome of a row in neither list is unknown
+    #: the sequence after the last row. The outcome of a row in neither list is unknown
     next_sequence: int = 0
 
 
@@ -180,6 +180,7 @@ class SequenceCheck:
         """Compare the rows read with the ledger. `short`: the queue ends before the acknowledged rows do."""
         verdict, promised = self.verdict, ledger or QueueLedger()
         self._grow(promised.next_sequence)
+
         expected = np.zeros(len(self._seen), dtype=bool)
         allowed = np.zeros(len(self._seen), dtype=bool)
         allowed[: promised.next_sequence] = True
@@ -187,10 +188,12 @@ class SequenceCheck:
             expected[first:end] = True
         for first, end in promised.refused:
             allowed[first:end] = False
+
         seen = self._seen > 0
         missing = expected & ~seen
         hidden = missing & short
         hidden[: self._highest + 1] = False
+
         verdict.acknowledged += _rows(promised.acknowledged)
         for name, word, rows in (
             ("lost", "was acknowledged and is not there", missing & ~hidden),
@@ -224,7 +227,7 @@ class QueueChecks:
         headers, rows = read_headers(bodies, self._plan.run)
         if check_bytes:
             self.damaged += damaged_rows(bodies, headers, rows)
-        # A row in another queue than it was sent to counts as damaged, and is missed where it belongs.
+        # A row in another queue than it was sent to counts as damaged, and as missing in its own queue.
         right = (headers["queue_index"] == queue_index) & (headers["sequence"] >= 0)
         here: npt.NDArray[np.void] = headers[right]
         self.damaged += len(headers) - len(here)
@@ -277,14 +280,16 @@ def verify(
     Raises: OffsetOutOfRange when retention deletes rows before they are read; Unavailable.
     """
     checks = QueueChecks(plan)
-    for place in ranges:
-        topic, queue = plan.topic_and_queue(place.queue_index)
-        for records in read_range(cluster, topic, queue, place.shard, place.first, place.last):
+    for span in ranges:
+        topic, queue = plan.topic_and_queue(span.queue_index)
+        for records in read_range(cluster, topic, queue, span.shard, span.first, span.last):
             bodies = decode_records(records).column("body")
-            checks.feed(place.queue_index, bodies, check_bytes=True)
+            checks.feed(span.queue_index, bodies, check_bytes=True)
             yield len(bodies)
     promised = promised_rows(ledgers)
     short = {
-        at.queue_index for at in ranges if at.last - at.first < promised.get(at.queue_index, 0)
+        span.queue_index
+        for span in ranges
+        if span.last - span.first < promised.get(span.queue_index, 0)
     }
-    yield checks.finish(ledgers, [place.queue_index for place in ranges], short)
+    yield checks.finish(ledgers, [span.queue_index for span in ranges], short)

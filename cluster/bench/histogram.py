@@ -16,7 +16,7 @@ from raymq.store.errors import require
 
 Int64s = npt.NDArray[np.int64]
 
-#: values below have a slot of their own; above, a slot is at most value / 1024 wide (3 digits)
+#: values below have a slot of their own. Above, a slot is at most value / 1024 wide (3 digits)
 SUB_BUCKETS = 2048
 _HALF = SUB_BUCKETS // 2
 _HALF_BITS = 10
@@ -49,7 +49,7 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """The mean; 0.0 without values."""
+        """The mean, 0.0 without values."""
         count = self.count
         return self.sum / count if count else 0.0
 
@@ -76,7 +76,7 @@ class Histogram:
         self.sum += other.sum
 
     def percentile(self, percent: float) -> int:
-        """The least value that at least `percent` percent of all do not exceed; 0 without values."""
+        """The least value that at least `percent` percent of all do not exceed, or 0 without values."""
         require(0.0 <= percent <= 100.0, "a percentile is from 0 to 100", percent=percent)
         return self.percentiles((percent,))[0]
 

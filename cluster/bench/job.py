@@ -43,7 +43,7 @@ class Control(Protocol):
         """Wait for all workers. Returns: when to begin, wall clock in seconds."""
 
     def ends(self) -> dict[int, int] | None:
-        """Queue index -> the offset before which reading ends; None while senders may continue."""
+        """Queue index -> the offset before which reading ends, or None while senders may continue."""
 
 
 @dataclass
@@ -66,8 +66,7 @@ class Tick:
 class Snapshot:
     """The work of one tick.
 
-    Ticks before 0 are the warm-up; those from `plan.ticks` on are after the end. A tick may come in
-    several parts.
+    Ticks before 0 are the warm-up. Those from `plan.ticks` on are after the end. A tick may come in several parts.
     """
 
     #: "send" (from due to acknowledged), "receive" (from due to read) or "poll" (one fetch)
@@ -77,7 +76,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Sent:
+class SendResult:
     """The result of a sending worker."""
 
     ledger: Ledger
@@ -89,7 +88,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceiveResult:
     """The result of a reading worker."""
 
     #: (worker, queue index) -> rows of this run
@@ -110,7 +109,7 @@ class Job:
     worker: int = 0
     #: produce: the number of rows to send, however long it takes; None: for the plan's time
     rows: int | None = None
-    #: read and verify: where
+    #: read and verify: the ranges to read
     ranges: tuple[QueueRange, ...] = ()
     #: read: wait for more until the control has the ends
     live: bool = False

@@ -30,7 +30,7 @@ def machine(cluster: Mapping[str, Any], files: Files | None = None) -> dict[str,
 
 
 def versions() -> dict[str, str]:
-    """The versions of the packages in use; a missing package is left out."""
+    """The versions of the packages in use. A missing package is left out."""
     found = {name: version_of(name) for name in _PACKAGES}
     present = {name: version for name, version in found.items() if version is not None}
     return {"raymq": __version__, "python": platform.python_version(), **present}

@@ -1,4 +1,4 @@
-"""The messages of a benchmark: made, and read back, as columns; every byte can be checked.
+"""The messages of a benchmark: made, and read back, as columns. Every byte can be checked.
 
 A body is a header and a slice of one fixed block of random bytes, which the header names. Sequences
 count the rows of one worker in one queue from 0 on, without gaps. Does not import Ray.
@@ -24,7 +24,7 @@ from .plan import BODY_BYTES_MAX, BODY_BYTES_MIN, BenchPlan, Keys, Rng
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
 
-#: little-endian; `due_us` is the wall clock at which the message should have been sent
+#: little-endian. `due_us` is the wall clock at which the message should have been sent
 HEADER = np.dtype(
     [
         ("run", "<i8"),
@@ -33,13 +33,13 @@ HEADER = np.dtype(
         ("sequence", "<i8"),
         ("due_us", "<i8"),
         ("size", "<i8"),
-        #: where in the block the bytes after the header begin
+        #: the position in the block of the bytes after the header
         ("payload", "<i8"),
     ]
 )
 require(HEADER.itemsize == BODY_BYTES_MIN, "the header's size", size=HEADER.itemsize)
 
-#: bodies begin in the first part; the block is longer by the longest body
+#: bodies begin in the first part. The block is longer by the longest body
 _STARTS = 1 << 20
 #: bytes compared at a time: the comparison takes ten times as much memory
 _CHECK_BYTES = 4 << 20
@@ -70,7 +70,7 @@ class RowMaker:
         """Rows for messages that are due at these times, wall clock.
 
         Returns: (queue index, its rows' due times, PUT_SCHEMA batch), one per queue. Without keys all rows go
-        to one queue, the rows of the next call to the next queue; keys choose among the queues of one topic.
+        to one queue, the rows of the next call to the next queue. Keys choose among the queues of one topic.
         """
         plan, turn = self._plan, self._turn
         self._turn += 1
@@ -92,6 +92,7 @@ class RowMaker:
         sizes = self._plan.size.draw(self._rng, count)
         first = self.sequences.get(queue_index, 0)
         self.sequences[queue_index] = first + count
+
         headers = np.zeros(count, dtype=HEADER)
         headers["run"] = self._plan.run
         headers["worker"] = self._worker
@@ -100,6 +101,7 @@ class RowMaker:
         headers["due_us"] = due_us
         headers["size"] = sizes
         headers["payload"] = self._rng.integers(0, _STARTS, count)
+
         bodies, tags = _bodies(headers, self._block), pa.nulls(count, pa.string())
         columns = [bodies, tags, properties, pa.array(due_us // 1000)]
         batch = pa.RecordBatch.from_arrays(columns, schema=PUT_SCHEMA)
@@ -128,6 +130,7 @@ def _bodies(headers: npt.NDArray[np.void], block: UInt8s) -> pa.Array:
     sizes = headers["size"]
     offsets = np.zeros(len(headers) + 1, dtype=np.int32)
     np.cumsum(sizes, out=offsets[1:])
+
     if len(headers) and (sizes == sizes[0]).all():
         # One view per start and one copy for all: much faster than the general case below.
         windows = np.lib.stride_tricks.sliding_window_view(block, int(sizes[0]))
@@ -135,8 +138,10 @@ def _bodies(headers: npt.NDArray[np.void], block: UInt8s) -> pa.Array:
     else:
         at = np.repeat(headers["payload"] - offsets[:-1], sizes) + np.arange(offsets[-1])
         data = block[at]
-    places = offsets[:-1, None] + np.arange(HEADER.itemsize)
-    data[places] = headers.view(np.uint8).reshape(len(headers), HEADER.itemsize)
+
+    header_positions = offsets[:-1, None] + np.arange(HEADER.itemsize)
+    data[header_positions] = headers.view(np.uint8).reshape(len(headers), HEADER.itemsize)
+
     return pa.Array.from_buffers(
         pa.binary(), len(headers), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     )
@@ -151,14 +156,13 @@ def body_bytes(bodies: pa.Array) -> int:
 def read_headers(bodies: pa.Array, run: int) -> tuple[npt.NDArray[np.void], Int64s]:
     """The headers of the rows that belong to a run, and which rows these are.
 
-    Bodies that are too short, or whose header has another size, belong to none: verification
-    misses them.
+    Bodies that are too short, or whose header has another size, belong to none: verification misses them.
     """
     offsets = value_offsets(bodies).astype(np.int64)
     sizes = np.diff(offsets)
     rows = np.flatnonzero(sizes >= HEADER.itemsize)
-    places = offsets[rows, None] + np.arange(HEADER.itemsize)
-    headers = np.ascontiguousarray(value_bytes(bodies)[places]).view(HEADER).reshape(-1)
+    header_positions = offsets[rows, None] + np.arange(HEADER.itemsize)
+    headers = np.ascontiguousarray(value_bytes(bodies)[header_positions]).view(HEADER).reshape(-1)
     own = (headers["run"] == run) & (headers["size"] == sizes[rows])
     return headers[own], rows[own]
 

@@ -72,7 +72,7 @@ class LognormalSize:
 
     @property
     def mean(self) -> float:
-        """Of the distribution before it is cut, or the longest body where that is less."""
+        """The mean of the distribution before it is cut, or the longest body if that is less."""
         return min(self.median * math.exp(self.sigma**2 / 2), float(BODY_BYTES_MAX))
 
     def draw(self, rng: Rng, count: int) -> Int64s:
@@ -101,11 +101,11 @@ class Keys:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPlan:
-    """All options of a benchmark; pickled to every worker."""
+    """All options of a benchmark. It is pickled to every worker."""
 
     #: send; read earlier messages; both at once, timed from sending to reading
     mode: Literal["produce", "consume", "e2e"] = "produce"
-    #: topics are named `topic`, or `topic-0`, `topic-1` ... where there are several
+    #: topics are named `topic`, or `topic-0`, `topic-1` ... if there are several
     topic: str = "bench"
     topics: int = 1
     queues: int = 4
@@ -147,12 +147,14 @@ class BenchPlan:
         _between("duration_s", self.duration_s, 0, SECONDS_MAX, above=True)
         _between("warmup_s", self.warmup_s, 0, SECONDS_MAX)
         _between("linger_ms", self.linger_ms, 0, SECONDS_MAX * 1000)
+
         if self.rate is not None and self.mode == "consume":
             message = "rate with consume, which reads a backlog as fast as it can: leave --rate out, or use e2e"
             raise Rejected(message, field="rate", limit="produce, e2e")
         if self.shards is not None and self.keys is not None:
             message = "shards together with keys: a key chooses its queue, and so its shard; leave one of them out"
             raise Rejected(message, field="shards", limit="no keys")
+
         rows = int(BATCH_BYTES_MAX / self.size.mean)
         if self.batch > rows:
             message = (
@@ -209,7 +211,7 @@ def _between(name: str, value: float, low: float, high: float, *, above: bool = 
 
 
 def check_limit_ms(limit_ms: float) -> None:
-    """Of the search for the highest rate. Raises: Rejected."""
+    """Check the limit of the search for the highest rate. Raises: Rejected."""
     _between("find_max", limit_ms, 0, SECONDS_MAX * 1000, above=True)
 
 
@@ -231,6 +233,7 @@ def parse_size(text: str) -> Sizes:
     Raises: Rejected.
     """
     kind, _, rest = text.partition(":") if ":" in text else ("fixed", "", text)
+
     try:
         if kind == "fixed":
             sizes: Sizes = FixedSize(_size(rest))
@@ -253,6 +256,7 @@ def parse_size(text: str) -> Sizes:
             field="size",
             limit=f"{BODY_BYTES_MIN} to {BODY_BYTES_MAX}",
         ) from error
+
     return sizes
 
 
@@ -282,7 +286,7 @@ def parse_keys(text: str) -> Keys | None:
 
 
 def plan_of(options: Mapping[str, Any]) -> BenchPlan:
-    """The plan of a command's options; options that are None or not a field of a plan are left out.
+    """The plan of a command's options. Options that are None or not a field of a plan are left out.
 
     Raises: Rejected.
     """

@@ -15,7 +15,7 @@ _MERGED_S = 0.5
 
 
 def watcher(stream: IO[str]) -> Watcher:
-    """The live table on a terminal where `rich` is installed (extra `bench`), else plain lines."""
+    """The live table on a terminal if `rich` is installed (extra `bench`), else plain lines."""
     if stream.isatty() and importlib.util.find_spec("rich") is not None:
         return LiveWatcher(stream)
     return LineWatcher(stream)

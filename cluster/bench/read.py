@@ -19,7 +19,7 @@ from raymq.cluster.consume.consumer import Consumer
 from raymq.store.errors import Unavailable
 
 from .check import QueueChecks, Verdict
-from .job import READY, BenchClock, Control, Job, Meter, Received, Snapshot
+from .job import READY, BenchClock, Control, Job, Meter, ReceiveResult, Snapshot
 from .messages import body_bytes
 
 #: seconds without a message, although there are more, after which the worker gives up
@@ -36,18 +36,19 @@ class Reading:
         self._cluster = cluster
         self._clock = clock
         self._start = 0.0
+
         #: guards everything below
         self._lock = threading.Lock()
         self._checks = QueueChecks(job.plan)
         #: queue index -> the offset before which it ends; None: not known yet
         self._ends: dict[int, int] | None = None
         if not job.live:
-            self._ends = {place.queue_index: place.last for place in job.ranges}
+            self._ends = {span.queue_index: span.last for span in job.ranges}
         self._stopping = False
         self._last = 0.0
         self._meter: Meter
 
-    def run(self, control: Control) -> Iterator[str | Snapshot | Received]:
+    def run(self, control: Control) -> Iterator[str | Snapshot | ReceiveResult]:
         """Yields: READY, from the common start to the ends one snapshot per tick, the result."""
         with contextlib.ExitStack() as stack:
             # A live reader waits at the end of its queues before the first message is sent. A backlog
@@ -57,6 +58,7 @@ class Reading:
             self._start = self._last = self._clock.to_monotonic(control.start())
             self._meter = Meter("receive" if self._job.live else "poll", self._plan, self._start)
             self._clock.sleep_ms(max(0, round(1000 * (self._start - self._clock.monotonic()))))
+
             consumers = consumers or self._consumers(stack)
             with futures.ThreadPoolExecutor(max(1, len(consumers)), "raymq-bench-read") as pool:
                 readers = [pool.submit(self._read, *each) for each in consumers.items()]
@@ -67,14 +69,15 @@ class Reading:
                         self._stopping = True
             for reader in readers:
                 reader.result()
+
             yield self._result()
 
     def _consumers(self, stack: contextlib.ExitStack) -> dict[int, Consumer]:
         """topic number -> its consumer."""
         starts: dict[int, dict[int, int]] = {}
-        for place in self._job.ranges:
-            topic, queue = divmod(place.queue_index, self._plan.queues)
-            starts.setdefault(topic, {})[queue] = place.first
+        for span in self._job.ranges:
+            topic, queue = divmod(span.queue_index, self._plan.queues)
+            starts.setdefault(topic, {})[queue] = span.first
         names = self._plan.topic_names
         return {
             topic: stack.enter_context(
@@ -113,6 +116,7 @@ class Reading:
                 return True
             if self._ends is None:
                 return False
+
             first = topic * self._plan.queues
             missing = {
                 queue: self._ends[first + queue] - position
@@ -120,6 +124,7 @@ class Reading:
                 if position < self._ends[first + queue]
             }
             silent_s = self._clock.monotonic() - max(self._last, self._start)
+
         if missing and silent_s > SILENCE_S:
             raise Unavailable(
                 f"{sum(missing.values())} stored messages of {consumer.topic} did not come within "
@@ -143,9 +148,9 @@ class Reading:
             else:
                 tick.latency.record_repeated(int((now - began) * 1e6), 1)
 
-    def _result(self) -> Received:
+    def _result(self) -> ReceiveResult:
         rows, verdict = {}, Verdict()
         for where, check in self._checks.checks.items():
             rows[where] = check.verdict.read
             verdict.add(check.verdict)
-        return Received(rows, verdict, self._last - self._start)
+        return ReceiveResult(rows, verdict, self._last - self._start)

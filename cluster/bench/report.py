@@ -18,6 +18,7 @@ def as_dict(outcome: Outcome, clock: Clock | None = None) -> dict[str, Any]:
     # The list follows from `shards`, and may be thousands of numbers.
     del options["used_indexes"]
     options["size"] = {"kind": type(plan.size).__name__, **options["size"]}
+
     return {
         "finished_at_ms": (clock or Clock()).now_ms(),
         "machine": machine(outcome.cluster),
@@ -51,12 +52,14 @@ def lines(report: dict[str, Any]) -> list[str]:
     plan = report["plan"]
     rate = "closed loop" if plan["rate"] is None else f"{plan['rate']:,.0f} messages/s offered"
     found = [f"{report['mode']}: {plan['workers']} workers ({report['runner']}), {rate}"]
+
     for round_ in (report["find_max"] or {"rounds": []})["rounds"]:
         verdict = "kept up" if round_["kept_up"] else "too much"
         found.append(
             f"  {round_['rate']:>12,.0f} messages/s: p99 {round_['p99_ms']:,.2f} ms, "
             f"{round_['achieved']:,.0f} achieved: {verdict}"
         )
+
     for name, channel in report["channels"].items():
         throughput, latency = channel["throughput"], channel["latency"]
         found.append(
@@ -65,6 +68,7 @@ def lines(report: dict[str, Any]) -> list[str]:
             f"p99 {latency['p99_ms']:,.2f}, p99.9 {latency['p99.9_ms']:,.2f}, "
             f"max {latency['max_ms']:,.2f}"
         )
+
     if report["unsent"]:
         found.append(f"  {report['unsent']:,} messages were due and never sent: not kept up")
     if report["errors"]:

@@ -18,7 +18,7 @@ from raymq.store.errors import Rejected, Unavailable
 from raymq.store.files import Files
 
 from .check import Ledger, QueueRange, Verdict, promised_rows
-from .job import READY, Job, Received, Sent, Snapshot
+from .job import READY, Job, ReceiveResult, SendResult, Snapshot
 from .plan import BenchPlan, check_limit_ms
 from .series import Series
 from .worker_pool import LEAD_S, LocalWorkers, RayWorkers, WorkerPool
@@ -41,7 +41,7 @@ SEARCH_ROUNDS = 8
 
 
 class Watcher:
-    """Receives the progress of a run; this one ignores it. See progress.py."""
+    """Receives the progress of a run. This one ignores it. See progress.py."""
 
     def phase(self, text: str, seconds: float | None) -> None:
         """Another phase begins, which takes about `seconds`."""
@@ -60,8 +60,8 @@ class Round:
     plan: BenchPlan
     #: channel -> its figures
     series: dict[str, Series] = field(default_factory=dict)
-    sent: list[Sent] = field(default_factory=list)
-    received: list[Received] = field(default_factory=list)
+    sent: list[SendResult] = field(default_factory=list)
+    received: list[ReceiveResult] = field(default_factory=list)
     #: the faults found when the log was read back
     verdict: Verdict = field(default_factory=Verdict)
 
@@ -69,9 +69,9 @@ class Round:
         """Add one item that a worker reported."""
         if isinstance(item, Snapshot):
             self.series.setdefault(item.channel, Series(self.plan)).add(item)
-        elif isinstance(item, Sent):
+        elif isinstance(item, SendResult):
             self.sent.append(item)
-        elif isinstance(item, Received):
+        elif isinstance(item, ReceiveResult):
             self.received.append(item)
         elif isinstance(item, Verdict):
             self.verdict.add(item)
@@ -138,6 +138,7 @@ class Bench:
         self._cluster = cluster
         self._plan = replace(plan, run=secrets.randbelow(2**62) + 1)
         self._watcher = watcher or Watcher()
+
         reachable = cluster.ray_address is not None
         if runner == "ray" and not reachable:
             message = (
@@ -145,8 +146,10 @@ class Bench:
                 "directory or name instead of raymq://"
             )
             raise Rejected(message, field="runner", limit="processes")
+
         self._runner = "ray" if reachable and runner != "processes" else "processes"
         self._ray: Any = None
+
         #: the queues at the begin of this run
         self._begin: Ends = {}
         self._ledgers: list[Ledger] = []
@@ -162,6 +165,7 @@ class Bench:
             if self._plan.rate or self._plan.mode == "consume":
                 message = "the search finds the rate itself, of produce or e2e: leave --rate out"
                 raise Rejected(message, field="find_max", limit="no rate")
+
         with contextlib.ExitStack() as stack:
             stack.callback(self._watcher.done)
             if self._runner == "ray":
@@ -170,11 +174,13 @@ class Bench:
                 self._cluster.create_topic(name, queues=self._plan.queues)
             self._begin = self._ends()
             self._choose_queues()
+
             search: list[dict[str, Any]] = []
             if find_max_ms is None:
                 best = self._round(self._plan)
             else:
                 best = self._search(find_max_ms, search)
+
             return Outcome(
                 plan=best.plan,
                 runner=self._runner,
@@ -191,18 +197,20 @@ class Bench:
         shards = self._plan.shards
         if shards is None:
             return
+
         for shard in shards:
             if shard >= self._cluster.shards:
                 message = f"shards names {shard}: the cluster has 0 to {self._cluster.shards - 1}"
                 raise Rejected(message, field="shards", limit=self._cluster.shards - 1)
-            if all(shard != place for place, _ in self._begin.values()):
+            if all(shard != other for other, _ in self._begin.values()):
                 message = (
                     f"shards names {shard}, which has none of the {self._plan.queues} queues of a topic: use at least "
                     f"--queues {self._cluster.shards}, or another --topic"
                 )
                 raise Rejected(message, field="shards", limit=self._plan.queues)
+
         used = tuple(
-            queue_index for queue_index, (place, _) in self._begin.items() if place in shards
+            queue_index for queue_index, (shard, _) in self._begin.items() if shard in shards
         )
         self._plan = replace(self._plan, used_indexes=used)
 
@@ -246,11 +254,11 @@ class Bench:
         return found
 
     def _readers(self, plan: BenchPlan) -> list[Job]:
-        places = [
+        ranges = [
             QueueRange(queue_index, shard, last, -1)
             for queue_index, (shard, last) in self._visible_ends().items()
         ]
-        shares = _shares(places, plan.consumers)
+        shares = _shares(ranges, plan.consumers)
         return [Job(plan, "read", ranges=share, live=True) for share in shares]
 
     def _work(
@@ -261,6 +269,7 @@ class Bench:
         sending = {number for number, job in enumerate(jobs) if job.kind == "produce"}
         live = any(job.live for job in jobs)
         self._watcher.phase(f"starting {len(jobs)} workers ({self._runner})", None)
+
         with contextlib.closing(self._pool(jobs)) as pool:
             _start(pool, len(jobs))
             self._watcher.phase(text, seconds)
@@ -275,6 +284,7 @@ class Bench:
                     sending.clear()
                     ends = self._visible_ends(found.ledgers)
                     pool.end({queue_index: last for queue_index, (_, last) in ends.items()})
+
         if live:
             self._compare_received(found)
         self._ledgers += found.ledgers
@@ -295,9 +305,11 @@ class Bench:
         """Compare the rows that the consumers got with the acknowledged rows."""
         verdict = self._consumed = self._consumed or Verdict()
         got: dict[tuple[int, int], int] = {}
+
         for each in found.received:
             verdict.add(each.verdict)
             got.update(each.rows)
+
         for ledger in found.ledgers:
             verdict.acknowledged += ledger.acknowledged
             for queue_index, promised in ledger.queues.items():
@@ -329,6 +341,7 @@ class Bench:
         promised = promised_rows([*self._ledgers, *ledgers])
         before: Ends = {}
         give_up = 0.0
+
         while True:
             ends = self._ends()
             if all(
@@ -336,6 +349,7 @@ class Bench:
                 for queue_index, rows in promised.items()
             ):
                 return ends
+
             now = time.monotonic()
             if ends != before:
                 before, give_up = ends, now + VISIBLE_S
@@ -357,7 +371,7 @@ class Bench:
             Job(plan, "verify", ranges=share, ledgers=tuple(self._ledgers))
             for share in _shares(ranges, plan.workers)
         ]
-        total = sum(place.last - place.first for place in ranges)
+        total = sum(span.last - span.first for span in ranges)
         return self._work(plan, f"reading {total:,} messages back", jobs, None).verdict
 
     # --- the highest rate -----------------------------------------------------------------------
@@ -369,10 +383,11 @@ class Bench:
         """
         plan = self._plan
         closed = self._round(plan)
-        # In a short measured part on a busy machine there may be nothing; in the whole round there is.
+        # In a short measured part on a busy machine there may be nothing. In the whole round there is.
         acknowledged = sum(ledger.acknowledged for ledger in closed.ledgers)
         overall = acknowledged / (plan.warmup_s + plan.duration_s)
         low, high = 0.0, 1.5 * max(closed.series["send"].messages_per_s(), overall)
+
         best: Round | None = None
         for number in range(1, SEARCH_ROUNDS + 1):
             rate = (low + high) / 2
@@ -386,6 +401,7 @@ class Bench:
                 high = rate
             if best is not None and high - low <= SEARCH_PRECISION * high:
                 break
+
         if best is None:
             last = tried[-1]
             message = (
@@ -394,6 +410,7 @@ class Bench:
                 "(--duration-s), or find what slows the cluster down"
             )
             raise Rejected(message, field="find_max", limit=limit_ms)
+
         return best
 
 
@@ -415,9 +432,9 @@ def judge(found: Round, limit_ms: float) -> dict[str, Any]:
 def _shares(ranges: list[QueueRange], parts: int) -> list[tuple[QueueRange, ...]]:
     """Ranges spread over up to `parts` shares that are not empty, the long ranges first."""
     shares: list[list[QueueRange]] = [[] for _ in range(parts)]
-    for place in sorted(ranges, key=lambda place: place.first - place.last):
+    for span in sorted(ranges, key=lambda span: span.first - span.last):
         shortest = min(shares, key=lambda share: (sum(p.last - p.first for p in share), len(share)))
-        shortest.append(place)
+        shortest.append(span)
     return [tuple(share) for share in shares if share]
 
 

@@ -26,7 +26,7 @@ from raymq.store.errors import RayMQError, Rejected, StorageFull, Unavailable
 
 from .check import Ledger
 from .histogram import Histogram
-from .job import BenchClock, Job, Meter, Sent, Snapshot
+from .job import BenchClock, Job, Meter, SendResult, Snapshot
 from .messages import RowMaker, body_bytes
 from .plan import BenchPlan
 
@@ -52,10 +52,10 @@ class Transport(Protocol):
         """Look the topic up, so that the first send is as quick as the others."""
 
     def send(self, topic: str, queue_id: int, rows: pa.RecordBatch, done: Done) -> None:
-        """Send rows of PUT_SCHEMA; may block while buffers are full. Raises: RayMQError."""
+        """Send rows of PUT_SCHEMA. May block while buffers are full. Raises: RayMQError."""
 
     def close(self) -> None:
-        """Close; sends without an answer fail."""
+        """Close. Sends without an answer fail."""
 
 
 class BatchTransport:
@@ -168,6 +168,7 @@ class Sending:
         self._maker = RowMaker(job.plan, job.worker)
         self._window = job.plan.in_flight * job.plan.batch
         self._offset_us = 0.0
+
         #: guards everything below
         self._changed = threading.Condition()
         self._ledger = Ledger(job.worker)
@@ -179,7 +180,7 @@ class Sending:
         self._sent = 0
         self._meter: Meter
 
-    def run(self, start: float) -> Iterator[Snapshot | Sent]:
+    def run(self, start: float) -> Iterator[Snapshot | SendResult]:
         """From `start` (monotonic seconds) to the end of the plan, and until all is answered.
 
         Raises: the first error that is not retriable.
@@ -191,6 +192,7 @@ class Sending:
         end = start + plan.warmup_s + plan.duration_s
         if self._job.rows is not None:
             end = float("inf")
+
         self._wait(lambda: False, start)
         while (now := clock.monotonic()) < end and not self._enough():
             yield from self._snapshots(self._meter.number(now))
@@ -203,12 +205,14 @@ class Sending:
                     self._wait(lambda: False, until)
                 else:
                     self._send(due)
+
         unsent = 0 if schedule is None else self._finish_schedule(schedule, end)
         yield from self._wait_for_answers()
+
         if self._fatal is not None:
             raise self._fatal
         with self._changed:
-            yield Sent(self._ledger, unsent, self._errors, self._first_error)
+            yield SendResult(self._ledger, unsent, self._errors, self._first_error)
 
     def _enough(self) -> bool:
         return self._job.rows is not None and self._sent >= self._job.rows
@@ -259,6 +263,7 @@ class Sending:
         """Count the answer to `count` rows from `row` on, of a batch that begins with sequence `first`."""
         now = self._clock.monotonic()
         now_us = int(now * 1e6 + self._offset_us)
+
         with self._changed:
             self._in_flight -= count
             if error is None:
@@ -275,6 +280,7 @@ class Sending:
                 self._first_error = self._first_error or str(error)
                 if isinstance(error, RayMQError) and not error.retriable:
                     self._fatal = self._fatal or error
+
             self._changed.notify_all()
 
     def _finish_schedule(self, schedule: Schedule, end: float) -> int:

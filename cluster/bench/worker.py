@@ -26,8 +26,8 @@ def work(
 ) -> Iterator[Any]:
     """Do a job.
 
-    Yields: READY, then for "produce" and "read" Snapshots and at the end Sent or Received; for
-    "verify" the rows of each piece and at the end a Verdict.
+    Yields: READY, then for "produce" and "read" Snapshots and at the end SendResult or ReceiveResult. For
+    "verify": the rows of each piece and at the end a Verdict.
     Raises: RayMQError, the error that ended the job.
     """
     clock = clock or BenchClock()

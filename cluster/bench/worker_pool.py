@@ -43,11 +43,12 @@ class LocalWorkers:
             self._pipes[ours] = number
 
     def events(self, timeout_s: float) -> list[Event]:
-        """The reports of workers; waits up to `timeout_s` for the first. Raises: RayMQError of a worker."""
+        """Wait up to `timeout_s`, then return the reports of workers so far. Raises: RayMQError of a worker."""
         found: list[Event] = []
         for pipe in wait(list(self._pipes), timeout_s):
             if not isinstance(pipe, Connection):
                 continue
+
             number = self._pipes[pipe]
             try:
                 item = pipe.recv()
@@ -57,12 +58,14 @@ class LocalWorkers:
                     f"bench worker {number} died, exit code {self._processes[number].exitcode}"
                 )
                 raise Bug(message) from None
+
             if isinstance(item, RayMQError):
                 raise item
             if item is None:
                 del self._pipes[pipe]
                 pipe.close()
             found.append((number, item))
+
         return found
 
     def go(self, start_s: float) -> None:
@@ -70,7 +73,7 @@ class LocalWorkers:
         self._send(start_s)
 
     def end(self, ends: dict[int, int]) -> None:
-        """Say where live readers end: queue index -> offset."""
+        """Set the ends of live readers. Args: `ends`: queue index -> offset."""
         self._send(ends)
 
     def _send(self, message: Any) -> None:
@@ -110,7 +113,7 @@ class Gate:
         return self._start_s
 
     async def end(self, ends: dict[int, int]) -> None:
-        """Say where live readers end."""
+        """Set the ends of live readers."""
         self._ends = ends
 
     async def ends(self) -> dict[int, int] | None:
@@ -146,13 +149,13 @@ def ray_task(job: Job, cluster: Cluster, gate: Any) -> Iterator[Any]:
     """The body of a Ray task."""
     import ray
 
-    # Ray sends values into the generator; `yield from` would pass them on to the inner generator.
+    # Ray sends values into the generator. `yield from` would pass them on to the inner generator.
     for item in work(job, cluster, RayControl(ray, gate)):  # noqa: UP028
         yield item
 
 
 class RayWorkers:
-    """One Ray task per worker, spread over the nodes; its items are streamed back.
+    """One Ray task per worker, spread over the nodes. Its items are streamed back.
 
     Tasks ask Ray for no CPU: all must run at once, even on a small cluster.
     """
@@ -172,6 +175,7 @@ class RayWorkers:
         ready, _ = self._ray.wait(streams, num_returns=len(streams), timeout=0, fetch_local=False)
         if not ready:
             ready, _ = self._ray.wait(streams, timeout=timeout_s, fetch_local=False)
+
         found: list[Event] = []
         for stream in ready:
             number = self._streams[stream]
@@ -188,6 +192,7 @@ class RayWorkers:
             except self._ray.exceptions.RayError as error:
                 raise Bug(f"bench worker {number} died: {error}") from error
             found.append((number, item))
+
         return found
 
     def go(self, start_s: float) -> None:
@@ -205,5 +210,5 @@ class RayWorkers:
         self._ray.kill(self._gate)
 
 
-#: running workers; both kinds have the same methods
+#: running workers. Both kinds have the same methods
 WorkerPool = LocalWorkers | RayWorkers

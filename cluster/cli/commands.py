@@ -32,6 +32,7 @@ def start(options: argparse.Namespace, console: Console) -> int:
         "data_dir": cluster.data_dir,
         "ray_address": cluster.ray_address,
     }
+
     cluster.close()
     shown = f"{cluster.name}: {url_of(endpoints[0])} ({len(endpoints)} shard(s))"
     console.result(options, facts, shown)
@@ -114,9 +115,9 @@ def grafana_install(options: argparse.Namespace, console: Console) -> int:
 
     files = Files()
     ray = None if options.directory is not None else grafana.ray_of(options.target, files=files)
-    place = grafana.install(options.directory, ray, files=files)
-    shown = f"{place}: Grafana shows it as the dashboard RayMQ"
-    console.result(options, {"file": str(place)}, shown)
+    path = grafana.install(options.directory, ray, files=files)
+    shown = f"{path}: Grafana shows it as the dashboard RayMQ"
+    console.result(options, {"file": str(path)}, shown)
     return EXIT_OK
 
 
@@ -140,11 +141,13 @@ def bench(options: argparse.Namespace, console: Console) -> int:
     for option, path in (("--json", options.json), ("--html", options.html)):
         if path is not None and path != "-":
             _check_writable(option, Path(path).expanduser())
+
     with cluster_of(options, console) as cluster:
         run = Bench(cluster, plan, runner=options.runner, watcher=watcher(console.stderr))
         outcome = run.run(
             find_max_ms=getattr(options, "find_max", None), verify=not options.no_verify
         )
+
     report = as_dict(outcome)
     if options.json == "-":
         console.json(report)
@@ -153,6 +156,7 @@ def bench(options: argparse.Namespace, console: Console) -> int:
             console.line(line)
         if options.json is not None:
             _write(options.json, json.dumps(report, indent=1), "--json")
+
     if options.html is not None:
         _write(options.html, page(report), "--html")
     return EXIT_OK if outcome.sound else EXIT_FAULT

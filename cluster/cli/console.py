@@ -28,7 +28,7 @@ def exit_code(error: RayMQError) -> int:
 
 
 class Console:
-    """Standard input and output, and the module that reaches clusters; tests replace each of them."""
+    """Standard input and output, and the module that reaches clusters. Tests replace each of them."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """`raymq doctor`: conditions that would make RayMQ fail or slow on this machine, with advice for each.
 
-A check of the machine is a pure function of facts, so that each verdict is tested without such a machine; `examine`
+A check of the machine is a pure function of facts, so that each verdict is tested without such a machine. `examine`
 gathers the facts. A data directory is judged by the code that `raymq start` runs.
 """
 
@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from raymq.actors.shared.control_block import check_architecture
 from raymq.cluster.bench.machine import version_of
-from raymq.cluster.cluster_record import ClusterRecord, Wanted, load_record
+from raymq.cluster.cluster_record import ClusterRecord, StartOptions, load_record
 from raymq.cluster.deploy import java
 from raymq.cluster.deploy.placement import NODE_HOST
 from raymq.cluster.paths import (
@@ -38,7 +38,7 @@ from raymq.store.errors import RayMQError, Rejected
 from raymq.store.files import Files
 
 from .status_text import size_text
-from .tls_check import NotTaken, validity
+from .tls_check import CertificateRefused, validity
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -86,13 +86,14 @@ def _fail(name: str, found: str, advice: str) -> Check:
 
 
 def examine(data_dir: str | None = None, *, ephemeral: bool = False) -> list[Check]:
-    """All checks of this machine; with `data_dir` also the checks of that directory.
+    """All checks of this machine, with `data_dir` also the checks of that directory.
 
     `ephemeral`: judge the directory as `raymq start --ephemeral` would.
     """
     files = Files()
-    place = data_dir or os.getcwd()
+    directory = data_dir or os.getcwd()
     java_path = java.find(os.environ)
+
     checks = [
         check_python(sys.version_info[:3]),
         check_machine(platform.system(), platform.machine()),
@@ -103,8 +104,9 @@ def examine(data_dir: str | None = None, *, ephemeral: bool = False) -> list[Che
         check_shared_memory(*_space_of("/dev/shm")),
         check_auth(os.environ),
         check_tls(os.environ, files, Clock().now_ms() / 1000),
-        check_disk(place, _free_bytes(place, files), _new_files_bytes(data_dir, files)),
+        check_disk(directory, _free_bytes(directory, files), _new_files_bytes(data_dir, files)),
     ]
+
     if data_dir is not None:
         checks += examine_data_dir(data_dir, files, ephemeral=ephemeral)
     return checks
@@ -155,7 +157,7 @@ def check_crc(crc32c: bool, isal: bool) -> Check:
 
 
 def check_java(path: str | None, major: int) -> Check:
-    """Only Spark needs it. Args: `major` is its version, 0 when that is not known."""
+    """Java, which only Spark needs. Args: `major`: its version; 0: not known."""
     if path is None:
         advice = (
             "only Spark needs it: install Java 17 (pip install 'raymq[spark]' brings one) and put its bin on PATH "
@@ -218,30 +220,32 @@ def check_auth(environment: Mapping[str, str]) -> Check:
 def check_tls(environment: Mapping[str, str], files: Files, now_s: float) -> Check:
     """The certificates in Ray's variables, as a shard on this machine would use them.
 
-    Args: `now_s` is the wall clock. Shards on loopback need no certificate.
+    Args: `now_s`: the wall clock. Shards on loopback need no certificate.
     """
-    where = "set the variables where Ray's node and `raymq start` are started"
+    advice = "set the variables where Ray's node and `raymq start` are started"
     try:
         if not tls.wanted(environment):
             return _ok("tls", f"{tls.USE_TLS} is not on: shards serve 127.0.0.1 in clear")
         tls.server_identity(environment, files)
         ca = tls.trusted(environment, files)
     except Rejected as error:
-        return _fail("tls", str(error), where)
+        return _fail("tls", str(error), advice)
+
     if ca is None:
-        found = f"{tls.CA_CERT} is not set: replicas cannot check each other's certificate"
-        return _fail("tls", found, f"name the authority's PEM file there: {where}")
+        missing = f"{tls.CA_CERT} is not set: replicas cannot check each other's certificate"
+        return _fail("tls", missing, f"name the authority's PEM file there: {advice}")
+
     certificate = environment[tls.SERVER_CERT]
     try:
         valid = validity(certificate, environment[tls.SERVER_KEY], ca)
-    except NotTaken as error:
-        found = (
-            f"{certificate} is refused by clients that trust {environment[tls.CA_CERT]}: {error}"
-        )
+    except CertificateRefused as error:
+        refusal = f"{certificate} is refused by clients that trust {environment[tls.CA_CERT]}"
         advice = "have this authority sign a certificate for this node's address, and name it"
-        return _fail("tls", found, f"{advice} in {tls.SERVER_CERT}")
+        return _fail("tls", f"{refusal}: {error}", f"{advice} in {tls.SERVER_CERT}")
+
     days = int((valid.end_s - now_s) // 86_400)
-    found = f"{certificate} for {', '.join(valid.names) or 'no address'}, {days} days left"
+    names = ", ".join(valid.names) or "no address"
+    found = f"{certificate} for {names}, {days} days left"
     if not valid.names:
         return _fail("tls", found, "give it a subjectAltName with this node's address")
     if days < _CERTIFICATE_WARN_DAYS:
@@ -249,64 +253,72 @@ def check_tls(environment: Mapping[str, str], files: Files, now_s: float) -> Che
     return _ok("tls", found)
 
 
-def check_disk(place: str, free: int | None, needed: int = _DISK_FAIL_BYTES) -> Check:
+def check_disk(directory: str, free: int | None, needed: int = _DISK_FAIL_BYTES) -> Check:
     """Space for the files of a start: a segment and the next one, which is allocated ahead."""
     if free is None:
-        return _fail("disk space", f"{place} cannot be examined", "name an existing disk")
-    found = f"{size_text(free)} free at {place}"
+        return _fail("disk space", f"{directory} cannot be examined", "name an existing disk")
+
+    found = f"{size_text(free)} free at {directory}"
     if free < needed:
         advice = (
             f"up to {size_text(needed)} are allocated at the start (less with --segment-size-bytes): free some, or "
             "choose another disk"
         )
         return _fail("disk space", found, advice)
+
     if free < _DISK_WARN_BYTES:
         advice = (
             "messages are deleted after 72 hours (--file-reserved-hours), not earlier: watch it"
         )
         return _warn("disk space", found, advice)
+
     return _ok("disk space", found)
 
 
 def examine_data_dir(data_dir: str, files: Files, *, ephemeral: bool = False) -> list[Check]:
-    """One data directory, judged by the code of `raymq start` and in its words; changes nothing."""
+    """One data directory, judged by the code of `raymq start` and in its words. Changes nothing."""
     paths = ClusterPaths(data_dir)
     refused = "`raymq start` refuses this directory"
+
     try:
         record = load_record(paths, files)
         accepted = ephemeral or (record is not None and record.ephemeral)
         check_data_dir(data_dir, ephemeral=accepted, files=files)
-        wanted = Wanted(tls=tls.wanted(os.environ))
+        wanted = StartOptions(tls=tls.wanted(os.environ))
         stored, record, _ = plan_start(paths, wanted, ephemeral=accepted, files=files)
         if files.exists(paths.token):
             load_token(paths, files)
     except RayMQError as error:
         return [_fail("data dir", str(error), refused)]
-    checks = [_check_place(paths.root, files)]
+
+    checks = [_check_directory(paths.root, files)]
     if stored is not None:
         checks.append(_check_address(record))
         checks += _check_cluster(paths, record, files)
     return checks
 
 
-def _check_place(place: Path, files: Files) -> Check:
+def _check_directory(directory: Path, files: Files) -> Check:
     """A directory that `start` accepts, with its risks."""
-    reason = volatile_reason(place, files)
+    reason = volatile_reason(directory, files)
     if reason is not None:
         advice = "choose a disk, unless the messages may be lost"
         return _warn("data dir", f"{reason}; accepted as ephemeral", advice)
-    kind = mount_of(place, files).kind
+
+    kind = mount_of(directory, files).kind
     if kind in _NETWORK_FILE_SYSTEMS:
         advice = "locks and syncs over a network are as good as its server: use a local disk"
-        return _warn("data dir", f"{place} is on {kind}", advice)
+        return _warn("data dir", f"{directory} is on {kind}", advice)
     if kind == "overlay":
         advice = "it is deleted with the container: mount a volume"
-        return _warn("data dir", f"{place} is in a container's own layer", advice)
-    if not files.exists(place):
-        return _ok("data dir", f"{place} on {kind}; `raymq start` makes it")
-    mode = os.stat(place).st_mode & 0o777
+        return _warn("data dir", f"{directory} is in a container's own layer", advice)
+
+    if not files.exists(directory):
+        return _ok("data dir", f"{directory} on {kind}; `raymq start` makes it")
+
+    mode = os.stat(directory).st_mode & 0o777
     note = f"; mode {mode:04o}, which `raymq start` makes 0700" if mode & 0o077 else ""
-    return _ok("data dir", f"{place} on {kind}{note}")
+    return _ok("data dir", f"{directory} on {kind}{note}")
 
 
 def _check_address(record: ClusterRecord) -> Check:
@@ -328,6 +340,7 @@ def _check_cluster(paths: ClusterPaths, record: ClusterRecord, files: Files) -> 
     if not files.exists(paths.token):
         token = "its token is missing: `raymq start` makes another"
     found = f"{record.name!r}, {token}"
+
     try:
         with connect(paths.data_dir) as cluster:
             cluster.describe()
@@ -338,6 +351,7 @@ def _check_cluster(paths: ClusterPaths, record: ClusterRecord, files: Files) -> 
         return [_fail("cluster", refused, advice)]
     except RayMQError:
         return [_ok("cluster", f"{found}; it does not run or does not answer")]
+
     now_ms = Clock().now_ms()
     return [
         _ok("cluster", f"{found}; it runs and accepts the token"),
@@ -346,24 +360,29 @@ def _check_cluster(paths: ClusterPaths, record: ClusterRecord, files: Files) -> 
 
 
 def check_shard(facts: Mapping[str, Any], now_ms: int) -> Check:
-    """A running shard. Args: `facts` is its part of `Cluster.status()`."""
+    """A running shard. Args: `facts`: its part of `Cluster.status()`."""
     name, state, cause = f"shard {facts.get('shard')}", facts.get("state"), facts.get("error")
+
     if state != "RUNNING":
         found = f"{state}: {cause or 'no cause is known'}"
         return _fail(name, found, 'see docs/operating.md, "When something is wrong"')
+
     if cause or facts.get("writable") is False:
         advice = "RayMQ tries again by itself; repair the named cause, and check this machine's limits and disk"
         return _warn(name, f"RUNNING, but {cause}", advice)
+
     leases = facts.get("roles", {}).get("roles", {})
     idle = [role for role, lease in leases.items() if not lease["granted"]]
     if idle:
         advice = "Ray restarts it; if that takes longer than seconds, see Ray's log of the actor"
         return _warn(name, f"RUNNING without {', '.join(idle)}", advice)
+
     last = facts.get("last_end")
     if last and now_ms - last["time_ms"] < _LAST_END_MS:
         minutes = (now_ms - last["time_ms"]) // 60_000
         found = f"RUNNING; its process ended itself {minutes} minutes ago: {last['reason']}"
         return _warn(name, found, "Ray started it again; repair the named cause")
+
     return _ok(name, "RUNNING")
 
 
@@ -372,7 +391,7 @@ def _has(module: str) -> bool:
 
 
 def _space_of(path: str) -> tuple[int | None, int | None]:
-    """Size and free bytes of a file system; None where the system does not say."""
+    """Size and free bytes of a file system, or None if the system does not say."""
     try:
         usage = shutil.disk_usage(path)
     except OSError:
@@ -381,7 +400,7 @@ def _space_of(path: str) -> tuple[int | None, int | None]:
 
 
 def _new_files_bytes(data_dir: str | None, files: Files) -> int:
-    """The bytes that the next start may allocate; for an existing cluster one more segment per replica."""
+    """The bytes that the next start may allocate. For an existing cluster one more segment per replica."""
     record = None
     if data_dir is not None:
         with contextlib.suppress(RayMQError):
@@ -391,8 +410,8 @@ def _new_files_bytes(data_dir: str | None, files: Files) -> int:
     return record.shards * record.replicas * record.segment_size_bytes
 
 
-def _free_bytes(place: str, files: Files) -> int | None:
+def _free_bytes(directory: str, files: Files) -> int | None:
     try:
-        return files.free_bytes(nearest_existing(Path(place).expanduser().absolute(), files))
+        return files.free_bytes(nearest_existing(Path(directory).expanduser().absolute(), files))
     except OSError:
         return None

@@ -45,11 +45,11 @@ def ray_of(cluster: str | None, *, files: Files) -> RayTarget | None:
 
 
 def install(directory: str | None, target: RayTarget | None, *, files: Files) -> Path:
-    """Copy the dashboard to `directory`, or to where the Grafana of the Ray at `target` looks.
+    """Copy the dashboard to `directory`, or to the folder of the Grafana of the Ray at `target`.
 
     Returns: the file written.
-    Raises: Rejected when the directory does not exist, when neither it nor a Ray is given, or when that Ray has no
-    Grafana folder on this machine; Unavailable when Ray does not answer, or the directory cannot be written.
+    Raises: Rejected if the directory does not exist, if neither it nor a Ray is given, or if the Ray has no Grafana
+    folder here. Raises Unavailable if Ray does not answer, or the directory cannot be written.
     """
     if directory is not None:
         folder = Path(directory)
@@ -61,11 +61,12 @@ def install(directory: str | None, target: RayTarget | None, *, files: Files) ->
     else:
         message = "no running Ray was found: name Grafana's dashboards folder with --directory"
         raise Rejected(message, field="directory")
-    place = folder / FILE_NAME
-    files.write_file_atomic(place, dashboard())
+
+    path = folder / FILE_NAME
+    files.write_file_atomic(path, dashboard())
     # Grafana often runs as another user.
-    os.chmod(place, _READABLE)
-    return place
+    os.chmod(path, _READABLE)
+    return path
 
 
 def dashboards_folder(session_dir: Path, files: Files) -> Path:
@@ -74,11 +75,13 @@ def dashboards_folder(session_dir: Path, files: Files) -> Path:
         text = files.read_file(session_dir / _PROVIDER).decode("utf-8", "replace")
     except OSError:
         text = ""
+
     for line in text.splitlines():
         name, _, path = line.strip().partition(": ")
         folder = Path(path.strip().strip("'\""))
         if name == "path" and folder.is_dir():
             return folder
+
     message = (
         f"the Ray session in {session_dir} has no folder of Grafana dashboards here: Ray makes it on its head node "
         "when it runs with its dashboard (a Ray that `raymq start` starts does not). Name the folder that your "

@@ -1,7 +1,12 @@
-"""The grammar of the command line `raymq`; the commands are in the modules beside this one.
+"""The grammar of the command line `raymq`. The commands are in the modules beside this one.
 
-Exit codes: 0 done; 1 a fault was found (damage, a failed check, a shard that does not serve); 2 the
-command is wrong; 3 the cluster is not available now; 130 interrupted.
+Exit codes:
+
+    0    done
+    1    a fault was found: damage, a failed check, a shard that does not serve
+    2    the command is wrong
+    3    the cluster is not available now
+    130  interrupted
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from typing import Any, NoReturn
 
 from raymq import __version__
 from raymq.store.errors import RayMQError, Unavailable
-from raymq.store.promise import ACKS
+from raymq.store.promise import ACKS, FLUSHES
 
 from . import commands, message_commands, store_commands
 from .console import EXIT_USAGE, Console, exit_code
@@ -47,13 +52,13 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "allow_abbrev": False})
 
-    def option(self, words: str, text: str, **more: Any) -> None:
+    def option(self, spec: str, text: str, **more: Any) -> None:
         """Add an option or an argument.
 
-        Args: `words` are its names and its value: VALUE, [VALUE] if the value may be left out, or one|of|these.
-        `text` is its help.
+        Args: `spec`: its names and its value: VALUE, [VALUE] if the value may be left out, or one|of|these.
+        `text`: its help.
         """
-        names = words.split()
+        names = spec.split()
         metavar = names.pop() if names[-1].strip("[]").isupper() else None
         if metavar is not None and metavar.startswith("["):
             metavar = metavar.strip("[]")
@@ -62,17 +67,17 @@ class _Parser(argparse.ArgumentParser):
             more["choices"] = tuple(names.pop().split("|"))
         self.add_argument(*names, metavar=metavar, help=text, **more)
 
-    def number(self, words: str, text: str, *, least: int = 1, **more: Any) -> None:
+    def number(self, spec: str, text: str, *, least: int = 1, **more: Any) -> None:
         """Add an option with a whole number."""
-        self.option(words, text, type=_count(least), **more)
+        self.option(spec, text, type=_count(least), **more)
 
-    def decimal(self, words: str, text: str) -> None:
+    def decimal(self, spec: str, text: str) -> None:
         """Add an option with a number that need not be whole."""
-        self.option(words, text, type=float)
+        self.option(spec, text, type=float)
 
-    def flag(self, words: str, text: str) -> None:
+    def flag(self, spec: str, text: str) -> None:
         """Add an option without a value."""
-        self.add_argument(*words.split(), action="store_true", help=text)
+        self.add_argument(*spec.split(), action="store_true", help=text)
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: {message}\nTry `{self.prog} --help`.\n")
@@ -106,13 +111,15 @@ def _count(least: int) -> Callable[[str], int]:
     return parse
 
 
-def _position(*words: str) -> Callable[[str], str | int]:
+def _position(*choices: str) -> Callable[[str], str | int]:
     def parse(text: str) -> str | int:
-        if text in words:
+        if text in choices:
             return text
         if text.isdigit():
             return int(text)
-        raise argparse.ArgumentTypeError(f"{text!r} is neither an offset nor {' or '.join(words)}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither an offset nor {' or '.join(choices)}"
+        )
 
     return parse
 
@@ -123,21 +130,23 @@ def build_parser() -> argparse.ArgumentParser:
         prog="raymq", description="A durable, replicated message log on Ray.", epilog=_EPILOG
     )
     parser.add_argument("--version", action="version", version=f"raymq {__version__}")
-    words = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _start(words)
-    _stop_and_status(words)
-    _topics(words)
-    _produce(words)
-    _consume(words)
-    _store(words)
-    _bench(words)
-    _grafana(words)
-    _doctor(words)
+
+    parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _start(parsers)
+    _stop_and_status(parsers)
+    _topics(parsers)
+    _produce(parsers)
+    _consume(parsers)
+    _store(parsers)
+    _bench(parsers)
+    _grafana(parsers)
+    _doctor(parsers)
+
     return parser
 
 
 def _command(
-    words: Any,
+    parsers: Any,
     name: str,
     run: Run,
     text: str,
@@ -146,8 +155,8 @@ def _command(
     cluster: bool = False,
     **more: str,
 ) -> _Parser:
-    """Add a command. Args: `json` adds --json, `cluster` the options that name a cluster."""
-    command: _Parser = words.add_parser(name, help=text, **more)
+    """Add a command. Args: `json`: add --json. `cluster`: add the options that name a cluster."""
+    command: _Parser = parsers.add_parser(name, help=text, **more)
     command.set_defaults(run=run)
     if json:
         command.flag("--json", "print JSON")
@@ -167,17 +176,18 @@ def _token_file(command: _Parser) -> None:
     )
 
 
-def _group(words: Any, name: str, text: str, dest: str = "verb") -> Any:
-    """Add a command that has verbs. Returns: where they are added."""
-    return words.add_parser(name, help=text).add_subparsers(
+def _group(parsers: Any, name: str, text: str, dest: str = "verb") -> Any:
+    """Add a command that has verbs. Returns: the object to which they are added."""
+    return parsers.add_parser(name, help=text).add_subparsers(
         dest=dest, required=True, metavar=dest.upper()
     )
 
 
-def _start(words: Any) -> None:
+def _start(parsers: Any) -> None:
     start = _command(
-        words, "start", commands.start, "create or resume the cluster of a data directory"
+        parsers, "start", commands.start, "create or resume the cluster of a data directory"
     )
+
     start.option("data_dir DIR", "data directory, made if missing")
     start.option("--name", 'how other commands find it (first start only; default: "default")')
     start.number(
@@ -188,8 +198,9 @@ def _start(words: Any) -> None:
         "--replication single|mirror",
         "mirror keeps each shard twice, without failover (first start only; default: single)",
     )
+
     start.option(
-        "--flush sync|async",
+        f"--flush {'|'.join(FLUSHES)}",
         "acknowledge after the sync to disk, or before (default: as at the last start, at first sync)",
     )
     start.decimal(
@@ -201,6 +212,7 @@ def _start(words: Any) -> None:
         "append through shared memory, 128 MiB of /dev/shm per shard (default: as at the last start, at first off)",
         action=argparse.BooleanOptionalAction,
     )
+
     start.option(
         "--address HOST:PORT",
         "the Ray to run in (default: the variable RAY_ADDRESS, else a Ray of its own)",
@@ -217,6 +229,7 @@ def _start(words: Any) -> None:
         "(first start only; default: this machine)",
         type=lambda text: text.split(","),
     )
+
     start.option(
         "--host",
         "address that the shards listen on (default: 127.0.0.1; with --nodes each node's own)",
@@ -227,17 +240,18 @@ def _start(words: Any) -> None:
     )
 
 
-def _stop_and_status(words: Any) -> None:
+def _stop_and_status(parsers: Any) -> None:
     stop = _command(
-        words, "stop", commands.stop, "end a cluster (and Ray, if start started it); data stays"
+        parsers, "stop", commands.stop, "end a cluster (and Ray, if start started it); data stays"
     )
     stop.option(
         "target [TARGET]",
         "data directory or name (default: the cluster known here, if it is the only one)",
     )
     stop.number("--timeout-s N", "seconds that the shards have to close (default: 60)", default=60)
+
     status = _command(
-        words,
+        parsers,
         "status",
         commands.status,
         "health, shards, topics, messages, disk and lag of a cluster",
@@ -252,8 +266,8 @@ def _stop_and_status(words: Any) -> None:
     )
 
 
-def _topics(words: Any) -> None:
-    verbs = _group(words, "topic", "list, create and describe topics")
+def _topics(parsers: Any) -> None:
+    verbs = _group(parsers, "topic", "list, create and describe topics")
     _command(verbs, "list", commands.topic_list, "all topics", cluster=True)
     create = _command(verbs, "create", commands.topic_create, "make a topic", cluster=True)
     create.option("topic TOPIC", "name of the new topic")
@@ -265,15 +279,16 @@ def _topics(words: Any) -> None:
     describe.option("topic TOPIC", "name of the topic")
 
 
-def _produce(words: Any) -> None:
+def _produce(parsers: Any) -> None:
     produce = _command(
-        words,
+        parsers,
         "produce",
         message_commands.produce,
         "send each line of standard input, or of a file, as a message",
         cluster=True,
         epilog=_PUT_BACK_EPILOG,
     )
+
     produce.option(
         "topic [TOPIC]", "topic to send to (default: with --input the topic that each line names)"
     )
@@ -288,8 +303,9 @@ def _produce(words: Any) -> None:
     )
 
 
-def _consume(words: Any) -> None:
-    consume = _command(words, "consume", message_commands.consume, "print messages", cluster=True)
+def _consume(parsers: Any) -> None:
+    consume = _command(parsers, "consume", message_commands.consume, "print messages", cluster=True)
+
     consume.option("topic TOPIC", "name of the topic")
     consume.option(
         "--from POSITION",
@@ -305,6 +321,7 @@ def _consume(words: Any) -> None:
         type=_position("latest"),
         default="latest",
     )
+
     consume.flag("--follow", "wait for new messages until interrupted")
     consume.number("--max N", "end after N messages (default: no limit)")
     consume.option(
@@ -315,10 +332,11 @@ def _consume(words: Any) -> None:
     )
 
 
-def _store(words: Any) -> None:
-    verbs = _group(words, "store", "check, repair, export a store directory; import it")
+def _store(parsers: Any) -> None:
+    verbs = _group(parsers, "store", "check, repair, export a store directory; import it")
     verify = _command(verbs, "verify", store_commands.verify, "check every byte; 1 if damaged")
     verify.option(*_STORE_DIR)
+
     dump = _command(
         verbs,
         "dump",
@@ -326,6 +344,7 @@ def _store(words: Any) -> None:
         "every message as a line of JSON; `raymq produce --input` sends it again",
     )
     dump.option(*_STORE_DIR)
+
     scrub = _command(
         verbs,
         "scrub",
@@ -340,6 +359,7 @@ def _store(words: Any) -> None:
         default=64,
     )
     scrub.flag("--again", "begin at the start, not where the last pass ended")
+
     _store_repair(verbs)
     _store_export(verbs)
     _store_import(verbs)
@@ -349,6 +369,7 @@ def _store_repair(verbs: Any) -> None:
     repair = _command(
         verbs, "repair", store_commands.repair, "print a repair plan; --yes carries it out"
     )
+
     repair.option(*_STORE_DIR)
     repair.flag("--yes", "carry the plan out; no process may have the store open")
     repair.option(
@@ -372,6 +393,7 @@ def _store_export(verbs: Any) -> None:
     )
     export.option("directory DIR", "a store")
     export.option("target TARGET", "the new directory")
+
     export.option("--topic NAME", "only this topic (default: all but RayMQ's own)")
     export.number("--queue-id N", "only this queue of the topic (default: all queues)", least=0)
     export.number(
@@ -397,8 +419,8 @@ def _store_import(verbs: Any) -> None:
     importing.option("--topic NAME", "only this topic (default: every topic of the export)")
 
 
-def _grafana(words: Any) -> None:
-    verbs = _group(words, "grafana", "a dashboard of the metrics (docs/metrics.md)")
+def _grafana(parsers: Any) -> None:
+    verbs = _group(parsers, "grafana", "a dashboard of the metrics (docs/metrics.md)")
     install = _command(
         verbs,
         "install",
@@ -412,12 +434,13 @@ def _grafana(words: Any) -> None:
     install.option(
         "--directory DIR", "Grafana's dashboards folder (default: the one that Ray names)"
     )
+
     _command(verbs, "show", commands.grafana_show, "print it, as JSON")
 
 
-def _doctor(words: Any) -> None:
+def _doctor(parsers: Any) -> None:
     doctor = _command(
-        words,
+        parsers,
         "doctor",
         commands.doctor,
         "check this machine and a data directory as `raymq start` would",
@@ -432,8 +455,8 @@ def _doctor(words: Any) -> None:
     )
 
 
-def _bench(words: Any) -> None:
-    verbs = _group(words, "bench", "load test, from every node of the Ray cluster", dest="mode")
+def _bench(parsers: Any) -> None:
+    verbs = _group(parsers, "bench", "load test, from every node of the Ray cluster", dest="mode")
     for mode, text in (
         ("produce", "send, and time each message until it is acknowledged"),
         ("consume", "send a backlog, then read it as fast as it comes"),
@@ -442,6 +465,7 @@ def _bench(words: Any) -> None:
         verb = _command(
             verbs, mode, commands.bench, text, json=False, cluster=True, epilog=_BENCH_EPILOG
         )
+
         _bench_load(verb)
         if mode == "consume":
             verb.number("--messages N", "messages of the backlog (default: 200000)")
@@ -453,14 +477,16 @@ def _bench(words: Any) -> None:
 
 
 def _bench_load(verb: _Parser) -> None:
-    """The options that make a BenchPlan; defaults are its own."""
+    """The options that make a BenchPlan. Defaults are its own."""
     verb.option("--topic NAME", "name of the topic (default: bench)")
     verb.number("--topics N", "number of topics, NAME-0 ... (default: 1)")
     verb.number("--queues N", "queues of each topic (default: 4)")
     verb.option("--shards N,...", "only the queues on these shards (default: all)")
+
     verb.number("--workers N", "workers (default: 2)")
     verb.number("--batch N", "rows of a batch at most (default: 1000)")
     verb.number("--in-flight N", "closed loop: unacknowledged batches per worker (default: 4)")
+
     verb.option(
         "--size DIST",
         "bytes of a body: N, uniform:LOW-HIGH, lognormal:MEDIAN[:SIGMA] (default: 1024)",
@@ -469,6 +495,7 @@ def _bench_load(verb: _Parser) -> None:
     verb.option(
         "--api batches|messages", "send columns, or one message per call (default: batches)"
     )
+
     verb.option(f"--acks {'|'.join(ACKS)}", "what a receipt waits for (default: quorum)")
 
 
@@ -496,6 +523,7 @@ def _bench_report(verb: _Parser) -> None:
         "processes for a raymq:// target, else ray)",
         default="auto",
     )
+
     verb.option(
         "--json [FILE]",
         "write the result as JSON to FILE, without FILE to standard output (default: as text)",
@@ -514,6 +542,7 @@ def main(argv: Sequence[str] | None = None, *, console: Console | None = None) -
     except SystemExit as leaving:
         # argparse has printed the help or the error.
         return int(leaving.code or 0) if not isinstance(leaving.code, str) else EXIT_USAGE
+
     try:
         code: int = options.run(options, console)
         console.flush()
@@ -521,8 +550,7 @@ def main(argv: Sequence[str] | None = None, *, console: Console | None = None) -
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader (head, less) has seen enough. Python would complain again when it flushes at
-        # exit.
+        # The reader (head, less) has seen enough. Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except RayMQError as error:
@@ -530,6 +558,7 @@ def main(argv: Sequence[str] | None = None, *, console: Console | None = None) -
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
         failure = Unavailable(f"{where}{error.strerror or error}", errno=error.errno)
+
     console.error(failure, as_json=getattr(options, "json", False))
     return exit_code(failure)
 

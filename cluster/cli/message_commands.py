@@ -23,12 +23,14 @@ def produce(options: argparse.Namespace, console: Console) -> int:
         return _put_back(options, console)
     if options.topic is None:
         raise Rejected("name a TOPIC: only lines of --input may name their own", field="topic")
+
     sent = 0
     with cluster_of(options, console) as cluster, cluster.producer() as producer:
         # The producer's end raises the first failure, so a line is never lost in silence.
         for number, line in enumerate(console.stdin, start=1):
             producer.send(options.topic, **_message(line.removesuffix(b"\n"), number, options))
             sent += 1
+
     if options.json:
         console.json({"sent": sent, "topics": {options.topic: sent}, "left_out": 0})
     else:
@@ -54,6 +56,7 @@ def _put_back(options: argparse.Namespace, console: Console) -> int:
     if options.key_separator is not None:
         fault = "--key-separator is for lines of text; a line of --input says its key itself"
         raise Rejected(fault, field="key_separator")
+
     with (
         _input(options.input, console) as lines,
         cluster_of(options, console) as cluster,
@@ -68,6 +71,7 @@ def _put_back(options: argparse.Namespace, console: Console) -> int:
                 fault = f"line {number} names no topic: name a TOPIC for all lines"
                 raise Rejected(fault, field="topic", row=number)
             sender.send(message, topic=options.topic)
+
     if options.json:
         console.json(sender.facts())
     else:
@@ -98,6 +102,7 @@ def consume(options: argparse.Namespace, console: Console) -> int:
         ends = None if options.follow else _ends(queues, options)
         if ends is not None and not ends:
             return EXIT_OK
+
         printed = 0
         # Queues that have nothing to print are left out: the first offset may be beyond their end.
         chosen = None if ends is None else sorted(ends)
@@ -109,6 +114,7 @@ def consume(options: argparse.Namespace, console: Console) -> int:
                     break
                 if options.follow:
                     console.flush()
+
     return EXIT_OK
 
 

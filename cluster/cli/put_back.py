@@ -2,7 +2,7 @@
 
 Three forms are read: the lines of `raymq consume -o json`, the lines of `raymq store dump`, and the rows of
 `raymq store export`. Body, key, tag, index keys and properties come back byte for byte. A message keeps its queue id
-if the topic has that queue; else its key decides. Offset, times, hosts, ids, flags and the properties that belong to
+if the topic has that queue, else its key decides. Offset, times, hosts, ids, flags and the properties that belong to
 RocketMQ or RayMQ are new.
 """
 
@@ -87,7 +87,7 @@ def _body(given: dict[str, Any]) -> bytes:
     if "body_base64" in given:
         return base64.b64decode(given["body_base64"], validate=True)
     body = given["body"]
-    # Text goes as it is; anything else as the JSON it came as.
+    # Text goes as it is. Anything else as the JSON it came as.
     return body.encode() if isinstance(body, str) else json.dumps(body).encode()
 
 

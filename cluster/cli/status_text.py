@@ -1,4 +1,4 @@
-"""The lines of `raymq status`: health first, then the facts of each shard; bytes and pids with `verbose`."""
+"""The lines of `raymq status`: health first, then the facts of each shard. `verbose` adds bytes and pids."""
 
 from __future__ import annotations
 
@@ -33,15 +33,18 @@ def status_lines(
     shards = status["shards"]
     metrics = [shard["metrics"] for shard in shards if shard.get("metrics")]
     complete = len(metrics) == len(shards)
+
     yield f"cluster {status['name']}: {status['state']}"
     yield _line("directory", status.get("data_dir") or "on another machine")
     yield _line("shards", _shards(shards))
     for shard in shards:
         yield from _shard(shard, verbose)
+
     yield _line("topics", "unknown" if topics is None else str(len(topics)))
     yield _line("messages", _messages(metrics) if complete else "unknown")
     yield _line("disk", _disk(metrics))
     yield _line("lag", _lag(metrics))
+
     if verbose:
         yield _line("cluster id", status["cluster_id"])
         if status.get("ray_address"):
@@ -81,14 +84,17 @@ def _shard(shard: Facts, verbose: bool) -> Iterator[str]:
     text = str(shard["state"])
     if shard.get("error"):
         text += f" ({shard['error']})"
+
     running = [_SERVICES.get(role, role) for role, lease in leases.items() if lease["granted"]]
     if running:
         text += f", {', '.join(running)} {'runs' if len(running) == 1 else 'run'}"
     yield _line(f"shard {shard['shard']}", text)
+
     for role, lease in leases.items():
         if not lease["granted"]:
             last = lease["last_end"] or "none"
             yield f"{_INDENT}{_SERVICES.get(role, role)} does not run (its last end: {last})"
+
     protection = _protection(shard)
     if protection:
         yield _INDENT + protection
@@ -97,7 +103,7 @@ def _shard(shard: Facts, verbose: bool) -> Iterator[str]:
 
 
 def _protection(shard: Facts) -> str:
-    """The protection that the second replica gives: it depends on where that is."""
+    """The protection that the second replica gives, which depends on its machine."""
     if shard.get("replication") != "mirror":
         return ""
     nodes = shard.get("nodes")
@@ -116,9 +122,9 @@ def _positions(shard: Facts, leases: Mapping[str, Any]) -> Iterator[str]:
     if shard.get("transient_pool"):
         keys.insert(1, "committed")
     ends = ", ".join(f"{key} {shard[key]}" for key in keys if key in shard)
-    place = ", ".join(f"{key} {shard[key]}" for key in ("endpoint", "pid") if shard.get(key))
-    if ends or place:
-        yield _INDENT + "; ".join(part for part in (ends and f"{ends} bytes", place) if part)
+    process = ", ".join(f"{key} {shard[key]}" for key in ("endpoint", "pid") if shard.get(key))
+    if ends or process:
+        yield _INDENT + "; ".join(part for part in (ends and f"{ends} bytes", process) if part)
     for role, lease in leases.items():
         if lease["granted"]:
             starts = f"{lease['grants']} start{'' if lease['grants'] == 1 else 's'}"
@@ -145,14 +151,17 @@ def _lag(metrics: list[Facts]) -> str:
         for topic, lags in shard["consumer_lag_messages"].items():
             for group, count in lags.items():
                 groups[topic, group] = groups.get((topic, group), 0) + count
+
     lags = [
         f"topic {topic}, group {group}: {count:,} messages"
         for (topic, group), count in sorted(groups.items())
         if count
     ]
+
     replication = [shard.get("replication_lag_bytes") or 0 for shard in metrics]
     if any(replication):
         lags.append(f"replication: {size_text(max(replication))}")
+
     if not metrics:
         return "unknown"
     return "; ".join(lags) or "none"

@@ -34,6 +34,7 @@ def verify(options: argparse.Namespace, console: Console) -> int:
             "verdict": None if verdict is None else verdict.as_dict(),
             "anew": report.rebuilt_at_start,
         }
+
         lines = _fault_lines(root, faults)
         if verdict is not None and verdict.decision == "truncate":
             lines.append(f"{root}: no fault: {verdict}")
@@ -41,6 +42,7 @@ def verify(options: argparse.Namespace, console: Console) -> int:
             lines.append(f"{root}/{name}: no fault: a cache that the next start rebuilds")
         verdict_text = f"{len(faults)} faults" if faults else "sound"
         console.result(options, facts, *lines, f"{root}: {verdict_text}")
+
     return EXIT_FAULT if found else EXIT_OK
 
 
@@ -59,13 +61,14 @@ def dump(options: argparse.Namespace, console: Console) -> int:
 
 
 def repair(options: argparse.Namespace, console: Console) -> int:
-    """raymq store repair DIR: shows the plan; with --yes carries it out."""
+    """raymq store repair DIR: shows the plan. --yes carries it out."""
     from raymq.store.tools.repair import Repair
 
     roots = stores(options.directory)
     if len(roots) > 1 and (options.cut_at is not None or options.keep is not None):
         message = "--cut-at and --keep are for one store; name its directory"
         raise Rejected(message, field="DIR", limit="one store")
+
     clean = True
     for root in roots:
         with StoreProgress(console.stderr) as progress:
@@ -78,12 +81,14 @@ def repair(options: argparse.Namespace, console: Console) -> int:
             )
             done = job.run() if options.yes else None
             plan = None if options.yes else job.plan()
+
         if done is not None:
             clean &= not done.faults
             _show_done(root, done, options, console)
         if plan is not None:
             clean &= not plan.faults and plan.needs_cut is None
             _show_plan(root, plan, options, console)
+
     return EXIT_OK if clean else EXIT_FAULT
 
 
@@ -142,11 +147,13 @@ def scrub(options: argparse.Namespace, console: Console) -> int:
                 faults = job.one_pass(progress.report)
             finally:
                 job.close()
+
         clean &= not faults
         done = f"{job.counters.bytes} bytes in {job.counters.units} append units"
         verdict = f"{len(faults)} faults" if faults else "sound"
         lines = [*map(str, faults), f"{root}: {done}: {verdict}"]
         console.result(options, {"store": str(root), **job.status()}, *lines)
+
     return EXIT_OK if clean else EXIT_FAULT
 
 
@@ -158,6 +165,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
     if others:
         message = f"{options.directory} holds {1 + len(others)} stores; name one"
         raise Rejected(message, field="DIR", limit=1)
+
     if options.topic is None and (
         options.queue_id is not None or options.start is not None or options.stop is not None
     ):
@@ -167,6 +175,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
         chosen = f"--from {options.start} --to {options.stop}"
         message = f"{chosen} choose nothing: --to is not included and must be above --from"
         raise Rejected(message, field="to", limit=options.start + 1)
+
     choice = ExportChoice(
         topic=options.topic,
         queue_id=options.queue_id,
@@ -174,6 +183,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
         stop=options.stop,
         after_damage=options.after_damage,
     )
+
     with StoreProgress(console.stderr) as progress:
         done = export(
             root,
@@ -182,6 +192,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
             file_bytes=options.file_mib << 20,
             progress=progress.report,
         )
+
     facts = {"store": str(root), "target": options.target, **vars(done)}
     written = f"{done.messages} messages in {len(done.files)} files, {done.bytes} bytes, in {options.target}"
     damaged = [f"not readable: [{start}, {stop}) of the log" for start, stop in done.damaged]

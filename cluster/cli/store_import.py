@@ -39,16 +39,19 @@ def _files(source: Path) -> list[Path]:
     if not found:
         message = f"{source} is not a directory of `raymq store export`: it has no *.parquet"
         raise Rejected(message, field="SOURCE", path=str(source))
+
     for path in found:
         try:
             names = pq.read_schema(path).names
         except (pa.ArrowInvalid, OSError) as error:
             message = f"{path} cannot be read: {error}"
             raise Rejected(message, field="SOURCE", path=str(path)) from error
+
         missing = [name for name in _COLUMNS if name not in names]
         if missing:
             message = f"{path} is not a file of `raymq store export`: it has no column {', '.join(missing)}"
             raise Rejected(message, field="SOURCE", path=str(path))
+
     return found
 
 
@@ -60,12 +63,14 @@ def _check_topics(files: list[Path], cluster: Any, topic: str | None) -> None:
         highest = table.group_by("topic").aggregate([("queue_id", "max")])
         for row in highest.to_pylist():
             queues[row["topic"]] = max(queues.get(row["topic"], 0), row["queue_id_max"] + 1)
+
     wanted = {name for name in queues if not is_system_topic(name)}
     if topic is not None:
         if topic not in wanted:
             fault = f"the export has no message of topic {topic!r}; it has {', '.join(sorted(wanted)) or 'no topics'}"
             raise Rejected(fault, field="topic")
         wanted = {topic}
+
     known = cluster.topics()
     missing = sorted(name for name in wanted if name not in known)
     if missing:

@@ -33,13 +33,13 @@ class StoreProgress:
 
     def report(self, walk: str, done: int, total: int) -> None:
         """Show `done` of `total` bytes of one walk."""
-        now = self._monotonic()
-        if now - self._began < _QUIET_S:
+        now_s = self._monotonic()
+        if now_s - self._began < _QUIET_S:
             return
         if self._rich:
             self._draw(walk, done, total)
-        elif now - self._printed >= _LINE_S:
-            self._printed = now
+        elif now_s - self._printed >= _LINE_S:
+            self._printed = now_s
             print(f"{walk}: {100 * done // max(total, 1)} %", file=self._stream, flush=True)
 
     def _draw(self, walk: str, done: int, total: int) -> None:

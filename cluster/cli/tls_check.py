@@ -18,32 +18,36 @@ class Validity(NamedTuple):
     names: tuple[str, ...]
 
 
-class NotTaken(Exception):
+class CertificateRefused(Exception):
     """A client that trusts only this authority does not accept the certificate."""
 
 
 def validity(certificate: str, key: str, ca: bytes) -> Validity:
     """The validity of a certificate for clients that trust `ca`, whatever their address for it is.
 
-    Args: paths of PEM files that are a pair; the authority's PEM bytes. Raises: NotTaken saying why.
+    Args: `certificate`, `key`: paths of PEM files that are a pair. `ca`: the authority's PEM bytes.
+    Raises: CertificateRefused with the reason.
     """
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(certificate, key)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.load_verify_locations(cadata=ca.decode("ascii"))
+
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     there = server.wrap_bio(to_server, to_client, server_side=True)
     here = client.wrap_bio(to_client, to_server)
+
     try:
         while not (_step(here) & _step(there)):
             continue
     except ssl.SSLCertVerificationError as error:
         if error.verify_code == _EXPIRED:
-            raise NotTaken("it (or its authority's) has expired") from error
+            raise CertificateRefused("it (or its authority's) has expired") from error
         if error.verify_code == _NOT_YET:
-            raise NotTaken("it is not valid yet: is the clock right?") from error
-        raise NotTaken(f"{error.verify_message}") from error
+            raise CertificateRefused("it is not valid yet: is the clock right?") from error
+        raise CertificateRefused(f"{error.verify_message}") from error
+
     facts = here.getpeercert() or {}
     names = facts.get("subjectAltName", ())
     end = facts.get("notAfter", "")

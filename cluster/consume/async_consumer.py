@@ -67,7 +67,7 @@ class AsyncConsumer(OpenClient):
 
     Raises:
         Rejected: an unknown topic or queue, a bad option, or `start` is missing; raised when the consumer opens.
-        OffsetOutOfRange: a queue does not hold the offset to read; `min` and `max` are its range.
+        OffsetOutOfRange: a queue does not hold the offset to read. `min` and `max` are its range.
         Corrupt: a stored message is damaged. `seek` after it to continue.
         Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
     """
@@ -137,7 +137,7 @@ class AsyncConsumer(OpenClient):
     # --- reading --------------------------------------------------------------------------------
 
     async def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[ReceivedMessage]:
-        """Return up to `max_records` messages; wait up to `timeout` seconds while there are none.
+        """Return up to `max_records` messages. Wait up to `timeout` seconds while there are none.
 
         Raises: as `Consumer.poll`.
         """
@@ -166,7 +166,7 @@ class AsyncConsumer(OpenClient):
         return self
 
     async def __anext__(self) -> ReceivedMessage:
-        """Iterate over messages without an end; `position` and `commit` follow the messages returned so far."""
+        """Iterate over messages without an end. `position` and `commit` follow the messages returned so far."""
         consumer = await self._open()
         while True:
             self._changed.clear()
@@ -220,7 +220,7 @@ class AsyncConsumer(OpenClient):
         return await asyncio.to_thread(consumer.send_back, message, delay_level=delay_level)
 
     async def committed(self) -> dict[int, int]:
-        """queue_id -> committed offset of the group; queues without one are missing."""
+        """queue_id -> committed offset of the group. Queues without one are missing."""
         consumer = await self._open()
         return await asyncio.to_thread(consumer.committed)
 

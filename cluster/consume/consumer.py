@@ -70,7 +70,7 @@ class Consumer(OpenClient):
 
     Raises:
         Rejected: an unknown topic or queue, a bad option, or `start` is missing.
-        OffsetOutOfRange: a queue does not hold the offset to read; `min` and `max` are its range.
+        OffsetOutOfRange: a queue does not hold the offset to read. `min` and `max` are its range.
         Corrupt: a stored message is damaged. `seek` after it to continue.
         Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
     """
@@ -91,6 +91,7 @@ class Consumer(OpenClient):
         config.check_numbers()
         if config.group is not None:
             check_group_name(config.group)
+
         self.topic = topic
         self.group = config.group
         #: how warnings call this consumer
@@ -101,14 +102,17 @@ class Consumer(OpenClient):
         self._cluster = cluster
         #: whether the group's topics for `send_back` exist
         self._retry_topics = False
+
         self._routes = Routes.of(cluster)
         self._route = self._routes.topic(topic)
         wanted = list(range(self._route.queues) if config.queues is None else config.queues)
         if not wanted:
             raise Rejected("queues is empty; name some, or leave it out", field="queues", limit="1")
+
         shards = sorted({self._route.shard_of(queue_id) for queue_id in wanted})
         # The wire takes no other integers, such as numpy's.
         wanted = list(map(int, wanted))
+
         #: queue_id -> offset of the next message that `poll` returns
         self._positions = self._begin(wanted, shards, config.start)
         self._state = ReadState(topic, config.fetch_bytes, config.fetch_records)
@@ -116,6 +120,7 @@ class Consumer(OpenClient):
         #: messages of `_iterating_piece` that iteration has not returned yet, in order
         self._iterating: deque[ReceivedMessage] = deque()
         self._iterating_piece: Piece
+
         self._readers = {
             shard: ShardReader(
                 self._routes,
@@ -135,6 +140,7 @@ class Consumer(OpenClient):
         missing = [queue_id for queue_id in queues if queue_id not in found]
         if not missing:
             return found
+
         if start in ("earliest", "latest"):
             ranges = self._ranges(sorted({self._route.shard_of(queue_id) for queue_id in missing}))
             side = 0 if start == "earliest" else 1
@@ -145,6 +151,7 @@ class Consumer(OpenClient):
         if isinstance(start, Mapping) and all(queue_id in start for queue_id in missing):
             check_offsets({queue_id: start[queue_id] for queue_id in missing})
             return found | {queue_id: int(start[queue_id]) for queue_id in missing}
+
         why = "there is no group" if self.group is None else f"group {self.group!r} has no offset"
         raise Rejected(
             f"{why} for the queues {missing} of {self.topic}, and start is {start!r}: use {_START_HELP}",
@@ -162,9 +169,13 @@ class Consumer(OpenClient):
     # --- reading --------------------------------------------------------------------------------
 
     def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[ReceivedMessage]:
-        """Return up to `max_records` messages; wait up to `timeout` seconds while there are none.
+        """Return up to `max_records` messages. Wait up to `timeout` seconds while there are none.
 
-        Raises: OffsetOutOfRange; Corrupt; Unavailable; Rejected when the shard refuses to serve reads.
+        Raises:
+            OffsetOutOfRange: a queue does not hold the offset to read.
+            Corrupt: a stored message is damaged.
+            Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
+            Rejected: the shard refuses to serve reads.
         """
         found: list[ReceivedMessage] = []
         piece = self._next(max_records, timeout)
@@ -178,7 +189,7 @@ class Consumer(OpenClient):
         """Like `poll`, but returns Arrow columns of one queue.
 
         The columns are topic, shard, queue_id, offset, times, key, tag, body and properties. The batch is empty after
-        the timeout. `properties` are encoded; `raymq.store.decode_properties` reads them.
+        the timeout. `properties` are encoded. `raymq.store.decode_properties` reads them.
         """
         piece = self._next(max_records, timeout)
         if piece is None:
@@ -186,7 +197,7 @@ class Consumer(OpenClient):
         return message_batch(piece.shard, piece.records)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Iterate over messages without an end; `position` and `commit` follow the messages returned so far."""
+        """Iterate over messages without an end. `position` and `commit` follow the messages returned so far."""
         while True:
             message = self.next_message(5.0)
             if message is not None:
@@ -208,13 +219,14 @@ class Consumer(OpenClient):
         return message
 
     def on_change(self, call: Callable[[], None]) -> None:
-        """Register a listener that any thread calls after a fetch, a failure or the end; it must not block."""
+        """Register a listener that any thread calls after a fetch, a failure or the end. It must not block."""
         self._state.listener = call
 
     def _next(self, max_records: int, timeout: float, *, ready_only: bool = False) -> Piece | None:
         """Take the next records of one queue and move its position after them."""
         check_number("max_records", max_records, 1)
         self._check_process()
+
         state = self._state
         with state.changed:
             self._check_open()
@@ -225,9 +237,11 @@ class Consumer(OpenClient):
                 )
                 self._check_open()
                 self._raise_failure()
+
             if not state.pieces:
                 return None
             piece = state.pieces.popleft()
+
             if len(piece.records) > max_records:
                 rest = piece.records.slice(max_records)
                 middle = int(queue_offsets(rest.slice(0, 1))[0])
@@ -238,11 +252,12 @@ class Consumer(OpenClient):
                 state.ahead[piece.shard] -= 1
                 if not state.ahead[piece.shard]:
                     state.notify()
+
             self._positions[piece.queue_id] = piece.next_offset
             return piece
 
     def _give_back(self) -> None:
-        """Give back the messages that iteration took and did not return. Needs the lock."""
+        """Return the messages that iteration took, and did not hand out, to the queue's pieces. Needs the lock."""
         if not self._iterating:
             return
         state, piece = self._state, self._iterating_piece
@@ -257,18 +272,20 @@ class Consumer(OpenClient):
         state = self._state
         if state.fatal is not None:
             raise state.fatal
+
         for queue_id in sorted(state.failed):
             # Records fetched before the failure come first.
             if not any(piece.queue_id == queue_id for piece in state.pieces):
                 raise state.failed[queue_id]
         if state.pieces:
             return
-        now = self._clock.monotonic_ms()
-        for shard, (since, error) in state.down.items():
-            if now - since >= self._unavailable_timeout_ms:
-                raise Unavailable(
-                    f"shard {shard} has been unreachable for {now - since} ms: {error}", shard=shard
-                )
+
+        now_ms = self._clock.monotonic_ms()
+        for shard, (since_ms, error) in state.down.items():
+            away_ms = now_ms - since_ms
+            if away_ms >= self._unavailable_timeout_ms:
+                message = f"shard {shard} has been unreachable for {away_ms} ms: {error}"
+                raise Unavailable(message, shard=shard)
 
     # --- positions ------------------------------------------------------------------------------
 
@@ -284,11 +301,13 @@ class Consumer(OpenClient):
         """Continue from `offset`, "earliest" or "latest". An offset that the queue does not hold fails in `poll`."""
         self._check_open()
         shard = self._route.shard_of(self._own(queue_id))
+
         if isinstance(offset, str):
             check_choice("offset", offset, ("earliest", "latest"))
             offset = self._ranges([shard])[queue_id][offset == "latest"]
         check_offsets({queue_id: offset})
         offset = int(offset)
+
         state = self._state
         with state.changed:
             self._check_open()
@@ -305,8 +324,12 @@ class Consumer(OpenClient):
     def commit(self, offsets: Mapping[int, int] | None = None) -> None:
         """Commit the offsets at which the group continues: the NEXT offsets, by default after all returned messages.
 
-        Durable: as an acknowledged message. Raises: Rejected without a group; OffsetOutOfRange for an offset that its
-        queue does not hold, and then none of that shard's offsets is stored; Unavailable.
+        Durable: as an acknowledged message.
+
+        Raises:
+            Rejected: the consumer has no group.
+            OffsetOutOfRange: a queue does not hold its offset. None of that shard's offsets is stored then.
+            Unavailable: a shard does not answer.
         """
         self._check_group("cannot commit")
         self._check_process()
@@ -332,15 +355,21 @@ class Consumer(OpenClient):
         may be in the topic.
 
         Returns: the topic. Durable: as an acknowledged message.
-        Raises: Rejected without a group, or when the message is deleted; Unavailable; DeliveryUnknown.
+
+        Raises:
+            Rejected: the consumer has no group, or the message is deleted.
+            Unavailable: the shard does not answer. Nothing was stored.
+            DeliveryUnknown: the message may be in the topic.
         """
         group = self._check_group("cannot send back")
         self._check_process()
         self._check_open()
+
         if not self._retry_topics:
             for name in (retry_topic(group), dlq_topic(group)):
                 self._cluster.create_topic(name, queues=self._cluster.shards)
             self._retry_topics = True
+
         arguments = {
             "group": group,
             "topic": message.topic,
@@ -352,7 +381,7 @@ class Consumer(OpenClient):
         return str(answer["topic"])
 
     def committed(self) -> dict[int, int]:
-        """queue_id -> committed offset of the group; queues without one are missing."""
+        """queue_id -> committed offset of the group. Queues without one are missing."""
         self._check_group("has no offsets")
         self._check_open()
         return self._committed(list(self._readers))

@@ -44,19 +44,22 @@ class RangeReader:
     ) -> tuple[pa.Array, int]:
         """The next raw records of [first, last), perhaps with some after `last`, and the offset after them.
 
-        Raises: OffsetOutOfRange; Corrupt for a damaged message, after all messages before it; Unavailable when none has
-        come for `timeout_s`.
+        Raises:
+            OffsetOutOfRange: the queue does not hold `first`.
+            Corrupt: a message is damaged. All messages before it were returned.
+            Unavailable: no message has come for `timeout_s`.
         """
         until = self._clock.monotonic() + timeout_s
         request = FetchRequest(
             self._topic, {self._queue_id: first}, max_bytes, max_records, WAIT_MS
         )
+
         while True:
             try:
                 if self._stream is None:
                     self._stream = self._routes.fetch_stream(self._shard)
-                found = self._stream.fetch(request)
-                found = verify_slices(found, self._routes, self._topic, self._shard)
+                fetched = self._stream.fetch(request)
+                found = verify_slices(fetched, self._routes, self._topic, self._shard)
             except Unavailable:
                 self.close()
                 if self._clock.monotonic() > until:
@@ -64,11 +67,13 @@ class RangeReader:
                 self._clock.sleep_ms(RETRY_MS)
                 self._routes.refresh()
                 continue
+
             # One queue was asked for, so there is one part at most.
             for part in found:
                 if part.error is not None or part.records is None:
                     raise part.error or Unavailable("an empty answer", shard=self._shard)
                 return part.records, part.next_offset
+
             if self._clock.monotonic() > until:
                 raise Unavailable(
                     f"no message of {self._topic} queue {self._queue_id} at offset {first} or after it arrived in "
@@ -77,7 +82,7 @@ class RangeReader:
                 )
 
     def close(self) -> None:
-        """Close the stream; the next fetch opens another."""
+        """Close the stream. The next fetch opens another."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
@@ -95,7 +100,7 @@ def read_range(
 ) -> Iterator[pa.Array]:
     """Raw records of the offsets [first, last), in pieces. Waits for an unreachable shard.
 
-    Raises: as `RangeReader.fetch`; Unavailable after `timeout_s` without progress.
+    Raises: as `RangeReader.fetch`, so Unavailable after `timeout_s` without progress.
     """
     with closing(RangeReader(Routes.of(cluster), topic, queue_id, shard)) as reader:
         while first < last:

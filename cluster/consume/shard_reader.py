@@ -42,13 +42,13 @@ class ReadState:
     fetch_bytes: int
     fetch_records: int
     changed: threading.Condition = field(default_factory=threading.Condition)
-    #: `notify` also calls it, on any thread; must not block
+    #: `notify` also calls it, on any thread. It must not block
     listener: Callable[[], None] | None = None
     #: fetched pieces, in offset order per queue
     pieces: deque[Piece] = field(default_factory=deque)
     #: shard -> number of its pieces in `pieces`
     ahead: Counter[int] = field(default_factory=Counter)
-    #: queue_id -> offset to fetch next; a queue that failed is missing until `seek`
+    #: queue_id -> offset to fetch next. A queue that failed is missing until `seek`
     fetch_from: dict[int, int] = field(default_factory=dict)
     #: queue_id -> why it cannot be read
     failed: dict[int, RayMQError] = field(default_factory=dict)

@@ -47,6 +47,7 @@ def _ask_the_shard(
     """The error of a record that is damaged in the shard, too. Raises: Unavailable when the shard's copy is intact."""
     offset = part.first_offset
     arguments = {"topic": topic, "queue_id": part.queue_id, "offset": offset}
+
     try:
         routes.call(shard, "check_record", arguments)
     except Corrupt as error:
@@ -62,6 +63,7 @@ def _ask_the_shard(
             offset=int.from_bytes(at, "big"),
             rule=fault.rule,
         )
+
     raise Unavailable(
         f"message {offset} of queue {part.queue_id} of {topic} arrived damaged ({fault.rule}) from shard {shard}, "
         "whose own copy is intact. Suspect faulty memory or network; test the RAM of both machines",

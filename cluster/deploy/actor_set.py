@@ -35,7 +35,7 @@ _RECORD_FIELDS = (
 )
 #: states in which a CommitLog serves
 _UP = ("RUNNING", "READ_ONLY")
-#: threads for the actor's own calls; put and fetch run in threads of the Flight server
+#: threads for the actor's own calls. Put and fetch run in threads of the Flight server
 _MAX_CONCURRENCY = {"commit_log": 8}
 #: every role, by the order in which they are closed: a CommitLog needs its satellites to the end
 _CLOSING_RANK = {
@@ -83,6 +83,7 @@ def specs(
         "transport": _TRANSPORT,
         "version": __version__,
     }
+
     return [
         {
             **common,
@@ -109,12 +110,11 @@ def create(
     *,
     timeout_s: float = _CALL_TIMEOUT_S,
 ) -> tuple[list[Member], bool]:
-    """Create the actors that do not run yet; running ones are kept.
+    """Create the actors that do not run yet. Running ones are kept.
 
-    Args: `specs`: the result of the function `specs`; `timeout_s` is how long a running first shard may take to answer.
+    Args: `specs`: the result of the function `specs`. `timeout_s`: how long a running first shard may take to answer.
 
-    Returns: all actors, and whether the cluster was started by this call (its first shard did not
-    run).
+    Returns: all actors, and whether the cluster was started by this call (its first shard did not run).
     Raises: Rejected when another cluster of the same name runs in this Ray, or this one with
     another `flush` or another TLS.
     """
@@ -122,6 +122,7 @@ def create(
     running = _check_running(ray, record, min(timeout_s, _CALL_TIMEOUT_S))
     here = _placement(ray)
     members = []
+
     for spec in specs:
         role, node = spec["role"], spec["node"]
         name = actor_name(record.name, spec["shard"], spec["replica"], role)
@@ -141,6 +142,7 @@ def create(
             .remote(spec)
         )
         members.append(Member(spec["shard"], spec["replica"], role, name, handle, node))
+
     return members, not running
 
 
@@ -166,34 +168,39 @@ def _actor_classes(ray: Any) -> dict[str, Any]:
 def _check_running(ray: Any, record: ClusterRecord, timeout_s: float) -> bool:
     """Whether the cluster runs already.
 
-    Raises: Rejected when another cluster of the same name runs (they would share actors),
-    or this one in another flush mode or pool mode (running actors keep theirs).
+    Raises: Rejected if another cluster of the same name runs (they would share actors). Also if this one runs in
+    another flush mode or pool mode (running actors keep theirs).
     """
     members = find(ray, record.name, [(0, 0, "commit_log")])
     if not members:
         return False
+
     try:
         status = ray.get(members[0].handle.status.remote(), timeout=timeout_s)
     except ray.exceptions.RayError:
         return True
+
     if status.get("cluster_id") != record.cluster_id:
         message = (
             f"another cluster named {record.name!r} runs in this Ray: stop it, or start this one in another Ray (a "
             "new data directory can also take another name)"
         )
         raise Rejected(message, field="name", limit=record.name)
+
     if status.get("flush", record.flush) != record.flush:
         message = (
             f"the cluster runs with flush={status['flush']!r}; to change it, stop it and start it with "
             f"flush={record.flush!r}"
         )
         raise Rejected(message, field="flush", limit=status["flush"])
+
     if status.get("transient_pool", record.transient_pool) != record.transient_pool:
         message = (
             f"the cluster runs {'without' if record.transient_pool else 'with'} the transient pool; to change that, "
             f"stop it and start it with transient_pool={record.transient_pool}"
         )
         raise Rejected(message, field="transient_pool", limit=status["transient_pool"])
+
     endpoint = status.get("endpoint")
     if endpoint and endpoint.startswith(TLS_PREFIX) != record.tls:
         raise Rejected(
@@ -201,6 +208,7 @@ def _check_running(ray: Any, record: ClusterRecord, timeout_s: float) -> bool:
             "otherwise: to change it, stop it and start it again",
             field=USE_TLS,
         )
+
     return True
 
 
@@ -244,6 +252,7 @@ def wait_running(
     states: dict[str, dict[str, Any]] = {}
     deadline = clock.monotonic_ms() + int(timeout_s * 1000)
     left = logs
+
     while left:
         left_ms = max(1000, deadline - clock.monotonic_ms())
         for member, state in _ask_all(ray, left, clock, min(int(_CALL_TIMEOUT_S * 1000), left_ms)):
@@ -252,6 +261,7 @@ def wait_running(
                 (warn if state["state"] == "READ_ONLY" else progress)(line)
             states[member.name] = state
         left = [member for member in left if states[member.name]["state"] not in _UP]
+
         _check_damaged(left, states)
         if left and clock.monotonic_ms() > deadline:
             raise Unavailable(
@@ -261,6 +271,7 @@ def wait_running(
             )
         if left:
             clock.sleep_ms(100)
+
     leaders = [member for member in logs if member.replica == 0]
     found = {member.shard: str(states[member.name]["endpoint"]) for member in leaders}
     routes = {str(shard): endpoint for shard, endpoint in found.items()}
@@ -370,6 +381,7 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
     members = find(ray, record.name, all_roles(record))
     present = placement.present(ray) if record.placement else {}
     outcomes: dict[str, str] = {}
+
     for _, group in itertools.groupby(sorted(members, key=_rank), key=_rank):
         wave, calls = list(group), []
         for member in wave:
@@ -379,12 +391,14 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
                 continue
             arguments = (timeout_s / 2,) if member.role == "commit_log" else ()
             calls.append((member, member.handle.close.remote(*arguments)))
+
         for member, call in calls:
             wait_s = timeout_s if member.role == "commit_log" else _CALL_TIMEOUT_S
             outcomes[member.name] = _outcome(ray, member, call, wait_s)
         for member in wave:
-            # `kill` ends the process and frees the name; after close() alone Ray would restart the actor.
+            # `kill` ends the process and frees the name. After close() alone Ray would restart the actor.
             ray.kill(member.handle, no_restart=True)
+
     _wait_gone(ray, record.name, members, clock)
     coordinators = coordinator_name(record.name, "")
     for name in actor_names(ray):
@@ -393,11 +407,12 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
         with contextlib.suppress(ValueError):
             ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
         outcomes[name] = "closed"
+
     return outcomes
 
 
 def _rank(member: Member) -> tuple[int, int]:
-    """The order of closing; within a role leaders before followers."""
+    """The order of closing: within a role leaders before followers."""
     return _CLOSING_RANK[member.role], member.replica
 
 
@@ -441,8 +456,7 @@ def endpoints(ray: Any, cluster: str, shards: int) -> dict[int, str]:
 def credentials(ray: Any, cluster: str) -> dict[str, Any]:
     """The facts that a client needs which reaches the cluster through Ray: cluster_id, shards, token.
 
-    Raises: Rejected when no such cluster runs in this Ray, Unavailable when its first shard does
-    not answer.
+    Raises: Rejected when no such cluster runs in this Ray, Unavailable when its first shard does not answer.
     """
     members = find(ray, cluster, [(0, 0, "commit_log")])
     if not members:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
-#: Spark 3.5, the newest that RayDP takes, needs it; its Arrow breaks on 21
+#: Spark 3.5, the newest that RayDP takes, needs it. Its Arrow breaks on 21
 MAJOR = 17
 _TIMEOUT_S = 60
 
@@ -23,7 +23,7 @@ def find(environment: Mapping[str, str]) -> str | None:
 
 
 def major_version(java: str) -> int:
-    """The major version of an executable `java`; 0 if it cannot be run or does not print its version."""
+    """The major version of an executable `java`, or 0 if it cannot be run or does not print its version."""
     try:
         done = subprocess.run(
             [java, "-version"],
@@ -39,6 +39,6 @@ def major_version(java: str) -> int:
 
 
 def parse_major(text: str) -> int:
-    """The major version in the output of `java -version`; 0 if it is not there ("1.8.0" is 8)."""
+    """The major version in the output of `java -version`, or 0 if it is not there ("1.8.0" is 8)."""
     found = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(found[1]) if found else 0

@@ -58,9 +58,9 @@ def start_owned(
     loopback: bool = True,
     timeout_s: float = _START_TIMEOUT_S,
 ) -> OwnedRay:
-    """Start a Ray that outlives this process; returns when it accepts connections.
+    """Start a Ray that outlives this process, and return when it accepts connections.
 
-    Args: with `loopback` it listens on 127.0.0.1 only, else on all addresses of the machine.
+    Args: `loopback`: it listens on 127.0.0.1 only, else on all addresses of the machine.
     Raises: Unavailable with the end of its log when it does not come up within `timeout_s`.
     """
     deadline = clock.monotonic_ms() + int(timeout_s * 1000)
@@ -69,6 +69,7 @@ def start_owned(
         # No `stop` ended that Ray: it crashed, the machine was rebooted, or it is dying.
         progress(f"Ray at {lost.address} is lost and is replaced: {why_unhealthy(lost, files)}")
         stop_owned(paths, files=files, clock=clock)
+
     progress("starting Ray")
     for attempts_left in reversed(range(_ATTEMPTS)):
         try:
@@ -76,10 +77,11 @@ def start_owned(
             progress(f"Ray runs at {owned.address}")
             return owned
         except Unavailable as error:
-            # Another process may have taken a port before Ray bound it; on a busy machine Ray gives up early.
+            # Another process may have taken a port before Ray bound it. On a busy machine Ray gives up early.
             if not attempts_left or clock.monotonic_ms() >= deadline:
                 raise
             progress(f"starting Ray again: {error}")
+
     raise Unavailable("Ray did not start")
 
 
@@ -115,10 +117,10 @@ def stop_owned(paths: ClusterPaths, *, files: Files, clock: Clock) -> list[int]:
         killed = end_family(owned.family, files=files, clock=clock, grace_ms=grace_ms)
     except TimeoutError as error:
         raise Unavailable(f"Ray of {paths.data_dir} could not be ended: {error}") from error
-    place = Path(owned.temp_dir)
+    path = Path(owned.temp_dir)
     # Ray's logs and sockets, if `start` named their directory.
-    if place.parent == run_dir(files) and place.name.startswith("ray-") and files.exists(place):
-        files.remove_tree(place)
+    if path.parent == run_dir(files) and path.name.startswith("ray-") and files.exists(path):
+        files.remove_tree(path)
     files.unlink(paths.ray)
     return killed
 
@@ -130,10 +132,12 @@ def _start_once(
     # Short: Ray puts sockets into it, and the path of a socket has at most 107 bytes.
     temp_dir = run_dir(files) / f"ray-{mark[:8]}"
     files.make_dirs(temp_dir, 0o700)
+
     environment = owned_environment(mark, files)
     if loopback:
         # Otherwise `ray start` replaces 127.0.0.1 by the machine's own address, so that other machines could join.
         environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+
     ports = free_ports(len(_PORT_OPTIONS))
     arguments = _arguments(temp_dir, ports, loopback)
     if files.exists(paths.ray_log):
@@ -143,6 +147,7 @@ def _start_once(
         pid = _spawn(arguments, environment, log)
     finally:
         files.close(log)
+
     owned = OwnedRay(
         address="",
         pid=pid,
@@ -153,6 +158,7 @@ def _start_once(
         auth_mode=environment["RAY_AUTH_MODE"].lower(),
         auth_token_path=environment.get("RAY_AUTH_TOKEN_PATH"),
     )
+
     # Recorded before it is up, so that `stop` finds it if this start is interrupted now.
     ray_host.save_target(paths, RayTarget(address=owned.address, owned=owned), files)
     try:
@@ -160,6 +166,7 @@ def _start_once(
     except BaseException:
         stop_owned(paths, files=files, clock=clock)
         raise
+
     address = f"[{ray_host.LOOPBACK}]:{ports[0]}" if loopback else f"{node}:{ports[0]}"
     owned = replace(owned, address=address)
     ray_host.save_target(paths, RayTarget(address=owned.address, owned=owned), files)
@@ -176,10 +183,11 @@ def _arguments(temp_dir: Path, ports: list[int], loopback: bool) -> list[str]:
         "--include-dashboard=false",
         f"--temp-dir={temp_dir}",
         f"--labels={ray_host.HOST_LABEL}={host_label()}",
-        # 0: each worker takes a free port; every Ray of the machine has the same default range.
+        # 0: each worker takes a free port. Every Ray of the machine has the same default range.
         "--min-worker-port=0",
         "--max-worker-port=0",
     ]
+
     arguments += [f"{option}={port}" for option, port in zip(_PORT_OPTIONS, ports, strict=True)]
     if loopback:
         # All of Ray's servers listen on 127.0.0.1 alone only when it is the node's own address.
@@ -187,6 +195,7 @@ def _arguments(temp_dir: Path, ports: list[int], loopback: bool) -> list[str]:
     if importlib.util.find_spec("grpc") is not None:
         # With grpcio Ray serves Ray Client too, by default on port 10001, which another Ray may use.
         arguments.append(f"--ray-client-server-port={free_ports(1)[0]}")
+
     return arguments
 
 
@@ -209,13 +218,14 @@ def _spawn(arguments: list[str], environment: dict[str, str], log: int) -> int:
         finally:
             os.close(send)
         pid = printed.read()
+
     if not pid:
         raise Unavailable("Ray's head process could not be started: it ended at once")
     return int(pid)
 
 
 def node_address(log: str) -> str | None:
-    """The node address that `ray start` printed; with ray[default] it is coloured and follows a log prefix."""
+    """The node address that `ray start` printed. With ray[default] it is coloured and follows a log prefix."""
     for line in log.splitlines():
         _, found, node = _COLOUR.sub("", line).partition("Local node IP: ")
         if found:
@@ -235,12 +245,14 @@ def _wait_started(
             if node is None:
                 raise Unavailable(f"Ray started but did not print its address; see {paths.ray_log}")
             return node
+
         if not leader_alive(owned.family, files):
             tail = "\n".join(log.splitlines()[-15:])
             raise Unavailable(f"Ray ended while it started ({paths.ray_log}):\n{tail}")
         if clock.monotonic_ms() > deadline:
             waited_s = (clock.monotonic_ms() - began) / 1000
             raise Unavailable(f"Ray did not start: waited {waited_s:.0f} s; see {paths.ray_log}")
+
         clock.sleep_ms(100)
 
 
@@ -258,12 +270,15 @@ def owned_environment(mark: str, files: Files) -> dict[str, str]:
     # With several arenas the threads of gRPC return large buffers to the kernel and take them again, see
     # actors/ray/actor_classes.py.
     environment.setdefault("MALLOC_ARENA_MAX", "1")
+
     if environment["RAY_AUTH_MODE"] == "token":
         _ensure_ray_token(environment, files)
+
     found = java.find(environment)
     if found is not None and shutil.which("java", path=environment.get("PATH")) is None:
         # RayDP and Ray look for a bare `java` on the PATH that Ray had at its start.
         environment["PATH"] = f"{os.path.dirname(found)}{os.pathsep}{environment.get('PATH', '')}"
+
     # The workers must find the same raymq.
     return ray_host.importable(environment)
 

@@ -1,7 +1,7 @@
 """Which node has which replica: decided at the first start, and never changed. Labels name the nodes.
 
 The name of a node is the value of its Ray label `raymq-node` (`ray start --labels raymq-node=a`). It is never the node
-id, which is new at each start of a raylet. A machine that gets the label of another one must have its disk;
+id, which is new at each start of a raylet. A machine that gets the label of another one must have its disk.
 `prepare_replica` checks that.
 """
 
@@ -40,8 +40,8 @@ class Address(NamedTuple):
     advertised: str
 
 
-def place(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
-    """Leaders in turn over the nodes; a follower is never on its leader's node.
+def place_shards(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
+    """Leaders in turn over the nodes. A follower is never on its leader's node.
 
     The followers of one node's leaders go in turn to all other nodes, so that these share the work of a lost node.
     Raises: Rejected for names that Ray does not take, a repeated name, or too few nodes.
@@ -55,6 +55,7 @@ def place(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
             raise Rejected(message, field="nodes", limit=63)
     if len(set(nodes)) != len(nodes):
         raise Rejected(f"nodes={list(nodes)} names a node twice", field="nodes")
+
     count = len(nodes)
     if count < replicas:
         message = (
@@ -62,12 +63,14 @@ def place(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
             "with it"
         )
         raise Rejected(message, field="nodes", limit=replicas)
+
     rows = []
     for shard in range(shards):
         row = [nodes[shard % count]]
         if replicas > 1:
             row.append(nodes[(shard + 1 + shard // count % (count - 1)) % count])
         rows.append(tuple(row))
+
     return tuple(rows)
 
 
@@ -82,7 +85,7 @@ def check_host(host: str) -> None:
 
 
 def present(ray: Any) -> dict[str, list[str]]:
-    """Label -> the addresses of the nodes that live and have it; one each, if all is well."""
+    """Label -> the addresses of the nodes that live and have it: one each, if all is well."""
     found: dict[str, list[str]] = {}
     for node in ray.nodes():
         label = node.get("Labels", {}).get(NODE_LABEL)
@@ -98,6 +101,7 @@ def check_nodes(ray: Any, nodes: Iterable[str], *, first: bool) -> list[str]:
     """
     wanted = sorted(nodes)
     found = present(ray)
+
     twice = [node for node in wanted if len(found.get(node, [])) > 1]
     if twice:
         message = (
@@ -105,6 +109,7 @@ def check_nodes(ray: Any, nodes: Iterable[str], *, first: bool) -> list[str]:
             "node a value of its own"
         )
         raise Rejected(message, field="nodes", limit=twice[0])
+
     missing = [node for node in wanted if node not in found]
     if first and missing:
         message = (
@@ -112,6 +117,7 @@ def check_nodes(ray: Any, nodes: Iterable[str], *, first: bool) -> list[str]:
             f"--labels {NODE_LABEL}={missing[0]}`. There are: {', '.join(sorted(found)) or 'none with such a label'}"
         )
         raise Rejected(message, field="nodes", limit=", ".join(sorted(found)))
+
     return [address for node in wanted for address in found.get(node, [])]
 
 
@@ -160,6 +166,7 @@ def _check_store(spec: dict[str, Any], files: Files, *, made_before: bool) -> No
             )
             raise Unavailable(message, path=spec["data_dir"], node=spec["node"])
         return
+
     with contextlib.closing(Meta.open(path, files=files)) as meta:
         for name in ("cluster_id", "shard", "replica"):
             found = meta.get(name)
@@ -172,7 +179,7 @@ def _check_store(spec: dict[str, Any], files: Files, *, made_before: bool) -> No
 
 
 def _node_address() -> str:
-    # Only actors come here; clients that only name a placement need no Ray.
+    # Only actors come here. Clients that only name a placement need no Ray.
     import ray
 
     address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]

@@ -90,7 +90,7 @@ def _living(family: Family, files: Files) -> Iterator[_Facts]:
 
 
 def end_family(family: Family, *, files: Files, clock: Clock, grace_ms: int) -> list[int]:
-    """SIGTERM to the leader, SIGKILL to the others after `grace_ms`; returns when no process is left.
+    """SIGTERM to the leader, SIGKILL to the others after `grace_ms`. Returns when no process is left.
 
     Returns: the pids that had to be killed. Raises: TimeoutError when a killed process does not end.
     """
@@ -99,9 +99,11 @@ def end_family(family: Family, *, files: Files, clock: Clock, grace_ms: int) -> 
     else:
         # Without the leader no process ends them in order. A few of Ray's end by themselves.
         grace_ms = min(grace_ms, _ORPHAN_GRACE_MS)
+
     deadline = clock.monotonic_ms() + grace_ms
     while members(family, files) and clock.monotonic_ms() < deadline:
         clock.sleep_ms(50)
+
     killed: list[int] = []
     deadline = clock.monotonic_ms() + 10_000
     while left := members(family, files):
@@ -112,6 +114,7 @@ def end_family(family: Family, *, files: Files, clock: Clock, grace_ms: int) -> 
         if clock.monotonic_ms() > deadline:
             raise TimeoutError(f"processes {left} do not end although they were killed")
         clock.sleep_ms(50)
+
     return sorted(set(killed))
 
 

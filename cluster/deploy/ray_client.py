@@ -1,4 +1,4 @@
-"""Clusters reached through Ray Client (`ray://`): from outside of the Ray cluster, where only Ray's port is open."""
+"""Clusters reached through Ray Client (`ray://`): from outside of the Ray cluster, with only Ray's port open."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ SILENT_S = 10.0
 
 
 def is_connected() -> bool:
-    """Whether this process reaches Ray through Ray Client; imports nothing."""
+    """Whether this process reaches Ray through Ray Client. Imports nothing."""
     client = sys.modules.get("ray.util.client")
     return client is not None and bool(client.ray.is_connected())
 
 
 def connect_url(url: str) -> Cluster:
-    """The cluster at ray://host:port; where there are several, ray://host:port/NAME names one.
+    """The cluster at ray://host:port. If there are several, ray://host:port/NAME names one.
 
     Connects this process as `ray.init(url)` does, unless it is connected, and leaves it connected.
     Raises: Rejected (no grpcio, connected otherwise, no such cluster); Unavailable.
     """
-    place, _, name = url.removeprefix(SCHEME).partition("/")
+    address, _, name = url.removeprefix(SCHEME).partition("/")
     if importlib.util.find_spec("grpc") is None:
         message = (
             f"{url} needs grpcio: pip install 'ray[client]', the same version as the cluster's Ray"
@@ -51,10 +51,10 @@ def connect_url(url: str) -> Cluster:
                 "name alone, or call ray.shutdown() first",
                 field="target",
             )
-        _init(ray, SCHEME + place)
-    elif _connected_place() != place:
-        message = f"this process is connected to ray://{_connected_place()}, not to {url}: call ray.shutdown() first"
-        raise Rejected(message, field="target", limit=f"ray://{_connected_place()}")
+        _init(ray, SCHEME + address)
+    elif _connected_address() != address:
+        message = f"this process is connected to ray://{_connected_address()}, not to {url}: call ray.shutdown() first"
+        raise Rejected(message, field="target", limit=f"ray://{_connected_address()}")
     return find(name or None)
 
 
@@ -104,16 +104,17 @@ def _names(ray: Any) -> list[str]:
     ]
 
 
-def _connected_place() -> str:
+def _connected_address() -> str:
     # Ray has no public name for it.
-    place: str = sys.modules["ray.util.client"].ray.get_context().client_worker._conn_str
-    return place
+    address: str = sys.modules["ray.util.client"].ray.get_context().client_worker._conn_str
+    return address
 
 
 def _init(ray: Any, address: str, clock: Clock | None = None) -> None:
-    # Ray Client warns about large arguments of calls; here they are batches of messages.
+    # Ray Client warns about large arguments of calls. Here they are batches of messages.
     warnings.filterwarnings("ignore", "More than 10MB of messages", UserWarning)
     clock = clock or Clock()
+
     for attempt in range(1, TRIES + 1):
         began = clock.monotonic()
         try:
@@ -129,5 +130,6 @@ def _init(ray: Any, address: str, clock: Clock | None = None) -> None:
                     "this process have Ray's token (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)?",
                     address=address,
                 ) from error
+
             ray.shutdown()
             clock.sleep_ms(RETRY_MS)

@@ -58,13 +58,13 @@ class OwnedRay:
 
     @property
     def family(self) -> Family:
-        """Its processes."""
+        """The processes of this Ray."""
         return Family(self.pid, self.start_time, self.boot_id, self.mark)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayTarget:
-    """Which Ray to use, and whether `stop` ends it too.
+    """The Ray to use, and whether `stop` ends it too.
 
     Kept in `ray.json` while the cluster runs.
     """
@@ -74,7 +74,7 @@ class RayTarget:
 
 
 def load_target(paths: ClusterPaths, files: Files) -> RayTarget | None:
-    """The recorded Ray, alive or not; None when there is none (or its record is unreadable)."""
+    """The recorded Ray, alive or not, or None when there is none (or its record is unreadable)."""
     try:
         body = json.loads(files.read_file(paths.ray))
         owned = body["owned"]
@@ -109,11 +109,9 @@ def running_target(paths: ClusterPaths, files: Files) -> RayTarget | None:
 def find_ray(paths: ClusterPaths, address: str | None, files: Files) -> RayTarget | None:
     """The running Ray that belongs to this start; None: there is none, start one.
 
-    In this order: `address`, the one this process is connected to, the one recorded for the
-    directory, RAY_ADDRESS.
+    In this order: `address`, the one this process is connected to, the one recorded for the directory, RAY_ADDRESS.
 
-    Raises: Rejected when `address` contradicts an owned Ray that still runs this directory, or is
-    ray://.
+    Raises: Rejected when `address` contradicts an owned Ray that still runs this directory, or is ray://.
     """
     recorded = running_target(paths, files)
     wanted = address or connected_address()
@@ -126,6 +124,7 @@ def find_ray(paths: ClusterPaths, address: str | None, files: Files) -> RayTarge
                 f"raymq stop {paths.data_dir}"
             )
             raise Rejected(message, field="address", limit=recorded.address)
+
     wanted = wanted or os.environ.get("RAY_ADDRESS") or None
     if wanted is None:
         return None
@@ -135,6 +134,7 @@ def find_ray(paths: ClusterPaths, address: str | None, files: Files) -> RayTarge
             "there, with the cluster's own address (host:6379 or auto)",
             field="address",
         )
+
     return RayTarget(address=wanted)
 
 
@@ -144,8 +144,8 @@ def _listens(address: str) -> bool:
         return False
     try:
         # The mapped form needs IPv6, which this machine may not have.
-        place = "127.0.0.1" if host == LOOPBACK else host
-        socket.create_connection((place, int(port)), timeout=2.0).close()
+        listener = "127.0.0.1" if host == LOOPBACK else host
+        socket.create_connection((listener, int(port)), timeout=2.0).close()
     except OSError:
         return False
     return True
@@ -157,7 +157,7 @@ def _split(address: str) -> tuple[str, str]:
 
 
 def connected_address() -> str | None:
-    """The address of the Ray this process is connected to; does not import Ray."""
+    """The address of the Ray this process is connected to. Does not import Ray."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None
@@ -179,7 +179,7 @@ def session(target: RayTarget, timeout_s: float | None = None) -> Iterator[Any]:
 
     Disconnects at the end only if it connected.
 
-    Args: timeout_s bounds how long Ray may take to answer; None: Ray's own patience, which may be endless.
+    Args: `timeout_s`: how long Ray may take to answer; None: Ray's own patience, which may be endless.
     Raises: Unavailable when Ray does not answer, Rejected when this process is connected to another
     Ray or runs with another authentication mode.
     """
@@ -193,6 +193,7 @@ def session(target: RayTarget, timeout_s: float | None = None) -> Iterator[Any]:
             raise Rejected(message, field="address", limit=target.address)
         yield sys.modules["ray"]
         return
+
     ray = attach(target, timeout_s)
     try:
         yield ray
@@ -207,6 +208,7 @@ def attach(target: RayTarget, timeout_s: float | None = None) -> Any:
     """
     if target.owned is not None:
         _adopt_authentication(target.owned)
+
     # Ray itself tries for minutes, and reports that on standard error.
     if ":" in target.address and not _listens(target.address):
         raise Unavailable(
@@ -214,10 +216,12 @@ def attach(target: RayTarget, timeout_s: float | None = None) -> Any:
             "the address host:port of its GCS (6379 by default)?",
             address=target.address,
         )
+
     if timeout_s is not None:
         fault = wait_for_answer(target, timeout_s=timeout_s, clock=Clock())
         if fault is not None:
             raise _no_answer(target.address, fault)
+
     _read_authentication_anew()
     try:
         return connect_driver(target.address)
@@ -257,6 +261,7 @@ def wait_for_answer(
     if target.owned is not None:
         _adopt_authentication(target.owned)
     deadline = clock.monotonic_ms() + int(timeout_s * 1000)
+
     with tempfile.TemporaryFile() as printed:
         probe = subprocess.Popen(
             [sys.executable, "-m", "raymq.cluster.deploy.ray_probe", target.address],
@@ -265,6 +270,7 @@ def wait_for_answer(
             stderr=printed,
             env=importable(dict(os.environ)),
         )
+
         try:
             while (code := probe.poll()) is None:
                 fault = why_unhealthy()
@@ -280,10 +286,12 @@ def wait_for_answer(
         finally:
             probe.kill()
             probe.wait()
+
         if code == 0:
             return None
         printed.seek(0)
         lines = printed.read().decode("utf-8", "replace").strip().splitlines()
+
     return why_unhealthy() or (lines[-1] if lines else f"a driver ended with {code}")
 
 

@@ -1,4 +1,4 @@
-"""Finds where shards listen now, after a connection broke. Both resolvers can be pickled."""
+"""Finds the present endpoints of shards, after a connection broke. Both resolvers can be pickled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FileResolver:
     shards: int
 
     def __call__(self) -> dict[int, str]:
-        """Shard -> host:port of its leader as last written; a shard that never served is missing.
+        """Shard -> host:port of its leader as last written. A shard that never served is missing.
 
         On another machine there are no files, so all shards are missing and the caller asks a shard instead.
         """
@@ -42,7 +42,7 @@ class RayResolver:
     shards: int
 
     def __call__(self) -> dict[int, str]:
-        """shard -> host:port of its leader; a shard that does not serve now is missing."""
+        """shard -> host:port of its leader. A shard that does not serve now is missing."""
         # Imported on use: clients of a local data directory or of raymq:// never load Ray.
         from . import actor_set
         from .ray_host import RayTarget, session

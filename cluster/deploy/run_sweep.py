@@ -33,22 +33,25 @@ _SESSION = re.compile(r"ray-([0-9a-f]{8})")
 def sweep(files: Files, clock: Clock, closed: Iterable[Path] = ()) -> list[str]:
     """Remove the files that no living process owns.
 
-    Args: `closed` are replicas that have just been closed: their entries are removed even when young.
+    Args: `closed`: replicas that have just been closed. Their entries are removed even when young.
     Returns: the names removed. An entry that cannot be removed stays for the next time.
     """
-    place = run_dir(files)
+    directory = run_dir(files)
     closed_names = {Path(wakeup_directory(str(replica))).name for replica in closed}
     marks: set[str] | None = None
     removed = []
-    for name in sorted(files.list(place)):
-        path = place / name
+
+    for name in sorted(files.list(directory)):
+        path = directory / name
         session = _SESSION.fullmatch(name)
         if not (session or _WAKEUPS.fullmatch(name) or _QUEUE_SOCKET.fullmatch(name)):
             continue
+
         with contextlib.suppress(OSError, RayMQError):
             age_ms = clock.now_ms() - int(os.lstat(path).st_mtime * 1000)
             if name not in closed_names and age_ms < _YOUNG_MS:
                 continue
+
             if session:
                 marks = _living_marks(files) if marks is None else marks
                 if session[1] in marks:
@@ -60,6 +63,7 @@ def sweep(files: Files, clock: Clock, closed: Iterable[Path] = ()) -> list[str]:
             else:
                 files.unlink(path)
             removed.append(name)
+
     return removed
 
 

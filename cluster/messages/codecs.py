@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from raymq.store.errors import Rejected
 
-#: property that names the codec; bodies without it are plain bytes
+#: property that names the codec. Bodies without it are plain bytes
 CONTENT_TYPE = "content-type"
 
 
@@ -70,7 +70,7 @@ class JsonCodec:
 
 
 class MsgpackCodec:
-    """MessagePack; needs the package msgpack."""
+    """MessagePack. Needs the package msgpack."""
 
     name = "msgpack"
 
@@ -100,12 +100,12 @@ class MsgpackCodec:
         return body
 
     def decode(self, body: bytes) -> Any:
-        """Like msgpack.unpackb; map keys may have any type that can be packed."""
+        """Like msgpack.unpackb. Map keys may have any type that can be packed."""
         return self._msgpack.unpackb(body, strict_map_key=False)
 
 
 class ArrowIpcCodec:
-    """A RecordBatch or Table as an Arrow IPC stream; decoded to a Table."""
+    """A RecordBatch or Table as an Arrow IPC stream, decoded to a Table."""
 
     name = "arrow-ipc"
 

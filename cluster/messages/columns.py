@@ -41,8 +41,8 @@ _TAG = r"(?:^|\x02)TAGS\x01(?P<v>[^\x02]+)"
 def put_batch(data: pa.RecordBatch | pa.Table, *, now_ms: int) -> tuple[pa.RecordBatch, Any]:
     """Convert columns of messages to PUT_SCHEMA.
 
-    Args: `data` has `body` (binary or string), and optionally `key` (binary or string), `tag` (string), `properties`
-    (encoded, or map<string, string>) and `born_time_ms` (int64; `now_ms` without it).
+    Args: `data`: the columns `body` (binary or string), and optionally `key` (binary or string), `tag` (string),
+    `properties` (encoded, or map<string, string>) and `born_time_ms` (int64). `now_ms`: the default of `born_time_ms`.
     Returns: the batch, and its keys as a binary column or None.
     Raises: Rejected naming a column that is missing, unknown or of another type.
     """
@@ -55,21 +55,26 @@ def put_batch(data: pa.RecordBatch | pa.Table, *, now_ms: int) -> tuple[pa.Recor
             field=unknown[0] if unknown else "body",
             limit=", ".join(_COLUMNS),
         )
+
     rows = data.num_rows
     body = as_binary(data.column("body"), "body")
     keys = as_binary(data.column("key"), "key") if "key" in names else None
+
     tag = pa.nulls(rows, pa.string())
     if "tag" in names:
         tag = as_binary(data.column("tag"), "tag").cast(pa.string())
+
     properties = pa.nulls(rows, pa.binary())
     if "properties" in names:
         properties = _encoded(data.column("properties"))
     if keys is not None:
         properties = _concatenated(key_properties(keys), properties)
+
     born = pa.array(np.full(rows, now_ms, dtype=np.int64))
     if "born_time_ms" in names:
         born = data.column("born_time_ms").cast(pa.int64())
         born = born.combine_chunks() if isinstance(born, pa.ChunkedArray) else born
+
     return pa.RecordBatch.from_arrays([body, tag, properties, born], schema=PUT_SCHEMA), keys
 
 
@@ -78,6 +83,7 @@ def _encoded(column: Any) -> pa.Array:
         column = column.combine_chunks()
     if not pa.types.is_map(column.type):
         return as_binary(column, "properties")
+
     found: list[bytes | None] = []
     for row, pairs in enumerate(column.to_pylist()):
         for name, _ in pairs or ():
@@ -89,11 +95,12 @@ def _encoded(column: Any) -> pa.Array:
                     row=row,
                 )
         found.append(encode_properties(dict(pairs)) if pairs else None)
+
     return pa.array(found, pa.binary())
 
 
 def _concatenated(left: pa.Array, right: pa.Array) -> pa.Array:
-    """Join two columns row by row; null where both are null."""
+    """Join two columns row by row; null if both are null."""
     joined = pc.binary_join_element_wise(
         left, right, b"", null_handling="replace", null_replacement=b""
     )

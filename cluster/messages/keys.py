@@ -43,7 +43,7 @@ def key_property(key: bytes) -> bytes:
 
 
 def key_of(properties: dict[str, str]) -> bytes | None:
-    """The key in decoded properties; None when there is none."""
+    """The key in decoded properties, or None when there is none."""
     text = properties.get(TEXT_KEY)
     if text is not None:
         return text.encode()
@@ -54,7 +54,7 @@ def key_of(properties: dict[str, str]) -> bytes | None:
 
 
 def key_properties(keys: pa.Array) -> pa.Array:
-    """The encoded key property of each row of a binary column; null where the key is null."""
+    """The encoded key property of each row of a binary column; null if the key is null."""
     text = _text_rows(keys)
     valid = keys.is_valid().to_numpy(zero_copy_only=False)
     as_text = _joined(
@@ -96,7 +96,7 @@ def _joined(name: str, values: pa.Array) -> pa.Array:
 
 
 def _text_rows(keys: pa.Array) -> npt.NDArray[np.bool_]:
-    """Which rows have a text key. Only keys with bytes over 127 are checked one by one."""
+    """A mask of the rows that have a text key. Only keys with bytes over 127 are checked one by one."""
     offsets = value_offsets(keys).astype(np.int64)
     flat = value_bytes(keys)[offsets[0] : offsets[-1]]
     starts = offsets - offsets[0]

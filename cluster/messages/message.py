@@ -71,7 +71,7 @@ class Message:
 
     @property
     def value(self) -> Any:
-        """The body, decoded by the codec in property `content-type`; bytes without that property."""
+        """The body, decoded by the codec in property `content-type`, or the bytes if it has no such property."""
         return codec(self.properties.get(CONTENT_TYPE, "bytes")).decode(self.body)
 
 
@@ -97,7 +97,7 @@ class Receipt(NamedTuple):
     topic: str
     queue_id: int
     shard: int
-    #: offset in its queue; -1 when an earlier try had stored it and its offset is no longer known
+    #: offset in its queue, or -1 when an earlier try had stored it and its offset is no longer known
     offset: int
     store_time_ms: int
     #: whether an earlier try had stored it
@@ -110,7 +110,7 @@ def property_bytes(
     index_keys: tuple[str, ...],
     properties: Mapping[str, str] | None,
 ) -> bytes | None:
-    """Encode a message's key, index keys and properties as the log holds them; None when all are missing.
+    """Encode a message's key, index keys and properties as the log holds them, or None when all are missing.
 
     Raises: Rejected naming the field that cannot be stored.
     """
@@ -195,6 +195,7 @@ def _user_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
         raise Rejected(
             f"properties is {properties!r}; give a dict of texts", field="properties", limit="dict"
         )
+
     for name, value in properties.items():
         if name in SYSTEM_PROPERTIES:
             raise Rejected(
@@ -208,4 +209,5 @@ def _user_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
                 field="properties",
                 limit="str",
             )
+
     return properties

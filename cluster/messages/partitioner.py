@@ -40,12 +40,13 @@ def queue_of(key: bytes, queues: int) -> int:
 
 
 def murmur2_column(keys: pa.Array) -> UInt32s:
-    """murmur2 of each value of a binary or string column; a null counts as empty."""
+    """murmur2 of each value of a binary or string column. A null counts as empty."""
     values, lengths = value_bytes(keys), value_lengths(keys)
     starts = value_offsets(keys)[:-1].astype(np.int64)
     m = np.uint32(_M)
     h = np.uint32(_SEED) ^ lengths.astype(np.uint32)
     words = lengths >> 2
+
     # Each step hashes one word position of all keys that are long enough.
     rows = np.flatnonzero(words > 0)
     position = 0
@@ -56,6 +57,7 @@ def murmur2_column(keys: pa.Array) -> UInt32s:
         h[rows] = h[rows] * m ^ k
         position += 1
         rows = rows[words[rows] > position]
+
     tail_bytes = lengths & 3
     for size in (1, 2, 3):
         rows = np.flatnonzero(tail_bytes == size)
@@ -65,6 +67,7 @@ def murmur2_column(keys: pa.Array) -> UInt32s:
             for byte in range(size):
                 tail |= values[at + byte].astype(np.uint32) << np.uint32(8 * byte)
             h[rows] = (h[rows] ^ tail) * m
+
     h = (h ^ h >> np.uint32(13)) * m
     return h ^ h >> np.uint32(15)
 

@@ -92,7 +92,7 @@ class BatchSender:
 
         Raises: Rejected when the topic does not exist or the sender is closed; Unavailable.
         """
-        route = self._routes.known(name)
+        route = self._routes.cached_topic(name)
         if route is not None:
             return route
         until_ms = self._clock.monotonic_ms() + self.config.max_block_ms

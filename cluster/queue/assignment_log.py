@@ -41,7 +41,7 @@ class Assignment(NamedTuple):
 
 
 def make_topics(cluster: Cluster, name: str) -> int:
-    """Create the topics of a queue where they are missing. Returns: their shard.
+    """Create the topics of a queue that are missing. Returns: their shard.
 
     Raises: Rejected for a bad name, or a topic of that name with several queues or a compacted one.
     """
@@ -63,11 +63,13 @@ def make_topics(cluster: Cluster, name: str) -> int:
             field="name",
             limit="a topic with one queue",
         )
+
     for topic in (TAKEN_PREFIX + name, *(() if found else (name,))):
         # Every shard knows every topic.
         for shard in range(cluster.shards):
             arguments = {"name": topic, "queues": 1, "shards": [home]}
             cluster.call(shard, "create_topic", arguments)
+
     return home
 
 
@@ -88,11 +90,13 @@ class AssignmentLog:
         self._topic = TAKEN_PREFIX + name
         self._shard = shard
         self._clock = clock
+
         self._routes = Routes.of(cluster)
         self._id = new_producer_id()
         self._sender = BatchSender(
             self._routes, producer_id=self._id, delivery_timeout_ms=DELIVERY_TIMEOUT_MS, clock=clock
         )
+
         #: first unassigned item
         self.next = 0
         #: offset after the last item
@@ -101,7 +105,7 @@ class AssignmentLog:
         self.given: list[Assignment] = []
 
     def open(self) -> None:
-        """Fence earlier writers and read the queue's state. Raises: RayMQError; call it again on a new instance."""
+        """Fence earlier writers and read the queue's state. Raises: RayMQError. Call it again on a new instance."""
         fenced = {self._id}
         while True:
             self._await_visible(self._write({"by": self._id}).result().last_offset)
@@ -112,6 +116,7 @@ class AssignmentLog:
             for writer in sorted(others):
                 self._routes.call(self._shard, "init_producer", {"producer_id": writer})
             fenced |= others
+
         first, self.end = self.ranges(self._items)
         given = [record for record in records if "next" in record]
         # Items are deleted by age like all messages: deleted items are never assigned.
@@ -142,7 +147,7 @@ class AssignmentLog:
                 yield json.loads(body)
 
     def write(self, following: int, given: list[Assignment]) -> Future[BatchReceipt]:
-        """Write assignments. They are made when the future has a receipt; after an error their state is unknown."""
+        """Write assignments. They are made when the future has a receipt. After an error their state is unknown."""
         return self._write({"by": self._id, "next": following, "given": given})
 
     def _write(self, record: dict[str, Any]) -> Future[BatchReceipt]:

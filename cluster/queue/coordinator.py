@@ -50,11 +50,11 @@ class WaitingGet:
 
     count: int
     #: `get_nowait`: answered now, with None if fewer items are there
-    now: bool
+    at_once: bool
     done: asyncio.Future[Assignment | None]
     #: part of a record that is being written: it cannot be withdrawn
     assigned: bool = False
-    #: calls that wait for this request; without any, no items are assigned to it
+    #: calls that wait for this request. Without any, no items are assigned to it
     asking: int = 0
 
 
@@ -80,20 +80,24 @@ class QueueCoordinator:
         self._name = name
         self._shard = shard
         self._clock = Clock()
+
         self._server: LocalServer | None = None
         self._main: asyncio.Task[None] | None = None
         self._log: AssignmentLog | None = None
         self._watch: EndWatcher | None = None
         self._opened = asyncio.Event()
+
         #: the latest failure to read or write the log
         self._last_error: Exception | None = None
         self._wake = asyncio.Event()
+
         #: when the shard was last asked which items exist
         self._refreshed_s = 0.0
         #: first unassigned item, and offset after the last known item
         self._next = 0
         self._end = 0
         self._assigned: OrderedDict[int, Assignment] = OrderedDict()
+
         #: request -> waiting get or put, in the order of the calls
         self._getters: dict[int, WaitingGet] = {}
         self._putters: dict[int, WaitingPut] = {}
@@ -105,11 +109,12 @@ class QueueCoordinator:
     async def take(self, request: int, count: int, wait_s: float) -> tuple[int, int] | None:
         """Assign the next `count` items to `request`; None when there are fewer.
 
-        Args: `wait_s` is for one item; 0 takes only items that exist at the call.
+        Args: `wait_s`: seconds to wait for one item; 0: take only items that exist at the call.
         Returns: (first, count). Raises: Unavailable while the shard does not answer.
         Durable: the assignment, at return.
         """
         await self._ready()
+
         if request not in self._assigned and request not in self._getters:
             old = self._clock.monotonic() - self._refreshed_s > REFRESH_S
             if old or (not wait_s and self._end - self._next < count):
@@ -118,6 +123,7 @@ class QueueCoordinator:
                 done = asyncio.get_running_loop().create_future()
                 self._getters[request] = WaitingGet(count, not wait_s, done)
                 self._wake.set()
+
         getter = self._getters.get(request)
         if getter is not None:
             getter.asking += 1
@@ -131,6 +137,7 @@ class QueueCoordinator:
                     raise self._unavailable()
             finally:
                 getter.asking -= 1
+
         found = self._assigned.get(request)
         return None if found is None else (found.first, found.count)
 
@@ -151,12 +158,14 @@ class QueueCoordinator:
         await self._ready()
         if request in self._reserved:
             return True
+
         await self._refresh_end()
         putter = self._putters.get(request)
         if putter is None:
             done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             putter = self._putters[request] = WaitingPut(count, maxsize, done)
             self._admit()
+
         if not putter.done.done() and wait_s:
             await asyncio.wait({putter.done}, timeout=wait_s)
         if not putter.done.done():
@@ -174,16 +183,16 @@ class QueueCoordinator:
 
     def _admit(self) -> None:
         """Grant room in the order of the calls, so that small requests do not starve a large one."""
-        now = self._clock.monotonic()
+        now_s = self._clock.monotonic()
         for request, (_, until) in list(self._reserved.items()):
-            if until < now:
+            if until < now_s:
                 del self._reserved[request]
         for request, putter in list(self._putters.items()):
             used = self._end - self._next + sum(count for count, _ in self._reserved.values())
             if used + putter.count > putter.maxsize:
                 return
             del self._putters[request]
-            self._reserved[request] = (putter.count, now + RESERVED_S)
+            self._reserved[request] = (putter.count, now_s + RESERVED_S)
             putter.done.set_result(True)
 
     # --- state ----------------------------------------------------------------------------------
@@ -235,9 +244,10 @@ class QueueCoordinator:
         )
 
     async def _run(self) -> None:
-        """Open the log and serve; after a write with an unknown outcome read the log again."""
+        """Open the log and serve. After a write with an unknown outcome, read the log again."""
         wait_s = RETRY_S
         await self._listen()
+
         while True:
             try:
                 opened = await asyncio.to_thread(self._open)
@@ -248,6 +258,7 @@ class QueueCoordinator:
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, RETRY_MAX_S)
                 continue
+
             wait_s = RETRY_S
             self._take_over(opened)
             try:
@@ -322,16 +333,18 @@ class QueueCoordinator:
         """Assign the available items to waiting gets."""
         assignments: list[Assignment] = []
         following = self._next
+
         for request, getter in list(self._getters.items()):
             if not getter.asking:
-                # Its callers got Unavailable; a caller that still wants the items repeats the request.
+                # Its callers got Unavailable. A caller that still wants the items repeats the request.
                 self._withdraw(request)
             elif following + getter.count <= self._end:
                 getter.assigned = True
                 assignments.append(Assignment(request, following, getter.count))
                 following += getter.count
-            elif getter.now:
+            elif getter.at_once:
                 self._withdraw(request)
+
         if self._watch is not None and len(assignments) < len(self._getters):
             self._watch.watch_from(self._end)
         return assignments
@@ -346,7 +359,7 @@ class QueueCoordinator:
             self._assigned.popitem(last=False)
 
     async def _refresh_end(self) -> None:
-        """Ask the shard where the items end. Puts that returned before this call are counted."""
+        """Ask the shard for the end of the items. Puts that returned before this call are counted."""
         opened = self._log
         if opened is None:
             return

@@ -69,12 +69,12 @@ class Queue:
         ```
 
     Args:
-        name: the queue's topic, created with one queue where it is missing.
+        name: the queue's topic, created with one queue if it is missing.
         cluster: the cluster that stores the items; None (default) means `raymq.connect()`.
         maxsize: the queue is full with this many items; 0 (default) means no limit. A limit belongs to this handle and
             its copies, and costs one more call of the coordinator per put. Puts then ignore `linger_ms`.
         codec: how items become bytes: "msgpack" (default), "json", "bytes", "arrow-ipc", or an object with `name`,
-            `encode` and `decode`. msgpack takes None, bool, int, float, str, bytes, and lists and dicts of them; tuples
+            `encode` and `decode`. msgpack takes None, bool, int, float, str, bytes, and lists and dicts of them. Tuples
             come back as lists. RayMQ itself never unpickles stored bytes.
         accept: names of further codecs whose items `get` decodes. Plain bytes are always accepted.
         linger_ms: 0 (default) makes each `put` wait until its item is stored. Otherwise `put` returns at once and items
@@ -116,7 +116,7 @@ class Queue:
         linger_ms: float = 0,
         actor_options: dict[str, Any] | None = None,
     ) -> None:
-        """Open the queue, and create its topics and its coordinator where they are missing."""
+        """Open the queue, and create its topics and its coordinator if they are missing."""
         check_text("name", name)
         check_number("maxsize", maxsize, 0)
         check_number("linger_ms", linger_ms, 0, whole=False)
@@ -128,6 +128,7 @@ class Queue:
             from raymq.cluster.start import connect
 
             cluster = connect()
+
         self.name = name
         self.maxsize = maxsize
         self._cluster = cluster
@@ -135,6 +136,7 @@ class Queue:
         self._accept = accept
         self._linger_ms = linger_ms
         self._actor_options = dict(actor_options or {})
+
         self._begin()
         self._shard = make_topics(cluster, name)
         if own:
@@ -204,6 +206,7 @@ class Queue:
             "namespace": NAMESPACE,
             "get_if_exists": True,
         }
+
         coordinator = ray.remote(CoordinatorActor).options(**options)
         return coordinator.remote(self._cluster, self.name, self._shard)
 
@@ -252,7 +255,7 @@ class Queue:
         return getattr(self.actor, method).remote(*arguments)
 
     def _call(self, method: str, *arguments: Any, wait_s: float | None = None) -> Any:
-        """Call the coordinator; `wait_s` is the last argument of methods that may wait."""
+        """Call the coordinator. `wait_s` is the last argument of methods that may wait."""
         self._check_open()
         if wait_s is not None:
             arguments = (*arguments, wait_s)
@@ -324,7 +327,11 @@ class Queue:
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """Add an item. `block` and `timeout` (seconds) are for a full queue, not for the disk.
 
-        Raises: Full; ValueError for a negative timeout; Rejected; the errors of a send.
+        Raises:
+            Full: the queue has no room in time.
+            ValueError: the timeout is negative.
+            Rejected: the item cannot be encoded or stored.
+            RayMQError: as `raymq.Producer.send`.
         """
         body = self._codec.encode(item)
         self._put([body], self._reserve(1, _waits(block, timeout)))
@@ -335,6 +342,7 @@ class Queue:
         request = await self._reserve_async(1, _waits(block, timeout, WAIT_S))
         client = await self._client_async()
         batcher = client.batcher
+
         end = 0
         try:
             message = batcher.encoder.encode(self.name, body, properties=properties, queue_id=0)
@@ -342,6 +350,7 @@ class Queue:
                 future, _ = batcher.add(message, may_block=False)
             else:
                 future = await asyncio.to_thread(batcher.send, message)
+
             if request is None and self._linger_ms:
                 batcher.sender.raise_failure()
                 return
@@ -361,7 +370,11 @@ class Queue:
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
         """Add items in order: all of them, or none when they do not fit.
 
-        Raises: Full; TypeError when `items` is not iterable; Rejected; the errors of a send.
+        Raises:
+            Full: the queue has no room for all of them.
+            TypeError: `items` is not iterable.
+            Rejected: an item cannot be encoded or stored.
+            RayMQError: as `raymq.Producer.send`.
         """
         if not isinstance(items, Iterable):
             raise TypeError("Argument 'items' must be an Iterable")
@@ -375,6 +388,7 @@ class Queue:
             client = self._client()
             batcher = client.batcher
             lingers = request is None and bool(self._linger_ms)
+
             if len(bodies) == 1:
                 message = batcher.encoder.encode(
                     self.name, bodies[0], properties=self._properties, queue_id=0
@@ -387,15 +401,16 @@ class Queue:
             else:
                 parts = client.send_parts(bodies)
                 end = [part.result() for part in parts][-1].last_offset + 1
+
             if lingers:
                 batcher.sender.raise_failure()
         finally:
             self._release(request, end, near=True)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until every item put by this handle with `linger_ms` is stored; `timeout` in seconds.
+        """Wait until every item put by this handle with `linger_ms` is stored. `timeout` is in seconds.
 
-        Raises: the first failure that no caller has seen; TimeoutError when the time is up.
+        Raises: the first failure that no caller has seen, or TimeoutError when the time is up.
         """
         if self._client_made is not None:
             batcher = self._client().batcher
@@ -429,7 +444,7 @@ class Queue:
             raise Full(f"{count} items never fit into queue {self.name!r} of {self.maxsize}")
 
     def _release(self, request: int | None, end: int, *, near: bool = False) -> None:
-        """Release reserved room, by the local socket where the caller may block for a moment."""
+        """Release reserved room, by the local socket if the caller may block for a moment."""
         if request is None:
             return
         # A failure says nothing about the put, which may have stored its items. The room is free after 150 s anyway.
@@ -443,10 +458,14 @@ class Queue:
     # --- get ------------------------------------------------------------------------------------
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Take the next item; `timeout` in seconds, None without limit.
+        """Take the next item. `timeout` is in seconds, None waits without limit.
 
-        Raises: Empty; ValueError for a negative timeout; Unavailable when coordinator or shard cannot be reached
-        for 60 s; Rejected for an item of a codec that this handle does not accept; Corrupt, once, for a damaged item.
+        Raises:
+            Empty: no item came in time.
+            ValueError: the timeout is negative.
+            Unavailable: the coordinator or the shard cannot be reached for 60 s.
+            Rejected: the item has a codec that this handle does not accept.
+            Corrupt: the item is damaged. It is raised once, and the next call takes the next item.
         """
         return self._take(1, _waits(block, timeout))[0]
 
@@ -471,7 +490,11 @@ class Queue:
     def get_nowait_batch(self, num_items: int) -> list[Any]:
         """Take exactly `num_items` items.
 
-        Raises: Empty when there are fewer; TypeError; ValueError when it is negative; as `get`.
+        Raises:
+            Empty: the queue has fewer items.
+            TypeError: `num_items` is not an int.
+            ValueError: `num_items` is negative.
+            RayMQError: as `get`.
         """
         if not isinstance(num_items, int):
             raise TypeError("Argument 'num_items' must be an int")
@@ -514,7 +537,7 @@ class Queue:
                 self._submit("forget", (request.number,))
 
     def _read(self, client: QueueClient, first: int, count: int) -> list[Items]:
-        """Read assigned items. Raises: Corrupt for a damaged item; as `QueueClient.read`."""
+        """Read assigned items. Raises: Corrupt for a damaged item, else as `QueueClient.read`."""
         try:
             return client.read(first, count)
         except Corrupt as error:
@@ -546,6 +569,7 @@ class Queue:
                     limit=self._codec.name,
                     offset=offset,
                 ) from error
+
         return items
 
     def _codec_of(self, name: str | None) -> codecs.Codec:

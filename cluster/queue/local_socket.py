@@ -1,7 +1,7 @@
 """A Unix socket to a queue's coordinator, for processes on its host: an actor call costs five times as much.
 
 Each line is one JSON array: [method, argument...] to the coordinator, [result] or [null, error] back. A connection has
-one call under way. Every call may be repeated as an actor call with the same request number, so any fault of the socket
+one call under way. Every call may be repeated as an actor call with the same request number. So any fault of the socket
 is answered by an actor call. No call waits here for long, because Ray does not see that a task waits for a
 socket. Ray lends the CPUs of a task that waits for an actor to other tasks, perhaps to the one that puts the item.
 """
@@ -69,6 +69,7 @@ class LocalClient:
     def call(self, method: str, *arguments: Any) -> Any:
         """Call the coordinator. Raises: NotLocal; the coordinator's error."""
         connection = self._connection()
+
         try:
             connection.sendall(json.dumps([method, *arguments]).encode() + b"\n")
             line = b""
@@ -84,6 +85,7 @@ class LocalClient:
             # After Ctrl-C the next call would take this call's answer for its own.
             connection.close()
             raise
+
         self._free.append(connection)
         result, *wrong = json.loads(line)
         if wrong:
@@ -95,10 +97,12 @@ class LocalClient:
             # After a fork the connections belong to the parent.
             self.close()
             self._process = os.getpid()
+
         try:
             return self._free.pop()
         except IndexError:
             pass
+
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(self._path)
@@ -108,7 +112,7 @@ class LocalClient:
         return connection
 
     def close(self) -> None:
-        """Close unused connections; the next call connects again."""
+        """Close unused connections. The next call connects again."""
         _close_all(self._free)
 
 

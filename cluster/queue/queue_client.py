@@ -45,7 +45,7 @@ LINGER_IN_FLIGHT_BYTES = 4 * LINGER_BYTES
 #: limits of one fetch
 FETCH_BYTES = 8 << 20
 FETCH_RECORDS = 10_000
-#: read-ahead of the first fetch; doubled each time that this reader takes neighbouring items
+#: read-ahead of the first fetch, doubled each time that this reader takes neighbouring items
 AHEAD_BYTES = 128 << 10
 AHEAD_RECORDS = 128
 #: the largest factor of the two above
@@ -76,7 +76,7 @@ class ItemReader:
     """Reads items by offset over one stream that stays open. One thread at a time."""
 
     def __init__(self, routes: Routes, topic: str, shard: int, *, codec: str = "bytes") -> None:
-        """Args: `codec` is the codec that most items name; those are recognised faster."""
+        """Args: `codec`: the codec that most items name. Those are recognised faster."""
         self._reader = RangeReader(routes, topic, 0, shard)
         self._codec = codec
         self._usual = encode_properties(None, (), {codecs.CONTENT_TYPE: codec})
@@ -131,7 +131,7 @@ class ItemReader:
         return Items(first, columns.column("body").to_pylist(), names)
 
     def close(self) -> None:
-        """Close the stream; the next read opens another."""
+        """Close the stream. The next read opens another."""
         self._reader.close()
 
 
@@ -154,18 +154,18 @@ class QueueClient:
         #: encoded properties of every item
         self._properties = encode_properties(None, (), {codecs.CONTENT_TYPE: codec})
         self._reader = ItemReader(Routes.of(cluster), name, shard, codec=codec)
-        self._reading = threading.Lock()
+        self._read_lock = threading.Lock()
 
     def send_parts(self, bodies: list[bytes]) -> list[BatchFuture]:
         """Send items as columns, in parts. Returns: one receipt future per part."""
         encoded = pa.scalar(self._properties, pa.binary())
-        found: list[BatchFuture] = []
+        futures: list[BatchFuture] = []
         for part, _ in _parts(bodies, sum(map(len, bodies)), PART_BYTES):
             rows = pa.record_batch(
                 {"body": binary_array(part), "properties": pa.repeat(encoded, len(part))}
             )
-            found += self.batcher.add_columns(self._name, rows, 0)
-        return found
+            futures += self.batcher.add_columns(self._name, rows, 0)
+        return futures
 
     def send_lingering(self, bodies: list[bytes]) -> None:
         """Send items without receipts, in shared batches. Raises: Rejected; nothing was sent."""
@@ -175,14 +175,14 @@ class QueueClient:
 
     def read(self, first: int, count: int) -> list[Items]:
         """Items [first, first + count), in one or more runs."""
-        with self._reading:
+        with self._read_lock:
             return self._reader.read(first, count, timeout_s=RETRY_TIMEOUT_S)
 
     def close(self, timeout: float | None = None) -> None:
         """Send lingering items. Raises: the first failure that no caller has seen."""
         if os.getpid() != self.process:
             return
-        with self._reading:
+        with self._read_lock:
             self._reader.close()
         self.batcher.close(timeout)
         self.batcher.sender.raise_failure()

@@ -51,8 +51,10 @@ def ask(
     clock = Clock()
     deadline_s = clock.monotonic() + timeout_s
     silent = list(shards)
+
     for shard in silent:
         threading.Thread(target=run, args=(shard,), name=f"raymq-ask-{shard}", daemon=True).start()
+
     while silent:
         try:
             shard, answer = answers.get(timeout=max(0.0, deadline_s - clock.monotonic()))
@@ -60,6 +62,7 @@ def ask(
             break
         silent.remove(shard)
         yield shard, answer
+
     for shard in silent:
         why = f"shard {shard} did not answer within {timeout_s:g} s"
         yield shard, DeliveryUnknown(why, status="TIMEOUT", shard=shard)

@@ -32,7 +32,7 @@ def open_connection(
 ) -> Connection:
     """A connection to one shard.
 
-    Args: `endpoint` is host:port with Flight, the name of the shard's actor with Ray. Flight alone uses `token` and
+    Args: `endpoint`: host:port with Flight, the name of the shard's actor with Ray. Flight alone uses `token` and
     `ca`: Ray admits its own clients.
     Raises: Rejected (the transport cannot be used in this process), Unavailable.
     """

@@ -62,6 +62,7 @@ class FetchThread:
                     self._stream = None
                 if stream is not None:
                     stream.close()
+
             if failures and not self._ended():
                 delay_ms = min(BACKOFF_MS << min(failures - 1, 10), BACKOFF_MS_MAX)
                 with self._changed:

@@ -1,4 +1,4 @@
-"""The client's side of Arrow Flight: one connection per replica; put, fetch and replication streams. No Ray."""
+"""The client's side of Arrow Flight: one connection per replica, with streams to put, fetch and replicate. No Ray."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ def translate(error: BaseException, endpoint: str) -> RayMQError:
         return error
     if isinstance(error, flight.FlightUnauthenticatedError):
         return Rejected(f"{endpoint}: {_plain(error)}", field="token", limit="the cluster's token")
+
     extra = getattr(error, "extra_info", None)
     if extra:
         try:
             return from_wire(flight_messages.unpack(extra))
         except (ValueError, KeyError):
             pass
+
     if isinstance(error, flight.FlightTimedOutError):
         return DeliveryUnknown(
             f"{endpoint}: no answer in time; the operation may or may not have run",
@@ -48,6 +50,7 @@ def translate(error: BaseException, endpoint: str) -> RayMQError:
         )
     if isinstance(error, StopIteration):
         return Unavailable(f"{endpoint}: the server ended the stream", endpoint=endpoint)
+
     return tls.failure(_plain(error), endpoint)
 
 
@@ -95,7 +98,7 @@ class ShardConnection:
     def call(
         self, op: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S
     ) -> dict[str, Any]:
-        """An administrative operation; `timeout` in seconds.
+        """Run an administrative operation. `timeout` is in seconds.
 
         Raises: the shard's error; Unavailable when it cannot be reached; DeliveryUnknown when it does not answer in
         time.
@@ -168,7 +171,7 @@ class ShardConnection:
             self._client.close()
 
 
-class _Stream:
+class _FlightStream:
     """The base of the streams. Any thread may call `abort`, only the owner the rest."""
 
     schema = PUT_SCHEMA
@@ -181,7 +184,7 @@ class _Stream:
         try:
             writer.begin(self.schema)
         except BROKEN as error:
-            _Stream.close(self)
+            _FlightStream.close(self)
             raise translate(error, connection.endpoint) from error
 
     def _write(self, metadata: bytes, batch: pa.RecordBatch | None = None) -> None:
@@ -230,11 +233,11 @@ class _Stream:
             self._connection.release()
 
 
-class FlightPutStream(_Stream):
+class FlightPutStream(_FlightStream):
     """Batches out, acks in, in order."""
 
     schema = PUT_SCHEMA
-    #: bytes that may be unanswered, as the server said; None before it has
+    #: bytes that may be unanswered, as the server said, or None before it has
     window_bytes: int | None = None
 
     def send(self, meta: dict[str, Any], batch: pa.RecordBatch) -> None:
@@ -246,21 +249,21 @@ class FlightPutStream(_Stream):
         self._write(pack_puts(puts))
 
     def receive(self) -> list[dict[str, Any]]:
-        """The next acks; blocks. Raises: Unavailable (the stream broke), Rejected (it was refused)."""
+        """Wait for the next acks. Raises: Unavailable (the stream broke), Rejected (it was refused)."""
         message = flight_messages.unpack(self._read().app_metadata)
         self.window_bytes = message.get("window", self.window_bytes)
         acks: list[dict[str, Any]] = message["acks"]
         return acks
 
 
-class FlightFetchStream(_Stream):
-    """Requests out, batches of raw records in; one request at a time."""
+class FlightFetchStream(_FlightStream):
+    """Requests out, batches of raw records in, one request at a time."""
 
     schema = flight_messages.FETCH_SCHEMA
     _number = 0
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
-        """Read queues; waits up to `wait_ms` at the server while all are empty.
+        """Read queues. Waits up to `wait_ms` at the server while all are empty.
 
         Returns: a FetchSlice for each queue that has records or an error (OffsetOutOfRange...).
         Raises: the server's error if it refused the request; Unavailable when the stream broke.
@@ -269,6 +272,7 @@ class FlightFetchStream(_Stream):
         offsets = {str(queue): offset for queue, offset in request.offsets.items()}
         message = {**request._asdict(), "id": self._number, "offsets": offsets}
         self._write(flight_messages.pack(message))
+
         found: list[FetchSlice] = []
         while True:
             chunk = self._read()
@@ -277,16 +281,18 @@ class FlightFetchStream(_Stream):
                 return found
             if "queue" not in meta:
                 raise from_wire(meta["error"])
+
             queue_id = int(meta["queue"])
             if "error" in meta:
                 found.append(FetchSlice(queue_id, -1, -1, -1, -1, None, from_wire(meta["error"])))
                 continue
+
             ends = {name: meta[name] for name in flight_messages.SLICE_ENDS}
             records = chunk.data.column(0)
             found.append(FetchSlice(queue_id, **ends, records=records, error=None))
 
 
-class ReplicaStream(_Stream):
+class ReplicaStream(_FlightStream):
     """Frames to a follower and back: the ReplicationStream of Replication."""
 
     schema = flight_messages.FRAME_SCHEMA
@@ -300,7 +306,7 @@ class ReplicaStream(_Stream):
         self._receiver.start()
 
     def send(self, header: bytes, body: Any = None) -> None:
-        """Send one frame; `body` is any buffer of log bytes. Raises: Unavailable."""
+        """Send one frame. `body` is any buffer of log bytes. Raises: Unavailable."""
         self._write(header, None if body is None else flight_messages.frame_batch(body))
 
     def _receive(self) -> None:
@@ -316,7 +322,7 @@ class ReplicaStream(_Stream):
             self._received.put(Unavailable(f"not a frame of a replica: {error}", field="stream"))
 
     def receive(self, timeout_ms: int) -> tuple[bytes, Any] | None:
-        """The next frame (header, body or None); None when no frame arrived in time.
+        """The next frame (header, body or None), or None when no frame arrived in time.
 
         Raises: Unavailable when the stream broke, and at every later call.
         """

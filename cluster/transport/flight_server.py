@@ -1,4 +1,4 @@
-"""The Flight server of a replica: put, fetch and replication streams; operations as actions.
+"""The Flight server of a replica: put, fetch and replication streams, and operations as actions.
 
 The put stream is in put_stream.py.
 """
@@ -27,7 +27,7 @@ from . import tls as tls_files
 from .put_stream import GONE, PutStreamServer, chunks
 from .receive_memory import ReceiveMemory
 
-#: how long one fetch may wait; longer waits are cut
+#: how long one fetch may wait. Longer waits are cut
 FETCH_WAIT_MS_MAX = 60_000
 #: how soon a waiting fetch notices that its client has left
 FETCH_STEP_MS = 250
@@ -119,11 +119,12 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
     # --- streams --------------------------------------------------------------------------------
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Serve a stream until its client ends it; errors are sent as errors of errors.py."""
+        """Serve a stream until its client ends it. Errors are sent as errors of errors.py."""
         try:
             opening = flight_messages.unpack(descriptor.command)
             self._check_identity(opening)
             op = opening.get("op")
+
             if op == flight_messages.PUT:
                 put_stream = PutStreamServer(self._backend, reader, writer, self._memory)
                 with self._notify_on_stop(put_stream.goaway):
@@ -149,12 +150,14 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
                 request = flight_messages.unpack(chunk.app_metadata)
                 number = request.get("id", 0)
                 given = {name: request[name] for name in FetchRequest._fields}
+
                 try:
                     wanted = fetch_request(**given, wait_limit_ms=FETCH_WAIT_MS_MAX)
                     slices = self._read(context, wanted)
                 except RayMQError as error:
                     send(flight_messages.pack({"id": number, "error": to_wire(error)}))
                     continue
+
                 for part in slices:
                     self._send_slice(send, number, part)
                 send(flight_messages.pack({"id": number, "end": True}))
@@ -264,7 +267,7 @@ class _Authorization(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 def serve(backend: ShardBackend, *, host: str, port: int, token: str, tls: bool = False) -> Server:
-    """Serve a backend at host:port (0: any free port); see `.port`; `.close()` ends it.
+    """Serve a backend at host:port (0: any free port, see `.port`). `.close()` ends it.
 
     With `tls` the certificate comes from Ray's certificate variables (tls.py). Raises: Rejected when they are missing
     or wrong.

@@ -1,8 +1,8 @@
 """A client's connection to a shard through its Ray actor, with the methods of `flight_client.ShardConnection`.
 
 For clients that reach only Ray's port (`ray://`). It has no generators or sockets. Put streams are pipelined actor
-calls, and long polls are calls that wait a short time each. Only this module of the clients' side imports Ray; it is
-loaded where transport="ray" is used.
+calls, and long polls are calls that wait a short time each. Only this module of the clients' side imports Ray. It is
+loaded only if transport="ray" is used.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RayShardConnection:
     def call(
         self, op: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S
     ) -> dict[str, Any]:
-        """An administrative operation; `timeout` in seconds. Raises: like `ShardConnection.call`."""
+        """Run an administrative operation. `timeout` is in seconds. Raises: like `ShardConnection.call`."""
         try:
             reference: Any = self._actor.call.remote(self._cluster_id, op, args or {})
             result: dict[str, Any] = ray.get(reference, timeout=timeout)
@@ -94,7 +94,7 @@ class RayShardConnection:
         return result
 
     def put_stream(self) -> RayPutStream:
-        """A stream for batches of PUT_SCHEMA; nothing is sent yet."""
+        """A stream for batches of PUT_SCHEMA. Nothing is sent yet."""
         return RayPutStream(self._actor, self.endpoint, self._cluster_id)
 
     def fetch_stream(self) -> RayFetchStream:
@@ -105,32 +105,34 @@ class RayShardConnection:
         """Do nothing: the connection holds nothing open, and Ray's own connections stay."""
 
 
-class _Stream:
+class _RayStream:
     """The base of the streams. Any thread may call `abort`."""
 
     def __init__(self, actor: Any, name: str, cluster_id: str) -> None:
         self._actor = actor
         self._name = name
         self._cluster_id = cluster_id
-        #: whether the stream is broken; `_aborted` wakes threads that wait for an answer
+        #: whether the stream is broken. `_aborted` wakes threads that wait for an answer
         self._left = False
         self._aborted: Future[None] = Future()
 
     def _result(self, reference: Any) -> Any:
         """The answer of a call. Raises: the call's error; Unavailable when the stream breaks before it."""
         try:
-            # Not with Ray Client, where each try costs a round trip.
+            # Not with Ray Client: there each try costs a round trip.
             if type(reference) is ray.ObjectRef:
                 try:
                     return ray.get(reference, timeout=DIRECT_S)
                 except ray.exceptions.GetTimeoutError:
                     self._check()
+
             answer = reference.future()
             wait((answer, self._aborted), CALL_TIMEOUT_S, FIRST_COMPLETED)
             if answer.done():
                 return answer.result()
         except Exception as error:
             raise translate(error, self._name) from error
+
         why = "the stream was closed" if self._left else f"no answer for {CALL_TIMEOUT_S:g} s"
         raise Unavailable(f"{self._name}: {why}", actor=self._name)
 
@@ -146,11 +148,11 @@ class _Stream:
             self._aborted.set_result(None)
 
     def close(self) -> None:
-        """End the stream at once, answered or not; it must not be used afterwards."""
+        """End the stream at once, answered or not. It must not be used afterwards."""
         self.abort()
 
 
-class RayPutStream(_Stream):
+class RayPutStream(_RayStream):
     """Batches out, acks in, in order: at most CALLS_MAX calls under way, later batches wait here for the next call."""
 
     #: the shard sets no limit: `CALLS_MAX` bounds the calls under way
@@ -206,6 +208,7 @@ class RayPutStream(_Stream):
             size = batch_bytes(items[0][1]) if self._waiting else 0
             while self._waiting and (size := size + batch_bytes(self._waiting[0][1])) <= CALL_BYTES:
                 items.append(self._waiting.popleft())
+
             self._number += 1
             alone = not self._under_way and not self._waiting
             try:
@@ -216,11 +219,12 @@ class RayPutStream(_Stream):
                 # A number is missing now: the stream cannot be used any more.
                 self.abort()
                 raise translate(error, self._name) from error
+
             self._under_way += 1
             self._calls.put(reference)
 
     def receive(self) -> list[dict[str, Any]]:
-        """The acks of the next call; blocks. Raises: Unavailable (the stream broke), Rejected (it was refused)."""
+        """Wait for the acks of the next call. Raises: Unavailable (the stream broke), Rejected (it was refused)."""
         reference = self._calls.get()
         if reference is None:
             self._calls.put(None)
@@ -234,16 +238,16 @@ class RayPutStream(_Stream):
         return acks
 
     def abort(self) -> None:
-        """Like `_Stream.abort`."""
+        """Like `_RayStream.abort`."""
         super().abort()
         self._calls.put(None)
 
 
-class RayFetchStream(_Stream):
+class RayFetchStream(_RayStream):
     """Reads, one request at a time."""
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
-        """Like `flight_client.FlightFetchStream.fetch`; a long wait is several calls."""
+        """Like `flight_client.FlightFetchStream.fetch`. A long wait is several calls."""
         clock = Clock()
         deadline = clock.monotonic_ms() + request.wait_ms
         while True:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 #: limit of unanswered bytes over all put streams of a server
 LIMIT_BYTES = 64 << 20
-#: the smallest share of a stream; one batch may always be in flight
+#: the smallest share of a stream. One batch may always be in flight
 SHARE_BYTES_MIN = 1 << 20
 #: peak above which a trim of the allocator pays for its later page faults
 TRIM_BYTES = 48 << 20
@@ -35,13 +35,13 @@ class ReceiveMemory:
         idle_s: float = IDLE_S,
         trim: Callable[[], None] | None = None,
     ) -> None:
-        """Args: idle_s: seconds; trim: returns free memory to the system (`give_back`)."""
+        """Args: `idle_s`: seconds. `trim`: returns free memory to the system (`give_back`)."""
         #: bytes taken now
         self.used = 0
         #: bytes that each stream may have in flight: an equal part of the limit
         self.share = limit_bytes
         self._streams = 0
-        #: guards all fields; notified when bytes are released and when a stream's client has left
+        #: guards all fields. It is notified when bytes are released and when a stream's client has left
         self._changed = threading.Condition()
         self._limit = limit_bytes
         self._idle_s = idle_s
@@ -114,7 +114,7 @@ class ReceiveMemory:
             self._changed.notify_all()
 
     def _trim_when_idle(self) -> None:
-        """After a large load, trim once nothing was received for `idle_s`."""
+        """Trim after a large load, once nothing was received for `idle_s`."""
         with self._changed:
             while self._changed.wait_for(lambda: self._closed or self.used > 0, self._idle_s):
                 if self._closed:

@@ -1,4 +1,4 @@
-"""Addresses of shards, and topics; looked up again after a connection breaks. No Ray."""
+"""Addresses of shards, and topics. Both are looked up again after a connection breaks. No Ray."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Routes:
         )
 
     def fetch_stream(self, shard: int) -> FetchStream:
-        """A stream for reads; closing it closes its connection. Raises: Unavailable."""
+        """A stream for reads. Closing it closes its connection. Raises: Unavailable."""
         # A connection that is closed here stays open until its stream is closed.
         with closing(self.connect(shard)) as connection:
             return connection.fetch_stream()
@@ -117,14 +117,14 @@ class Routes:
                 found = self.resolver()
             else:
                 answer = self.first("routes", {}, LOOKUP_TIMEOUT_S)
-                found = {int(key): str(place) for key, place in answer.items()}
+                found = {int(key): str(endpoint) for key, endpoint in answer.items()}
         except RayMQError:
             return
         with self._lock:
             self.endpoints.update(found)
 
     def call(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Call an operation that may be repeated; try again once after a new lookup.
+        """Call an operation that may be repeated, and try again once after a new lookup.
 
         Raises: the shard's error; Unavailable when the shard does not answer.
         """
@@ -134,7 +134,7 @@ class Routes:
             self.refresh()
             return self.call_once(shard, op, args, CALL_TIMEOUT_S)
 
-    def known(self, name: str) -> TopicRoute | None:
+    def cached_topic(self, name: str) -> TopicRoute | None:
         """A topic's queues, if they were looked up before."""
         return self._topics.get(name)
 
@@ -143,11 +143,13 @@ class Routes:
         route = self._topics.get(name)
         if route is not None:
             return route
+
         try:
             found = self.first("topics", {}, CALL_TIMEOUT_S)
         except Unavailable:
             self.refresh()
             found = self.first("topics", {}, CALL_TIMEOUT_S)
+
         with self._lock:
             # Known topics stay: a shard that missed a topic's creation does not know it yet.
             self._topics = self._topics | {
@@ -155,6 +157,7 @@ class Routes:
                 for each, facts in found.items()
             }
             route = self._topics.get(name)
+
         if route is None:
             check_topic_name(name)
             refuse_system_topic(name)
@@ -164,6 +167,7 @@ class Routes:
                 field="topic",
                 limit="an existing topic",
             )
+
         return route
 
     def first(self, op: str, args: dict[str, Any], timeout_s: float) -> dict[str, Any]:

@@ -33,7 +33,7 @@ ServerIdentity: TypeAlias = tuple[bytes, bytes]
 
 
 def wanted(environment: Mapping[str, str]) -> bool | None:
-    """Whether RAY_USE_TLS asks for TLS; None when it is not set.
+    """Whether RAY_USE_TLS asks for TLS, or None when it is not set.
 
     Raises: Rejected for a value that Ray does not know.
     """
@@ -55,6 +55,7 @@ def server_identity(environment: Mapping[str, str], files: Files) -> ServerIdent
     certificate = _path(environment, SERVER_CERT)
     key = _path(environment, SERVER_KEY)
     identity = (_read(SERVER_CERT, certificate, files), _read(SERVER_KEY, key, files))
+
     try:
         # An empty passphrase: otherwise the process would wait for input at a terminal that it does not have.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
@@ -67,11 +68,12 @@ def server_identity(environment: Mapping[str, str], files: Files) -> ServerIdent
             field=SERVER_CERT,
             path=certificate,
         ) from error
+
     return identity
 
 
 def trusted(environment: Mapping[str, str], files: Files) -> bytes | None:
-    """The PEM certificates in RAY_TLS_CA_CERT; None when it is not set, and the system's authorities are used.
+    """The PEM certificates in RAY_TLS_CA_CERT, or None when it is not set, and the system's authorities are used.
 
     Raises: Rejected when the file cannot be used.
     """
@@ -81,16 +83,16 @@ def trusted(environment: Mapping[str, str], files: Files) -> bytes | None:
 
 def read_ca(path: str | os.PathLike[str], files: Files, *, name: str = "ca") -> bytes:
     """The PEM certificates in a file, checked. Raises: Rejected (field `name`)."""
-    place = os.fspath(path)
-    pem = _read(name, place, files)
+    file_name = os.fspath(path)
+    pem = _read(name, file_name, files)
     try:
         ssl.create_default_context(cadata=pem.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
         raise Rejected(
-            f"{name}={place} holds no PEM certificate ({error}): give the certificate of the "
+            f"{name}={file_name} holds no PEM certificate ({error}): give the certificate of the "
             "authority that signed the shards' certificates",
             field=name,
-            path=place,
+            path=file_name,
         ) from error
     return pem
 
@@ -123,17 +125,17 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_url(url: str) -> str | None:
-    """The endpoint of raymq://host:port or raymq+tls://host:port; None for anything else.
+    """The endpoint of raymq://host:port or raymq+tls://host:port, or None for anything else.
 
     Raises: Rejected for one of these schemes without host or port.
     """
     for scheme, prefix in ((PLAIN_URL, ""), (TLS_URL, TLS_PREFIX)):
         if url.startswith(scheme):
-            place = url.removeprefix(scheme).rstrip("/")
-            host, _, port = place.rpartition(":")
+            endpoint = url.removeprefix(scheme).rstrip("/")
+            host, _, port = endpoint.rpartition(":")
             if not host or not port.isdigit():
                 raise Rejected(f"{url!r}: use {scheme}host:port", field="target")
-            return prefix + place
+            return prefix + endpoint
     return None
 
 
@@ -145,7 +147,7 @@ def url_of(endpoint: str) -> str:
 
 
 def failure(words: str, endpoint: str) -> RayMQError:
-    """The error of a connection that gRPC describes with `words`; with advice where TLS is the cause.
+    """The error of a connection that gRPC describes with `words`, with advice if TLS is the cause.
 
     A certificate that is not accepted will not be after a retry. Other failures may pass: a port can
     belong to another process until the endpoint is looked up again.
@@ -158,6 +160,7 @@ def failure(words: str, endpoint: str) -> RayMQError:
                 "the shard again, or set the clock of this machine",
                 field=SERVER_CERT,
             )
+
         if "certificate verify failed" in words:
             return Rejected(
                 f"{endpoint}: the shard's certificate was not signed by an authority that this "
@@ -165,16 +168,19 @@ def failure(words: str, endpoint: str) -> RayMQError:
                 f"{CA_CERT}",
                 field="ca",
             )
+
         if "is not in peer certificate" in words:
             return Rejected(
                 f"{endpoint}: the shard's certificate is for another address: make one whose "
                 "subjectAltName has this address (IP:... for a number)",
                 field=SERVER_CERT,
             )
+
         if "wrong version number" in words:
             words = f"the shard serves without TLS: use {PLAIN_URL}, or start it with {USE_TLS}=1"
     elif "failed to connect" in words and "Socket closed" in words:
         words = f"the connection was closed at once: if the shard serves with TLS, use {TLS_URL}"
+
     if "Connection refused" in words:
         words = "nothing listens there: `raymq start` on the cluster's directory starts it again"
     return Unavailable(f"{endpoint}: {words}", endpoint=endpoint)

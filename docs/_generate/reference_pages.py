@@ -18,7 +18,7 @@ from field_comments import field_comments
 
 import raymq
 from raymq.cluster.cli.main import build_parser
-from raymq.cluster.cluster_record import Wanted, new_record, resume_record
+from raymq.cluster.cluster_record import StartOptions, new_record, resume_record
 from raymq.cluster.produce.producer_config import ProducerConfig
 from raymq.store.config import StoreConfig
 from raymq.store.errors import Rejected
@@ -294,7 +294,7 @@ def changes(name: str) -> str:
     if name not in _OTHER:
         return "holds for this call"
     try:
-        resume_record(new_record(Wanted()), Wanted(**{name: _OTHER[name]}))
+        resume_record(new_record(StartOptions()), StartOptions(**{name: _OTHER[name]}))
     except Rejected:
         return "decided at the first start"
     return "each start may change it"
@@ -364,7 +364,7 @@ def configuration_page() -> str:
         "",
     ]
     flags = start_flags()
-    record = new_record(Wanted())
+    record = new_record(StartOptions())
     for option in signature_options(raymq.start, keep=("name",)):
         if hasattr(record, option.name):
             option = option._replace(default=show(option.name, getattr(record, option.name)))

@@ -22,7 +22,7 @@ from tests.support.clock import ManualClock
 
 
 class PolledClock(ManualClock):
-    """Each read of this clock takes a tenth of POLL_US; `at_read` holds actions for the n-th read."""
+    """Each read of this clock takes a tenth of POLL_US. `at_read` holds actions for the n-th read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def test_after_an_announced_put_group_commit_polls_until_the_next_one(pair: Pair
 
 def test_group_commit_polls_no_longer_than_a_round_trip(pair: Pair):
     pair.put(announced=True)
-    # One read is a tenth of it; the first read is for the deadline.
+    # One read is a tenth of it. The first read is for the deadline.
     assert pair.poll() in (11, 12)
 
 
@@ -165,7 +165,7 @@ def test_an_end_that_could_not_be_published_is_published_again(
 
 
 class ScriptedLoop(FlushService):
-    """Runs GroupCommit's loop over these committed ends (-1: a timeout without wakeup); it exits after the last one."""
+    """Runs GroupCommit's loop over these committed ends (-1: a timeout without wakeup). It exits after the last one."""
 
     def __init__(self, root: Path, found: list[int]) -> None:
         super().__init__(root, "group_commit", StoreConfig())

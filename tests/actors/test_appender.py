@@ -21,7 +21,7 @@ SMALL = batch([b"x"])
 
 
 class Log:
-    """Records each append, its thread and its group; appends wait while the gate is closed."""
+    """Records each append, its thread and its group. Appends wait while the gate is closed."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()

@@ -156,6 +156,7 @@ def test_a_put_that_is_refused_after_others_fails_alone(serving: Shard) -> None:
     gap = host.put(request([b"c"], producer=7, sequence=2))
     newer = host.put(request([b"b"], producer=7, epoch=1, sequence=1))
     old = host.put(request([b"b"], producer=7, epoch=0, sequence=2))
+
     assert good.wait(30).first_offset == 0
     with pytest.raises(Rejected) as refusal:
         gap.wait(30)
@@ -163,6 +164,7 @@ def test_a_put_that_is_refused_after_others_fails_alone(serving: Shard) -> None:
     assert newer.wait(30).first_offset == 1
     with pytest.raises(Fenced):
         old.wait(30)
+
     with pytest.raises(Rejected):
         host.put(request([b"x"], queue=4))
     assert host.put(request([b"d"], producer=7, epoch=1, sequence=2)).wait(30).first_offset == 2
@@ -200,16 +202,19 @@ def test_after_a_failed_sync_nothing_is_acknowledged_and_the_store_does_not_open
     assert host.store.create_topic("t", 1, [0]) is not None
     shard.start_flusher("broken")
     granted = threading.Event()
+
     # The host itself syncs the bytes that were appended before the grant.
     until(
         lambda: bool(host.status()["roles"]["roles"]["group_commit"]["granted"]),
         lambda: granted.wait(0.01),
     )
+
     with pytest.raises(DeliveryUnknown):
         host.put(request([b"a"], producer=9)).wait(30)
     with pytest.raises(Unavailable):
         host.put(request([b"b"], producer=9, sequence=1))
     assert host.status()["state"] == "READ_ONLY"
+
     shard.close()
     with pytest.raises(Corrupt) as refusal:
         shard.open()
@@ -220,12 +225,14 @@ def test_a_host_that_cannot_open_releases_everything(shard: Shard) -> None:
     host = shard.open()
     assert host.store.create_topic("t", 1, [0]) is not None
     shard.close()
+
     log = shard.root / "commitlog" / f"{0:020d}"
     with log.open("r+b") as file:
         file.seek(40)
         file.write(b"\xff" * 40)
     (shard.root / "abort").touch()
     wakeup = Path(wakeup_directory(str(shard.root))) / "commit_log"
+
     descriptors = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with pytest.raises(Corrupt):
@@ -308,7 +315,7 @@ def test_a_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
         )
         assert ticket.wait(10).first_offset == number
 
-    # The flusher may be done before the polling begins; then the ack loop answers.
+    # The flusher may be done before the polling begins. Then the ack loop answers.
     until(lambda: threading.get_ident() in answering, put)
 
 
@@ -396,16 +403,19 @@ def test_a_compaction_topic_is_served_compacted_and_scrub_reads_the_log(serving:
     attributes = {"cleanup.policy": "COMPACTION"}
     host.call("create_topic", {"name": "c", "queues": 1, "shards": [0], "attributes": attributes})
     assert host.call("topics", {})["c"] == {"queues": 1, "shards": [0], "compacted": True}
+
     with pytest.raises(Rejected, match="KEYS"):
         host.put(request([b"no key"], topic="c"))
     for body in (b"1", b"2"):
         rows = batch([body, body], properties=b"KEYS\x01k\x02")
         host.put(PutRequest("c", 0, rows, None, 0, 0, "quorum")).wait(30)
+
     host.await_dispatch()
     assert host.store.compaction.compact("c", 0, roll=True) is not None
     (part,) = host.fetch(FetchRequest("c", {0: 0}, 1 << 20, 100, 1000))
     assert part.records is not None
     assert (len(part.records), part.next_offset) == (1, 4)
+
     reported = host.call("status", {})
     assert reported["compaction"] == {"error": None}
     until(

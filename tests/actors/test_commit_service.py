@@ -64,7 +64,7 @@ if loaded:
 service.run()
 """
 
-#: puts for ever; a line on stdout for each that was acknowledged
+#: puts for ever. A line on stdout for each that was acknowledged
 HOST = """
 import sys
 from pathlib import Path
@@ -324,6 +324,7 @@ def test_a_stopped_commit_real_time_is_replaced(shard: Shard, flush: str):
 def test_what_a_killed_host_acknowledged_is_there(shard: Shard, flush: str, everything: bool):
     for role in shard.roles:
         shard.spawn(role)
+
     acked = -1
     for _ in range(2):
         process = shard.spawn_host()
@@ -334,6 +335,7 @@ def test_what_a_killed_host_acknowledged_is_there(shard: Shard, flush: str, ever
             if acked >= least:
                 break
             shard.mind(0.0)
+
         process.kill()
         # The end that it published before its death counts.
         acked = max([acked, *map(int, process.stdout)])
@@ -343,6 +345,7 @@ def test_what_a_killed_host_acknowledged_is_there(shard: Shard, flush: str, ever
                 children[-1].kill()
                 children[-1].wait()
         shard.mind()
+
     shard.open()
     found = shard.bodies(acked + 1)
     assert found == list(range(len(found)))
@@ -357,6 +360,7 @@ def test_without_commit_real_time_a_sync_put_is_unknown_and_a_full_pool_refuses(
     assert host.store.create_topic("t", 1, [0]) is not None
     shard.spawn("group_commit")
     tickets = [host.put(request([b"%d/" % number + BODY])) for number in range(200)]
+
     found: dict[type, int] = {DeliveryUnknown: 0, Unavailable: 0}
     for ticket in tickets:
         with pytest.raises((DeliveryUnknown, Unavailable)) as why:
@@ -366,9 +370,11 @@ def test_without_commit_real_time_a_sync_put_is_unknown_and_a_full_pool_refuses(
             assert why.value.fields["field"] == "transient_pool"
         else:
             assert why.value.fields["status"] == "FLUSH_DISK_TIMEOUT"
+
     stored = found[DeliveryUnknown]
     assert 100 < stored < 128
     assert found[Unavailable] == 200 - stored
+
     shard.spawn("commit_real_time")
     assert shard.bodies(stored) == list(range(stored))
     host.config = config_of("sync")
@@ -394,11 +400,13 @@ def test_a_full_disk_is_retried_with_pauses_despite_wakeups(shard: Shard):
     shard.spawn(shard.roles[0])
     child = shard.spawn("commit_real_time", "full")
     tries, room = shard.root / "tries", shard.root / "room"
+
     tickets = [put(host, 0)]
     until(tries.exists, lambda: PAUSE.wait(0.01))
     for number in range(1, 20):
         tickets.append(put(host, number))
         PAUSE.wait(0.005)
+
     assert len(tries.read_text()) <= 2
     assert child.poll() is None
     room.touch()
@@ -442,6 +450,7 @@ def test_a_stop_that_cannot_commit_raises_and_the_next_start_commits(tmp_path: P
         assert host.store.create_topic("t", 1, [0]) is not None
         for number in range(20):
             put(host, number).wait(30)
+
         files.full = True
         with pytest.raises(Unavailable, match="last writes before its stop failed: the disk is"):
             host.close(1.0)
@@ -450,6 +459,7 @@ def test_a_stop_that_cannot_commit_raises_and_the_next_start_commits(tmp_path: P
         assert shard.bodies(20) == list(range(20))
     finally:
         shard.close()
+
     assert verify(shard.root) == []
 
 

@@ -253,17 +253,21 @@ def test_committed_bytes_stay_committed_after_a_revoke_and_a_new_grant(
     control.begin(7, ME.process, 100, 0, pooled=True)
     control.publish_appended(500)
     assert control.committed == 100
+
     generation = record.give_grant(1, control.committed)
     record.publish_position(generation, 300)
     assert control.committed == 300
+
     # Its lease is revoked, while it was about to publish more.
     record.revoke_grant()
     assert control.committed == 300
     record.publish_position(generation, 350)
     assert control.committed == 350
+
     # Its successor begins there, and has published nothing yet.
     record.give_grant(2, control.committed)
     assert control.committed == 350
+
     # A truncation, or another CommitLog.
     record.clear(base=200)
     control.begin(8, ME.process, 200, 0, pooled=True)

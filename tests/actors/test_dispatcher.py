@@ -47,7 +47,7 @@ def test_a_read_skips_the_units_of_a_foreign_store_that_point_at_nothing(
             file.seek(2 * len(blank))
             file.write(5 * blank)
         dispatcher = Dispatcher(store, clock=ManualClock(), on_dispatched=lambda: None)
-        # Fewer records per read than the gap has units; the read does not wait.
+        # Fewer records per read than the gap has units. The read does not wait.
         (part,) = dispatcher.fetch(FetchRequest("t", {0: 2}, 1 << 20, 2, 0))
         assert part.records is not None
         assert (part.first_offset, part.next_offset, len(part.records)) == (2, 8, 1)
@@ -257,6 +257,7 @@ def test_the_confirmed_end_that_a_power_loss_took_is_awaited_once(
     # A mirror's leader after a power loss: the follower has not reported these yet.
     shard.store.put(PutRequest("t", 0, batch([b"x"] * 3), None, 0, 0, "quorum"))
     shard.dispatcher.expected_end = shard.store.log.end
+
     asked = threading.Thread(target=shard.dispatcher.await_confirmed)
     asked.start()
     until(lambda: shard.dispatcher._awaiting == 1, lambda: asked.join(0.001))
@@ -264,6 +265,7 @@ def test_the_confirmed_end_that_a_power_loss_took_is_awaited_once(
     shard.dispatcher.wake()
     asked.join(10)
     assert shard.store.queue_range("t", 0) == (0, 3)
+
     # A follower that stays away delays only the first call.
     shard.store.put(PutRequest("t", 0, batch([b"x"]), None, 0, 0, "quorum"))
     shard.dispatcher.expected_end = shard.store.log.end
@@ -316,11 +318,13 @@ def test_a_refused_dispatch_is_tried_again_until_the_disk_works(
         if not first:
             shard.put("t")
             dispatch_all(shard.store)
+
         disk.refusing = OSError(code, "refused")
         shard.start()
         shard.put("t", 2)
         until(lambda: bool(shard.failures), lambda: shard.thread.join(0.001))
         assert "refused" in shard.failures.as_status()["dispatch"]
+
         disk.refusing = None
         shard.dispatcher.await_confirmed()
         assert shard.store.queue_range("t", 0)[1] == (2 if first else 3)

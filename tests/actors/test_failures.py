@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from raymq.actors.shared.failures import ActiveFailures
 
-#: long enough for a thread that does not wait for the lock; one that waits goes on afterwards
+#: long enough for a thread that does not wait for the lock. One that waits continues afterwards
 MEANWHILE_S = 0.05
 
 
 class Part(str):
-    """A part name; at each comparison of it another thread acts."""
+    """A part name. At each comparison of it another thread acts."""
 
     __slots__ = ("meanwhile",)
     meanwhile: Callable[[], None]

@@ -1,4 +1,4 @@
-"""A CommitLog that hangs is killed by its satellites; a slow one is not."""
+"""A CommitLog that hangs is killed by its satellites. A slow one is not."""
 
 from __future__ import annotations
 
@@ -258,6 +258,7 @@ def test_a_stopped_process_of_a_commit_log_is_killed_by_its_satellite(
     words = [str(tmp_path / "store"), role, kind]
     host = subprocess.Popen([sys.executable, "-c", HOST, *words], cwd=ROOT, stdout=subprocess.PIPE)
     flusher = subprocess.Popen([sys.executable, "-c", FLUSHER, *words], cwd=ROOT)
+
     try:
         assert host.stdout is not None
         assert host.stdout.readline() == b"RUNNING\n"

@@ -1,7 +1,7 @@
 """Every order of (bytes, field, wakeup, death) between CommitLog and a flusher, in one process.
 
-The real Supervisor, Satellite, words and wakeups; only the disk (which bytes are written, which synced) and the
-processes (which have exited) are set by the test. After every step, nothing counts as synced that is not on the disk.
+Supervisor, Satellite, words and wakeups are the real ones. The test sets only the disk (which bytes are written, which
+synced) and the processes (which have exited). After every step, nothing counts as synced that is not on the disk.
 At the end of every run, dead processes are replaced and, without any wakeup, everything written gets synced.
 """
 
@@ -44,7 +44,7 @@ class Disk:
 
 
 class Table:
-    """The process table: every satellite of a run has this process's pid; the test says when it exits."""
+    """The process table: every satellite of a run has this process's pid. The test says when it exits."""
 
     def __init__(self) -> None:
         self.exited = False
@@ -143,19 +143,19 @@ class World:
         self.flusher = self.start_flusher()
 
     def commit_log_dies(self) -> FenceReport:
-        """Its successor fences the flusher; only the shared files connect the two."""
+        """CommitLog dies, and its successor fences the flusher. Only the shared files connect the two."""
         dead = self.supervisor
         self.supervisor, report = self.start_commit_log()
         # Not Wakeup.close: as after a SIGKILL, the name stays (and is the successor's by now).
         assert dead._wakeup is not None
         dead._wakeup._close_sockets()
-        for place in dead._leases.values():
-            place.close()
+        for dead_lease in dead._leases.values():
+            dead_lease.close()
         self.flusher = self.start_flusher()
         return report
 
     def finish(self) -> None:
-        """Without a single wakeup: the waits time out, and the shared fields suffice."""
+        """Bring all ends to the log's without a wakeup: the waits time out, and the shared fields suffice."""
         if self.supervisor.appends.appended < self.disk.written:
             self.supervisor.appends.publish(self.disk.written)
         for step in FLUSHER_STEPS[:-1]:
@@ -192,10 +192,10 @@ def make_world(tmp_path: Path, table: Table) -> Callable[[], World]:
 def orders() -> Iterator[list[tuple[str, str]]]:
     """Every merge of the two sequences of steps."""
     total = len(COMMIT_LOG_STEPS) + len(FLUSHER_STEPS)
-    for places in combinations(range(total), len(COMMIT_LOG_STEPS)):
+    for ours_at in combinations(range(total), len(COMMIT_LOG_STEPS)):
         ours, theirs = iter(COMMIT_LOG_STEPS), iter(FLUSHER_STEPS)
         yield [
-            ("commit_log", next(ours)) if at in places else ("flusher", next(theirs))
+            ("commit_log", next(ours)) if at in ours_at else ("flusher", next(theirs))
             for at in range(total)
         ]
 
@@ -245,9 +245,10 @@ def test_commit_log_may_die_at_every_point_of_every_order(make_world: Callable[[
         for death in [at for at, (who, _) in enumerate(order) if who == "commit_log"]:
             world = make_world()
             run(world, order[:death])
-            # The flusher goes on for a while before the successor's fence kills it.
+            # The flusher continues for a while before the successor's fence kills it.
             for _, step in [entry for entry in order[death:] if entry[0] == "flusher"][:3]:
                 world.flusher.step(step, world.disk)
+
             in_flight = world.flusher._record.sync_started[1] > world.flusher._record.position(
                 world.flusher.fencing_token
             )
@@ -273,7 +274,7 @@ def test_a_polled_sync_is_seen_or_wakes_commit_log(make_world: Callable[[], Worl
         world.supervisor.control.commit_log_polls = watching
 
     steps = [lambda: watch(True), lambda: watch(False), lambda: seen.append(world.check() == END)]
-    # The flusher's own wakeup; its other steps send none.
+    # The flusher's own wakeup. Its other steps send none.
     steps.insert(at, lambda: Satellite.publish_position(world.flusher, END))
     world.flusher.wake_others = lambda commit_log=True: Satellite.wake_others(  # type: ignore[method-assign]
         world.flusher, commit_log=commit_log
@@ -309,20 +310,23 @@ def test_the_check_catches_a_flusher_that_publishes_before_it_synced(
 
 @pytest.mark.parametrize("reached", range(len(FLUSHER_STEPS) + 1))
 def test_fields_with_an_old_fencing_token_count_as_0(make_world: Callable[[], World], reached: int):
-    """A truncation comes in between; the old flusher publishes the rest of its iteration after it."""
+    """A truncation comes in between. The old flusher publishes the rest of its iteration after it."""
     world = make_world()
     for step in COMMIT_LOG_STEPS:
         world.commit_log_step(step)
     for step in FLUSHER_STEPS[:reached]:
         world.flusher.step(step, world.disk)
+
     zombie = world.flusher
     world.supervisor.revoke(ROLE)
     world.disk.written = world.disk.synced = START
     world.supervisor.begin(START, START, START)
+
     for step in FLUSHER_STEPS[reached:]:
         if step != "read":
             zombie.step(step, world.disk)
         assert world.check() == START
+
     assert zombie.grant_status() is GrantStatus.FENCED
     world.flusher = world.start_flusher()
     assert world.check() == START

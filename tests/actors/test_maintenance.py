@@ -59,6 +59,7 @@ def test_passes_come_a_minute_after_the_start_and_then_in_their_interval() -> No
     maintenance = Maintenance(
         store.clean_service, clock=clock, interval_ms=10_000, sample=samples.append
     )
+
     passes = []
     for _ in range(90):
         disk.used["/s/commitlog"] = disk.used.get("/s/commitlog", 0) + 0.5
@@ -67,6 +68,7 @@ def test_passes_come_a_minute_after_the_start_and_then_in_their_interval() -> No
         if store.clean_service.log_ratio != seen:
             passes.append(len(samples))
         clock.advance(1000)
+
     assert passes == [FIRST_PASS_MS // 1000 + 1, 71, 81]
     assert len(samples) == 90
 
@@ -79,11 +81,13 @@ def test_a_pass_that_fails_is_reported_and_tried_again() -> None:
     confirm(store)
     clock.advance(4 * 24 * 3_600_000)
     maintenance = Maintenance(store.clean_service, clock=clock, interval_ms=10_000)
+
     maintenance.delete_now()
     disk.fail("unlink")
     maintenance.step()
     assert maintenance.failed is not None
     assert "Input/output error" in maintenance.failed
+
     maintenance.step()
     assert store.log.start == 0
     clock.advance(10_000)
@@ -125,7 +129,7 @@ def test_an_unexpected_error_ends_a_pass_and_not_the_loop(
 
 @pytest.fixture
 def leader(tmp_path: Path) -> Iterator[LeaderHost]:
-    """Without a flusher: nothing is synced unless the test does it."""
+    """A leader without a flusher: nothing is synced unless the test does it."""
     host = LeaderHost(
         tmp_path / "leader",
         replace(CONFIG, file_reserved_hours=0),
@@ -143,15 +147,18 @@ def test_a_leader_deletes_on_demand_and_its_status_says_so(leader: LeaderHost) -
     leader.store.log.note_confirmed(leader.store.log.end)
     leader._dispatcher.wake()
     until(lambda: leader.store.dispatched == leader.store.log.end, pause)
+
     assert leader.call("status", {})["min_offset"] == 0
     leader.call("delete_expired_files", {})
     until(lambda: leader.store.clean_service.deleted == 3, pause)
+
     status = leader.call("status", {})
     assert status["min_offset"] == 3 * SIZE
     assert status["clean"]["deleted_files"] == 3
     assert status["clean"]["error"] is None
     assert status["flags"] == []
     assert status["store_stats"]["topics"]["t"]["messages"] > 40
+
     (part,) = leader.fetch(FetchRequest("t", {0: 0}, 1000, 1, 0))
     assert isinstance(part.error, OffsetOutOfRange)
     assert part.min_offset > 0
@@ -211,17 +218,20 @@ def test_a_follower_deletes_below_the_confirmed_end_that_it_knows(tmp_path: Path
     source = MessageStore.open(tmp_path / "leader", config=CONFIG)
     source.create_topic("t", 1, [0])
     fill(source, 4)
+
     follower = FollowerHost(
         tmp_path / "follower",
         replace(CONFIG, file_reserved_hours=0),
         identity={"cluster_id": "c", "shard": 0, "replica": 1, "incarnation": 1},
         roles=("group_commit",),
     )
+
     try:
         for unit in source.log.chain.units(0, source.log.end):
             follower.append_units([unit], memoryview(source.log.read(unit.start, unit.end)))
         follower.log.sync()
         follower.advance_confirmed(2 * SIZE + 30_000)
+
         clean = follower._maintenance._cleaner
         # It does not know which messages are delayed: it keeps 72 hours, whatever the configuration says.
         assert clean.run_once() == 0
@@ -230,16 +240,19 @@ def test_a_follower_deletes_below_the_confirmed_end_that_it_knows(tmp_path: Path
         assert follower.log.start == 2 * SIZE
         names = sorted(path.name for path in (tmp_path / "follower/raymq/chain").iterdir())
         assert int(names[0]) == 2 * SIZE
+
         # It can still answer the requests of a leader's new connection.
         (first,) = source.log.chain.units(2 * SIZE, 2 * SIZE + 1)
         assert follower.chain_at(2 * SIZE) == (first.previous, 0)
         assert follower.chain_at(SIZE) is None
         end = follower.end()
+
         with pytest.raises(Unavailable) as refused:
             follower.put(request([b"x"]))
         assert status_of(refused.value) is PutStatus.SERVICE_NOT_AVAILABLE
     finally:
         follower.close()
+
     again = FollowerHost(
         tmp_path / "follower",
         CONFIG,

@@ -109,9 +109,11 @@ def test_a_sync_is_reported_before_its_time_is_counted(
     monkeypatch.setattr(
         satellite, "publish_position", lambda end: reported.append((end, latency.read().total))
     )
+
     satellite.publish_sync_started(5)
     clock.advance(20)
     satellite.publish_synced(5)
+
     assert reported == [(5, 0)]
     assert latency.read().sum_s == pytest.approx(0.02, abs=1e-5)
     satellite.close()
@@ -124,6 +126,7 @@ def test_each_role_has_its_own_counts_and_a_new_process_continues_them(
     path = str(tmp_path / "control")
     satellite = ControlBlock.open(path, files=Files())
     reader = ControlBlock.open(path, files=Files())
+
     for number, role in enumerate(ROLES, start=1):
         for _ in range(number):
             satellite.roles[role].sync_latency.add(1e9)
@@ -131,15 +134,18 @@ def test_each_role_has_its_own_counts_and_a_new_process_continues_them(
         assert reader.roles[role].sync_latency.read().counts[FIELDS - 2] == number
         assert reader.roles[role].registration() is None
         assert reader.roles[role].count == 0
+
     replication = satellite.roles["replication"]
     replication.count = 5
     replication.register(Registration(7, ProcessIdentity(1, 2)), 5)
     assert reader.roles["replication"].count == 5
     assert reader.roles["replication"].sync_latency.read().total == 3
+
     reader.roles["replication"].clear_counts()
     assert reader.roles["replication"].count == 0
     assert reader.roles["replication"].sync_latency.read() == NO_LATENCIES
     assert reader.roles["commit_real_time"].sync_latency.read().total == len(ROLES)
+
     satellite.close()
     reader.close()
 
@@ -191,11 +197,13 @@ def test_a_counter_is_increased_by_the_difference_and_only_when_there_is_one() -
     telling, recorder = collector(readings)
     telling.collect()
     assert recorder.value("raymq_fsyncs_total") == 10
+
     telling.collect()
     assert recorder.calls == 1
     readings["raymq_fsyncs_total"] = 12
     telling.collect()
     assert recorder.value("raymq_fsyncs_total") == 12
+
     # The total is made of two counts that were read while they grew.
     readings["raymq_fsyncs_total"] = 11
     telling.collect()
@@ -327,6 +335,7 @@ def test_the_metrics_of_a_shard_are_read_from_its_host(leader: Leader) -> None:
     host = leader.open(CONFIG)
     before: dict[str, Any] = dict(host.metrics())
     assert before["raymq_append_batches_total"] == before["raymq_append_seconds"].total == 0
+
     for number in range(10):
         host.put(request([b"x" * 100] * 3, producer=7, sequence=3 * number)).wait(30)
     # The last batch again, with one message more.
@@ -334,6 +343,7 @@ def test_the_metrics_of_a_shard_are_read_from_its_host(leader: Leader) -> None:
     with pytest.raises(Rejected):
         host.put(request([b"x"], queue=9))
     assert host.fetch(FetchRequest("t", {0: 0}, 1 << 20, 100, 1000))
+
     until(
         lambda: (
             dict(host.metrics())["raymq_flush_seconds"].total >= 11
@@ -341,6 +351,7 @@ def test_the_metrics_of_a_shard_are_read_from_its_host(leader: Leader) -> None:
         ),
         wait_a_little,
     )
+
     now: dict[str, Any] = dict(host.metrics())
     assert set(now) == {metric.name for metric in METRICS}
     assert now["raymq_append_batches_total"] == 11
@@ -356,6 +367,7 @@ def test_the_metrics_of_a_shard_are_read_from_its_host(leader: Leader) -> None:
     assert now["raymq_fsyncs_total"] >= 11
     assert now["raymq_role_restarts_total"] == now["raymq_waiting_puts"] == 0
     assert now["raymq_writable"] == 1
+
     positions = [
         now[f"raymq_log_{name}_bytes"] for name in ("start", "dispatched", "confirmed", "synced")
     ]
@@ -409,7 +421,7 @@ def test_consumer_lag_is_counted_per_group_and_topic_over_queues_with_an_offset(
     host.put(request([b"x"] * 7, queue=1)).wait(30)
     for group, offsets in (("slow", {"0": 1, "1": 2}), ("half", {"1": 7})):
         host.call("commit_offsets", {"group": group, "topic": "t", "offsets": offsets})
-    # No client can commit it; a RocketMQ that lost messages may have left it.
+    # No client can commit it. A RocketMQ that lost messages may have left it.
     host.store.commit_offsets("ahead", "t", {0: 9})
     until(lambda: host.store.dispatched == host.store.log.end, wait_a_little)
     assert topic_messages(host.store) == {("t",): 12}

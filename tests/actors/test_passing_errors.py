@@ -68,7 +68,7 @@ class Disk(Files):
         self.refusals = {(call, word, code): 1}
 
     def refuse_appends(self, times: int) -> None:
-        """Only of the calling thread, which appends; another one prewrites."""
+        """Refuse appends of the calling thread only. Another thread prewrites."""
         self.of_thread = threading.current_thread()
         self.refusals = {("pwrite", "commitlog/", errno.EIO): times}
 
@@ -110,7 +110,7 @@ class Disk(Files):
 
 
 class Shard:
-    """A leader in this process, its flusher in another; every put is repeated until it is stored, as producers do."""
+    """A leader in this process, its flusher in another. Every put is repeated until it is stored, as producers do."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -227,12 +227,14 @@ def test_an_append_that_cannot_be_undone_ends_the_process_and_the_next_one_goes_
     shard.put()
     shard.disk.refuse_appends(2)
     assert not shard.try_put()
+
     until(lambda: bool(shard.gave_up), lambda: threading.Event().wait(0.01))
     assert "could not be taken back" in shard.gave_up[0]
     facts = shard.host.status()
     assert facts["state"] == "READ_ONLY"
     assert "could not be taken back" in facts["error"]
     assert shard.host.metrics()["raymq_writable"] == 0
+
     # Its process ends, and Ray starts the next one.
     shard.host.close(0.0)
     shard.flusher.kill()
@@ -288,6 +290,7 @@ def test_a_lack_of_descriptors_during_supervision_is_transient(shard: Shard) -> 
     shard.flusher.kill()
     shard.flusher.wait()
     shard.flusher = shard.start_flusher()
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held = [os.dup(0)]
     try:
@@ -298,6 +301,7 @@ def test_a_lack_of_descriptors_during_supervision_is_transient(shard: Shard) -> 
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for fd in held:
             os.close(fd)
+
     shard.put()
     until(shard.is_well, lambda: threading.Event().wait(0.01))
     assert not shard.gave_up

@@ -76,6 +76,7 @@ class Leader:
         self.flusher = "group_commit" if flush == "sync" else "flush_real_time"
         self.children: dict[str, subprocess.Popen[bytes]] = {}
         self.sequences: dict[int, int] = {}
+
         config = StoreConfig(
             segment_size_bytes=SEGMENT,
             prewrite_window_bytes=64 * 1024,
@@ -88,6 +89,7 @@ class Leader:
             identity={"cluster_id": "c", "shard": 0},
             roles=(self.flusher, "replication"),
         )
+
         assert self.host.store.create_topic("t", 1, [0]) is not None
 
     def start(self, role: str) -> None:
@@ -116,7 +118,7 @@ class Leader:
         return facts
 
     def request(self, acks: Acks, producer: int = 1, *, again: bool = False) -> PutRequest:
-        """Args: again: the producer's last message once more."""
+        """Args: `again`: the producer's last message once more."""
         sequence = self.sequences.get(producer, 0) - again
         self.sequences[producer] = sequence + 1
         return request([b"x"], producer=producer, sequence=sequence)._replace(acks=acks)
@@ -195,10 +197,12 @@ def test_a_quorum_put_is_acknowledged_and_readable_up_to_replications_position(
     for _ in range(3):
         puts.append(leader.put("quorum"))
         ends.append(log.end)
+
     # A put with acks=leader: from here on everything is synced.
     leader.put("leader", producer=2).wait(30)
     assert not any(put.done for put in puts)
     assert log.synced >= ends[-1]
+
     for at, end in enumerate(ends):
         words.write(b"%d\n" % end)
         words.flush()
@@ -248,7 +252,7 @@ def test_a_leaders_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
             30
         )
 
-    # The flusher may be done before the polling begins; then the ack loop answers.
+    # The flusher may be done before the polling begins. Then the ack loop answers.
     until(lambda: threading.get_ident() in answering, put)
 
 
@@ -256,7 +260,7 @@ def test_a_leaders_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
 def test_nothing_is_acknowledged_or_shown_after_a_sync_has_failed(leader: Leader) -> None:
     log, acks = leader.host.store.log, leader.host.acks
     before = log.confirmed
-    # The prewriting thread got the kernel's error; the ack loop has not checked yet.
+    # The prewriting thread got the kernel's error. The ack loop has not checked yet.
     log.sync_failed = True
     put = leader.put("leader")
     until(lambda: leader.host.supervisor.progress()[0].synced >= log.end, pause)

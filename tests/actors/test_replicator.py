@@ -38,7 +38,10 @@ def test_bytes_arrive_and_are_confirmed_when_both_have_synced(pair):
     pair.leader.sync()
     pair.follower.sync()
     pair.wait_confirmed(end)
-    wait_until(lambda: pair.follower.confirmed() == end, "the heartbeat-beat tells the follower C")
+    wait_until(
+        lambda: pair.follower.confirmed() == end,
+        "the heartbeat reports the confirmed end to the follower",
+    )
 
 
 def test_a_log_of_many_segments_arrives_in_whole_units(pair):
@@ -136,15 +139,18 @@ def test_damaged_bytes_of_the_leader_are_not_sent_and_the_error_names_file_and_o
     first = pair.leader.write(100)
     pair.wait_matched(first)
     pair.stop_follower()
+
     end = pair.leader.write(100)
     file = pair.leader.segments.files[-1]
     file.pwrite(b"\xff", first + 50)
     pair.start_follower()
+
     wait_until(
         lambda: f"{file.path} at {first}: the bytes are not" in trouble(pair), "it is reported"
     )
     assert pair.follower.log.end == first
     assert not pair.exit_codes
+
     file.pwrite(b"\x01", first + 50)
     pair.wait_matched(end)
     assert pair.follower.bytes(end) == pair.leader.bytes(end)
@@ -183,16 +189,19 @@ def test_bytes_that_change_on_the_way_are_refused_and_never_stored(pair):
     first = pair.leader.write(100)
     pair.wait_matched(first)
     pair.stop_follower()
+
     end = pair.leader.write(100)
     reader = pair.replicator._log
     read = reader.read
     reader.read = lambda start, stop, message: (
         (data := read(start, stop, message))
-        and bytes(byte ^ (place == 50) for place, byte in enumerate(data))
+        and bytes(byte ^ (index == 50) for index, byte in enumerate(data))
     )
+
     pair.start_follower()
     wait_until(lambda: "damaged" in trouble(pair), "a refusal")
     assert pair.follower.log.end == first
+
     reader.read = read
     pair.wait_matched(end)
 
@@ -213,6 +222,7 @@ def test_a_tail_that_the_leader_does_not_have_is_cut_when_its_bytes_differ(pair)
     pair.wait_matched(end)
     pair.follower.sync()
     pair.wait_confirmed(end)
+
     pair.stop_follower()
     tail = b"~" * 500
     previous = pair.follower.log.chain.value
@@ -220,10 +230,12 @@ def test_a_tail_that_the_leader_does_not_have_is_cut_when_its_bytes_differ(pair)
     pair.follower.append_units([unit], memoryview(tail))
     pair.follower.sync()
     pair.start_follower()
+
     later = pair.leader.write(200)
     pair.leader.sync()
     pair.wait_matched(later)
     assert pair.leader.confirmed == end
+
     pair.follower.sync()
     pair.wait_confirmed(later)
     assert pair.follower.log.end == later

@@ -117,7 +117,7 @@ class Replica:
         until(lambda: self.facts()["syncs"] == syncs, self.step)
 
     def abandon(self) -> None:
-        """As if this CommitLog were killed: it closes without a sign to other processes."""
+        """Close as a killed CommitLog does, without a sign to other processes."""
         for supervisor in self.supervisors:
             if supervisor._wakeup is not None:
                 supervisor._wakeup._close_sockets()
@@ -180,15 +180,18 @@ def test_a_flusher_that_an_announcement_woke_is_not_woken_again(
     woken: list[str] = []
     monkeypatch.setattr(replica.supervisor.appends, "wake", woken.append)
     monkeypatch.setattr(replica.clock, "monotonic", lambda: 100.0)
+
     replica.supervisor.appends.announce()
     assert woken == ["group_commit"]
     replica.append(1000)
     replica.supervisor.appends.wake_for_append()
     assert woken == ["group_commit"]
+
     # This append was not announced.
     replica.append(1000)
     replica.supervisor.appends.wake_for_append()
     assert woken == ["group_commit"] * 2
+
     # It is syncing that append when this one is announced, and sleeps after it.
     replica.supervisor.appends.announce()
     assert woken == ["group_commit"] * 3
@@ -244,15 +247,18 @@ def test_a_killed_flusher_is_replaced_after_one_more_witness_sync_and_the_counts
     replica.await_synced()
     replica.await_counts(1)
     before = replica.facts()["fencing_token"]
+
     first.kill()
     replica.await_vacancy()
     assert replica.facts()["last_end"] == "ended"
     replica.append(1000)
     assert replica.supervisor.progress().ends.synced == 1000
+
     replica.await_grant_of(replica.spawn())
     assert replica.witness_syncs == 2
     assert replica.facts()["fencing_token"] != before
     assert replica.facts()["syncs"] == 1
+
     replica.put(1000)
     replica.await_synced()
     replica.await_counts(2)
@@ -304,11 +310,13 @@ def test_a_failing_witness_sync_poisons(make_replica: MakeReplica):
     replica.await_grant_of(first)
     first.kill()
     replica.await_vacancy()
+
     replica.append(1000)
     replica.witness_error = OSError(errno.EIO, "Input/output error")
     replica.spawn()
     until(lambda: replica.supervisor.poisoned is not None, replica.step)
     assert "witness" in str(replica.supervisor.poisoned)
+
     # For good, also when the disk reports no error any more.
     replica.witness_error = None
     replica.supervisor.tick()
@@ -337,6 +345,7 @@ def test_fencing_kills_satellites_that_the_dead_commit_log_had_granted(make_repl
     replica.await_grant_of(child)
     replica.put(1000)
     replica.await_counts(1)
+
     replica.abandon()
     successor = make_replica()
     assert successor.fenced.killed == [f"group_commit {child.pid}"]
@@ -344,6 +353,7 @@ def test_fencing_kills_satellites_that_the_dead_commit_log_had_granted(make_repl
     assert successor.facts()["syncs"] == 0
     assert successor.supervisor.sync_latencies().total == 0
     assert successor.fenced.unfinished_sync is None
+
     assert child.wait(30) == -signal.SIGKILL
     successor.await_grant_of(successor.spawn())
     successor.put(1000)
@@ -399,12 +409,14 @@ def test_revoking_kills_and_suspends_the_lease_until_begin(make_replica: MakeRep
     replica.await_grant_of(child)
     replica.put(3000)
     replica.await_synced()
+
     replica.supervisor.revoke("group_commit")
     assert child.wait(30) in (-signal.SIGKILL, EXIT_FENCED)
     successor = replica.spawn()
     until(lambda: replica.facts()["pid"] == successor.pid, replica.step)
     replica.supervisor.tick()
     assert not replica.facts()["granted"]
+
     replica.appended = 1000
     replica.supervisor.begin(1000, 1000, 1000)
     replica.await_grant_of(successor)

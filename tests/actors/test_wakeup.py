@@ -60,7 +60,7 @@ def test_a_wakeup_before_the_wait_is_remembered(make_wakeup: MakeBell):
 
 def test_a_full_buffer_means_that_a_wakeup_is_pending(make_wakeup: MakeBell):
     ours, theirs = make_wakeup("commit_log"), make_wakeup("group_commit")
-    # Linux queues 10 to some hundred datagrams per socket; none of these may block or fail.
+    # Linux queues 10 to some hundred datagrams per socket. None of these may block or fail.
     for _ in range(5_000):
         ours.wake("group_commit")
     assert theirs.wait(0)

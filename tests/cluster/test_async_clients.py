@@ -1,4 +1,4 @@
-"""The producer and the consumer for asyncio, against shards in memory behind real Flight."""
+"""The producer and the consumer for asyncio, against shards in memory with real Flight."""
 
 from __future__ import annotations
 
@@ -152,15 +152,18 @@ def test_a_failure_reaches_the_awaiting_task_or_else_the_flush(
         sender = producer(linger_ms=0)
         with pytest.raises(Rejected, match="does not exist"):
             await sender.send("nothing", b"x")
+
         await sender.flush(10)
         sender.send("nothing", b"x")
         with pytest.raises(Rejected, match="does not exist"):
             await sender.flush(10)
+
         sender.send("t", b"x" * 100, queue_id=0)
         backend.max_message_bytes = 10
         sender.send("t", b"y" * 100, queue_id=0)
         with pytest.raises(Rejected):
             await sender.flush(10)
+
         await sender.close()
         with pytest.raises(Rejected, match="closed"):
             sender.send("t", b"x")
@@ -237,6 +240,7 @@ def test_statistics_count_batches_failures_and_what_is_under_way(
         assert sender.statistics()["under_way_batches"] == 1
         assert sender.statistics()["buffered_bytes"] > 9
         backend.release()
+
         sender.flush(10)
         facts = sender.statistics()
         assert (facts["messages"], facts["batches"], facts["failed_messages"]) == (3, 2, 0)
@@ -245,6 +249,7 @@ def test_statistics_count_batches_failures_and_what_is_under_way(
         assert facts["queue_ms_mean"] >= 0
         assert (facts["open_batches"], facts["under_way_batches"]) == (0, 0)
         assert facts["buffered_bytes"] == 0
+
         backend.refusals.append(Rejected("no", field="body"))
         with pytest.raises(Rejected):
             sender.send("t", b"abc", queue_id=0).result(10)
@@ -257,16 +262,19 @@ def test_a_cancelled_flush_leaves_the_failure_to_the_next_one(
     async def main() -> None:
         sender = producer(linger_ms=0)
         await sender.send("t", b"0", queue_id=0)
+
         backend.hold()
         sender.send("t", b"1", queue_id=0)
         sender.send("nothing", b"x")
         while sender.statistics()["deferred_messages"]:
             await asyncio.sleep(0.001)
+
         flushing = asyncio.ensure_future(sender.flush(10))
         await asyncio.sleep(0.01)
         flushing.cancel()
         await asyncio.wait({flushing})
         assert flushing.cancelled()
+
         backend.release()
         with pytest.raises(Rejected, match="does not exist"):
             await sender.close()
@@ -379,9 +387,11 @@ def test_async_for_hands_out_one_by_one_and_positions_follow(
                     break
             await reader.commit()
             assert await reader.committed() == {0: 4}
+
             # Messages that the loop had taken and not handed out are still there, at once.
             assert [m.offset for m in await reader.poll(2, 10)] == [4, 5]
             assert (await reader.poll_batch(100, 10)).column("offset").to_pylist() == [6, 7, 8, 9]
+
             await reader.seek(0, 1)
             async for message in reader:
                 assert message.offset == 1

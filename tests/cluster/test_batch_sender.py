@@ -72,6 +72,7 @@ def test_a_server_that_dies_with_batches_in_flight_loses_and_repeats_nothing(
     backend.hold()
     futures = [sender.send("t", n % 2, batch(numbered(n * 10, 10))) for n in range(20)]
     backend.wait_for(lambda: len(backend.puts) >= 7)
+
     proxy.cut(refuse=True)
     backend.release()
     futures += [sender.send("t", n % 2, batch(numbered(n * 10, 10))) for n in range(20, 30)]
@@ -79,12 +80,14 @@ def test_a_server_that_dies_with_batches_in_flight_loses_and_repeats_nothing(
         cluster.down()
         proxy.mend(cluster.up())
     proxy.mend()
+
     receipts = [future.result(20) for future in futures]
     for queue in (0, 1):
         mine = [r for r in receipts if r.queue_id == queue]
         assert [r.first_offset for r in mine] == list(range(0, 150, 10))
         expected = [b for n in range(queue, 30, 2) for b in numbered(n * 10, 10)]
         assert backend.bodies("t", queue) == expected
+
     first_of = {}
     for put in backend.puts:
         assert isinstance(put.batch, SmallBatch)
@@ -202,6 +205,7 @@ def test_with_a_given_producer_id_an_unknown_outcome_ends_its_queue(
     make_sender: MakeSender, backend: FakeBackend, proxy: TcpProxy
 ) -> None:
     sender = make_sender(routes=through(proxy), delivery_timeout_ms=1_000, producer_id=1)
+
     backend.hold()
     lost = sender.send("t", 0, batch([b"x"]))
     backend.wait_for(lambda: len(backend.puts) == 1)
@@ -210,6 +214,7 @@ def test_with_a_given_producer_id_an_unknown_outcome_ends_its_queue(
         lost.result(20)
     with pytest.raises(DeliveryUnknown, match="same producer id"):
         sender.send("t", 0, batch([b"y"]))
+
     backend.release()
     # The same id from the beginning: what was stored is recognised.
     proxy.mend()
@@ -295,11 +300,13 @@ def test_closing_fails_what_is_open_truthfully(
     backend.hold()
     future = sender.send("t", 0, batch([b"x"]))
     backend.wait_for(lambda: len(backend.puts) == 1)
+
     backend.release()
     backend.hold()
     future.result(10)
     late = sender.send("t", 0, batch([b"y"]))
     backend.wait_for(lambda: len(backend.puts) == 2)
+
     sender.close()
     backend.release()
     with pytest.raises(DeliveryUnknown, match="closed"):
@@ -314,6 +321,7 @@ def test_a_refusal_after_a_break_does_not_call_a_batch_unstored_that_may_be_stor
     routes = through(proxy)
     sender = make_sender(routes=routes)
     sender.send("t", 0, batch(numbered(0, 1))).result(10)
+
     backend.hold()
     sent = sender.send("t", 0, batch(numbered(1, 1)))
     backend.wait_for(lambda: len(backend.puts) == 2)
@@ -322,14 +330,17 @@ def test_a_refusal_after_a_break_does_not_call_a_batch_unstored_that_may_be_stor
     pause = threading.Event()
     until(lambda: sender._senders[0]._stream is None, lambda: pause.wait(0.01))
     proxy.mend()
+
     waiting = sender.send("t", 0, batch(numbered(2, 1)))
     backend.release()
+
     with pytest.raises(DeliveryUnknown):
         sent.result(10)
     with pytest.raises(Rejected) as refused:
         waiting.result(10)
     assert refused.value.field == "token"
-    # Then it goes on as a new producer: rows of the old one cannot be repeated by it.
+
+    # Then the sender continues as a new producer: rows of the old one cannot be repeated by it.
     routes.token = TOKEN
     assert sender.send("t", 0, batch(numbered(3, 1))).result(10).first_offset == 2
     assert backend.bodies("t") == [b"0", b"1", b"3"]
@@ -359,6 +370,7 @@ def test_a_sender_stays_within_its_share_of_the_shards_memory(
         for _ in range(31):
             stream = others.enter_context(closing(connection.put_stream()))
             stream.opened()
+
         sender = make_sender()
         sender.send("t", 0, batch([b"first"])).result(10)
         assert memory.share == 2 << 20
@@ -366,6 +378,7 @@ def test_a_sender_stays_within_its_share_of_the_shards_memory(
         futures = [sender.send("t", 0, batch([b"x" * (1 << 20)])) for _ in range(10)]
         backend.wait_for(lambda: len(backend.puts) == 2)
         assert sender.stalled("t", 0)
+
         backend.release()
         assert [future.result(10).first_offset for future in futures] == list(range(1, 11))
 
@@ -409,6 +422,7 @@ def test_with_a_given_producer_id_nothing_is_stored_after_a_full_disk(
 ) -> None:
     monkeypatch.setattr(send_window, "STORAGE_FULL_MS", 0)
     sender = make_sender(producer_id=1)
+
     backend.hold()
     futures = [sender.send("t", 0, batch(numbered(0, 2)))]
     backend.wait_for(lambda: len(backend.puts) == 1)
@@ -416,12 +430,14 @@ def test_with_a_given_producer_id_nothing_is_stored_after_a_full_disk(
     futures += [sender.send("t", 0, batch(numbered(n, 2))) for n in (2, 4)]
     backend.wait_for(lambda: len(backend.puts) == 3)
     backend.release()
+
     assert futures[0].result(20).first_offset == 0
     for future in futures[1:]:
         with pytest.raises(StorageFull):
             future.result(20)
     with pytest.raises(StorageFull):
         sender.send("t", 0, batch(numbered(6, 2)))
+
     # A sender that starts again with the same id and rows stores each once: none has taken the number of another.
     again = make_sender(producer_id=1)
     for start in (0, 2, 4):

@@ -90,6 +90,7 @@ def test_a_key_is_in_the_queue_that_every_producer_gives_it() -> None:
 def test_rows_are_storable_and_tell_what_they_are(size: str, keys: str) -> None:
     plan = BenchPlan(size=parse_size(size), keys=parse_keys(keys), topics=2, run=7)
     maker, next_sequence = RowMaker(plan, worker=3), {}
+
     for _ in range(10):
         for queue_index, queue_due_us, rows in maker.make(due(100)):
             check_put("t", rows, max_message_bytes=1 << 20)
@@ -102,6 +103,7 @@ def test_rows_are_storable_and_tell_what_they_are(size: str, keys: str) -> None:
             assert headers["due_us"].tolist() == queue_due_us.tolist()
             assert headers["size"].sum() == body_bytes(rows.column("body"))
             assert damaged_rows(rows.column("body"), headers, found) == 0
+
     assert sum(next_sequence.values()) == 1000
     assert set(next_sequence) == set(range(8))
 

@@ -1,4 +1,4 @@
-"""Whole benchmarks in plain processes, against a shard in memory behind real Flight; and their report."""
+"""Whole benchmarks in plain processes, against a shard in memory with real Flight, and their report."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from tests.support.waiting import until
 
 
 class BenchBackend(FakeBackend):
-    """Also makes topics; `lie_about` batches are acknowledged and forgotten.
+    """Also makes topics. `lie_about` batches are acknowledged and forgotten.
 
-    The last row of each queue stays hidden from `hides` looks at where it ends.
+    The last row of each queue stays hidden from the first `hides` reads of its end.
     """
 
     lie_about = 0
@@ -106,6 +106,7 @@ def test_end_to_end_over_several_topics_with_keys_in_an_open_loop(
     files = ("--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html"))
     load = ("--rate", "1000", "--topics", "2", "--queues", "2", "--keys", "zipf:50")
     code, out, err = command(cluster, "e2e", *SHORT, *load, "--consumers", "2", *files)
+
     assert code == 0, out + err
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["runner"] == "processes"
@@ -119,6 +120,7 @@ def test_end_to_end_over_several_topics_with_keys_in_an_open_loop(
         assert channel["latency"]["p50_ms"] <= channel["latency"]["p99_ms"]
     assert "as consumed: 800 acknowledged, 0 lost" in out
     assert backend.hides == 0
+
     html = (tmp_path / "r.html").read_text()
     page_is_whole(html)
     assert report["machine"]["host"] == platform.node()
@@ -274,13 +276,15 @@ def test_the_disk_of_a_data_directory_is_named(tmp_path: Path) -> None:
 
 
 def page_is_whole(text: str) -> None:
-    """It needs nothing else, is well-formed, and every curve lies in its picture."""
+    """Check that the page needs no other file, is well-formed, and every curve lies in its picture."""
     assert not re.search(r"<script|<link|<img|url\(|src=|href=", text)
+
     tree = ElementTree.fromstring(text.removeprefix("<!doctype html>\n"))
     namespace = "{http://www.w3.org/2000/svg}"
     pictures = list(tree.iter(f"{namespace}svg"))
-    # Three a channel, each for wide and narrow windows; a channel may have had nothing within the time.
+    # Three a channel, each for wide and narrow windows. A channel may have had nothing within the time.
     assert len(pictures) in (6, 12)
+
     for picture in pictures:
         _, _, width, height = map(float, str(picture.get("viewBox")).split())
         curves = list(picture.iter(f"{namespace}polyline"))

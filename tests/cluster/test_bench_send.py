@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.bench.job import BenchClock, Job, Sent, Snapshot
+from raymq.cluster.bench.job import BenchClock, Job, SendResult, Snapshot
 from raymq.cluster.bench.plan import BenchPlan
 from raymq.cluster.bench.send import Done, Schedule, Sending
 from raymq.cluster.bench.series import Series
@@ -32,7 +32,7 @@ class ManualBenchClock(ManualClock, BenchClock):
 
 
 class Server:
-    """Answers each batch after the time that `delay_ms` gives for its number; the sender waits."""
+    """Answers each batch after the time that `delay_ms` gives for its number. The sender waits."""
 
     def __init__(
         self, clock: ManualBenchClock, delay_ms: Callable[[int], float], error: Any = None
@@ -56,7 +56,7 @@ class Server:
 
 def run(
     delay_ms: Callable[[int], float], *, error: Any = None, rows: int | None = None, **options: Any
-) -> tuple[Series, Sent, Server]:
+) -> tuple[Series, SendResult, Server]:
     """One worker's whole run. Returns: its figures, its result, the server."""
     given: dict[str, Any] = {"workers": 1, "warmup_s": 0.0, "duration_s": 2.0, **options}
     plan, clock = BenchPlan(**given), ManualBenchClock()

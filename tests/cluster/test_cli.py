@@ -23,7 +23,7 @@ from raymq.store.errors import Corrupt, DeliveryUnknown, Rejected, StorageFull, 
 
 @dataclass
 class FakeProducer:
-    """Keeps what is sent; ends with `failure` as a real one ends with its first failure."""
+    """Keeps what is sent. Ends with `failure` as a real one ends with its first failure."""
 
     sent: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     failure: Exception | None = None
@@ -148,7 +148,7 @@ class FakeReport:
 
 
 class FakeLifecycle:
-    """Stands in for module start; notes how it was called."""
+    """Stands in for module start. Notes how it was called."""
 
     def __init__(self) -> None:
         self.cluster = FakeCluster()
@@ -584,6 +584,7 @@ def test_what_consume_prints_as_json_is_sent_again_as_it_was(
     odd.tag, odd.index_keys = "T", ("i", "j")
     terminal.cluster.ranges = {0: (0, 1), 1: (1, 2)}
     terminal.cluster.messages = [received(0, 0, b'{"n": 1}', b"k"), odd]
+
     assert terminal.run("consume", "t", "-o", "json") == 0
     (tmp_path / "lines").write_bytes(terminal.out)
     assert terminal.run("produce", "--input", str(tmp_path / "lines")) == 0

@@ -1,4 +1,4 @@
-"""The consumer, against shards in memory behind real Flight."""
+"""The consumer, against shards in memory with real Flight."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_seek_goes_back_and_forth(cluster: FakeCluster, make: Make) -> None:
 
 
 def compact(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, gone: set[int]) -> None:
-    """As compaction leaves a queue: some offsets have no message any more."""
+    """Remove messages as compaction does: some offsets have none any more."""
     backend = cluster.backends[0]
     whole = backend._read
 

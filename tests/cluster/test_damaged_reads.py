@@ -41,9 +41,11 @@ class Shard:
             identity={"cluster_id": CLUSTER_ID, "shard": 0, "incarnation": 1},
             roles=(),
         )
+
         self.server = serve(self.host, host="127.0.0.1", port=0, token=TOKEN)
         endpoint = f"127.0.0.1:{self.server.port}"
         self.host.routes = {"0": endpoint}
+
         self.cluster: Any = SimpleNamespace(
             transport="flight",
             endpoints={0: endpoint},
@@ -53,20 +55,21 @@ class Shard:
             ca=None,
             shards=1,
         )
+
         self.host.call("create_topic", {"name": "t", "queues": 1, "shards": [0]})
         self.host.put(request(list(BODIES))).wait(30)
         self.host.await_dispatch()
 
-    def place(self, offset: int) -> int:
-        """Where a message's record begins in the log."""
+    def position(self, offset: int) -> int:
+        """The physical offset of a message's record."""
         units = self.host.store.consume_queues.get("t", 0).read(offset, 1)
         return int(units["position"][0])
 
     def rot(self, offset: int) -> int:
-        """A byte of a message's body changes on disk. Returns: its record's place."""
-        place = self.place(offset)
-        flip(self.root / FIRST_LOG, place + 100)
-        return place
+        """A byte of a message's body changes on disk. Returns: its record's position."""
+        position = self.position(offset)
+        flip(self.root / FIRST_LOG, position + 100)
+        return position
 
     def close(self) -> None:
         self.server.close()
@@ -91,9 +94,9 @@ def read_all(consumer: Consumer) -> tuple[list[bytes], RayMQError | None]:
     return found, None
 
 
-def check_error(error: RayMQError | None, shard: Shard, place: int) -> None:
+def check_error(error: RayMQError | None, shard: Shard, position: int) -> None:
     assert isinstance(error, Corrupt)
-    assert (error.shard, error.path, error.offset) == (0, str(shard.root / FIRST_LOG), place)
+    assert (error.shard, error.path, error.offset) == (0, str(shard.root / FIRST_LOG), position)
     assert error.rule == "bad body CRC"
     assert str(error).startswith("shard 0: ")
 
@@ -101,33 +104,36 @@ def check_error(error: RayMQError | None, shard: Shard, place: int) -> None:
 def test_a_consumer_gets_all_before_the_damage_then_the_error_until_it_seeks_on(
     shard: Shard,
 ) -> None:
-    place = shard.rot(ROTTEN)
+    position = shard.rot(ROTTEN)
     with Consumer(shard.cluster, "t", start="earliest") as consumer:
         found, error = read_all(consumer)
         assert found == BODIES[:ROTTEN]
-        check_error(error, shard, place)
+        check_error(error, shard, position)
+
         with pytest.raises(Corrupt):
             consumer.poll(1, 0)
         with pytest.raises(Corrupt):
             consumer.poll_batch(1, 0)
         with pytest.raises(Corrupt):
             consumer.next_message(0)
+
         assert consumer.position(0) == ROTTEN
         consumer.seek(0, ROTTEN + 1)
         assert consumer.poll_batch(100, 10).column("body").to_pylist() == BODIES[ROTTEN + 1 :]
+
     status = shard.host.call("status", {})
-    assert [each["offset"] for each in status["damage"]] == [place]
+    assert [each["offset"] for each in status["damage"]] == [position]
     assert status["metrics"]["scrub_faults"] == 1
 
 
 def test_an_async_consumer_gets_the_same(shard: Shard) -> None:
-    place = shard.rot(0)
+    position = shard.rot(0)
 
     async def read() -> None:
         async with AsyncConsumer(shard.cluster, "t", start="earliest") as consumer:
             with pytest.raises(Corrupt) as caught:
                 await consumer.poll(100, 10)
-            check_error(caught.value, shard, place)
+            check_error(caught.value, shard, position)
             await consumer.seek(0, 1)
             assert (await consumer.poll(1, 10))[0].body == BODIES[1]
 
@@ -135,7 +141,7 @@ def test_an_async_consumer_gets_the_same(shard: Shard) -> None:
 
 
 def test_a_range_reader_and_a_queue_get_the_same(shard: Shard) -> None:
-    place = shard.rot(ROTTEN)
+    position = shard.rot(ROTTEN)
     found: list[bytes] = []
 
     def read() -> None:
@@ -145,14 +151,14 @@ def test_a_range_reader_and_a_queue_get_the_same(shard: Shard) -> None:
     with pytest.raises(Corrupt) as caught:
         read()
     assert found == BODIES[:ROTTEN]
-    check_error(caught.value, shard, place)
+    check_error(caught.value, shard, position)
     reader = ItemReader(Routes.of(shard.cluster), "t", 0)
     try:
         (items,) = reader.read(ROTTEN - 2, 2, timeout_s=10)
         assert items.bodies == BODIES[ROTTEN - 2 : ROTTEN]
         with pytest.raises(Corrupt) as caught:
             reader.read(ROTTEN, 1, timeout_s=10)
-        check_error(caught.value, shard, place)
+        check_error(caught.value, shard, position)
     finally:
         reader.close()
 
@@ -193,12 +199,12 @@ def items(shard: Shard) -> Iterator[QueueOnShard]:
 def test_a_queue_raises_once_for_a_damaged_item_and_goes_on_after_it(
     shard: Shard, items: QueueOnShard
 ) -> None:
-    place = shard.rot(ROTTEN)
+    position = shard.rot(ROTTEN)
     shard.rot(ROTTEN + 2)
     assert items.get() == BODIES[ROTTEN - 1]
     with pytest.raises(Corrupt, match="taken from queue 't'.* still in the topic") as caught:
         items.get()
-    check_error(caught.value, shard, place)
+    check_error(caught.value, shard, position)
     assert items.get() == BODIES[ROTTEN + 1]
     with pytest.raises(Corrupt, match="still in the topic"):
         asyncio.run(items.get_async())
@@ -214,7 +220,7 @@ def test_damage_that_the_coordinator_meets_takes_no_item_from_a_queue(items: Que
 
 @pytest.mark.parametrize("at", [0, 4, 84])
 def test_damaged_sizes_and_magics_are_corrupt_and_no_bug(shard: Shard, at: int) -> None:
-    flip(shard.root / FIRST_LOG, shard.place(ROTTEN) + at)
+    flip(shard.root / FIRST_LOG, shard.position(ROTTEN) + at)
     with Consumer(shard.cluster, "t", start="earliest") as consumer:
         found, error = read_all(consumer)
     assert found == BODIES[:ROTTEN]
@@ -251,8 +257,8 @@ def test_damage_of_one_queue_is_not_an_error_of_another(shard: Shard) -> None:
     for queue in (0, 1):
         shard.host.put(request([b"a" * 100, b"b" * 100], topic="two", queue=queue)).wait(30)
     shard.host.await_dispatch()
-    place = int(shard.host.store.consume_queues.get("two", 0).read(0, 1)["position"][0])
-    flip(shard.root / FIRST_LOG, place + 100)
+    position = int(shard.host.store.consume_queues.get("two", 0).read(0, 1)["position"][0])
+    flip(shard.root / FIRST_LOG, position + 100)
     with Consumer(shard.cluster, "two", start="earliest") as consumer:
         bodies: list[tuple[int, bytes]] = []
 

@@ -15,7 +15,7 @@ from raymq.cluster import paths
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cli import doctor
 from raymq.cluster.cli.doctor import GIB, MIB, Check
-from raymq.cluster.cluster_record import Wanted, new_record, save_record
+from raymq.cluster.cluster_record import StartOptions, new_record, save_record
 from raymq.cluster.deploy import java
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.transport import tls
@@ -119,26 +119,28 @@ def test_a_directory_is_refused_in_the_words_of_start(
     monkeypatch.setattr(paths, "_VOLATILE_ROOT", "/nowhere")
     monkeypatch.setattr(lifecycle, "Files", lambda: files)
     files = MountedFiles(f"/dev/x / {'tmpfs' if case == 'volatile' else 'ext4'} rw 0 0\n")
-    place = tmp_path / "data"
+    data_dir = tmp_path / "data"
     if case == "file":
-        place.touch()
+        data_dir.touch()
     elif case != "volatile":
-        place.mkdir()
+        data_dir.mkdir()
     if case == "foreign":
-        (place / "thesis.tex").touch()
+        (data_dir / "thesis.tex").touch()
     elif case == "damaged":
-        (place / "cluster.json").write_text("{")
+        (data_dir / "cluster.json").write_text("{")
     elif case == "newer":
-        (place / "cluster.json").write_text('{"format": 2}')
+        (data_dir / "cluster.json").write_text('{"format": 2}')
     elif case == "token":
-        (place / "token").write_text("short")
-    before = sorted(place.iterdir()) if place.is_dir() else None
-    found = judged(place, files)
+        (data_dir / "token").write_text("short")
+
+    before = sorted(data_dir.iterdir()) if data_dir.is_dir() else None
+    found = judged(data_dir, files)
     assert found.verdict == "fail"
     assert found.advice
-    assert (sorted(place.iterdir()) if place.is_dir() else None) == before
+    assert (sorted(data_dir.iterdir()) if data_dir.is_dir() else None) == before
+
     with pytest.raises(RayMQError) as refused:
-        lifecycle.start(place)
+        lifecycle.start(data_dir)
     assert found.found == str(refused.value)
 
 
@@ -162,12 +164,12 @@ def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_made(
     monkeypatch.setattr(paths, "_VOLATILE_ROOT", "/nowhere")
     monkeypatch.setattr(paths.os, "access", lambda *args: False)
     disk = MountedFiles("/dev/x / ext4 rw 0 0\n")
-    for place in (tmp_path, tmp_path / "new"):
-        assert f"{tmp_path} cannot be written by this user" in judged(place, disk).found
+    for data_dir in (tmp_path, tmp_path / "new"):
+        assert f"{tmp_path} cannot be written by this user" in judged(data_dir, disk).found
 
 
 def test_the_disk_space_of_a_made_cluster_is_judged_by_its_own_segments(tmp_path: Path) -> None:
-    wanted = Wanted(shards=2, replication="mirror", segment_size_bytes=64 * MIB)
+    wanted = StartOptions(shards=2, replication="mirror", segment_size_bytes=64 * MIB)
     save_record(ClusterPaths(tmp_path), new_record(wanted), Files())
     assert doctor._new_files_bytes(str(tmp_path), Files()) == 4 * 64 * MIB
     assert doctor._new_files_bytes(None, Files()) == 3 * GIB

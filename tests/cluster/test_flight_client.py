@@ -85,7 +85,7 @@ def held() -> Iterator[Held]:
 
 @pytest.fixture
 def connection(held: Held) -> Iterator[ShardConnection]:
-    """To a server whose backend is `held`."""
+    """A connection to a server whose backend is `held`."""
     with closing(serve(held, host="127.0.0.1", port=0, token=TOKEN)) as server:
         connection = ShardConnection(f"127.0.0.1:{server.port}", TOKEN, CLUSTER_ID, 0)
         yield connection

@@ -15,7 +15,7 @@ from tests.support.fake_backend import FakeBackend
 
 
 class Behind(FakeBackend):
-    """Its dispatch lags: a read takes seconds, however short its wait, and finds nothing."""
+    """A shard whose dispatch lags: a read takes seconds, however short its wait, and finds nothing."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__()

@@ -99,6 +99,7 @@ def test_queries_name_only_labels_that_there_are(dashboard: dict[str, Any]) -> N
 
 def test_panels_have_places_of_their_own_and_say_what_they_show(dashboard: dict[str, Any]) -> None:
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
     taken: set[tuple[int, int]] = set()
     for panel in dashboard["panels"]:
         at = panel["gridPos"]
@@ -111,6 +112,7 @@ def test_panels_have_places_of_their_own_and_say_what_they_show(dashboard: dict[
         assert all(x < 24 for x, _ in cells)
         taken |= cells
         assert panel["title"]
+
     for panel in panels(dashboard):
         assert panel["description"]
         assert panel["datasource"] == "${datasource}"
@@ -156,18 +158,18 @@ def test_a_session_without_such_a_folder_says_what_to_do(tmp_path: Path) -> None
 
 def test_it_is_copied_so_that_grafana_can_read_it(tmp_path: Path) -> None:
     code, out, _ = run("grafana", "install", "--directory", str(tmp_path), "--json")
-    place = tmp_path / grafana.FILE_NAME
+    path = tmp_path / grafana.FILE_NAME
     assert code == 0
-    assert json.loads(out) == {"file": str(place)}
-    assert place.read_bytes() == grafana.dashboard()
-    assert stat.S_IMODE(place.stat().st_mode) == 0o644
-    assert [entry for entry in tmp_path.iterdir() if entry.is_file()] == [place]
+    assert json.loads(out) == {"file": str(path)}
+    assert path.read_bytes() == grafana.dashboard()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert [entry for entry in tmp_path.iterdir() if entry.is_file()] == [path]
     # Again, over the older one.
-    place.write_text("{}", encoding="utf-8")
+    path.write_text("{}", encoding="utf-8")
     code, out, _ = run("grafana", "install", "--directory", str(tmp_path))
     assert code == 0
-    assert out.decode().startswith(f"{place}: ")
-    assert place.read_bytes() == grafana.dashboard()
+    assert out.decode().startswith(f"{path}: ")
+    assert path.read_bytes() == grafana.dashboard()
 
 
 def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from raymq.actors.shared.wakeup import Wakeup, wakeup_directory
 from raymq.cluster import cluster as cluster_module
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.cluster_record import Wanted, new_record
+from raymq.cluster.cluster_record import StartOptions, new_record
 from raymq.cluster.deploy import actor_set, owned_ray, ray_client, ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.paths import ClusterPaths
@@ -337,9 +337,11 @@ def test_stop_closes_leaders_then_followers_then_satellites_and_leaves_a_foreign
 ) -> None:
     begin(tmp_path, replication="mirror")
     report = lifecycle.stop(tmp_path / "data")
+
     assert report.clean
     assert report.ray == "left running"
     assert set(report.actors.values()) == {"closed"}
+
     order = [name.removeprefix("raymq:default:shard-0:") for _, name in ray.events]
     assert order == [
         *["replica-0:commit_log"] * 2,
@@ -348,6 +350,7 @@ def test_stop_closes_leaders_then_followers_then_satellites_and_leaves_a_foreign
         *["replica-0:group_commit"] * 2,
         *["replica-1:group_commit"] * 2,
     ]
+
     assert (tmp_path / "data" / "cluster.json").exists()
     assert not (tmp_path / "data" / "ray.json").exists()
 
@@ -584,7 +587,7 @@ class Shards(Cluster):
         return RoutesOfTable.of(self)
 
     def __del__(self) -> None:
-        """Its connections hold nothing open."""
+        """Do nothing: the connections hold nothing open."""
 
     def answer(self, shard: int, op: str) -> dict[str, Any]:
         self.asked.append((shard, op))
@@ -717,7 +720,7 @@ def test_a_topic_is_described_from_the_shards_that_have_its_queues() -> None:
 
 
 def test_all_roles_covers_every_flush_mode() -> None:
-    record = new_record(Wanted(shards=2, replication="mirror"))
+    record = new_record(StartOptions(shards=2, replication="mirror"))
     assert len(actor_set.all_roles(record)) == 2 * 2 * 5
 
 

@@ -1,4 +1,4 @@
-"""The short way to a queue's coordinator: a Unix socket in the place of actor calls; no Ray."""
+"""The short way to a queue's coordinator: a Unix socket in the place of actor calls. No Ray."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Coordinator:
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     async def take(self, request: int, count: int, wait_s: float) -> Any:
-        """Waits for the test where it may wait."""
+        """Wait for the test, if the call may wait."""
         self.asked.set()
         return await self.answer if wait_s else (request, count)
 
@@ -58,7 +58,7 @@ class House:
         await self.server.open()
 
     def run(self, main: Any) -> Any:
-        """In its loop."""
+        """Run a coroutine in the server's loop."""
         return asyncio.run_coroutine_threadsafe(main, self.loop).result(10)
 
     async def _close(self) -> None:
@@ -155,9 +155,11 @@ def test_a_call_and_an_answer_may_come_in_pieces(path: Path, client: LocalClient
             lambda: any(connection._line for connection in house.server._connections),
             lambda: house.run(asyncio.sleep(0)),
         )
+
         caller.sendall(b", 2, 0.0]\n")
         assert caller.recv(100) == b"[[5, 2]]\n"
     house.close()
+
     ours, coordinator = socket.socketpair()
     client._free.append(ours)
     with coordinator, ThreadPoolExecutor(1) as pool:

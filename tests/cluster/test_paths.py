@@ -1,4 +1,4 @@
-"""Where a cluster keeps its things, and what a directory must be to become its data directory."""
+"""Paths of a cluster, and the conditions that a data directory must meet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from raymq.cluster import cluster_record, paths
 from raymq.cluster.cluster_record import (
     ClusterRecord,
-    Wanted,
+    StartOptions,
     load_record,
     new_record,
     resume_record,
@@ -36,31 +36,31 @@ class DiskFiles(Files):
 
 @pytest.fixture
 def on_disk(monkeypatch: pytest.MonkeyPatch) -> DiskFiles:
-    """A machine where pytest's directories are not under /tmp but on a disk."""
+    """A machine that has pytest's directories on a disk, not under /tmp."""
     monkeypatch.setattr(paths, "_VOLATILE_ROOT", "/nowhere")
     return DiskFiles()
 
 
 def record(**changes: object) -> ClusterRecord:
-    return new_record(Wanted(**changes))  # type: ignore[arg-type]
+    return new_record(StartOptions(**changes))  # type: ignore[arg-type]
 
 
 def resume(stored: ClusterRecord, **changes: object) -> ClusterRecord:
-    return resume_record(stored, Wanted(**changes))  # type: ignore[arg-type]
+    return resume_record(stored, StartOptions(**changes))  # type: ignore[arg-type]
 
 
 # --- the data directory -----------------------------------------------------------------------
 
 
 def test_a_directory_under_tmp_is_refused_and_the_error_says_what_to_do(tmp_path: Path) -> None:
-    place = Path("/tmp/raymq-test-never-made")
+    directory = Path("/tmp/raymq-test-never-made")
     with pytest.raises(Rejected) as caught:
-        paths.prepare_data_dir(str(place), ephemeral=False, files=DiskFiles())
+        paths.prepare_data_dir(str(directory), ephemeral=False, files=DiskFiles())
     assert caught.value.field == "data_dir"
     assert "/tmp" in str(caught.value)
     assert "ephemeral=True" in str(caught.value)
     assert "--ephemeral" in str(caught.value)
-    assert not place.exists()
+    assert not directory.exists()
 
 
 def test_a_directory_on_tmpfs_is_refused(tmp_path: Path, on_disk: DiskFiles) -> None:
@@ -89,21 +89,21 @@ def test_a_new_data_directory_is_for_its_owner_only(tmp_path: Path, on_disk: Dis
 def test_an_existing_empty_directory_is_closed_to_others(
     tmp_path: Path, on_disk: DiskFiles
 ) -> None:
-    place = tmp_path / "data"
-    place.mkdir(mode=0o755)
-    paths.prepare_data_dir(str(place), ephemeral=False, files=on_disk)
-    assert place.stat().st_mode & 0o777 == 0o700
+    directory = tmp_path / "data"
+    directory.mkdir(mode=0o755)
+    paths.prepare_data_dir(str(directory), ephemeral=False, files=on_disk)
+    assert directory.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_directory_with_other_things_in_it_is_refused_and_left_alone(
     tmp_path: Path, on_disk: DiskFiles
 ) -> None:
-    place = tmp_path / "home"
-    place.mkdir(mode=0o755)
-    (place / "thesis.tex").touch()
+    directory = tmp_path / "home"
+    directory.mkdir(mode=0o755)
+    (directory / "thesis.tex").touch()
     with pytest.raises(Rejected, match="not empty"):
-        paths.prepare_data_dir(str(place), ephemeral=False, files=on_disk)
-    assert place.stat().st_mode & 0o777 == 0o755
+        paths.prepare_data_dir(str(directory), ephemeral=False, files=on_disk)
+    assert directory.stat().st_mode & 0o777 == 0o755
 
 
 def test_a_first_start_that_was_interrupted_can_be_repeated(
@@ -123,10 +123,10 @@ def test_a_file_is_not_a_data_directory(tmp_path: Path, on_disk: DiskFiles) -> N
 
 
 def test_a_data_directory_of_ninety_characters_works(tmp_path: Path, on_disk: DiskFiles) -> None:
-    place = tmp_path / ("d" * 90)
-    made = paths.prepare_data_dir(str(place), ephemeral=False, files=on_disk)
+    directory = tmp_path / ("d" * 90)
+    made = paths.prepare_data_dir(str(directory), ephemeral=False, files=on_disk)
     assert paths.load_or_make_token(made, on_disk)
-    assert made.replica(0, 1) == place / "shard-0" / "replica-1"
+    assert made.replica(0, 1) == directory / "shard-0" / "replica-1"
 
 
 def test_the_nearest_mount_decides_the_file_system(on_disk: DiskFiles) -> None:
@@ -140,11 +140,11 @@ def test_the_nearest_mount_decides_the_file_system(on_disk: DiskFiles) -> None:
 
 
 def test_the_token_is_made_once_and_readable_by_its_owner_only(tmp_path: Path) -> None:
-    place, files = paths.ClusterPaths(tmp_path), Files()
-    token = paths.load_or_make_token(place, files)
+    cluster_paths, files = paths.ClusterPaths(tmp_path), Files()
+    token = paths.load_or_make_token(cluster_paths, files)
     assert len(bytes.fromhex(token)) == 32
-    assert place.token.stat().st_mode & 0o777 == 0o600
-    assert paths.load_or_make_token(place, files) == token
+    assert cluster_paths.token.stat().st_mode & 0o777 == 0o600
+    assert paths.load_or_make_token(cluster_paths, files) == token
 
 
 @pytest.mark.parametrize(
@@ -158,11 +158,11 @@ def test_the_token_is_made_once_and_readable_by_its_owner_only(tmp_path: Path) -
 def test_an_unusable_token_is_refused_with_what_to_do(
     tmp_path: Path, change: object, words: str
 ) -> None:
-    place, files = paths.ClusterPaths(tmp_path), Files()
-    paths.load_or_make_token(place, files)
-    change(place.token)  # type: ignore[operator]
+    cluster_paths, files = paths.ClusterPaths(tmp_path), Files()
+    paths.load_or_make_token(cluster_paths, files)
+    change(cluster_paths.token)  # type: ignore[operator]
     with pytest.raises(Rejected, match=words):
-        paths.load_token(place, files)
+        paths.load_token(cluster_paths, files)
 
 
 # --- names ------------------------------------------------------------------------------------
@@ -195,22 +195,25 @@ with paths.directory_lock(paths.ClusterPaths(sys.argv[1]), Files()):
 
 
 def test_a_second_start_on_the_directory_fails_at_once_and_says_why(tmp_path: Path) -> None:
-    place, files = paths.ClusterPaths(tmp_path), Files()
+    cluster_paths, files = paths.ClusterPaths(tmp_path), Files()
+
     # fcntl locks are a process's own: the other holder must be another process.
     other = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
+
     with other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
         with (
             pytest.raises(Unavailable, match="another `raymq start`"),
-            paths.directory_lock(place, files),
+            paths.directory_lock(cluster_paths, files),
         ):
             pass
         assert other.stdin is not None
         other.stdin.close()
-    with paths.directory_lock(place, files):
+
+    with paths.directory_lock(cluster_paths, files):
         pass
 
 
@@ -218,10 +221,10 @@ def test_a_second_start_on_the_directory_fails_at_once_and_says_why(tmp_path: Pa
 
 
 def test_a_cluster_is_remembered_as_it_was_made(tmp_path: Path) -> None:
-    place, files = paths.ClusterPaths(tmp_path), Files()
+    cluster_paths, files = paths.ClusterPaths(tmp_path), Files()
     made = record(name="orders", shards=3, replication="mirror", flush="async")
-    cluster_record.save_record(place, made, files)
-    assert load_record(place, files) == made
+    cluster_record.save_record(cluster_paths, made, files)
+    assert load_record(cluster_paths, files) == made
     assert len(bytes.fromhex(made.cluster_id)) == 16
 
 
@@ -231,13 +234,13 @@ def test_a_directory_without_a_record_has_no_cluster(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("body", ["", "{", "[]", '{"format": 1}', '{"format": 2, "name": "x"}'])
 def test_a_damaged_or_newer_record_is_reported_and_not_replaced(tmp_path: Path, body: str) -> None:
-    place = paths.ClusterPaths(tmp_path)
-    place.cluster.write_text(body)
+    cluster_paths = paths.ClusterPaths(tmp_path)
+    cluster_paths.cluster.write_text(body)
     with pytest.raises(Corrupt) as caught:
-        load_record(place, Files())
-    assert str(place.cluster) in str(caught.value)
-    assert pickle.loads(pickle.dumps(caught.value)).path == str(place.cluster)
-    assert place.cluster.read_text() == body
+        load_record(cluster_paths, Files())
+    assert str(cluster_paths.cluster) in str(caught.value)
+    assert pickle.loads(pickle.dumps(caught.value)).path == str(cluster_paths.cluster)
+    assert cluster_paths.cluster.read_text() == body
 
 
 def test_a_later_start_may_leave_everything_out() -> None:
@@ -279,11 +282,11 @@ def test_known_clusters_are_those_whose_directory_still_exists(
     files = Files()
     assert cluster_record.known_clusters(files) == {}
     for name in ("kept", "gone"):
-        place = paths.ClusterPaths(tmp_path / name)
-        place.root.mkdir()
+        cluster_paths = paths.ClusterPaths(tmp_path / name)
+        cluster_paths.root.mkdir()
         made = record(name=name)
-        cluster_record.save_record(place, made, files)
-        cluster_record.remember(made, place, files)
+        cluster_record.save_record(cluster_paths, made, files)
+        cluster_record.remember(made, cluster_paths, files)
     (tmp_path / "gone" / "cluster.json").unlink()
     (tmp_path / "home" / "clusters" / "damaged.json").write_text("{")
     assert cluster_record.known_clusters(files) == {"kept": str(tmp_path / "kept")}
@@ -292,11 +295,11 @@ def test_known_clusters_are_those_whose_directory_still_exists(
 def test_how_long_messages_are_kept_may_change_at_each_start_and_reaches_the_store(
     tmp_path: Path,
 ) -> None:
-    place, files = paths.ClusterPaths(tmp_path), Files()
+    cluster_paths, files = paths.ClusterPaths(tmp_path), Files()
 
     def store_options(**changes: object) -> dict[str, Any]:
-        wanted = Wanted(**changes)  # type: ignore[arg-type]
-        return plan_start(place, wanted, ephemeral=False, files=files)[2]
+        wanted = StartOptions(**changes)  # type: ignore[arg-type]
+        return plan_start(cluster_paths, wanted, ephemeral=False, files=files)[2]
 
     made = record()
     assert made.file_reserved_hours == 72

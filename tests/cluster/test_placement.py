@@ -1,4 +1,4 @@
-"""Which node gets which replica, and what a replica looks at before it opens its store."""
+"""The nodes of replicas, and the checks of a replica before it opens its store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raymq.cluster.cluster_record import (
-    Wanted,
+    StartOptions,
     load_record,
     new_record,
     resume_record,
@@ -24,7 +24,7 @@ from tests.support.fake_ray import FakeRay
 
 
 def fresh(**options: Any) -> Any:
-    return new_record(Wanted(**options))
+    return new_record(StartOptions(**options))
 
 
 # --- where replicas go ------------------------------------------------------------------------
@@ -36,7 +36,7 @@ def test_a_follower_is_never_on_its_leaders_node_and_no_node_has_much_more(
     nodes: int, shards: int
 ) -> None:
     names = [f"n{i}" for i in range(nodes)]
-    rows = placement.place(names, shards, 2)
+    rows = placement.place_shards(names, shards, 2)
     assert all(leader != follower for leader, follower in rows)
     for replica in (0, 1):
         counts = [[row[replica] for row in rows].count(name) for name in names]
@@ -45,7 +45,7 @@ def test_a_follower_is_never_on_its_leaders_node_and_no_node_has_much_more(
 
 
 def test_the_followers_of_one_nodes_leaders_are_on_all_the_others() -> None:
-    rows = placement.place(["a", "b", "c", "d"], 12, 2)
+    rows = placement.place_shards(["a", "b", "c", "d"], 12, 2)
     assert {follower for leader, follower in rows if leader == "a"} == {"b", "c", "d"}
 
 
@@ -62,7 +62,7 @@ def test_the_followers_of_one_nodes_leaders_are_on_all_the_others() -> None:
 )
 def test_a_list_of_nodes_that_cannot_be_is_refused(nodes: list[str], words: str) -> None:
     with pytest.raises(Rejected, match=words) as caught:
-        placement.place(nodes, 1, 2)
+        placement.place_shards(nodes, 1, 2)
     assert caught.value.field == "nodes"
 
 
@@ -74,12 +74,12 @@ def test_the_placement_is_kept_and_a_later_start_cannot_change_it(tmp_path: Path
     save_record(paths, record, Files())
     stored = load_record(paths, Files())
     assert stored == record
-    assert resume_record(record, Wanted()) == record
-    assert resume_record(record, Wanted(nodes=["a", "b"])) == record
+    assert resume_record(record, StartOptions()) == record
+    assert resume_record(record, StartOptions(nodes=["a", "b"])) == record
     with pytest.raises(Rejected, match="leave the option out"):
-        resume_record(record, Wanted(nodes=["a", "c"]))
+        resume_record(record, StartOptions(nodes=["a", "c"]))
     with pytest.raises(Rejected, match="leave the option out"):
-        resume_record(fresh(), Wanted(nodes=["a"]))
+        resume_record(fresh(), StartOptions(nodes=["a"]))
 
 
 def test_a_single_address_is_none_for_several_nodes() -> None:
@@ -109,7 +109,7 @@ def test_every_role_of_a_replica_stays_with_its_disk(tmp_path: Path) -> None:
         assert ray.options[member.name]["label_selector"] == {placement.NODE_LABEL: node}
 
 
-# --- what a replica looks at ------------------------------------------------------------------
+# --- the checks of a replica ------------------------------------------------------------------
 
 
 def spec(tmp_path: Path, **changes: Any) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from raymq.store.files import Files
 
 #: another run of these tests on the same machine has another one
 FAMILY_MARK = secrets.token_hex(8)
-#: a leader with one child in its session and one in a session of its own; {leader} ignores SIGTERM
-#: or not
+#: a leader with one child in its session and one in a session of its own; {leader} ignores SIGTERM or not
 LEADER = """
 import os, signal, subprocess, sys
 {leader}
@@ -83,7 +82,7 @@ def test_children_are_found_in_the_session_and_by_the_mark(started: Started) -> 
 
 def test_no_process_of_the_family_is_left(started: Started) -> None:
     killed = started.end(grace_ms=200)
-    # The leader obeyed; its children did not hear of it and had to be killed.
+    # The leader obeyed. Its children did not hear of it and had to be killed.
     assert set(killed) == set(started.children)
     assert process_tree.members(started.family, started.files) == []
 

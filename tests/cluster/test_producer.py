@@ -1,4 +1,4 @@
-"""The producer of messages, against a shard in memory behind real Flight."""
+"""The producer of messages, against a shard in memory with real Flight."""
 
 from __future__ import annotations
 
@@ -219,6 +219,7 @@ def test_a_full_buffer_blocks_up_to_max_block_ms(make: Make, backend: FakeBacken
 
 def stalled_batch(producer: Producer, backend: FakeBackend) -> OpenBatch:
     """An open batch whose linger time is over. Of two earlier batches one is written and one waits."""
+
     backend.hold()
     pause = threading.Event()
     for number in range(2):
@@ -228,6 +229,7 @@ def stalled_batch(producer: Producer, backend: FakeBackend) -> OpenBatch:
             lambda count=closed: producer.statistics()["under_way_batches"] == count,
             lambda: pause.wait(0.001),
         )
+
     until(lambda: producer._batcher.sender.stalled("t", 0), lambda: pause.wait(0.001))
     producer.send("t", b"first", queue_id=0)
     batch = producer._batcher._open["t", 0]
@@ -263,15 +265,18 @@ def test_a_full_buffer_waits_for_acks_and_not_for_the_linger_time(
 ) -> None:
     producer = make(linger_ms=FOREVER_MS, in_flight_bytes=1000, buffer_bytes=3000, batch_bytes=900)
     backend.hold()
+
     producer.send("t", b"a" * 900, queue_id=0)
     producer.send("t", b"b" * 900, queue_id=0)
     pause = threading.Event()
     until(lambda: producer._batcher.sender.stalled("t", 0), lambda: pause.wait(0.001))
     producer.send("t", b"c" * 300, queue_id=0)
+
     late = threading.Thread(target=producer.send, args=("t", b"d" * 1700), kwargs={"queue_id": 0})
     late.start()
     batcher = producer._batcher
     until(lambda: batcher._due[0].due < batcher._clock.monotonic() + 1, lambda: late.join(0.001))
+
     backend.release()
     late.join(10)
     backend.wait_for(lambda: len(backend.bodies("t")) == 4)
@@ -414,13 +419,16 @@ def test_a_delayed_message_waits_on_its_queues_shard_and_a_late_one_is_sent_at_o
             producer.send("t", b"%d" % n, queue_id=n, tag="a", deliver_at_ms=at) for n in range(4)
         ]
         late = producer.send(Message(topic="t", body=b"late", key=b"k", deliver_at_ms=1))
+
     receipts = [future.result(10) for future in futures]
     assert [receipt[:4] for receipt in receipts] == [(TIMER_TOPIC, 0, 0, n) for n in range(4)]
     assert late.result(10).topic == "t"
+
     rows = [
         record.decode(raw, [0], [len(raw)]).to_pylist()[0]
         for raw in backend.queues[TIMER_TOPIC, 0].records
     ]
+
     properties = [decode(row["properties"]) for row in rows]
     assert [each.pop("_P") != "" for each in properties] == [True] * 4
     assert properties == [

@@ -136,12 +136,15 @@ def test_only_the_writer_thread_writes_much_to_a_client_that_does_not_read(strea
     for number in range(count):
         stream.send(number)
     stream.wait_for(lambda: len(stream.tickets) == count)
+
     for number in range(count):
         stream.complete(number)
     stream.wait_for(lambda: len(stream.acks()) == count)
     assert stream.acks() == list(range(count))
+
     largest = max(len(metadata) for writer, metadata in stream.sent if writer is me)
     assert UNREAD_BYTES_MAX < stream.bytes_by(me) <= UNREAD_BYTES_MAX + largest
+
     # When it has read them, acks come directly again.
     stream.send(count, read=count - 1)
     stream.wait_for(lambda: len(stream.tickets) == count + 1)

@@ -1,4 +1,4 @@
-"""The assignment of a durable queue's items, against a shard in memory with real Flight; no Ray."""
+"""The assignment of a durable queue's items, against a shard in memory with real Flight. No Ray."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TAKEN = "%TAKEN%" + NAME
 
 
 class QueueCluster(FakeCluster):
-    """With what a queue asks of a Cluster handle."""
+    """A FakeCluster with the methods of a Cluster handle that a queue calls."""
 
     data_dir = ray_address = None
 
@@ -180,7 +180,7 @@ def test_an_earlier_writer_is_fenced_before_the_log_is_read(
 
 
 def lag(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch, polls: int) -> Callable[[], None]:
-    """What it returns makes the shard show, of %TAKEN%, what is there now and no more, `polls` times."""
+    """Returns: a function that freezes the end of %TAKEN% that the shard shows, for the next `polls` polls."""
     call, answers = backend.call, []
 
     def stale(op: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -242,9 +242,11 @@ def test_a_record_with_an_unknown_outcome_is_looked_for_in_the_log(
         coordinator = make()
         put(backend, 2)
         assert await coordinator.size() == 2
+
         # Refused for good, as a fenced one is: nothing is stored.
         backend.refusals += [Rejected("no", field="body")]
         assert await coordinator.take(1, 1, 0.0) == (0, 1)
+
         # Stored, and no receipt comes until the coordinator has begun to read the log again.
         stored = len(backend.bodies(TAKEN))
         backend.hold()
@@ -268,11 +270,13 @@ def test_an_unreachable_shard_is_raised_and_the_request_can_be_repeated(
         coordinator = make()
         put(backend, 2)
         assert await coordinator.size() == 2
+
         await asyncio.to_thread(cluster.down)
         with pytest.raises(Unavailable, match="does not answer"):
             await coordinator.take(1, 1, 0.0)
         with pytest.raises(Unavailable, match="does not answer"):
             await coordinator.take(2, 1, 0.0)
+
         await asyncio.to_thread(cluster.up)
         found = set()
         while len(found) < 2:
@@ -281,6 +285,7 @@ def test_an_unreachable_shard_is_raised_and_the_request_can_be_repeated(
                     taken = await coordinator.take(request, 1, 0.0)
                     assert taken is not None
                     found.add(taken)
+
         assert found == {(0, 1), (1, 1)}
         await coordinator.close()
 
@@ -332,18 +337,21 @@ def test_room_is_given_in_order_and_comes_back(make: Make, backend: FakeBackend)
         assert await coordinator.reserve(1, 2, 3, 0.0)
         assert await coordinator.reserve(1, 2, 3, 0.0)
         assert not await coordinator.reserve(2, 2, 3, 0.0)
+
         put(backend, 2)
         await coordinator.release(1, 2)
         assert await coordinator.reserve(3, 1, 3, 0.0)
         large = asyncio.create_task(coordinator.reserve(4, 2, 3, 20.0))
         while (await coordinator.describe())["putters"] < 1:
             await asyncio.sleep(0)
+
         # It would fit as soon as one is taken, but the large one was first.
         small = asyncio.create_task(coordinator.reserve(5, 1, 3, 20.0))
         await coordinator.take(1, 1, 0.0)
         assert not large.done()
         await coordinator.take(2, 1, 0.0)
         assert await large
+
         await coordinator.release(3, 0)
         assert await small
         await coordinator.close()
@@ -377,10 +385,12 @@ def test_a_call_that_need_not_wait_uses_the_local_socket_of_a_near_coordinator(
             with pytest.raises(Full):
                 attempt()
         assert [few.get() for _ in range(3)] == [0, 1, 2]
+
         # Its room is free as soon as a put has returned.
         for _ in range(5):
             few.put_nowait_batch([1, 2, 3])
             assert few.get_nowait_batch(3) == [1, 2, 3]
+
         for attempt in (few.get_nowait, lambda: few.get(timeout=0.01)):
             with pytest.raises(Empty):
                 attempt()

@@ -23,7 +23,7 @@ NO_NAMES = [HUGE, -5, 1.5, "", "no such topic", "../t", True, None, ["t"], {"a":
 
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedShard]:
-    """With topic t of two queues; queue 0 has three messages."""
+    """A shard with topic t of two queues. Queue 0 has three messages."""
     with ServedShard(tmp_path_factory.mktemp("raw") / "store") as shard:
         shard.start_flusher()
         shard.cluster.create_topic("t", queues=2)
@@ -53,6 +53,7 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
             ("send_back", {"group": "g", "queue_id": 0, "offset": 0, "delay_level": 0}),
         ):
             yield op, {**more, "topic": name}, "topic"
+
     for wrong in WRONG:
         yield "create_topic", {**topic, "queues": wrong}, "queues"
         yield "create_topic", {**topic, "shards": [wrong]}, "shards"
@@ -74,6 +75,7 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
             yield "commit_offsets", {**commit, "offsets": wrong}, "offsets"
         if wrong != "1":
             yield "commit_offsets", {**commit, "offsets": {str(wrong): 0}}, "offsets"
+
     for shards in ([], [1], [0] * 300_000, list(range(300_000)), [-1], "0", 0, None):
         yield "create_topic", {**topic, "shards": shards}, "shards"
     many = {str(queue): 0 for queue in range(300_000)}
@@ -117,6 +119,7 @@ def fetches() -> Iterator[tuple[dict[str, Any], str]]:
     good = {"topic": "t", "offsets": {0: 0}, "max_bytes": 1000, "max_records": 10, "wait_ms": 0}
     for name in NO_NAMES:
         yield {**good, "topic": name}, "topic"
+
     for wrong in WRONG:
         if wrong != HUGE:
             yield {**good, "max_bytes": wrong}, "max_bytes"
@@ -127,6 +130,7 @@ def fetches() -> Iterator[tuple[dict[str, Any], str]]:
             yield {**good, "offsets": {0: wrong}}, "offsets"
         if wrong != "1" and not isinstance(wrong, dict | list):
             yield {**good, "offsets": {wrong: 0}}, "offsets"
+
     yield {**good, "offsets": {}}, "offsets"
     yield {**good, "offsets": dict.fromkeys(range(300_000), 0)}, "offsets"
     yield {**good, "offsets": {2: 0}}, "offsets"
@@ -137,6 +141,7 @@ def test_a_fetch_with_a_wrong_argument_is_refused_by_its_name(
 ) -> None:
     stream = connection.fetch_stream()
     methods = RayMethods(shard.host)
+
     for arguments, field in fetches():
         for fetch in (
             lambda **given: stream.fetch(FetchRequest(**given)),
@@ -147,6 +152,7 @@ def test_a_fetch_with_a_wrong_argument_is_refused_by_its_name(
             error = refused.value
             assert error.fields.get("field") == field, (str(arguments)[:200], error.message)
             assert len(error.message) < 1000
+
     most = {"max_bytes": HUGE, "max_records": HUGE, "wait_ms": 0}
     (found,) = stream.fetch(FetchRequest("t", {0: 0}, **most))
     assert found.next_offset == 3

@@ -55,7 +55,7 @@ TOPIC = "t"
 
 
 class Handle:
-    """An actor handle over RayMethods: each concurrency group is a pool; calls may be held back or fail."""
+    """An actor handle over RayMethods: each concurrency group is a pool. Calls may be held back or fail."""
 
     def __init__(self, methods: RayMethods) -> None:
         self.methods = methods
@@ -99,7 +99,7 @@ class Reference:
         self._future = future
 
     def future(self) -> Future[Any]:
-        """As Ray's."""
+        """The answer, as Ray's reference gives it."""
         return self._future
 
 
@@ -126,7 +126,7 @@ class FakeRoutes(Routes):
         self.handle = handle
 
     def connect(self, shard: int) -> RayShardConnection:
-        """As if Ray had been asked."""
+        """A connection, without asking Ray for the actor."""
         return FakeConnection(self.handle)
 
 
@@ -141,7 +141,7 @@ class FakeConnection(RayShardConnection):
     def call(
         self, op: str, args: dict[str, Any] | None = None, timeout: float = 30.0
     ) -> dict[str, Any]:
-        """Without `ray.get`."""
+        """Call without `ray.get`."""
         try:
             found: dict[str, Any] = self._actor.methods.call(self._cluster_id, op, args or {})
         except RayMQError as error:
@@ -175,7 +175,7 @@ def appends(handle: Handle) -> list[tuple[dict[str, Any], list[Any]]]:
 
 
 def number_of(method: str, args: tuple[Any, ...]) -> int:
-    """Of a call of a put stream; 0 for other calls."""
+    """The number of a call of a put stream; 0 for other calls."""
     return unpack_call(*args)[0]["number"] if method == "append" else 0
 
 
@@ -359,10 +359,12 @@ def test_calls_that_wait_for_their_turn_leave_threads_for_those_whose_turn_it_is
         )
         for pid, stream in enumerate(streams)
     ]
+
     # Half of them wait, the others are refused at once instead of taking the last threads.
     ended = as_completed([reference.future() for reference in early], 10)
     for _ in range(GROUPS["append"] - EARLY_MAX):
         assert isinstance(next(ended).exception(), Unavailable)
+
     for pid, stream in enumerate(streams):
         waiting = early[pid].future()
         if not waiting.done():
@@ -371,6 +373,7 @@ def test_calls_that_wait_for_their_turn_leave_threads_for_those_whose_turn_it_is
             )
             assert unpack_acks(first.future().result(10))[0]["count"] == 1
             assert unpack_acks(waiting.result(10))[0]["count"] == 1
+
     assert len(backend.bodies(TOPIC)) == 2 * EARLY_MAX
 
 

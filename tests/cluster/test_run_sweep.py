@@ -19,7 +19,7 @@ from raymq.store.files import Files
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(run_sweep, "run_dir", lambda files: tmp_path)
     return tmp_path
 
@@ -37,47 +37,49 @@ def wakeups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Wa
         wakeup.close()
 
 
-def age(place: Path) -> None:
+def age(run_directory: Path) -> None:
     """All of it was there yesterday."""
-    for path in place.iterdir():
+    for path in run_directory.iterdir():
         os.utime(path, (0, 0))
 
 
 def test_the_wakeup_sockets_of_dead_processes_go_and_those_of_living_ones_stay(
-    place: Path, wakeups: list[Wakeup]
+    run_directory: Path, wakeups: list[Wakeup]
 ) -> None:
     wakeups[0].close()
     # As after a SIGKILL: the name stays.
     wakeups[1]._close_sockets()
-    age(place)
+    age(run_directory)
     removed = run_sweep.sweep(Files(), Clock())
     assert removed == ["000000000000", "000000000001"]
-    assert [path.name for path in place.iterdir()] == ["000000000002"]
+    assert [path.name for path in run_directory.iterdir()] == ["000000000002"]
     wakeups[2].wake("commit_log")
     assert wakeups[2].wait(1000)
 
 
-def test_what_is_young_stays_unless_it_was_just_closed(place: Path, wakeups: list[Wakeup]) -> None:
+def test_what_is_young_stays_unless_it_was_just_closed(
+    run_directory: Path, wakeups: list[Wakeup]
+) -> None:
     wakeups[0].close()
     wakeups[1].close()
     assert run_sweep.sweep(Files(), Clock(), [Path("1"), Path("2")]) == ["000000000001"]
 
 
-def test_the_socket_of_a_queue_without_a_coordinator_goes(place: Path) -> None:
+def test_the_socket_of_a_queue_without_a_coordinator_goes(run_directory: Path) -> None:
     with socket.socket(socket.AF_UNIX) as kept, socket.socket(socket.AF_UNIX) as left:
-        kept.bind(str(place / "queue-aa"))
+        kept.bind(str(run_directory / "queue-aa"))
         kept.listen()
-        left.bind(str(place / "queue-bb"))
+        left.bind(str(run_directory / "queue-bb"))
         left.close()
-        (place / "notes").write_text("of somebody else")
-        age(place)
+        (run_directory / "notes").write_text("of somebody else")
+        age(run_directory)
         assert run_sweep.sweep(Files(), Clock()) == ["queue-bb"]
 
 
-def test_the_session_of_a_ray_stays_while_one_of_its_processes_lives(place: Path) -> None:
+def test_the_session_of_a_ray_stays_while_one_of_its_processes_lives(run_directory: Path) -> None:
     for name in ("ray-0123abcd", "ray-4567abcd"):
-        (place / name / "session" / "logs").mkdir(parents=True)
-    age(place)
+        (run_directory / name / "session" / "logs").mkdir(parents=True)
+    age(run_directory)
     living = subprocess.Popen(
         [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
         env={**os.environ, MARK: "0123abcd89abcdef"},

@@ -177,10 +177,12 @@ def test_what_a_refusal_makes_of_a_batch(name: str, broke: bool) -> None:
     effects: Effects = []
     add(window, queue)
     write_all(window)
+
     if broke:
         window.broke(Unavailable("cut"), 0, effects)
         window.connected(None)
         write_all(window)
+
     window.ack(refused(1, error), 0, effects)
     assert reconnects(window, 0, effects) == isinstance(error, Unavailable)
     expected = resent if broke else first_try
@@ -264,6 +266,7 @@ def test_a_resend_keeps_its_sequence_whatever_became_of_those_before() -> None:
         effects: Effects = []
         window.ack(refused(written.number, error), 0, effects)
         effects += resume(window)
+
     assert outcomes(effects) == [(2, "DeliveryUnknown")]
     assert isinstance(effects[0], Complete)
     assert "resend the messages before it first" in str(effects[0].outcome)
@@ -293,10 +296,12 @@ def test_a_batch_that_may_be_stored_ends_the_use_of_its_producer_id() -> None:
     add(window, queue)
     effects: Effects = []
     window.broke(Unavailable("cut"), DELIVERY_MS, effects)
+
     # The second one was never written.
     assert outcomes(effects) == [(1, "DeliveryUnknown"), (2, "Unavailable")]
     assert lost.future.unknown is not None
     assert (lost.future.unknown.producer_id, lost.future.unknown.sequence) == (producer_id, 0)
+
     add(window, queue)
     window.connected(None)
     assert numbers(write_all(window)) == [(3, 0)]
@@ -412,11 +417,13 @@ class World:
         own_id = self.random.random() < 0.7
         self.queues = [make_queue(number, own_id=own_id) for number in range(QUEUES)]
         self.stream: Stream | None = None
+
         #: streams that are broken for the window, whose requests the shard may read all the same
         self.broken: list[Stream] = []
         self.added = [0] * QUEUES
         self.bodies_of: dict[BatchFuture, tuple[int, tuple[bytes, ...]]] = {}
         self.outcome_of: dict[BatchFuture, BatchReceipt | RayMQError] = {}
+
         # The shard: rows of each queue, and which rows a sequence stands for.
         self.rows: list[list[bytes]] = [[] for _ in range(QUEUES)]
         self.sequences: dict[tuple[int, int], list[bytes]] = {}
@@ -522,6 +529,7 @@ class World:
         if self.random.random() < 0.1 * self.faults:
             kinds = [Unavailable("x"), StorageFull("x"), Rejected("x", field="body"), Bug("x")]
             return refused(number, self.random.choice(kinds))
+
         known = self.sequences.setdefault((producer_id, queue_id), [])
         if sequence > len(known):
             return refused(number, GAP)
@@ -532,8 +540,10 @@ class World:
             known += bodies
             self.rows[queue_id] += bodies
             self.stored_as[bodies] = (producer_id, sequence)
+
         if self.random.random() < 0.05 * self.faults:
             return refused(number, DeliveryUnknown("late", status="FLUSH_DISK_TIMEOUT"))
+
         return stored(number, len(bodies))
 
     # --- a run ---

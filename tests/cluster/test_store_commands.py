@@ -64,6 +64,7 @@ def test_repair_shows_its_plan_and_acts_only_with_yes(own: Path, tmp_path: Path)
     root = copy(own, tmp_path / "s")
     assert Ran("repair", root).out == f"{root}: nothing to repair\n"
     assert Ran("repair", root).code == 0
+
     flip(root / QUEUE, 33 * 20 + 7)
     before = tree(root)
     ran = Ran("repair", root)
@@ -72,6 +73,7 @@ def test_repair_shows_its_plan_and_acts_only_with_yes(own: Path, tmp_path: Path)
     assert "--yes" in ran.out
     assert Ran("repair", root, "--json").json()["plan"]["steps"][0]["part"] == "consumequeue"
     assert tree(root) == before
+
     ran = Ran("repair", root, "--yes", "--keep", tmp_path / "kept")
     assert ran.code == 0, ran.out
     assert ran.out.endswith(
@@ -85,11 +87,13 @@ def test_a_damaged_log_is_cut_only_at_an_offset_that_is_named(own: Path, tmp_pat
     root = copy(own, tmp_path / "s")
     start = unpack_units((root / CHAIN).read_bytes())[20].start
     flip(root / FIRST_LOG, start + 40)
+
     for words in ((), ("--yes",)):
         ran = Ran("repair", root, *words)
         assert ran.code == 1
         assert f"a cut at {start} loses" in ran.out
         assert f"--cut-at {start}" in ran.out
+
     assert Ran("repair", root, "--cut-at", start + 1).code == 2
     ran = Ran("repair", root, "--cut-at", start)
     assert (ran.code, "would cut the log" in ran.out) == (1, True)
@@ -138,7 +142,7 @@ def test_export_writes_parquet(own: Path, tmp_path: Path) -> None:
 
 
 class FakeCluster:
-    """Topics by their queues; keeps what is sent."""
+    """Topics by their queues. Keeps what is sent."""
 
     def __init__(self, **queues: int) -> None:
         self.queues = queues
@@ -185,11 +189,13 @@ def test_what_export_wrote_is_imported_as_it_was(tmp_path: Path) -> None:
             ("u", 0, b"other", {}),
         ):
             store.put_message(InnerMessage(topic, queue_id, body, properties))
+
     assert Ran("export", root, target).code == 0
     code, said = imported(FakeCluster(t=1), target)
     assert code == 2
     assert "the cluster has no topic u; nothing was sent" in said
     assert "raymq topic create 'u' --queues 1" in said
+
     cluster = FakeCluster(t=2, u=1)
     assert imported(cluster, target) == (0, "4 messages stored in t, u\n")
     full = {"key": b"\xfe", "tag": "T", "index_keys": ("i", "j"), "properties": {"a": "\u00fc b"}}
@@ -199,6 +205,7 @@ def test_what_export_wrote_is_imported_as_it_was(tmp_path: Path) -> None:
         ("t", {"body": b"second", "key": b"k", "queue_id": 1}),
         ("u", {"body": b"other", "queue_id": 0}),
     ]
+
     smaller = FakeCluster(t=1)
     assert imported(smaller, target, "--topic", "t") == (0, "3 messages stored in t\n")
     assert [message.get("queue_id") for _, message in smaller.sent] == [0, None, None]
@@ -273,6 +280,7 @@ def test_an_index_that_a_crash_tore_is_not_a_fault_but_the_part_below_its_mark_i
         if number == 60:
             store.sync_queues()
     store.abandon()
+
     first, second, third = sorted((root / "index").iterdir())
     # Bytes after the mark reached the disk in part.
     data = bytearray(second.read_bytes())
@@ -281,6 +289,7 @@ def test_an_index_that_a_crash_tore_is_not_a_fault_but_the_part_below_its_mark_i
     data[slots + 20 * 30 : slots + 20 * 35] = bytes(100)
     second.write_bytes(data)
     third.write_bytes(third.read_bytes()[:50])
+
     ran = Ran("verify", root)
     torn = [f"index/{path.name}" for path in (second, third)]
     assert ran.code == 0, ran.out
@@ -289,6 +298,7 @@ def test_an_index_that_a_crash_tore_is_not_a_fault_but_the_part_below_its_mark_i
         f"{root}: sound",
     ]
     assert Ran("verify", root, "--json").json()["anew"] == torn
+
     # A start takes the rest as it is.
     flip(first, slots + 20 * 5 + 2)
     flip(second, slots + 20 * 5 + 2)

@@ -55,7 +55,7 @@ def backend() -> FakeBackend:
 def server(
     backend: FakeBackend, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Server]:
-    """A shard with TLS; its process has Ray's variables, the client's has not."""
+    """A shard with TLS. Its process has Ray's variables, the client's has not."""
     with monkeypatch.context() as node:
         for name, value in certificates.environment().items():
             node.setenv(name, value)
@@ -122,7 +122,7 @@ def test_the_token_is_asked_for_all_the_same(server: Server, certificates: Certi
         ask(f"tls://127.0.0.1:{server.port}", certificates.ca, token="0" * 64)
 
 
-# --- what the others are told -----------------------------------------------------------------
+# --- answers to the other clients -------------------------------------------------------------
 
 
 def test_a_missing_or_wrong_authority_names_the_variable_to_set(
@@ -183,21 +183,21 @@ def test_a_refused_connection_is_not_blamed_on_tls(plain: Server) -> None:
 # --- files that cannot be used ----------------------------------------------------------------
 
 
-def _unset(node: dict[str, str], place: Path) -> None:
+def _unset(node: dict[str, str], directory: Path) -> None:
     del node[tls.SERVER_KEY]
 
 
-def _missing(node: dict[str, str], place: Path) -> None:
-    node[tls.SERVER_CERT] = str(place / "nothing.pem")
+def _missing(node: dict[str, str], directory: Path) -> None:
+    node[tls.SERVER_CERT] = str(directory / "nothing.pem")
 
 
-def _directory(node: dict[str, str], place: Path) -> None:
-    node[tls.SERVER_KEY] = str(place)
+def _directory(node: dict[str, str], directory: Path) -> None:
+    node[tls.SERVER_KEY] = str(directory)
 
 
-def _garbage(node: dict[str, str], place: Path) -> None:
-    (place / "garbage.pem").write_text("no certificate")
-    node[tls.SERVER_CERT] = str(place / "garbage.pem")
+def _garbage(node: dict[str, str], directory: Path) -> None:
+    (directory / "garbage.pem").write_text("no certificate")
+    node[tls.SERVER_CERT] = str(directory / "garbage.pem")
 
 
 @pytest.mark.parametrize(
@@ -264,9 +264,11 @@ def test_a_cluster_keeps_its_tls_and_its_authority_for_other_shells(
         for name, value in certificates.environment().items():
             shell.setenv(name, value)
         first = start(data_dir, address="auto", ephemeral=True, host="192.0.2.5")
+
     pem = certificates.ca.read_bytes()
     assert first.ca == pem
     assert connect(data_dir).ca == pem
+
     # No variable: as before.
     assert start(data_dir, address="auto").ca == pem
     monkeypatch.setenv(tls.USE_TLS, "0")
@@ -274,6 +276,7 @@ def test_a_cluster_keeps_its_tls_and_its_authority_for_other_shells(
         start(data_dir, address="auto")
     with pytest.raises(Rejected, match="runs with TLS and RAY_USE_TLS says otherwise"):
         start(data_dir, address="auto", host="127.0.0.1")
+
     stop(data_dir)
     assert start(data_dir, address="auto", host="127.0.0.1").ca is None
     assert not (data_dir / "ca.pem").exists()

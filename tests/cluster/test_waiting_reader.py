@@ -149,12 +149,12 @@ def test_a_stream_has_one_reader_also_while_it_is_closed(
     make_sender: MakeSender, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receive = FlightPutStream.receive
-    counting = threading.Lock()
+    count_lock = threading.Lock()
     reading: list[object] = []
     most: list[int] = []
 
     def receive_and_linger(stream: FlightPutStream) -> list[dict[str, Any]]:
-        with counting:
+        with count_lock:
             reading.append(stream)
             most.append(len(reading))
         try:
@@ -164,7 +164,7 @@ def test_a_stream_has_one_reader_also_while_it_is_closed(
             threading.Event().wait(10 * read_turn.PARK_TICK_S)
             raise
         finally:
-            with counting:
+            with count_lock:
                 reading.remove(stream)
 
     monkeypatch.setattr(FlightPutStream, "receive", receive_and_linger)

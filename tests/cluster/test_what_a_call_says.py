@@ -22,7 +22,7 @@ from tests.support.waiting import until
 
 @pytest.fixture
 def shard(tmp_path: Path) -> Iterator[ServedShard]:
-    """With topic t of two queues."""
+    """A shard with topic t of two queues."""
     with ServedShard(tmp_path / "store") as shard:
         shard.start_flusher()
         shard.cluster.create_topic("t", queues=2)
@@ -31,7 +31,7 @@ def shard(tmp_path: Path) -> Iterator[ServedShard]:
 
 @pytest.fixture
 def unsynced(tmp_path: Path) -> Iterator[ServedShard]:
-    """Without GroupCommit: every put is stored, and none is answered before its flush is late."""
+    """A shard without GroupCommit: every put is stored, and none is answered before its flush is late."""
     with ServedShard(tmp_path / "store", HASTY) as shard:
         assert shard.host.store.create_topic("t", 2, [0]) is not None
         yield shard
@@ -134,12 +134,14 @@ def test_a_message_that_was_given_up_is_sent_again_and_stored_once(unsynced: Ser
             with pytest.raises(DeliveryUnknown) as unknown:
                 sent.result(30)
         assert unknown.value.status == "FLUSH_DISK_TIMEOUT"
+
         sync_all(unsynced)
         again = [producer.resend(sent) for sent in lost]
         receipts = [sent.result(30) for sent in again]
         assert [receipt.offset for receipt in receipts] == [0, 1, 2]
         assert all(receipt.duplicate for receipt in receipts)
-        # One that was sent again is not sent a third time; one with a receipt is not sent again.
+
+        # One that was sent again is not sent a third time. One with a receipt is not sent again.
         assert producer.resend(lost[2]).result(30) == receipts[2]
         with pytest.raises(Rejected, match="DeliveryUnknown"):
             producer.resend(again[0])
@@ -273,6 +275,7 @@ def calls_of_closed_clients(shard: ServedShard) -> Iterator[Callable[[], object]
     producer.send("t", b"x", queue_id=0).result(30)
     consumer = shard.cluster.consumer("t", group="g", start="earliest")
     (message,) = consumer.poll(timeout=30)
+
     producer.close()
     consumer.close()
     yield lambda: producer.send("t", b"x")

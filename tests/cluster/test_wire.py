@@ -71,17 +71,20 @@ def test_a_producer_that_does_not_read_its_acks_delays_no_other(
     for number in range(count):
         stream.send(meta(number, number), batch([b"a"]))
     backend.wait_for(lambda: len(backend.puts) == count)
+
     # The shard's ack loop: 300 KB of acks do not fit what HTTP/2 lets pass unread.
     acking = threading.Thread(target=backend.release, daemon=True)
     acking.start()
     acking.join(30)
     assert not acking.is_alive()
+
     other = ShardConnection(cluster.endpoints[0], TOKEN, CLUSTER_ID, 0)
     second = other.put_stream()
     second.send(meta(1, pid=8), batch([b"b"]))
     assert receive(second, 1)[0]["first_offset"] == count
     second.close()
     other.close()
+
     assert [ack["id"] for ack in receive(stream, count)] == list(range(count))
     stream.close()
 
@@ -110,9 +113,11 @@ def test_a_refused_batch_leaves_the_stream_usable(
     stream.send(meta(2), batch([b"fine", b"y" * 11]))
     stream.send(meta(3, topic="nowhere"), batch([b"x"]))
     stream.send(meta(4), batch([b"good"]))
+
     acks = receive(stream, 4)
     stream.close()
     null, big, nowhere = (from_wire(ack["error"]) for ack in acks[:3])
+
     assert isinstance(null, Rejected)
     assert (null.field, null.row) == ("body", 1)
     assert (big.field, big.row, big.limit) == ("body", 1, 10)
@@ -128,6 +133,7 @@ def test_wrong_columns_are_named_with_what_was_expected_and_found(cluster: FakeC
     writer, reader = client.do_exchange(
         flight.FlightDescriptor.for_command(command), options=options
     )
+
     rows = pa.record_batch(
         {"body": ["text"], "tag": ["t"], "properties": [b"p"], "born_time_ms": [1]}
     )
@@ -135,10 +141,12 @@ def test_wrong_columns_are_named_with_what_was_expected_and_found(cluster: FakeC
     writer.write_with_metadata(rows, flight_messages.pack(meta(1)))
     error = from_wire(flight_messages.unpack(reader.read_chunk().app_metadata)["acks"][0]["error"])
     writer.done_writing()
+
     with pytest.raises(StopIteration):
         reader.read_chunk()
     writer.close()
     client.close()
+
     assert isinstance(error, Rejected)
     assert error.field == "body"
     assert "string" in str(error)
@@ -222,6 +230,7 @@ def test_a_fetch_returns_the_readable_queues_and_the_errors_of_the_others(
     stream.send(meta(1), batch([b"a", b"b", b"c"]))
     receive(stream, 1)
     stream.close()
+
     reads = connection.fetch_stream()
     found = reads.fetch(
         FetchRequest("t", {0: 1, 1: 5}, max_bytes=1 << 20, max_records=10, wait_ms=0)
@@ -230,6 +239,7 @@ def test_a_fetch_returns_the_readable_queues_and_the_errors_of_the_others(
     failed = next(part for part in found if part.queue_id == 1)
     limited = reads.fetch(FetchRequest("t", {0: 0}, max_bytes=1, max_records=10, wait_ms=0))
     reads.close()
+
     assert (first.first_offset, first.next_offset, first.max_offset) == (1, 3, 3)
     assert isinstance(failed.error, OffsetOutOfRange)
     assert (failed.error.min, failed.error.max) == (0, 0)
@@ -272,10 +282,12 @@ def test_replica_frames_go_both_ways(cluster: FakeCluster) -> None:
     assert stream.receive(0) is None
     stream.send(b"hello")
     stream.send(b"append", memoryview(b"log bytes"))
+
     first, second = stream.receive(10_000), stream.receive(10_000)
     assert first == (b"ack:hello", None)
     assert second is not None
     assert (second[0], bytes(second[1])) == (b"ack:append", b"log bytes")
+
     stopper = threading.Thread(target=cluster.down)
     stopper.start()
     for _ in range(2):
@@ -327,6 +339,7 @@ def test_a_small_batch_is_checked_as_a_large_one_is(
     cluster.backends[0].max_message_bytes = 10
     stream = connection.put_stream()
     words = {**meta(1), "acks": "quorum", "read": 0}
+
     for number, (row, field) in enumerate(
         [
             ((b"y" * 11, None, None, 1), "body"),
@@ -337,5 +350,6 @@ def test_a_small_batch_is_checked_as_a_large_one_is(
     ):
         stream.send_small([({**words, "id": number + 1}, small(row))])
         assert from_wire(stream.receive()[0]["error"]).field == field
+
     stream.close()
     assert cluster.backends[0].bodies("t") == []

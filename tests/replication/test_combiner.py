@@ -71,6 +71,7 @@ def test_every_put_gets_the_outcome_that_it_would_get_alone(
         answers = Answers(
             PutCombiner(promise, flush_timeout_ms=FLUSH_MS, replica_timeout_ms=REPLICA_MS)
         )
+
         alone: list[OnePut] = []
         ends, now_ms = Ends(0, 0, 0, 0), 0
         for _ in range(STEPS):
@@ -81,12 +82,14 @@ def test_every_put_gets_the_outcome_that_it_would_get_alone(
             synced = rng.choice([ends.synced, rng.randint(ends.synced, committed)])
             replicated = rng.choice([ends.replicated, rng.randint(ends.replicated, committed)])
             ends = Ends(appended, committed, synced, replicated)
+
             for _ in range(rng.choice([0, 0, 1, 3])):
                 # The last put, or one sent again.
                 end = appended - rng.choice([0, 0, 0, 7])
                 if end > answers.combiner.acknowledged:
                     answers.put(end, now_ms)
                     alone.append(OnePut(end, now_ms))
+
             answers.combine(ends, now_ms)
             for put in alone:
                 put.settle(promise, ends, now_ms)

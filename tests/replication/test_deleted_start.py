@@ -64,11 +64,13 @@ def greet(ends: int, value: int, *, known_start: int, start: int) -> list[Effect
         segment_size_bytes=SIZE,
         log_start=known_start,
     )
+
     leader.step(LeaderProgress(16 * 1024, 0), 0)
     leader.step(Time(), 0)
     leader.step(Connected(start), 1)
     hello = HelloOk(ends, ends, 0, value, 0)
     effects = leader.step(FrameReceived(FrameHeader(CLUSTER, 0, PEER, ME, 0, 1), hello), 2)
+
     while probes := [
         e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Probe)
     ]:
@@ -77,6 +79,7 @@ def greet(ends: int, value: int, *, known_start: int, start: int) -> list[Effect
         held = [i for i, match in enumerate(probe.candidates) if match[0] <= ends and ends >= start]
         answer = ProbeOk(held[-1] if held else -1, probe.candidates[-1][0])
         effects = leader.step(FrameReceived(FrameHeader(CLUSTER, 0, PEER, ME, 0, 1), answer), 3)
+
     return effects
 
 

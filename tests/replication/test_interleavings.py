@@ -26,6 +26,7 @@ class Chaos:
         self.flush = flush
         self.puts = 0
         self.confirmed = 0
+
         # Async mode does not promise that confirmed bytes survive a power cut.
         power = [] if flush == "async" else [self.leader_power] * 2 + [self.follower_power] * 2
         self.actions = (
@@ -78,7 +79,7 @@ class Chaos:
         self.world.put(self.puts, self.rng.randint(1, 250))
 
     def deliver(self) -> None:
-        """In any order: several old connections may have frames under way."""
+        """Deliver a frame, in any order: several old connections may have frames under way."""
         network = self.world.network
         if network:
             at = self.rng.randrange(len(network)) if self.rng.random() < 0.2 else 0
@@ -108,7 +109,7 @@ class Chaos:
         self.world.start_leader()
 
     def leader_chain_lost(self) -> None:
-        """The cached chain is rebuilt in other units; only a new leader process sees that."""
+        """The cached chain is rebuilt in other units. Only a new leader process sees that."""
         self.world.leader_log.rebuild_chain(0)
         self.world.start_leader()
 

@@ -1,6 +1,6 @@
 """Runs the transcripts beside this file: command, line, exact outcome.
 
-A block is `> command arguments`, then what it prints, then an empty line; `#` begins a comment.
+A block is `> command arguments`, then what it prints, then an empty line. `#` begins a comment.
 With RAYMQ_REWRITE_TRANSCRIPTS=1 in the environment the outcomes are written instead of compared:
 read the difference before you keep it.
 """
@@ -54,11 +54,12 @@ class CombinerScript:
             self.now = int(arguments[0])
         else:
             self.ends = self.ends._replace(**{name: int(arguments[0])})
+
         lines = list(self.outcomes())
         return [*lines, f"waiting: {' '.join(map(str, self.waiting)) or 'none'}"]
 
     def outcomes(self) -> Iterator[str]:
-        """As CommitLog answers: success by the watermark, exceptions by entry."""
+        """The answers that CommitLog gives: success by the watermark, exceptions by entry."""
         late = self.combiner.combine(self.ends, self.now)
         for number, end in list(self.waiting.items()):
             if end <= self.combiner.acknowledged:
@@ -203,6 +204,7 @@ def test_the_transcript_comes_out_as_written(path):
     written = path.read_text(encoding="utf-8").splitlines()
     replayed: list[str] = []
     in_outcome = False
+
     for line in written:
         if line.startswith("> "):
             replayed.append(line)
@@ -213,6 +215,7 @@ def test_the_transcript_comes_out_as_written(path):
             replayed.append(line)
         elif not in_outcome:
             raise ValueError(f"{path.name}: neither command nor outcome: {line}")
+
     if REWRITE:
         path.write_text("\n".join(replayed) + "\n", encoding="utf-8")
     else:

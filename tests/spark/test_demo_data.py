@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.cluster_record import Wanted, new_record, save_record
+from raymq.cluster.cluster_record import StartOptions, new_record, save_record
 from raymq.cluster.paths import ClusterPaths, load_or_make_token, prepare_data_dir
 from raymq.store.files import Files
 
@@ -34,7 +34,7 @@ def _make_cluster(data_dir: Path, name: str) -> None:
     data_dir.mkdir(mode=0o700, exist_ok=True)
     paths, files = ClusterPaths(data_dir), Files()
     load_or_make_token(paths, files)
-    save_record(paths, new_record(Wanted(name=name)), files)
+    save_record(paths, new_record(StartOptions(name=name)), files)
     (data_dir / "shard-0").mkdir()
     (data_dir / "shard-0" / "messages").write_bytes(b"x" * 4096)
 

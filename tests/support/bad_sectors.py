@@ -1,4 +1,4 @@
-"""A disk that has lost some of the bytes it took: reading them is EIO, whatever else is read goes well."""
+"""A disk that has lost some of the bytes it took: reading them is EIO, and any other read succeeds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BadSectors(Files):
         self._paths_of_maps: dict[int, str] = {}
 
     def lose(self, path: Path, offset: int) -> int:
-        """The sector of a file that holds `offset` is gone. Returns: where it begins."""
+        """Lose the sector of a file that holds `offset`. Returns: the start of the sector."""
         start = offset - offset % SECTOR
         self.bad.setdefault(os.path.abspath(path), []).append(start)
         return start
@@ -35,7 +35,7 @@ class BadSectors(Files):
         return fd
 
     def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
-        """Up to the bad sector; EIO where it begins in it, as a kernel does it."""
+        """Read up to the bad sector, or raise EIO if the read begins in it, as a kernel does."""
         for start in sorted(self.bad.get(self._paths[fd], ())):
             if start <= offset < start + SECTOR and nbytes:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -58,7 +58,7 @@ class BadSectors(Files):
         return view
 
     def gather(self, view: memoryview, starts: Sequence[int], nbytes: int) -> bytes | None:
-        """As the real one; None where a place has a byte of a bad sector, as of a map of a failing disk."""
+        """As the real one, or None if a bad sector lies in one of the ranges, as in a map of a failing disk."""
         for sector in self.bad.get(self._paths_of_maps[id(view)], ()):
             if any(start < sector + SECTOR and sector < start + nbytes for start in starts):
                 return None

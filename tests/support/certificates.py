@@ -13,8 +13,8 @@ from raymq.cluster.transport import tls
 _CA_RULES = """[ca]
 default_ca = rules
 [rules]
-database = {place}/index
-new_certs_dir = {place}
+database = {directory}/index
+new_certs_dir = {directory}
 default_md = sha256
 rand_serial = yes
 policy = any
@@ -43,13 +43,14 @@ class Certificates:
 
 
 def make_certificates(
-    place: Path, names: str = "IP:127.0.0.1,DNS:localhost", end: datetime | None = None
+    directory: Path, names: str = "IP:127.0.0.1,DNS:localhost", end: datetime | None = None
 ) -> Certificates:
     """A new authority and a server's certificate for `names` (a subjectAltName), good until `end` (UTC)."""
-    place.mkdir(parents=True, exist_ok=True)
-    made = Certificates(place / "ca.pem", place / "server.pem", place / "server.key")
-    ca_key, request, extension = place / "ca.key", place / "server.csr", place / "names"
+    directory.mkdir(parents=True, exist_ok=True)
+    made = Certificates(directory / "ca.pem", directory / "server.pem", directory / "server.key")
+    ca_key, request, extension = directory / "ca.key", directory / "server.csr", directory / "names"
     extension.write_text(f"subjectAltName={names}\n")
+
     _openssl(
         *("req", "-x509", *_EC, "-days", "90", "-subj", "/CN=raymq test authority"),
         *("-keyout", str(ca_key), "-out", str(made.ca)),
@@ -58,11 +59,12 @@ def make_certificates(
         *("req", *_EC, "-subj", "/CN=raymq test shard"),
         *("-keyout", str(made.key), "-out", str(request)),
     )
+
     until = end or datetime.now(timezone.utc) + timedelta(days=90)
-    (place / "index").touch()
-    (place / "ca.cnf").write_text(_CA_RULES.format(place=place))
+    (directory / "index").touch()
+    (directory / "ca.cnf").write_text(_CA_RULES.format(directory=directory))
     _openssl(
-        *("ca", "-batch", "-notext", "-config", str(place / "ca.cnf")),
+        *("ca", "-batch", "-notext", "-config", str(directory / "ca.cnf")),
         *("-cert", str(made.ca), "-keyfile", str(ca_key), "-in", str(request)),
         *("-extfile", str(extension), "-out", str(made.certificate)),
         *("-startdate", _date(until - timedelta(days=365)), "-enddate", _date(until)),

@@ -26,7 +26,7 @@ def dispatch_all(store: MessageStore) -> None:
 
 
 def confirm_with_index(store: MessageStore) -> None:
-    """As `confirm`; everything is in the index, too."""
+    """Do as `confirm`, and bring everything into the index, too."""
     confirm(store)
     while store.reput.index_behind:
         before = store.index.indexed

@@ -26,7 +26,7 @@ from tests.support.crash_traces import (
 )
 from tests.support.simulated_disk import SimulatedDisk
 
-#: every how many-th recovered store is looked at whatever it is like
+#: one of so many recovered stores is looked at, even if it equals an earlier one
 LOOK_STRIDE = 200
 #: every how many-th look `verify` is asked before what recovery will do
 VERIFY_STRIDE = 3
@@ -49,10 +49,10 @@ def states(trace: Trace, limit: int) -> Iterator[tuple[bool, SimulatedDisk]]:
 
 
 class Checker:
-    """Recovers disks of one trace. Two that recover to the same store are looked at once.
+    """Recovers disks of one trace. Two that recover to the same store are checked once.
 
-    The same means: the same promise, and equal log, consume queues, state and positions, byte by byte. What a
-    look finds follows from these alone; every two-hundredth is looked at all the same.
+    The same means: the same promise, and equal log, consume queues, state and positions, byte by byte. The result of
+    a check follows from these alone. Every two-hundredth store is checked all the same.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -68,8 +68,9 @@ class Checker:
         owed = owed_by(image, power=power)
         known = self._outcomes.get((image.boot, image.key))
         if known is not None and (owed, known) in self._seen:
-            # The same disk with another promise, of which the same store was looked at.
+            # The same disk with another promise: its recovered store was checked before.
             return
+
         self.recovered += 1
         always = self.recovered % LOOK_STRIDE == 1
         foretold = None
@@ -80,6 +81,7 @@ class Checker:
             and (power or not self.trace.config.transient_pool)
         ):
             foretold = inspect_store(ROOT, image)
+
         store = open_store(image, self.trace.config)
         if foretold is not None:
             assert foretold.faults == [], (
@@ -89,6 +91,7 @@ class Checker:
                 assert store.log.recovered is not None
                 assert foretold.verdict.end == store.log.recovered.end, "verify finds another end"
                 assert foretold.verdict.row == store.log.recovered.row.name
+
         assert store.log.chain.last is None or store.log.chain.last.end == store.log.end
         outcome = self._outcomes[image.boot, image.key] = tuple(_outcome(store, image))
         if (owed, outcome) in self._seen and not always:
@@ -111,17 +114,19 @@ def _outcome(store: MessageStore, image: SimulatedDisk) -> Iterator[Any]:
         store.put_path.snapshot_segment,
         store.put_path.group,
     )
+
     yield tuple(store.state.snapshot(1 << 20))
     for path, content in image.content("/s/commitlog"):
         yield path, hash(content)
-    for place in ("/s/consumequeue", "/s/index"):
-        for path, content in image.content(place):
+    for directory in ("/s/consumequeue", "/s/index"):
+        for path, content in image.content(directory):
             yield path, hash(content)
+
     yield store.index.indexed
 
 
 def look(trace: Trace, store: MessageStore, owed: Owed) -> None:
-    """Compare a recovered store with what was promised and what was ever put; it goes on, and closes."""
+    """Compare a recovered store with what was promised and what was ever put. Then put more, and close it."""
     ends = dict(owed.ends)
     try:
         store.log.commit_pool()
@@ -131,6 +136,7 @@ def look(trace: Trace, store: MessageStore, owed: Owed) -> None:
         for queue, end in ends.items():
             assert len(found.get(("t", queue), ())) >= end, f"queue {queue} lost acked records"
         _check_facts(store, owed)
+
         log_end = store.log.end
         for batch in owed.batches:
             again = store.put(
@@ -145,6 +151,7 @@ def look(trace: Trace, store: MessageStore, owed: Owed) -> None:
             assert again.first_offset == batch.first_offset
             assert again.duplicates == len(batch.bodies)
         assert store.log.end == log_end, "a repeated batch was stored again"
+
         _check_queues(store, found)
         if trace.properties is not None and trace.properties.startswith(b"KEYS"):
             _check_index(store, found)
@@ -152,6 +159,7 @@ def look(trace: Trace, store: MessageStore, owed: Owed) -> None:
             rows_found = sum(len(found.get(("t", queue), ())) for queue in (0, 1))
             noted = store.state.progress.get("groups", {}).get("rows", 0)
             assert noted == rows_found, "half a group is there"
+
         if "t" in store.state.topics:
             made = store.put(request([b"next"]))
             assert made.first_offset == len(found.get(("t", 0), ()))
@@ -165,7 +173,7 @@ def look(trace: Trace, store: MessageStore, owed: Owed) -> None:
 
 
 def check_snapshots(store: MessageStore) -> None:
-    """A whole snapshot is in each segment before anything else; docs/recovery.md, "Snapshots".
+    """A whole snapshot is in each segment before anything else: see docs/recovery.md, "Snapshots".
 
     One kind of segment is allowed to have none: crashes broke off its snapshots, and the next one found no room. The
     engine ends such a segment and begins a newer one with a whole snapshot. No start begins its walk at the ended one.
@@ -177,16 +185,18 @@ def check_snapshots(store: MessageStore) -> None:
         if file.start >= log.end:
             # It was made ahead.
             continue
+
         complete_at, parts_end = read_head(file)
         walk = record.walk(file.read_view(), file.start, stop=size)
         if complete_at is not None:
-            # Broken-off snapshots may stand before the whole one.
+            # Broken-off snapshots may precede the whole one.
             needed = complete_at - max(
                 at
                 for at in walk.positions.tolist()
                 if at < complete_at and read_head(file, at)[0] == complete_at
             )
             continue
+
         assert needed is not None, "the newest segment has no whole snapshot"
         assert walk.end == parts_end, "a record follows a snapshot that was broken off"
         assert walk.reason is record.WalkStop.BLANK, "a segment without a snapshot was not ended"
@@ -209,10 +219,11 @@ def _check_facts(store: MessageStore, owed: Owed) -> None:
 def _read_log(
     trace: Trace, store: MessageStore, owed: Owed
 ) -> dict[Queue, list[tuple[int, int, int]]]:
-    """(position, size, tags code) of every record; bodies and offsets are compared."""
+    """(position, size, tags code) of every record. Bodies and offsets are compared."""
     found: dict[Queue, list[tuple[int, int, int]]] = {}
     size = trace.config.segment_size_bytes
     end = store.log.start
+
     for file in store.log.segments.files:
         view = file.read_view()
         walk = record.walk(view, file.start, stop=size)
@@ -225,6 +236,7 @@ def _read_log(
             end = walk.end
         if not len(walk.positions):
             continue
+
         for run in rows.runs(view, file.start, walk.positions, walk.sizes):
             units = found.setdefault((run.topic, run.queue_id), [])
             assert run.first_offset == len(units), "queue offsets are not dense"
@@ -237,7 +249,8 @@ def _read_log(
                     assert body not in owed.refused, "a put that was refused"
             codes = rows.tags_codes(run.topic, run.batch).tolist()
             units += zip(run.positions.tolist(), run.sizes.tolist(), codes, strict=True)
-    assert end == store.log.end, "valid records stand behind the end"
+
+    assert end == store.log.end, "valid records follow the end"
     return found
 
 

@@ -61,20 +61,23 @@ def explore(task: Task) -> Explored:
     sample: list[tuple[bool, SimulatedDisk]] = []
     second_images = task.times_depth(SECOND_IMAGES)
     limit = task.times_depth(TRACES[task.trace][1])
+
     for number, (power, image) in enumerate(states(trace, limit)):
         keys.add(image.key)
         _check(checker, image, power, f"state {number} of {task}")
         at = number if len(sample) < second_images else chance.randrange(number + 1)
         if at < second_images:
             sample[at : at + 1] = [(power, image)]
+
     first = checker.recovered
     for power, image in sample:
         kind = "power loss" if power else "kill"
         recover_and_go_on(trace, image, power=power)
         for number, (power_again, second) in enumerate(states(trace, SECOND_LIMIT)):
             keys.add(second.key)
-            where = f"state {number} behind a {kind} at {image.crashed_at} of {task}"
+            where = f"state {number} after a {kind} at {image.crashed_at} of {task}"
             _check(checker, second, power_again, where)
+
     return Explored(
         frozenset(keys),
         checker.recovered,
@@ -85,9 +88,9 @@ def explore(task: Task) -> Explored:
 
 
 def lose_after_kills(name: str) -> Explored:
-    """Kill a trace at each new set of names that are not settled, and now and then elsewhere; start, ack, lose power.
+    """Kill a trace at each new set of names that are not settled, and now and then elsewhere. Start, ack, lose power.
 
-    What the killed process left in the page cache is served and acknowledged by the next one, so the next one must
+    What the killed process left in the page cache is served and acknowledged by the next one. So the next one must
     have it on the disk. Raises: AssertionError, with the trace and the place of the kill.
     """
     started = time.perf_counter()
@@ -96,6 +99,7 @@ def lose_after_kills(name: str) -> Explored:
     keys: set[int] = set()
     kills = 0
     tried: set[frozenset[tuple[int, Op]]] = {frozenset()}
+
     for number, image in enumerate(trace.disk.kill_states()):
         assert image.killed is not None
         if image.killed.open_names in tried and number % OTHER_KILLS_STRIDE:
@@ -109,6 +113,7 @@ def lose_after_kills(name: str) -> Explored:
             _check(
                 checker, state, True, f"after a kill at {image.crashed_at} of {name}, and an ack"
             )
+
     return Explored(
         frozenset(keys), checker.recovered, checker.looks, kills, time.perf_counter() - started
     )
@@ -121,6 +126,7 @@ def recover_and_go_on(
     trace.begin_with_crash(image, power=power)
     with fixed_names():
         trace.go_on()
+
     if not close and "t" not in trace.store.state.topics:
         trace.store.create_topic("t", 2, [0])
         trace.ends = {0: 0, 1: 0}
@@ -128,6 +134,7 @@ def recover_and_go_on(
         trace.put_group(2, 50)
     elif "t" in trace.store.state.topics:
         trace.put(0, 1, 50)
+
     if not close:
         fill_last_file(trace)
     trace.ack()

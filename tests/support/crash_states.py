@@ -1,9 +1,8 @@
 """From a simulated disk's trace to the disks that a crash may leave.
 
-The trace is replayed; beside what is certainly on disk, each file has the versions its blocks and
-its length had since its last sync, and each directory the changes since its last sync. Each
-combination of choices among them is a legal disk. All are made while they are no more than the
-limit; else a seeded sample with the extremes in it.
+The trace is replayed. On top of its certain content, each file has the versions that its blocks and its length had
+since its last sync. Each directory has the changes since its last sync. Each combination of choices among them is a
+legal disk. All are made if they are no more than the limit, else a seeded sample with the extremes in it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ VOLATILE = "/dev/shm"
 
 @functools.lru_cache(maxsize=1 << 15)
 def block_key(position: int, content: bytes) -> int:
-    """A hash of a block at a position of a file, the same for whatever block size; zeros have 0."""
+    """A hash of a block at a position of a file, the same for every block size. Zeros have 0."""
     key = 0
     for at in range(0, len(content), SECTOR_BYTES):
         sector = content[at : at + SECTOR_BYTES]
@@ -92,14 +91,16 @@ class FileState:
         return found
 
     def image(self, chosen: dict[int | str, int]) -> tuple[Blocks, int]:
-        """Content with the chosen versions; what is not named is as on disk."""
+        """Content with the chosen versions. What is not named is as on disk."""
         if not chosen:
             return self.blocks, self.size
         width = self.width
+
         reached = self.sizes[: chosen.get("size", 0)]
         size = reached[-1][1] if reached else self.size
         blocks = dict(self.blocks)
         written: dict[int, int] = {}
+
         for block, versions in self.versions.items():
             version = chosen.get(block, 0)
             if version:
@@ -108,7 +109,8 @@ class FileState:
                     blocks.pop(block, None)
                 else:
                     blocks[block] = content
-        # A length that fell and rose again has zeros where it was cut, unless they were rewritten.
+
+        # A length that fell and rose again has zeros after the cut, unless they were rewritten.
         cuts, before = [], self.size
         for at, length in reached:
             if length < before:
@@ -121,6 +123,7 @@ class FileState:
                 else:
                     keep = blocks[block][: cut - block * width]
                     blocks[block] = keep.ljust(width, b"\0")
+
         return blocks, size
 
     def settle(self) -> None:
@@ -134,7 +137,7 @@ class FileState:
         self.sizes = []
 
     def key(self) -> int:
-        """Of what is on disk."""
+        """The hash of the content on disk."""
         if self._key is None:
             self._key = file_key(self.blocks, self.size, self.width)
         return self._key
@@ -213,7 +216,7 @@ class Replay:
                 directory.settle()
 
     def forget(self) -> None:
-        """Which disks there were."""
+        """Forget the disks that there were."""
         self._seen.clear()
 
     def choices(self) -> list[tuple[Any, int]]:
@@ -240,7 +243,7 @@ class Replay:
     def image(
         self, at: int, answers: dict[Any, int], *, boot: int, killed: Killed | None = None
     ) -> SimulatedDisk | None:
-        """The disk with these answers; None if it was there before with the same notes."""
+        """The disk with these answers, or None if it was there before with the same notes."""
         of_file: dict[int, dict[int | str, int]] = {}
         of_dir: dict[int, set[int]] = {}
         for (number, what), answer in answers.items():
@@ -248,6 +251,7 @@ class Replay:
                 of_dir.setdefault(number, set()).add(what)
             elif answer:
                 of_file.setdefault(number, {})[what] = answer
+
         files: dict[int, tuple[Blocks, int]] = {}
         dirs: dict[int, dict[str, int]] = {}
         parts: list[Any] = []
@@ -274,10 +278,12 @@ class Replay:
                 else:
                     files[child] = file.blocks, file.size
                     parts.append((path, name, file.key()))
+
         key = hash(frozenset(parts))
         if (key, len(self.notes)) in self._seen:
             return None
         self._seen.add((key, len(self.notes)))
+
         made = SimulatedDisk(
             block_bytes=self.disk.block_bytes,
             record=False,
@@ -292,9 +298,9 @@ class Replay:
 def power_loss_states(
     disk: SimulatedDisk, limit_per_point: int, seed: int
 ) -> Iterator[SimulatedDisk]:
-    """Every place of the trace, up to `limit_per_point` combinations at each; none twice."""
+    """Every place of the trace, up to `limit_per_point` combinations at each, and none twice."""
     replay = Replay(disk)
-    for at, op in _places(disk, replay):
+    for at, op in _points(disk, replay):
         if op is not None:
             replay.apply(at, op)
         for answers in _combinations(replay.choices(), limit_per_point, f"{seed}/{at}"):
@@ -306,19 +312,19 @@ def power_loss_states(
 def kill_states(disk: SimulatedDisk) -> Iterator[SimulatedDisk]:
     """Every place of the trace with all that was written before it, and places inside a pwrite."""
     #: what the page cache shows, and what the disk has
-    replay, behind = Replay(disk), Replay(disk)
+    replay, durable = Replay(disk), Replay(disk)
     trace = disk.snapshot()
 
     def killed(done: int, *torn: Op) -> Killed:
-        return Killed(disk.durable, trace, done, torn, disk.last_number, behind.open_names)
+        return Killed(disk.durable, trace, done, torn, disk.last_number, durable.open_names)
 
-    places = zip(_places(disk, replay), _places(disk, behind), strict=True)
-    for (at, op), _ in places:
+    points = zip(_points(disk, replay), _points(disk, durable), strict=True)
+    for (at, op), _ in points:
         if op is not None and op.kind == "write" and len(op.value[0]) > 1:
             yield from _torn(replay, at, op, killed)
         if op is not None:
             replay.apply(at, op)
-            behind.apply(at, op)
+            durable.apply(at, op)
         replay.settle_all()
         image = replay.image(at, {}, boot=disk.boot, killed=killed(at))
         if image is not None:
@@ -331,14 +337,16 @@ def last_states(
     """The disks that a kill or a power loss may leave at the end of the trace."""
     replay = Replay(disk)
     at = 0
-    for at, op in _places(disk, replay):
+    for at, op in _points(disk, replay):
         if op is not None:
             replay.apply(at, op)
+
     lost = [
         image
         for answers in _combinations(replay.choices(), limit, f"{seed}/{at}")
         if (image := replay.image(at, answers, boot=disk.boot + 1)) is not None
     ]
+
     left = Killed(disk.durable, disk.snapshot(), at, (), disk.last_number, replay.open_names)
     replay.settle_all()
     replay.forget()
@@ -351,7 +359,7 @@ def lost_names(disk: SimulatedDisk) -> Iterator[SimulatedDisk]:
     """The disks after a power loss at the end of the trace: each unsettled name lost alone, and all of them."""
     replay = Replay(disk)
     at = 0
-    for at, op in _places(disk, replay):
+    for at, op in _points(disk, replay):
         if op is not None:
             replay.apply(at, op)
     newest = dict(replay.choices())
@@ -370,6 +378,7 @@ def _torn(
     file = replay.files[op.node]
     content, new_size = op.value
     blocks = sorted(content)
+
     for count in sorted({1, len(blocks) // 2, len(blocks) - 1}):
         end = None
         if new_size is not None:
@@ -382,11 +391,12 @@ def _torn(
         image = replay.image(at, {}, boot=replay.disk.boot, killed=killed(at - 1, torn))
         if image is not None:
             yield image
+
     replay.files[op.node] = file
 
 
-def _places(disk: SimulatedDisk, replay: Replay) -> Iterator[tuple[int, Op | None]]:
-    """Before the first operation, then after each: (operations done, the last of them).
+def _points(disk: SimulatedDisk, replay: Replay) -> Iterator[tuple[int, Op | None]]:
+    """The points before the first operation and after each: (operations done, the last of them).
 
     What a killed process did is done, and what it noted is known.
     """
@@ -410,16 +420,19 @@ def _combinations(
         for answers in itertools.product(*(range(count + 1) for _, count in choices)):
             yield dict(zip(names, answers, strict=True))
         return
+
     chance = random.Random(seed)
     newest = dict(choices)
     yield {}
     yield newest
+
     # Exactly one thing on disk, exactly one thing lost: most protocols break here.
     singles = [(name, lost) for name, _ in choices for lost in (False, True)]
     chance.shuffle(singles)
     singles = singles[: limit // 2]
     for name, lost in singles:
         yield {**newest, name: 0} if lost else {name: newest[name]}
+
     for _ in range(limit - 2 - len(singles)):
         yield {name: chance.randint(0, count) for name, count in choices}
 

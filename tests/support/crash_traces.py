@@ -35,8 +35,7 @@ CONFIG = StoreConfig(
     max_hash_slot_num=10,
     max_index_num=40,
 )
-#: snapshots stand within segments
-#: of every record of the trace with keys
+#: snapshots are within segments of every record of the trace with keys
 KEYS = ("k1", "k2", "k3")
 MIDDLES = replace(CONFIG, snapshot_interval_bytes=3000)
 POOLED = replace(CONFIG, flush="async", transient_pool=True, transient_pool_slice_bytes=4096)
@@ -104,17 +103,20 @@ class Trace:
         self.disk = SimulatedDisk(block_bytes=block_bytes, record=record)
         self.config = config
         self.chance = random.Random(SEED + salt)
+
         #: bodies that were ever put at (queue, offset)
         self.put_at: dict[tuple[int, int], set[bytes]] = {}
         self.ends: dict[int, int] = {}
         self.sequences: dict[int, int] = {}
         #: of every record that is put
         self.properties: bytes | None = None
+
         self.batches: dict[int, Batch] = {}
         self.facts: dict[tuple[str | int, ...], int] = {}
         self.refused: list[bytes] = []
         #: rows of both queues after each group
         self.groups: list[int] = []
+
         self.acked = Owed()
         #: topics that the disk has from the beginning
         self.topics: tuple[str, ...] = ()
@@ -167,11 +169,13 @@ class Trace:
         offset = self.ends[queue]
         for row, body in enumerate(bodies):
             self.put_at.setdefault((queue, offset + row), set()).add(body)
+
         sequence = self.sequences.get(queue, 0)
         # The producer's number is its queue's: each has one stream of sequences.
         who = None if producer is None else producer + queue
         values = batch([*bodies], tag="x", properties=self.properties)
         made = self.store.put(PutRequest("t", queue, values, who, 0, sequence, "quorum"))
+
         assert made.first_offset == offset
         self.ends[queue] += rows
         if who is not None:
@@ -180,7 +184,7 @@ class Trace:
         self.note()
 
     def put_group(self, count: int, size: int) -> None:
-        """Messages to both queues in turn that stand or fall with the note of how many there are."""
+        """Put messages to both queues in turn, in one group with the note of their number."""
         messages = []
         ends = dict(self.ends)
         for number in range(count):

@@ -1,4 +1,4 @@
-"""The workloads whose every crash is tried, by name; what drives them is `crash_traces.py`."""
+"""The workloads whose every crash is tried, by name. What drives them is `crash_traces.py`."""
 
 from __future__ import annotations
 
@@ -107,13 +107,14 @@ def snapshots(width: int) -> Trace:
 
 
 def truncations(width: int) -> Trace:
-    """A follower takes a tail that is cut above C and replaced by other records, twice.
+    """A follower takes a tail that is cut above the confirmed end and replaced by other records, twice.
 
-    C stands two puts below what both leaders have: one cut is above it, one at it, none below.
+    The confirmed end is two puts below the common end of both leaders: one cut is above it, one at it, none below.
     """
     trace = Trace(width, salt=5)
     log = CommitLog(ROOT, CONFIG, files=trace.disk, clock=ManualClock())
     log.recover(0)
+
     for turn in range(2):
         for salt in (6, 7):
             leader = _leader(width, shared=7 * (turn + 1), salt=salt, tail=6 - turn)
@@ -130,6 +131,7 @@ def truncations(width: int) -> Trace:
             # The next leader has no more of the last one's tail than what was confirmed.
             _cut(trace, log, confirmed)
             assert log.confirmed == log.end
+
     return trace
 
 
@@ -154,7 +156,7 @@ def _leader(width: int, *, shared: int, salt: int, tail: int) -> Trace:
 
 
 def _follow(trace: Trace, log: CommitLog, leader: Trace) -> None:
-    """Append the leader's units one by one; sync after every third and at the end."""
+    """Append the leader's units one by one. Sync after every third and at the end."""
     source = leader.store.log
     units = [u for u in source.chain.units(source.start, source.end) if u.start >= log.end]
     for number, unit in enumerate(units):
@@ -182,7 +184,7 @@ def clean_closes(width: int) -> Trace:
 
 
 def large_snapshots(width: int) -> Trace:
-    """Rolls with a state that needs three SNAPSHOT records; some are synced and confirmed between them.
+    """Rolls with a state that needs three SNAPSHOT records. Some are synced and confirmed between them.
 
     The host publishes the log's end without the put lock, so the flusher may sync half a snapshot.
     """
@@ -205,7 +207,7 @@ def large_snapshots(width: int) -> Trace:
 
 
 def broken_snapshots(width: int) -> Trace:
-    """The process ends after a seal and after each part of a snapshot; all of it was synced."""
+    """The process ends after a seal and after each part of a snapshot. All of it was synced."""
     trace = Trace(width, salt=11)
     trace.begin_with_topics()
     for parts in (1, 2, 0):
@@ -245,7 +247,7 @@ def broken_snapshots(width: int) -> Trace:
 
 
 def sealed(width: int) -> Trace:
-    """Files that are ended early, as at a change of leaders; the tail of one is cut in between."""
+    """Files that are ended early, as at a change of leaders. The tail of one is cut in between."""
     trace = Trace(width, salt=12)
     trace.open()
     for turn in range(10):
@@ -261,6 +263,7 @@ def administration(width: int) -> Trace:
     """Topics, committed offsets and producer epochs between puts, over two rolls."""
     trace = Trace(width, salt=13)
     trace.open()
+
     for turn in range(14):
         store = trace.store
         store.create_topic(f"topic-{turn}", 2, [0])
@@ -273,16 +276,18 @@ def administration(width: int) -> Trace:
         trace.put(turn % 2, 1, 1500)
         if turn % 3 == 2:
             trace.ack()
+
     return trace
 
 
 def full_disk(width: int) -> Trace:
     """A disk that is full now and then: puts are refused, with half of their bytes written, and come later.
 
-    What was refused was never put: recovery must not find it.
+    Refused messages were never put: recovery must not find them.
     """
     trace = Trace(width, salt=14)
     trace.open()
+
     for turn in range(18):
         if turn % 3 == 1:
             # The bytes, the chain unit, the next file: each in its turn.
@@ -299,15 +304,17 @@ def full_disk(width: int) -> Trace:
                 trace.refused.append(body)
             trace.note()
             trace.disk.heal()
+
         trace.put(turn % 2, 2, 500)
         if turn % 4 == 3:
             trace.ack()
+
     assert len(trace.refused) >= 4
     return trace
 
 
 def pooled(width: int) -> Trace:
-    """Appends through the transient pool; a kill keeps what is only there, a power loss takes it."""
+    """Appends through the transient pool. A kill keeps what is only there, a power loss takes it."""
     trace = Trace(width, salt=15, config=POOLED)
     trace.disk = SimulatedDisk(block_bytes=width, base=WITH_MEMORY)
     trace.open()
@@ -325,14 +332,17 @@ def foreign(width: int) -> Trace:
     trace = Trace(width, salt=16)
     made = Trace(width, record=False, salt=16)
     made.open()
+
     for turn in range(6):
         made.put(turn % 2, 2, 700)
     made.ack()
     made.store.close()
+
     trace.begin_with({p: d for p, d in made.disk.tree().items() if "/raymq/" not in p})
     trace.ends, trace.put_at, trace.chance = made.ends, made.put_at, made.chance
     trace.promise_all()
     trace.open()
+
     for turn in range(8):
         trace.put(turn % 2, 2, 700)
         if turn % 3 == 2:
@@ -344,11 +354,13 @@ def reopened(width: int) -> Trace:
     """Lives that each end in a crash: recovery, puts, and again, on what the crash before left."""
     trace = Trace(width, salt=17)
     trace.open()
+
     for life in range(5):
         for turn in range(4):
             trace.put(turn % 2, 2, 300 + 90 * life)
             if turn == life % 4:
                 trace.ack()
+
         power = life % 2 == 0
         if power:
             last = len(trace.disk.snapshot())
@@ -359,12 +371,13 @@ def reopened(width: int) -> Trace:
         trace.begin_with_crash(image, power=power)
         trace.go_on()
         trace.put(life % 2, 1, 100)
+
     trace.ack()
     return trace
 
 
 def indexed(width: int) -> Trace:
-    """Keyed records over several index files, which are synced now and then; a start in the middle."""
+    """Keyed records over several index files, which are synced now and then. A start in the middle."""
     trace = Trace(width, salt=12)
     trace.properties = b"KEYS\x01" + " ".join(KEYS).encode() + b"\x02"
     trace.open()
@@ -382,7 +395,7 @@ def indexed(width: int) -> Trace:
 
 
 def middles(width: int) -> Trace:
-    """Snapshots within segments, of idempotent producers; a start in the middle of a segment."""
+    """Snapshots within segments, of idempotent producers. A start in the middle of a segment."""
     trace = Trace(width, salt=18, config=MIDDLES)
     trace.open()
     for turn in range(20):

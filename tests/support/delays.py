@@ -44,7 +44,7 @@ class Sent(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """One message that stands in its real queue."""
+    """One message that is in its real queue."""
 
     body: bytes
     queue: int
@@ -82,12 +82,12 @@ class DelayWorld:
         self.confirm()
 
     def kill(self) -> None:
-        """End as SIGKILL does, and begin anew."""
+        """End as SIGKILL does, and start again."""
         self.store.abandon()
         self.open()
 
     def restart(self) -> None:
-        """End in order, and begin anew."""
+        """End in order, and start again."""
         self.close()
         self.open()
 
@@ -131,7 +131,7 @@ class DelayWorld:
         return self.sent[body]
 
     def cancel(self, sent: Sent, *, shift_ms: int = 0) -> None:
-        """Put what cancels a timer; `shift_ms` makes it one of another second."""
+        """Put what cancels a timer. `shift_ms` makes it one of another second."""
         self.put(
             InnerMessage(
                 "t",
@@ -180,6 +180,7 @@ class DelayWorld:
         while low < high:
             part = self.store.fetch(topic, queue, low, max_bytes=1 << 20, max_records=1000)
             assert part.records is not None
+
             sizes = np.array([len(raw) for raw in part.records.to_pylist()])
             raw = b"".join(part.records.to_pylist())
             rows = record.decode(raw, np.cumsum(sizes) - sizes, sizes).to_pylist()
@@ -194,10 +195,11 @@ class DelayWorld:
                 for row in rows
             ]
             low = part.next_offset
+
         return found
 
     def check(self, expected: set[bytes], *, never_early: bool = True) -> None:
-        """Every expected message arrived once, in its queue, at its time; nothing else did."""
+        """Every expected message arrived once, in its queue, at its time. Nothing else did."""
         arrived = self.arrived()
         bodies = [each.body for each in arrived]
         assert len(bodies) == len(set(bodies)), "delivered twice"

@@ -57,7 +57,7 @@ def needs_cluster(example: DocstringExample) -> bool:
 
 
 def main() -> None:
-    """Run the examples; print a line for each that ended well."""
+    """Run the examples, and print a line for each that ended well."""
     import raymq
 
     with raymq.start("raymq-data", segment_size_bytes=64 << 20):

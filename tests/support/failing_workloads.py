@@ -1,6 +1,6 @@
 """Workloads of a store of which every single call of the disk is made to fail, and what must hold then.
 
-A host drives each: it syncs and confirms groups of puts, stops at the first failed sync, and goes on after a refusal.
+A host drives each: it syncs and confirms groups of puts, stops at the first failed sync, and continues after a refusal.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FAULTS: dict[str, tuple[int, ...]] = {
 }
 #: rows of the largest put
 BATCH_ROWS = 5
-#: disks of a power loss at the end that are looked at
+#: disks of a power loss at the end that are checked
 LOST = 3
 Expected = (RayMQError, OSError)
 
@@ -55,6 +55,7 @@ class Host:
         self.config = config
         #: None: it did not open, or was closed
         self.store: MessageStore | None = None
+
         self.acked: list[bytes] = []
         #: appended and not yet synced
         self.open_bodies: list[bytes] = []
@@ -64,6 +65,7 @@ class Host:
         #: name -> number, as `Owed.facts`
         self.facts: dict[str, int] = {}
         self.errors: list[Exception] = []
+
         #: the log was cut, or was to be cut
         self.cut = False
         #: the store could not take back an append, and said that it stopped writing
@@ -90,8 +92,10 @@ class Host:
         for _ in range(rows):
             self._number += 1
             bodies.append((b"%04d:" % self._number).ljust(size, b"."))
+
         if self.store is None:
             return
+
         try:
             self.store.put(request([*bodies]))
         except DeliveryUnknown as error:
@@ -105,7 +109,7 @@ class Host:
             self.open_bodies += bodies
 
     def tell(self, name: str, number: int, do: Callable[[MessageStore], object]) -> None:
-        """Something that is a fact of the state once it is synced; an epoch says its own number."""
+        """Something that is a fact of the state once it is synced. An epoch says its own number."""
         if self.store is None:
             return
         try:
@@ -119,19 +123,22 @@ class Host:
             self.facts[name] = number
 
     def ack(self) -> bool:
-        """Sync and confirm; a host whose sync fails puts nothing more. Returns: whether it was synced."""
+        """Sync and confirm. A host whose sync fails puts nothing more. Returns: whether it was synced."""
         store = self.store
         if store is None or store.log.poisoned is not None:
             return False
+
         try:
             store.log.commit_pool()
             store.log.sync()
         except Expected as error:
             self.errors.append(error)
             return False
+
         self.acked += self.open_bodies
         self.open_bodies = []
         store.log.note_confirmed(store.log.synced)
+
         try:
             dispatch_all(store)
         except Expected as error:
@@ -237,7 +244,7 @@ def a_tail(host: Host) -> None:
 
 def truncation(host: Host) -> None:
     assert host.store is not None
-    # Cut bytes were never confirmed; they may stay where the cut failed.
+    # Cut bytes were never confirmed. They may stay if the cut failed.
     host.cut = True
     host.do(lambda store: store.log.truncate(store.log.confirmed))
 
@@ -310,8 +317,9 @@ def fail_every_call(name: str) -> Failed:
     undisturbed = _run(name, None, 0, 0, forever=False)
     assert not undisturbed.errors, undisturbed.errors
     start = _prepared(name).disk.calls
-    # `unclean` goes on with a disk that was made from the trace of another.
+    # `unclean` continues with a disk that was made from the trace of another.
     calls = {kind: undisturbed.disk.calls[kind] - start[kind] for kind in FAULTS}
+
     injections = poisoned = refused = 0
     for kind, count in calls.items():
         for error in FAULTS[kind]:
@@ -337,6 +345,7 @@ def fail_every_call(name: str) -> Failed:
                     except Exception as found:
                         found.args = (f"{context}: {found}",)
                         raise
+
     return Failed(calls, injections, poisoned, refused, time.perf_counter() - started)
 
 
@@ -358,11 +367,12 @@ def _run(name: str, kind: str | None, at: int, error: int, *, forever: bool) -> 
 
 
 def _check(host: Host) -> None:
-    """What holds after any single fault: in the store that met it, and in what is left when it dies."""
+    """Check the rules after any single fault: in the store that met it, and in the disk that is left when it dies."""
     _no_second_sync(host.disk)
     store = host.store
     if host.once and store is not None and store.log.poisoned is None:
         assert len(host.refused) <= BATCH_ROWS, "more than the one put was refused"
+
     if store is not None and store.log.poisoned is not None:
         try:
             store.put(request([b"after a failed sync"]))
@@ -370,6 +380,7 @@ def _check(host: Host) -> None:
             pass
         else:
             raise AssertionError("a store that stopped writing took a put")
+
     killed, lost = last_states(host.disk, LOST, SEED)
     for power, image in ((False, killed), *((True, image) for image in lost)):
         try:
@@ -390,10 +401,12 @@ def _check_opened(store: MessageStore, host: Host, *, power: bool) -> None:
     confirm(store)
     found = _bodies(store)
     acked = set(host.acked)
+
     assert [body for body in found if body in acked] == host.acked, "an acknowledged record is lost"
     known = {*host.acked, *host.open_bodies, *host.unknown}
     assert set(found) <= known, "a record that was refused, or never put"
     assert len(found) == len(set(found)), "a record is there twice"
+
     state = store.state
     for name, number in host.facts.items():
         if name.startswith("topic "):
@@ -402,6 +415,7 @@ def _check_opened(store: MessageStore, host: Host, *, power: bool) -> None:
             assert state.offsets["g", "t"][0] >= number
         else:
             assert (state.producers.epoch(5) or 0) >= number
+
     if "t" in state.topics:
         assert store.put(request([b"next"])).first_offset == len(found)
 

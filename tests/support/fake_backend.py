@@ -52,12 +52,14 @@ class FakeBackend:
         self.state = ShardState()
         self.queues: dict[tuple[str, int], FakeQueue] = {}
         self.routes: dict[str, str] = {}
+
         #: every put that arrived, refused or not
         self.puts: list[PutRequest] = []
         #: raised by the next puts, one each; None lets one pass
         self.refusals: list[RayMQError | None] = []
         #: stored, then answered "unknown", that many times
         self.unknown = 0
+
         self.clock = Clock()
         self.frames: list[tuple[bytes, bytes | None]] = []
         self._changed = threading.Condition()
@@ -117,9 +119,11 @@ class FakeBackend:
                 error = self.refusals.pop(0)
                 if error is not None:
                     raise error
+
             ticket = PutTicket(notify)
             outcome = self._store(request)
             self._changed.notify_all()
+
             held = self._held
             if self.unknown:
                 self.unknown -= 1
@@ -154,6 +158,7 @@ class FakeBackend:
         elif info is None or not 0 <= request.queue_id < info.queues:
             raise Rejected(f"no queue {request.queue_id} of {request.topic}", field="topic")
         record.check_put(request.topic, request.batch, max_message_bytes=self.max_message_bytes)
+
         count = request.batch.num_rows
         skip, first = 0, -1
         stamp = None
@@ -168,6 +173,7 @@ class FakeBackend:
             )
             skip, first = admission.duplicates, admission.first_offset
             stamp = Stamp(request.producer_id, request.epoch, request.first_sequence)
+
         entry = self.queues.setdefault((request.topic, request.queue_id), FakeQueue())
         now = self.clock.now_ms()
         if skip < count:
@@ -205,6 +211,7 @@ class FakeBackend:
             store_time_ms=now,
         ).to_pybytes()
         self._position += len(data)
+
         found, start = [], 0
         for size in prepared.sizes[skip:].tolist():
             found.append(data[start : start + size])
@@ -236,6 +243,7 @@ class FakeBackend:
                 )
                 found.append(FetchSlice(queue_id, offset, offset, low, high, None, error))
                 continue
+
             records = entry.records[offset - low :][: request.max_records]
             size = 0
             for index, raw in enumerate(records):
@@ -247,6 +255,7 @@ class FakeBackend:
                 end = offset + len(records)
                 column = pa.array(records, pa.binary())
                 found.append(FetchSlice(queue_id, offset, end, low, high, column, None))
+
         return found
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -260,17 +269,20 @@ class FakeBackend:
                 }
                 for info in self.state.topics.values()
             }
+
         if op == "routes":
             return dict(self.routes)
         if op == "status":
             return {**self.identity(), "state": "RUNNING"}
         if op == "describe":
             return {**self.identity(), "name": "fake", "shards": 1}
+
         if op == "queue_ranges":
             info = self.state.topics[args["topic"]]
             queues = [q for q in range(info.queues) if info.shard_of(q) == self.shard]
             entries = {q: self.queues.get((info.name, q), FakeQueue()) for q in queues}
             return {str(q): [e.min_offset, e.max_offset] for q, e in entries.items()}
+
         if op == "commit_offsets":
             table = self.state.offsets.setdefault((args["group"], args["topic"]), {})
             table.update({int(q): int(o) for q, o in args["offsets"].items()})
@@ -278,10 +290,12 @@ class FakeBackend:
         if op == "offsets":
             table = self.state.offsets.get((args["group"], args["topic"]), {})
             return {str(q): o for q, o in table.items()}
+
         if op == "init_producer":
             epoch = self.state.next_epoch(args["producer_id"])
             self.state.raise_epoch(args["producer_id"], epoch)
             return {"epoch": epoch}
+
         if op == "down":
             raise Unavailable("down", field="op")
         raise Rejected(f"unknown operation {op!r}", field="op", limit="a known operation")
@@ -307,7 +321,7 @@ def decode_all(raw: list[bytes]) -> pa.RecordBatch:
 
 
 class FakeCluster:
-    """Fake shards behind real Flight servers on 127.0.0.1, and what a Cluster handle offers."""
+    """Fake shards with real Flight servers on 127.0.0.1, and what a Cluster handle offers."""
 
     def __init__(self, shards: int = 1) -> None:
         self.name = "fake"
@@ -324,12 +338,12 @@ class FakeCluster:
             self.up(shard)
 
     def up(self, shard: int = 0, port: int = 0) -> int:
-        """Start a shard's server; its memory is what it was."""
+        """Start a shard's server. Its memory is what it was."""
         server = serve(self.backends[shard], host="127.0.0.1", port=port, token=TOKEN)
         self.servers[shard] = server
         self.endpoints[shard] = f"127.0.0.1:{server.port}"
         for backend in self.backends:
-            backend.routes = {str(s): place for s, place in self.endpoints.items()}
+            backend.routes = {str(s): endpoint for s, endpoint in self.endpoints.items()}
         found: int = server.port
         return found
 

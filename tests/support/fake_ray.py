@@ -24,14 +24,14 @@ class RayTaskError(RayError):
 
 
 class FakeActor:
-    """One actor: answers by role; every method is `actor.method.remote(...)`."""
+    """One actor: answers by role. Every method is `actor.method.remote(...)`."""
 
     def __init__(self, ray: FakeRay, name: str, role: str, spec: dict[str, Any]) -> None:
         self.ray = ray
         self.name = name
         self.role = role
         self.spec = spec
-        #: what `ready` answers, one after the other; the last one stays
+        #: what `ready` answers, one after the other. The last one stays
         self.states: list[Any] = [
             {"state": "RUNNING", "endpoint": f"127.0.0.1:{7000 + spec['shard']}", "error": None}
         ]

@@ -32,7 +32,7 @@ def body(producer: int, queue: int, number: int) -> bytes:
 
 
 class History:
-    """Sends and acknowledgements of all producers; threads may share it."""
+    """Sends and acknowledgements of all producers. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -47,7 +47,7 @@ class History:
             return number
 
     def ack(self, producer: int, queue: int, number: int, offset: int) -> None:
-        """A receipt; `offset` is -1 where the receipt has none."""
+        """Note a receipt. `offset` is -1 if the receipt has none."""
         with self._lock:
             self._acked.setdefault((producer, queue), {})[number] = offset
 
@@ -92,12 +92,11 @@ def faults(
         sent: the counts after the reading ended.
         seen: the messages of each reader meanwhile, in its order, from the start of each queue.
 
-    A message that was sent and not acknowledged may be there or not, but not twice and not out of
-    order.
+    A message that was sent and not acknowledged may be there or not, but not twice and not out of order.
     """
     log = list(reads)
-    found, places = _check_log(log, sent)
-    found += _check_receipts(acked, places)
+    found, offsets = _check_log(log, sent)
+    found += _check_receipts(acked, offsets)
     stored = {(read.queue, read.offset): read.body for read in log}
     for reader, got in enumerate(seen):
         found += _check_reader(f"reader {reader}", got, stored)
@@ -107,23 +106,26 @@ def faults(
 def _check_log(
     log: Sequence[Read], sent: dict[SequenceKey, int]
 ) -> tuple[list[Fault], dict[SequenceKey, dict[int, int]]]:
-    """Faults of the log alone, and where each message is."""
+    """Faults of the log alone, and the offset of each message."""
     found: list[Fault] = []
     next_offset: dict[int, int] = {}
     last: dict[SequenceKey, int] = {}
-    places: dict[SequenceKey, dict[int, int]] = {}
+    offsets: dict[SequenceKey, dict[int, int]] = {}
+
     for read in log:
         expected = next_offset.get(read.queue, 0)
         if read.offset != expected:
             what = f"queue {read.queue}: offset {read.offset} where {expected} belongs"
             found.append(Fault("non-monotonic", what))
         next_offset[read.queue] = read.offset + 1
+
         try:
             producer, queue, number = map(int, read.body.split(b"/", 3)[:3])
         except ValueError:
             what = f"queue {read.queue} offset {read.offset}: foreign {read.body[:30]!r}"
             found.append(Fault("phantom", what))
             continue
+
         key = (producer, queue)
         name = _name(key, number)
         if queue != read.queue or read.body != body(producer, queue, number):
@@ -132,25 +134,28 @@ def _check_log(
         if not 0 <= number < sent.get(key, 0):
             found.append(Fault("phantom", f"{name}: was never sent"))
             continue
-        if number in places.setdefault(key, {}):
-            what = f"{name}: stored twice, at {places[key][number]} and {read.offset}"
+        if number in offsets.setdefault(key, {}):
+            what = f"{name}: stored twice, at {offsets[key][number]} and {read.offset}"
             found.append(Fault("duplicate", what))
             continue
         if number < last.get(key, -1):
             found.append(Fault("reordered", f"{name}: stored after number {last[key]}"))
-        places[key][number] = read.offset
+
+        offsets[key][number] = read.offset
         last[key] = max(number, last.get(key, -1))
-    return found, places
+
+    return found, offsets
 
 
 def _check_receipts(
-    acked: dict[SequenceKey, dict[int, int]], places: dict[SequenceKey, dict[int, int]]
+    acked: dict[SequenceKey, dict[int, int]], offsets: dict[SequenceKey, dict[int, int]]
 ) -> list[Fault]:
-    """Each message with a receipt is there, where the receipt says."""
+    """Check that each message with a receipt is at the receipt's offset."""
     found: list[Fault] = []
     promised: dict[tuple[int, int], str] = {}
+
     for key, numbers in acked.items():
-        stored = places.get(key, {})
+        stored = offsets.get(key, {})
         for number, offset in sorted(numbers.items()):
             name = _name(key, number)
             if number not in stored:
@@ -162,13 +167,14 @@ def _check_receipts(
             if offset != -1 and other != name:
                 what = f"{name}: acknowledged at {offset}, which is promised to {other}"
                 found.append(Fault("duplicate", what))
+
     return found
 
 
 def _check_reader(
     reader: str, got: Sequence[Read], stored: dict[tuple[int, int], bytes]
 ) -> list[Fault]:
-    """A reader goes on without a gap, never back, and what it got stays."""
+    """Check that a reader continues without a gap, never goes back, and that its messages stay."""
     found: list[Fault] = []
     next_offset: dict[int, int] = {}
     for read in got:
@@ -221,7 +227,7 @@ class Reader:
                     try:
                         messages = consumer.poll(timeout=0.2)
                     except Unavailable:
-                        # The shard is away longer than a poll tries; the position stays.
+                        # The shard is away longer than a poll tries. The position stays.
                         continue
                     self.got += [Read(m.queue_id, m.offset, m.body) for m in messages]
         except BaseException as error:

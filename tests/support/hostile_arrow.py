@@ -40,6 +40,7 @@ def arrays() -> dict[str, pa.Array]:
     texts = made(pa.string(), 2, [None, _ints(0, FAR, 6), data])
     numbers, words = pa.array([1, 2, 3], pa.int64()), pa.array(["a", "b"])
     lists = pa.list_(pa.int64())
+
     return {
         "string": texts,
         "binary": made(pa.binary(), 2, [None, _ints(0, FAR, 6), data]),

@@ -35,12 +35,14 @@ VARIABLE = "RAYMQ_TEST_OF_DEMO"
 class Demo:
     """A demo of a few rows in a process group of its own, as a shell would start it."""
 
-    def __init__(self, place: Path) -> None:
-        self.data_dir = place / "data"
-        self.said = place / "said"
-        self.mark = str(place)
+    def __init__(self, directory: Path) -> None:
+        self.data_dir = directory / "data"
+        self.said = directory / "said"
+        self.mark = str(directory)
+
         words = [sys.executable, "-c", DEMO, "--rows", "3000", "--data-dir", str(self.data_dir)]
         inherited = {name: text for name, text in os.environ.items() if not name.startswith("RAY")}
+
         with self.said.open("wb") as file:
             self.process = subprocess.Popen(
                 words,
@@ -50,8 +52,8 @@ class Demo:
                     **LEAN,
                     **QUICK_JAVA,
                     VARIABLE: self.mark,
-                    "RAYMQ_HOME": str(place / "home"),
-                    "RAY_AUTH_TOKEN_PATH": str(place / "ray-token"),
+                    "RAYMQ_HOME": str(directory / "home"),
+                    "RAY_AUTH_TOKEN_PATH": str(directory / "ray-token"),
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -85,7 +87,7 @@ class Demo:
 
 
 def _maps(process: Path) -> str:
-    """A worker of Ray overwrites its environment; one of a shard has its files open."""
+    """A worker of Ray overwrites its environment. One of a shard has its files open."""
     try:
         return (process / "maps").read_text()
     except OSError:
@@ -116,15 +118,15 @@ class Interruption(NamedTuple):
 def interrupt(case: tuple[str, int]) -> Interruption:
     """Start the demo and send a signal at a moment: (key of MOMENTS, signal number).
 
-    SIGINT goes to the whole process group, as from a terminal; another signal to the first process.
+    SIGINT goes to the whole process group, as from a terminal. Another signal to the first process.
     Callers: the main thread of a worker, which a SIGTERM ends.
     """
     moment, number = case
     signal.signal(signal.SIGTERM, raise_exit)
-    # Not under /tmp, where a cluster that is meant to last would be refused.
-    with tempfile.TemporaryDirectory(prefix=".raymq-test-", dir=Path.home()) as place:
-        claim(Path(place))
-        demo = Demo(Path(place))
+    # Not under /tmp: a cluster that is meant to last would be refused there.
+    with tempfile.TemporaryDirectory(prefix=".raymq-test-", dir=Path.home()) as directory:
+        claim(Path(directory))
+        demo = Demo(Path(directory))
         try:
             demo.wait_until(MOMENTS[moment])
             before = demo.text()

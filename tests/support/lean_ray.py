@@ -9,7 +9,7 @@ LEAN = {"RAY_START_HOOK": f"{__name__}.leave_out"}
 
 
 def leave_out(parameters: Any, head: bool) -> None:
-    """Callers: `ray start`. Args: `parameters` is its RayParams."""
+    """Callers: `ray start`. Args: `parameters`: its RayParams."""
     # A Ray that does not grow; output of workers, which no test reads; drivers of other machines.
     parameters.no_monitor = True
     parameters.include_log_monitor = False

@@ -21,13 +21,13 @@ from raymq.store.files import Files
 _OWNER = ".raymq-owner"
 
 
-def claim(place: Path) -> None:
+def claim(directory: Path) -> None:
     """This process uses the directory, until it ends."""
     pid = os.getpid()
     # A sweep may read the marker at any moment: it is there whole, or not at all.
-    temporary = place / f"{_OWNER}.{pid}"
+    temporary = directory / f"{_OWNER}.{pid}"
     temporary.write_text(f"{_namespace()} {pid} {process_tree.start_time(pid, Files())}")
-    os.replace(temporary, place / _OWNER)
+    os.replace(temporary, directory / _OWNER)
 
 
 def sweep(roots: list[Path]) -> list[Path]:

@@ -30,6 +30,7 @@ def listening(pids: Iterable[int]) -> list[Listening]:
             for entry in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
                     owners[os.readlink(entry)] = program
+
     found = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:

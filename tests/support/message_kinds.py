@@ -76,7 +76,7 @@ def ordinary() -> list[Kind]:
         kind(b"Hello RocketMQ"),
         kind(b""),
         kind(b"tagged", properties={"TAGS": "TagA"}, queue=1),
-        # Java's hash of it is the smallest number there is; the next two have the same hash.
+        # Java's hash of it is the smallest number there is. The next two have the same hash.
         kind(b"tagged", properties={"TAGS": "polygenelubricants"}),
         kind(b"tagged", properties={"TAGS": "Aa"}),
         kind(b"tagged", properties={"TAGS": "BB"}),

@@ -76,7 +76,7 @@ class MemoryLog:
         self.synced_end = len(self.data)
 
     def lose_power(self, keep: int) -> None:
-        """Lose what was not synced from `keep` on; the cached chain is rebuilt in larger units."""
+        """Lose what was not synced from `keep` on. The cached chain is rebuilt in larger units."""
         keep = max(keep, self.synced_end)
         self.truncate_unchecked(keep)
         at = self.synced_end // SEGMENT_BYTES * SEGMENT_BYTES
@@ -199,6 +199,7 @@ class World:
     def __post_init__(self) -> None:
         self.now = 0
         self.trace: list[str] = []
+
         self.leader_log = MemoryLog(flush=self.flush)
         self.follower_log = MemoryLog(flush=self.flush)
         self.network: deque[Packet] = deque()
@@ -206,7 +207,8 @@ class World:
         self.up = True
         self.lives = 0
         self.fill = 0
-        #: C as readers of the leader know it
+
+        #: the confirmed end, as readers of the leader know it
         self.published = 0
         #: puts that are not answered, by number: the end of each
         self.waiting: dict[int, int] = {}
@@ -216,7 +218,7 @@ class World:
     # --- lives
 
     def start_leader(self) -> None:
-        """A new Replication: it knows C, and relearns the rest."""
+        """Start a new Replication: it knows the confirmed end, and relearns the rest."""
         self.lives += 1
         self.leader = MirrorLeader(
             cluster=CLUSTER,
@@ -229,12 +231,14 @@ class World:
             confirmed=self.published,
             limits=self.limits,
         )
+
         self.combiner = PutCombiner(
             PROMISES[self.flush, True, "quorum"],
             flush_timeout_ms=5000,
             replica_timeout_ms=3000,
             acknowledged=self.published,
         )
+
         self.connection = 0
         self.progress()
 
@@ -266,7 +270,7 @@ class World:
         self.progress()
 
     def progress(self) -> None:
-        """As Replicator's round does."""
+        """Report the leader's progress, as a round of Replicator does."""
         self.combine()
         self.step(LeaderProgress(len(self.leader_log.data), self.published))
 
@@ -276,13 +280,15 @@ class World:
         self.step(ClockTick())
 
     def combine(self) -> None:
-        """What the leader's log and the follower do for the puts; the answers as CommitLog gives them."""
+        """Combine the ends of both logs, and give the answers to puts that CommitLog gives."""
         ends = self.leader_log.ends._replace(replicated=self.leader.replicated_end)
         late = self.combiner.combine(ends, self.now)
+
         if self.combiner.acknowledged > self.published:
             self.published = self.combiner.acknowledged
             self.leader_log.advance_confirmed(self.published)
             self.trace.append(f"C = {self.published}")
+
         for number, end in list(self.waiting.items()):
             outcomes = [
                 entry.status for entry in late if number <= entry.number and end <= entry.end
@@ -310,6 +316,7 @@ class World:
                 self.combine()
             elif isinstance(effect, Halt):
                 self.trace.append(f"leader HALTS: {effect.reason}")
+
         if self.published > self.leader.confirmed:
             self.step(LeaderProgress(len(self.leader_log.data), self.published))
 
@@ -347,6 +354,7 @@ class World:
         body = None if packet.body is None else memoryview(packet.body)
         if isinstance(message, AppendEntries):
             assert len(packet.body or b"") == message.end - message.prev_end
+
         machine, log = self.follower, self.follower_log
         dropped = machine.dropped
         for effect in machine.step(header, message, body, log):
@@ -372,6 +380,7 @@ class World:
                 self.reply(answering, effect.message)
                 if isinstance(effect.message, Refusal) and answering == machine.header():
                     machine.leave()
+
         if machine.dropped > dropped:
             self.trace.append(f"follower drops {describe(message)}")
 
@@ -389,7 +398,7 @@ class World:
             self.trace.append(f"leader drops {describe(message)}")
 
     def deliver_all(self) -> None:
-        """What is under way, and what that causes, until the wires are silent."""
+        """Deliver every frame under way, and those that it causes, until none is left."""
         while self.network:
             self.deliver(self.network.popleft())
 

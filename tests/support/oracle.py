@@ -1,6 +1,6 @@
 """Apache RocketMQ 5.3.3 itself, as a process that is asked in lines of JSON (tests/interop/java).
 
-Maven fetches RocketMQ's jars once, javac compiles our program once; both are kept in pytest's cache.
+Maven fetches RocketMQ's jars once, javac compiles our program once. Both are kept in pytest's cache.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Program(NamedTuple):
 
 
 class Failed(Exception):
-    """RocketMQ refused or failed; its own words are in the text."""
+    """RocketMQ refused or failed. Its own words are in the text."""
 
 
 def find(name: str) -> str:
@@ -51,17 +51,19 @@ def find(name: str) -> str:
 
 
 def prepare(cache: Path) -> Program:
-    """Fetch and compile what is not yet in `cache`. Raises: Missing; Failed where javac says so."""
+    """Fetch and compile what is not yet in `cache`. Raises: Missing; Failed if javac fails."""
     java, javac, maven = find("java"), find("javac"), find("mvn")
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
+
     ready = cache / digest.hexdigest()[:16]
     listed = ready / "classpath"
     if listed.exists():
         jars = listed.read_text(encoding="utf-8")
         if all(Path(jar).exists() for jar in jars.split(os.pathsep)):
             return Program(java, f"{ready}{os.pathsep}{jars}")
+
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         made = Path(folder) / "made"
         made.mkdir()
@@ -69,6 +71,7 @@ def prepare(cache: Path) -> Program:
         compile_sources(javac, jars, made)
         shutil.rmtree(ready, ignore_errors=True)
         made.rename(ready)
+
     return Program(java, f"{ready}{os.pathsep}{jars}")
 
 
@@ -76,6 +79,7 @@ def fetch(maven: str, javac: str, listed: Path) -> str:
     """The class path of RocketMQ's jars, fetched into Maven's own repository."""
     words = [maven, "-q", "-B", "-f", str(SOURCES / "pom.xml"), MAVEN_GOAL]
     home = str(Path(javac).resolve().parent.parent)
+
     try:
         done = subprocess.run(
             [*words, f"-Dmdep.outputFile={listed}", "-Dmdep.includeScope=runtime"],
@@ -87,6 +91,7 @@ def fetch(maven: str, javac: str, listed: Path) -> str:
         )
     except subprocess.TimeoutExpired as error:
         raise Missing(f"Maven fetched RocketMQ for {error.timeout} s and did not end") from error
+
     if done.returncode != 0:
         raise Missing(f"Maven could not fetch RocketMQ:\n{done.stdout[-2000:]}{done.stderr[-500:]}")
     return listed.read_text(encoding="utf-8").strip()
@@ -110,7 +115,8 @@ class Oracle:
     def __init__(self, program: Program, home: Path) -> None:
         home.mkdir(exist_ok=True)
         self._errors = home / "errors"
-        self._asking = threading.Lock()
+        self._ask_lock = threading.Lock()
+
         logback = SOURCES / "logback.xml"
         with self._errors.open("w", encoding="utf-8") as errors:
             self._process = subprocess.Popen(
@@ -134,7 +140,7 @@ class Oracle:
 
     def ask(self, command: Line) -> list[Line]:
         """The lines of one answer. Raises: Failed with RocketMQ's words."""
-        with self._asking:
+        with self._ask_lock:
             return self._ask(command)
 
     def _ask(self, command: Line) -> list[Line]:
@@ -180,7 +186,7 @@ class RocketMQ:
             return self._oracle.ask({"do": "read", "dir": str(copy), **self._sizes})
 
     def write(self, store: Path, messages: Iterable[Line], *, timers: bool = False) -> list[Line]:
-        """Put messages into a store and shut it down; `timers` starts RocketMQ's too. Returns: its answers."""
+        """Put messages into a store and shut it down. `timers` starts RocketMQ's too. Returns: its answers."""
         command = {"do": "write", "dir": str(store), "messages": list(messages)}
         return self._oracle.ask({**command, "timers": timers, **self._sizes})
 
@@ -210,10 +216,10 @@ class RocketMQ:
         return answers
 
     def broker(self, store: Path, *, pull: list[Line], push: list[Line]) -> list[Line]:
-        """The messages that clients of a real broker on a store consume; the broker starts, serves and stops in order.
+        """The messages that clients of a real broker on a store consume. The broker starts, serves and stops in order.
 
         It is a process of its own, with its own name server, on free ports of 127.0.0.1. Args: `pull`: {"topic",
-        "count"}, from the first message on; `push`: also "group", from where the group is.
+        "count"}, from the first message on. `push`: also "group", from the group's offset on.
         """
         home = self._new_home()
         process = Oracle(self._program, home)
@@ -224,7 +230,7 @@ class RocketMQ:
             process.close()
 
     def _new_home(self) -> Path:
-        """Of a process of its own: several may run at the same time."""
+        """A new home directory, because several processes may run at the same time."""
         return Path(tempfile.mkdtemp(prefix="home-", dir=self._scratch))
 
     def wanted(

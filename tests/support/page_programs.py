@@ -23,7 +23,7 @@ _BLOCK = re.compile(r"^( *)```(python|py)\n(.*?)^\1```", re.MULTILINE | re.DOTAL
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """(language, program) of each block of a page; one that is part of a list or a tab is indented."""
+    """(language, program) of each block of a page. One that is part of a list or a tab is indented."""
     for _, language, text in _BLOCK.findall(page.read_text(encoding="utf-8")):
         yield language, textwrap.dedent(text)
 
@@ -57,7 +57,7 @@ def run(page: str, texts: list[str], cluster: Any) -> None:
 
 
 def main() -> None:
-    """Run the pages that need Ray, on one cluster; print how long each took and what went wrong, as JSON."""
+    """Run the pages that need Ray, on one cluster. Print how long each took and what went wrong, as JSON."""
     import ray
 
     import raymq

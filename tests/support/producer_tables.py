@@ -1,4 +1,4 @@
-"""What a table of producers knows, to be compared."""
+"""The content of a table of producers, to be compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs as a user runs them, each to its end on a data directory of its own; its test looks at what it printed."""
+"""Programs as a user runs them, each to its end on a data directory of its own. Its test checks its output."""
 
 from __future__ import annotations
 
@@ -41,38 +41,40 @@ def example(name: str, *variables: tuple[str, str]) -> Program:
 
 
 def run(program: Program) -> list[str]:
-    """Its output, each time. Raises: RuntimeError with all that it said, where it failed or took too long.
+    """Run a program. Returns: its output of each run. Raises: RuntimeError with it, if it failed or took too long.
 
-    Callers: the main thread of a worker, which a SIGTERM ends; nothing that was begun stays.
+    Callers: the main thread of a worker, which a SIGTERM ends. Nothing that was begun stays.
     """
     signal.signal(signal.SIGTERM, raise_exit)
     # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
-    place = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
-    claim(place)
+    directory = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
+    claim(directory)
+
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
     environment = {
         **inherited,
         **LEAN,
         **dict(program.variables),
         "PYTHONPATH": str(ROOT),
-        "RAYMQ_HOME": str(place / "home"),
-        "RAY_AUTH_TOKEN_PATH": str(place / "ray-token"),
+        "RAYMQ_HOME": str(directory / "home"),
+        "RAY_AUTH_TOKEN_PATH": str(directory / "ray-token"),
     }
+
     try:
         try:
-            return [_run(program, place, environment) for _ in range(program.runs)]
+            return [_run(program, directory, environment) for _ in range(program.runs)]
         finally:
-            _clean_up(place)
+            _clean_up(directory)
     except SystemExit:
         # The pool would take it for a result, and give this worker the next program.
         os._exit(1)
 
 
-def _run(program: Program, place: Path, environment: dict[str, str]) -> str:
+def _run(program: Program, directory: Path, environment: dict[str, str]) -> str:
     try:
         done = subprocess.run(
             [sys.executable, *program.words],
-            cwd=place,
+            cwd=directory,
             env=environment,
             capture_output=True,
             check=True,
@@ -85,11 +87,11 @@ def _run(program: Program, place: Path, environment: dict[str, str]) -> str:
     return done.stdout.decode()
 
 
-def _clean_up(place: Path) -> None:
-    """Its Ray outlives a program that did not come to its end."""
-    for record in place.glob("*/ray.json"):
+def _clean_up(directory: Path) -> None:
+    """End the Ray of a program that did not end in order, and remove its directory."""
+    for record in directory.glob("*/ray.json"):
         stop_owned(ClusterPaths(record.parent), files=Files(), clock=Clock())
-    shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def raise_exit(signal_number: int, frame: object) -> None:

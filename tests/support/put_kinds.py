@@ -19,7 +19,7 @@ QUEUES = 4
 
 
 def put_all(store: MessageStore, kinds: Iterable[Kind], *, producer: int | None = None) -> None:
-    """Put each kind; a producer's stamps go into those that are ordinary puts."""
+    """Put each kind. A producer's stamps go into those that are ordinary puts."""
     sequences: dict[tuple[str, int], int] = {}
     for kind in kinds:
         if is_ordinary(kind):
@@ -47,6 +47,7 @@ def put(
     tag = properties.pop("TAGS", None)
     text = encode_properties(properties) if properties else None
     count = len(bodies)
+
     rows = pa.record_batch(
         [
             pa.array(bodies, pa.binary()),
@@ -56,6 +57,7 @@ def put(
         ],
         schema=record.PUT_SCHEMA,
     )
+
     key = (kind["topic"], kind["queueId"])
     first = sequences.get(key, 0)
     store.put(PutRequest(*key, rows, producer, 0, first, "quorum"))
@@ -63,10 +65,11 @@ def put(
 
 
 def put_inner(store: MessageStore, kind: Kind) -> None:
-    """As the store's own services do; its store host is the store's. A message for later goes where those wait."""
+    """Put as the store's own services do, with the store's own host. A message for later goes to the timer topic."""
     properties = dict(kind["properties"])
     if "dueInMs" in kind:
         properties["TIMER_DELIVER_MS"] = str(store.clock.now_ms() + kind["dueInMs"])
+
     message = InnerMessage(
         kind["topic"],
         kind["queueId"],
@@ -79,4 +82,5 @@ def put_inner(store: MessageStore, kind: Kind) -> None:
         reconsume_times=kind.get("reconsume", 0),
         prepared_transaction_offset=kind.get("prepared", 0),
     )
+
     store.put_inner([transform(message, store.clock.now_ms(), store.config)])

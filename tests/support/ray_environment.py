@@ -11,10 +11,10 @@ from .lean_ray import LEAN
 
 
 @contextlib.contextmanager
-def ray_environment(place: Path, *, lean: bool = True) -> Iterator[None]:
-    """No variable of Ray or RayMQ but a home and a token below `place`; all is as before at the end.
+def ray_environment(directory: Path, *, lean: bool = True) -> Iterator[None]:
+    """No variable of Ray or RayMQ but a home and a token below `directory`. All is as before at the end.
 
-    Args: a `lean` Ray is started without the servers that `lean_ray.py` names.
+    Args: `lean`: Ray is started without the servers that `lean_ray.py` names.
 
     The variables that a connection to the cluster's Ray sets (RAY_AUTH_MODE) are removed at the end too.
     """
@@ -23,8 +23,8 @@ def ray_environment(place: Path, *, lean: bool = True) -> Iterator[None]:
         del os.environ[name]
     if lean:
         os.environ.update(LEAN)
-    os.environ["RAYMQ_HOME"] = str(place / "home")
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(place / "ray-token")
+    os.environ["RAYMQ_HOME"] = str(directory / "home")
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(directory / "ray-token")
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A Ray of several nodes on this machine, each with a label; away from every other Ray."""
+"""A Ray of several nodes on this machine, each with a label. Away from every other Ray."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _HEALTH = {
 
 
 class RayNodes:
-    """Its nodes by their labels."""
+    """The nodes of a Ray, by their labels."""
 
-    def __init__(self, place: Path, labels: list[str]) -> None:
+    def __init__(self, directory: Path, labels: list[str]) -> None:
         # On use: Ray reads some of its variables when it is imported.
         from ray.cluster_utils import Cluster
 
-        self._place = place
+        self._directory = directory
         self._cluster = Cluster()
         self._nodes: dict[str, Any] = {}
         for label in labels:
@@ -47,13 +47,13 @@ class RayNodes:
             wait=first,
             num_cpus=1,
             labels={"raymq-node": label},
-            temp_dir=str(self._place / "ray"),
+            temp_dir=str(self._directory / "ray"),
             include_dashboard=False,
             **({"_system_config": _HEALTH} if first else {}),
         )
 
     def remove(self, label: str) -> None:
-        """The node goes, with all its processes; its files stay."""
+        """The node goes, with all its processes. Its files stay."""
         self._cluster.remove_node(self._nodes.pop(label))
 
     def close(self) -> None:
@@ -65,24 +65,24 @@ class RayNodes:
 def ray_nodes(labels: list[str]) -> Iterator[RayNodes]:
     """A RayNodes with its own directory, its own "current cluster" file and no token."""
     # Short: Ray puts sockets below it.
-    place = Path(tempfile.mkdtemp(prefix="rqn", dir="/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="rqn", dir="/tmp"))
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("RAY_")]:
             patch.delenv(name)
         # Never left to chance: a driver that finds a token in the home would use it, these nodes not.
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("RAY_TMPDIR", str(place))
-        patch.setenv("RAYMQ_HOME", str(place / "home"))
+        patch.setenv("RAY_TMPDIR", str(directory))
+        patch.setenv("RAYMQ_HOME", str(directory / "home"))
         patch.setenv("RAY_worker_niceness", "0")
         import ray
 
         ray._raylet.Config.initialize("")
         try:
-            nodes = RayNodes(place, labels)
+            nodes = RayNodes(directory, labels)
             try:
                 yield nodes
             finally:
                 ray.shutdown()
                 nodes.close()
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)

@@ -38,6 +38,7 @@ def decode_record(data: bytes, at: int = 0) -> dict[str, Any]:
     size, magic = reader.number("i"), reader.number("I")
     if magic not in (0xDAA320A7, 0xDAA320AB):
         raise ValueError(f"magic {magic:#x}")
+
     row: dict[str, Any] = {"size": size}
     for name, code in (
         ("body_crc", "i"),
@@ -49,6 +50,7 @@ def decode_record(data: bytes, at: int = 0) -> dict[str, Any]:
         ("born_time_ms", "q"),
     ):
         row[name] = reader.number(code)
+
     row["born_host"] = reader.host(bool(row["sys_flag"] & 0x10))
     row["store_time_ms"] = reader.number("q")
     row["store_host"] = reader.host(bool(row["sys_flag"] & 0x20))
@@ -59,6 +61,7 @@ def decode_record(data: bytes, at: int = 0) -> dict[str, Any]:
         errors="replace"
     )
     row["properties"] = reader.take(reader.number("h"))
+
     if reader.at - at != size:
         raise ValueError(f"size {size}, its parts have {reader.at - at}")
     if row["body"] and zlib.crc32(row["body"]) & 0x7FFFFFFF != row["body_crc"]:

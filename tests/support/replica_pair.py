@@ -47,20 +47,24 @@ class Leader:
         self.files = Files()
         for name in ("raymq", "raymq/chain", "commitlog"):
             (root / name).mkdir(parents=True, exist_ok=True)
+
         self.segments = MappedFileQueue(root / "commitlog", segment_size_bytes, files=self.files)
         self.segments.load()
         self.chain = Chain(root / "raymq" / "chain", segment_size_bytes, files=self.files)
         self.chain.load()
         self.end = self.chain.last.end if self.chain.last else 0
+
         self.wakeup = Wakeup(str(root), "commit_log", files=self.files)
         self.control = ControlBlock.open(shared_file(str(root), "control"), files=self.files)
         self.rings = ReplicationRings.open(
             shared_file(str(root), "ring-replication"), files=self.files
         )
+
         self.control.format(boot_id_hash(files=self.files))
         self.control.begin(7, own_identity(files=self.files), self.end, 0)
         self.flusher = self.control.roles["group_commit"]
         self.flusher_token = self.flusher.give_grant(5, 0)
+
         self.record = self.control.roles["replication"]
         self.fencing_token = 0
         self.number = 0
@@ -97,7 +101,7 @@ class Leader:
         self.end = stop
 
     def sync(self) -> None:
-        """As GroupCommit does."""
+        """Publish the end as synced, as GroupCommit does."""
         self.flusher.publish_position(self.flusher_token, self.end)
         self.wakeup.wake("replication")
 
@@ -124,7 +128,7 @@ class Leader:
 
 
 class CommitLogPort:
-    """A follower's store port over a real CommitLog; the test syncs it."""
+    """A follower's store port over a real CommitLog. The test syncs it."""
 
     def __init__(self, root: Path, *, segment_size_bytes: int) -> None:
         config = StoreConfig(segment_size_bytes=segment_size_bytes)
@@ -291,6 +295,7 @@ class Pair:
             peer_endpoint=lambda: "memory",
             limits=self.limits,
         )
+
         self.exit_codes: list[int] = []
         self.thread = threading.Thread(
             target=lambda: self.exit_codes.append(self.replicator.serve()), daemon=True

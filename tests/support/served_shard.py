@@ -1,4 +1,4 @@
-"""One shard as a client meets it: a real leader behind a real Flight server, its flusher in a process of its own."""
+"""One shard as a client meets it: a real leader with a real Flight server, its flusher in a process of its own."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ class ServedShard:
         self._server: Server | None = None
         self.host: LeaderHost
         self.endpoints: dict[int, str] = {}
+
         self.cluster = Cluster(
             name="served",
             cluster_id=CLUSTER_ID,
@@ -71,7 +72,7 @@ class ServedShard:
             self.start_flusher()
 
     def down(self) -> None:
-        """Stop serving; the store is closed in order."""
+        """Stop serving. The store is closed in order."""
         server, self._server = self._server, None
         if server is not None:
             server.close()

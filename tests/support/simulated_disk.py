@@ -1,14 +1,13 @@
 """A disk in memory with the methods of `Files`, which knows what a power loss could leave of it.
 
-Every call is applied at once to the live state (what the page cache shows) and written to a trace;
-`crash_states.py` replays the trace and makes from it the disks that a crash may leave. The
-assumptions, on purpose weaker than ext4's or XFS's:
+Every call is applied at once to the live state (what the page cache shows) and written to a trace. `crash_states.py`
+replays the trace and makes from it the disks that a crash may leave. The assumptions are weaker than ext4's or XFS's:
 
-- a block (4096 bytes, or 512 for torn blocks) is written as a whole, in any order, in any version
-it had since the last sync; a file's length likewise; fdatasync and fsync settle both, but not the
-file's name; - a name (create, rename, unlink, mkdir) is settled only by an fsync of its directory,
-each independently; - after a failed sync the kernel marks the pages clean: they may or may not be
-on disk and no later sync of the same bytes changes that.
+- A block (4096 bytes, or 512 for torn blocks) is written as a whole, in any order, in any version that it had since
+  the last sync. So is a file's length. fdatasync and fsync settle both, but not the file's name.
+- A name (create, rename, unlink, mkdir) is settled only by an fsync of its directory, each name independently.
+- After a failed sync the kernel marks the pages clean. They may or may not be on disk, and no later sync of the same
+  bytes changes that.
 
 Stores through `map_words` are seen at the next call of any method.
 """
@@ -34,7 +33,7 @@ Blocks = dict[int, bytes]
 
 
 class Op(NamedTuple):
-    """One entry of the trace; `node` is a file's or a directory's number."""
+    """One entry of the trace. `node` is a file's or a directory's number."""
 
     kind: str
     node: int = 0
@@ -49,7 +48,7 @@ class Node:
     def __init__(self, number: int, blocks: Blocks, size: int) -> None:
         self.number = number
         self.size = size
-        #: the content before the first access; shared with other images
+        #: the content before the first access. Shared with other images
         self.blocks = blocks
         self.data: bytearray | None = None
         #: a shared map is out: stores into it are found by comparing
@@ -58,9 +57,9 @@ class Node:
 
 
 class Base(NamedTuple):
-    """The certain content of a disk when it is first used; never changed."""
+    """The certain content of a disk when it is first used. Never changed."""
 
-    #: number -> (blocks, length); blocks of zeros are left out
+    #: number -> (blocks, length). Blocks of zeros are left out
     files: dict[int, tuple[Blocks, int]]
     #: number -> names; 0 is the root
     dirs: dict[int, dict[str, int]]
@@ -94,7 +93,7 @@ class Fault(NamedTuple):
 
 
 class SimulatedDisk(Files):
-    """`Files` in memory. One process; calls from several threads are serialised."""
+    """`Files` in memory. One process. Calls from several threads are serialised."""
 
     def __init__(
         self,
@@ -105,45 +104,51 @@ class SimulatedDisk(Files):
         base: Base | None = None,
         killed: Killed | None = None,
     ) -> None:
-        """Args: killed: what was running on this disk was killed, and left some of `base` unsynced."""
+        """Args: `killed`: the process on this disk was killed, and left some of `base` unsynced."""
         self.block_bytes = block_bytes
         self.boot = boot
         #: what is on the disk or in the page cache when it is first used
         self.base = base or Base({}, {0: {}})
         self.killed = killed
+
         #: what a power loss cannot take any more
         self.durable = self.base if killed is None else killed.durable
         #: how many calls of each method there were
         self.calls: Counter[str] = Counter()
-        #: where in the trace of the disk it was made from this one crashed, and the notes up to
-        #: there
+
+        #: the point of the crash in the trace of the disk from which this one was made, and the notes up to it
         self.crashed_at = 0
         self.notes: tuple[Any, ...] = ()
         #: of a disk that a crash left: a hash of every name, length and byte
         self.key = 0
+
         # Another disk is another machine: it shares no lock with this process's other stores.
         self.held_locks: set[str] = set()  # type: ignore[misc]
         self._trace: list[Op] | None = None
-        #: where in the trace its own operations begin, after those of the killed
+        #: the point in the trace at which its own operations begin, after those of the killed process
         self.begins_at = 0
+
         if record:
             self._trace = [] if killed is None else killed.operations()
             self.begins_at = len(self._trace)
+
         self._nodes = {n: Node(n, blocks, size) for n, (blocks, size) in self.base.files.items()}
-        #: directory -> names; its number is in `_dirs`
+        #: directory -> names. Its number is in `_dirs`
         self._names: dict[str, dict[str, int]] = {}
         self._dirs: dict[str, int] = {}
         self._add_dir("/", 0)
         self._last_number = max((0, *self.base.files, *self.base.dirs))
         if killed is not None:
             self._last_number = killed.last_number
+
         self._fds: dict[int, tuple[Node, bool]] = {}
         self._last_fd = 1000
         self._locks: dict[int, int] = {}
         self._faults: list[Fault] = []
         self._mapped: list[Node] = []
         self._arrays: dict[int, weakref.ref[Any]] = {}
-        #: what `used_ratio` answers, percent, by directory; others are at 0
+
+        #: what `used_ratio` answers, percent, by directory. Others are at 0
         self.used: dict[str, float] = {}
         self._mutex = threading.RLock()
 
@@ -159,7 +164,7 @@ class SimulatedDisk(Files):
     def fail(
         self, kind: str, *, at: int = 1, error: int = errno.EIO, forever: bool = False
     ) -> None:
-        """Make the `at`-th next call of a method fail; a failing pwrite writes the first half."""
+        """Make the `at`-th next call of a method fail. A failing pwrite writes the first half."""
         self._faults.append(Fault(kind, self.calls[kind] + at, error, forever))
 
     def heal(self) -> None:
@@ -201,17 +206,17 @@ class SimulatedDisk(Files):
         """The node that a file or directory is in the trace."""
         return self._look_up(path)
 
-    def content(self, place: str) -> Iterator[tuple[str, bytes]]:
+    def content(self, root: str) -> Iterator[tuple[str, bytes]]:
         """Path and content of the files in a directory and those below it."""
         with self._mutex:
             for directory, names in self._names.items():
-                if directory.startswith(place):
+                if directory.startswith(root):
                     for name, number in names.items():
                         if number in self._nodes:
                             yield f"{directory}/{name}", bytes(self._content(self._nodes[number]))
 
     def crash_states(self, limit_per_point: int = 64, seed: int = 0) -> Iterator[SimulatedDisk]:
-        """Disks that a power loss may leave, at every place of the trace; see `crash_states.py`."""
+        """Disks that a power loss may leave, at every place of the trace. See `crash_states.py`."""
         from .crash_states import power_loss_states
 
         return power_loss_states(self, limit_per_point, seed)
@@ -224,7 +229,7 @@ class SimulatedDisk(Files):
     def kill_states(self) -> Iterator[SimulatedDisk]:
         """Disks that SIGKILL leaves: the page cache survives, a pwrite may be torn.
 
-        What was not synced is not synced still: a power loss in the next life may take it.
+        Unsynced bytes stay unsynced: a power loss in the next life may take them.
         """
         from .crash_states import kill_states
 
@@ -317,6 +322,7 @@ class SimulatedDisk(Files):
                 self._enter("open_file")
             except OSError as error:
                 raise _translate(error, path) from error
+
             directory, name = self._split(path)
             number = self._names.get(directory, {}).get(name)
             if number is None:
@@ -328,6 +334,7 @@ class SimulatedDisk(Files):
                 self._log(Op("link", self._dirs[directory], (name, number)))
             if number not in self._nodes:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+
             self._last_fd += 1
             self._fds[self._last_fd] = (self._nodes[number], writable)
             return self._last_fd
@@ -383,6 +390,7 @@ class SimulatedDisk(Files):
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         if not view:
             return
+
         stop = offset + len(view)
         content = self._content(node)
         old = node.size
@@ -390,6 +398,7 @@ class SimulatedDisk(Files):
             content.extend(bytes(stop - old))
             node.size = stop
         content[offset:stop] = view
+
         if self._trace is not None:
             grown = stop if stop > old else None
             self._log(Op("write", node.number, (self._cut(node, offset, stop), grown)))
@@ -513,17 +522,20 @@ class SimulatedDisk(Files):
             self._enter("rename")
             directory, old = self._split(source)
             into, new = self._split(target)
+
             names = self._names[directory]
             if old not in names:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
             if directory.split("/")[1] != into.split("/")[1]:
                 raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
             if directory != into:
                 # Each directory is settled for itself: a crash may leave both names, or none.
                 number = self._names[into][new] = names.pop(old)
                 self._log(Op("moved_in", self._dirs[into], (new, number)))
                 self._log(Op("unlink", self._dirs[directory], old))
                 return
+
             names[new] = names.pop(old)
             self._move_dirs(_normal(source), _normal(target))
             self._log(Op("rename", self._dirs[directory], (old, new, names[new])))
@@ -584,10 +596,10 @@ class SimulatedDisk(Files):
     def make_dirs_durable(self, path: PathLike) -> None:
         with self._mutex:
             self.make_dirs(path)
-            place = _normal(path)
-            while place != "/":
-                place = posixpath.dirname(place)
-                self.sync_dir(place)
+            directory = _normal(path)
+            while directory != "/":
+                directory = posixpath.dirname(directory)
+                self.sync_dir(directory)
 
     def _make_dir(self, normal: str) -> None:
         parent, name = posixpath.split(normal)

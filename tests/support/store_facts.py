@@ -32,7 +32,7 @@ NAMES = {
 
 
 def table(lines: Iterable[Line], *kinds: str) -> dict[tuple[Any, ...], Line]:
-    """Lines of these kinds by what they are about; a pair that is there twice is an error."""
+    """Lines of these kinds by what they are about. A pair that is there twice is an error."""
     found: dict[tuple[Any, ...], Line] = {}
     for line in lines:
         if line["kind"] in kinds:
@@ -46,7 +46,7 @@ def table(lines: Iterable[Line], *kinds: str) -> dict[tuple[Any, ...], Line]:
 def differences(
     ours: dict[tuple[Any, ...], Line], theirs: dict[tuple[Any, ...], Line]
 ) -> list[str]:
-    """Each difference as a line of text; none when every field of every line is equal."""
+    """Each difference as a line of text. None when every field of every line is equal."""
     found = []
     for key in sorted(ours.keys() | theirs.keys(), key=repr):
         mine, other = ours.get(key), theirs.get(key)
@@ -62,9 +62,9 @@ def differences(
 
 
 def assert_same(ours: Iterable[Line], theirs: Iterable[Line], *, times: bool = True) -> None:
-    """Zero differences in records, queues, units and what keys lead to; and both are what the records alone say.
+    """Check that records, queues, units and keys' hits do not differ, and that both follow from the records alone.
 
-    The same for offsets by time, where store times never go back: RocketMQ searches by halves.
+    The same for offsets by time, if store times never decrease: RocketMQ searches by halves.
     """
     mine, other = list(ours), list(theirs)
     kinds = ("record", "queue", "unit", "key", *(["time"] if times else []))
@@ -77,7 +77,7 @@ def assert_same(ours: Iterable[Line], theirs: Iterable[Line], *, times: bool = T
 
 
 def read_copy(root: Path, config: StoreConfig, *, files: Files | None = None) -> list[Line]:
-    """Say everything that we read of a store; it stays as it is."""
+    """Say everything that we read of a store. It stays as it is."""
     with copied(root, root.parent) as copy:
         store = MessageStore.open(copy, config=config, files=files)
         try:
@@ -104,6 +104,7 @@ def line_of(row: dict[str, Any], at: int, raw: bytes) -> Line:
     """One record as the oracle prints it."""
     properties = decode_properties(row["properties"])
     host, _, port = row["store_host"].rpartition(":")
+
     return {
         "kind": "record",
         "phy": at,
@@ -136,6 +137,7 @@ def queues(store: MessageStore) -> Iterable[Line]:
     for topic, queue_id in store.queues():
         low, high = store.queue_range(topic, queue_id)
         yield {"kind": "queue", "topic": topic, "queueId": queue_id, "min": low, "max": high}
+
         fetched: dict[int, bytes] = {}
         offset = low
         while offset < high:
@@ -143,6 +145,7 @@ def queues(store: MessageStore) -> Iterable[Line]:
             raws = [] if part.records is None else part.records.to_pylist()
             fetched.update(zip(range(offset, part.next_offset), raws, strict=True))
             offset = part.next_offset
+
         units = store.consume_queues.get(topic, queue_id).read(low, high - low).tolist()
         for offset, (position, size, tags_code) in enumerate(units, low):
             raw = fetched[offset]
@@ -163,7 +166,7 @@ def queues(store: MessageStore) -> Iterable[Line]:
 
 
 def asked(store: MessageStore, questions: Iterable[tuple[Any, ...]]) -> Iterable[Line]:
-    """What our own queries answer to these questions for offsets by time and for keys."""
+    """The answers of our own queries to these questions, for offsets by time and for keys."""
     for kind, *about in questions:
         line = {"kind": kind, **dict(zip(NAMES[kind], about, strict=True))}
         if kind == "time":
@@ -184,10 +187,12 @@ def expected_times(lines: Iterable[Line]) -> dict[tuple[Any, ...], Line]:
     everything = list(lines)
     stored = {line["phy"]: line["stored"] for line in everything if line["kind"] == "record"}
     times: dict[tuple[str, int], list[tuple[int, int]]] = {}
+
     for line in everything:
         if line["kind"] == "unit":
             queue = times.setdefault((line["topic"], line["queueId"]), [])
             queue.append((line["offset"], stored[line["position"]]))
+
     found = {}
     for (topic, queue_id), rows in times.items():
         for time in {at + step for _, at in rows for step in (-1, 0, 1)}:
@@ -202,6 +207,7 @@ def expected_keys(lines: Iterable[Line]) -> dict[tuple[Any, ...], Line]:
     """Topic and key -> what a complete index finds, oldest first: each record that carries a key of the same hash."""
     carriers: dict[int, list[int]] = {}
     names: set[tuple[str, str]] = set()
+
     for line in lines:
         if line["kind"] != "record":
             continue
@@ -211,6 +217,7 @@ def expected_keys(lines: Iterable[Line]) -> dict[tuple[Any, ...], Line]:
         if line["sysFlag"] & 0xC != 0xC:  # what was rolled back is not indexed
             for code in {key_hash(*pair) for pair in pairs}:
                 carriers.setdefault(code, []).append(line["phy"])
+
     return {
         ("key", topic, key): {
             "kind": "key",

@@ -25,16 +25,19 @@ class TcpProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+
             with self._lock:
                 refusing = self._refusing
             if refusing:
                 client.close()
                 continue
+
             try:
                 server = socket.create_connection(("127.0.0.1", self.target_port))
             except OSError:
                 client.close()
                 continue
+
             with self._lock:
                 self._sockets |= {client, server}
             for source, sink in ((client, server), (server, client)):
@@ -52,7 +55,7 @@ class TcpProxy:
             each.close()
 
     def cut(self, *, refuse: bool = False) -> None:
-        """Break every connection; with `refuse`, also every new one until `mend`."""
+        """Break every connection. With `refuse`, also every new one until `mend`."""
         with self._lock:
             self._refusing = refuse
             sockets = list(self._sockets)

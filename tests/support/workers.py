@@ -1,4 +1,4 @@
-"""Work that begins with the first test, in processes of its own, and is looked at by the tests that wait for it."""
+"""Work that begins with the first test, in processes of its own, and is checked by the tests that wait for it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _only_idle_time() -> None:
 
 
 def _schedule(pid: int, policy: int, nice: int) -> None:
-    """Of a process that has a session of its own; whoever is not root may not be allowed to."""
+    """Set the schedule of a process that has a session of its own, if this user may."""
     with contextlib.suppress(OSError):
         if os.getsid(pid) != pid:
             # It has just been started.
@@ -50,7 +50,7 @@ class Workers:
     """Processes, and the tasks that they were given: only names and results pass between them and the tests."""
 
     def __init__(self, count: int | None = None, *, only_idle: bool = False) -> None:
-        """Args: `count`, by default one per core; `only_idle`: use idle time only, until a test waits."""
+        """Args: `count`: by default one per core. `only_idle`: use idle time only, until a test waits."""
         self._only_idle = only_idle
         self._pool = ProcessPoolExecutor(
             count or len(os.sched_getaffinity(0)),
@@ -60,7 +60,7 @@ class Workers:
         self._futures: dict[Any, Future[Any]] = {}
 
     def start(self, work: Callable[[Key], Done], keys: Iterable[Key]) -> None:
-        """Begin these, in this order. Args: `work` is a function of a module."""
+        """Begin these, in this order. Args: `work`: a function of a module."""
         # New interpreters, not forks: this process may have threads. They agree on hashes by the fixed seed.
         with mock.patch.dict(os.environ, PYTHONHASHSEED=HASH_SEED):
             for key in keys:
@@ -79,7 +79,7 @@ class Workers:
         return done
 
     def close(self) -> None:
-        """End them; of a run that was broken off also what they are at."""
+        """End them. Of a run that was broken off also what they are at."""
         if not all(future.done() for future in self._futures.values()):
             for worker in self._pool._processes.values():
                 worker.terminate()
