@@ -10,10 +10,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFTEST = """
-from tests.support.background import replace_items
+from tests.support.background import is_background, replace_items
 from tests.support.workers import Workers
 
 def pytest_collection_finish(session):
+    session.items.sort(key=is_background)
     if len(session.items) > {alone}:
         session.workers = Workers(1)
         session.items[:] = replace_items(session.items, session.workers)
@@ -52,16 +53,41 @@ pytestmark = pytest.mark.background
 def test_passes(): pass
 def test_ends_its_process(): os._exit(3)
 """
+LONG = """
+import pathlib
+import threading
+import pytest
+pytestmark = pytest.mark.background
+
+@pytest.fixture
+def begun():
+    pathlib.Path("begun").touch()
+    yield
+    pathlib.Path("torn-down").touch()
+
+def test_that_takes_too_long(begun): threading.Event().wait(90)
+"""
+BREAKS_OFF = """
+import pathlib
+import threading
+import time
+
+def test_fails_once_the_other_has_begun():
+    deadline = time.monotonic() + 60
+    while not pathlib.Path("begun").exists() and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    assert False
+"""
 
 
-def run(place: Path, tests_of_module: int, text: str) -> str:
+def run(place: Path, tests_of_module: int, text: str, *options: str, plain: str = PLAIN) -> str:
     """The output of a pytest with a module in the background."""
     (place / "pytest.ini").write_text("[pytest]\nmarkers = background: beside the others\n")
     (place / "conftest.py").write_text(CONFTEST.format(alone=tests_of_module))
     (place / "test_background.py").write_text(text)
-    (place / "test_run.py").write_text(PLAIN)
+    (place / "test_run.py").write_text(plain)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "--no-header"],
+        [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "--no-header", *options],
         cwd=place,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -95,3 +121,9 @@ def test_all_tests_of_a_module_whose_pytest_was_killed_fail(tmp_path: Path) -> N
     text = run(tmp_path, 2, KILLED)
     assert "2 failed, 1 passed" in text
     assert "the second pytest ended with 3" in text
+
+
+def test_a_run_that_is_broken_off_has_the_second_pytest_tear_down(tmp_path: Path) -> None:
+    text = run(tmp_path, 1, LONG, "-x", plain=BREAKS_OFF)
+    assert "1 failed" in text
+    assert (tmp_path / "torn-down").exists()

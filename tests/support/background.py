@@ -23,6 +23,8 @@ from .workers import Workers, end_with_parent
 
 #: the first pytest waits for as long: the second one bounds each test
 WAIT_S = 1_800
+#: a module that was interrupted stops its Ray in this time
+END_TIMEOUT_S = 60
 
 
 class Phase(NamedTuple):
@@ -66,19 +68,27 @@ def run_module(module: Module) -> dict[str, list[Phase]]:
         try:
             said, _ = process.communicate()
         except SystemExit:
-            process.send_signal(signal.SIGINT)
-            process.wait()
+            _interrupt(process)
             # The pool would take it for a result, and give this worker the next module.
             os._exit(1)
         except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            process.wait()
+            _interrupt(process)
             raise
         if not reports.exists():
             text = said.decode(errors="replace")
             raise RuntimeError(f"the second pytest ended with {process.returncode}:\n{text}")
         found: dict[str, list[list[str]]] = json.loads(reports.read_text(encoding="utf-8"))
     return {node_id: [Phase(*phase) for phase in phases] for node_id, phases in found.items()}
+
+
+def _interrupt(process: subprocess.Popen[bytes]) -> None:
+    """The fixtures of the second pytest end what they began."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class BackgroundItem(pytest.Item):
@@ -156,6 +166,8 @@ class _Reporter:
 
 def main(reports: str, *node_ids: str) -> int:
     """Run these tests and write what became of them."""
+    # A shell has its background jobs ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     reporter = _Reporter()
     status = pytest.main(["-q", *node_ids], plugins=[reporter])
     complete = Path(f"{reports}.part")
