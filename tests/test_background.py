@@ -123,6 +123,12 @@ def test_all_tests_of_a_module_whose_pytest_was_killed_fail(tmp_path: Path) -> N
     assert "the second pytest ended with 3" in text
 
 
+def test_the_time_limit_of_the_run_holds_for_the_second_pytest(tmp_path: Path) -> None:
+    text = run(tmp_path, 1, LONG, "--timeout", "2")
+    assert "1 failed, 1 passed" in text
+    assert "Timeout" in text
+
+
 def test_a_run_that_is_broken_off_has_the_second_pytest_tear_down(tmp_path: Path) -> None:
     text = run(tmp_path, 1, LONG, "-x", plain=BREAKS_OFF)
     assert "1 failed" in text

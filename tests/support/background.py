@@ -1,8 +1,8 @@
 """Modules of tests that a second pytest runs beside the other tests of a run (mark `background`).
 
 A worker (`workers.py`) runs them, module by module. In the first pytest a BackgroundItem stands for each of their
-tests: it waits for the second one and reports the same outcome. `python -m tests.support.background REPORTS
-NODE_ID...` is the second pytest.
+tests: it waits for the second one and reports the same outcome. The second
+pytest is `python -m tests.support.background REPORTS [OPTION...] NODE_ID...`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ import pytest
 from .programs import raise_exit
 from .workers import Workers, end_with_parent
 
-#: the first pytest waits for as long: the second one bounds each test
-WAIT_S = 1_800
 #: a module that was interrupted stops its Ray in this time
 END_TIMEOUT_S = 60
 
@@ -40,6 +38,8 @@ class Module(NamedTuple):
 
     #: node ids are relative to it
     root: str
+    #: `--timeout` of this run
+    options: tuple[str, ...]
     node_ids: tuple[str, ...]
 
 
@@ -57,7 +57,7 @@ def run_module(module: Module) -> dict[str, list[Phase]]:
         reports = Path(place) / "reports"
         # A session of its own: Ctrl-C on a terminal interrupts the worker, which interrupts it once.
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(reports), *module.node_ids],
+            [sys.executable, "-m", __name__, str(reports), *module.options, *module.node_ids],
             cwd=module.root,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -99,7 +99,8 @@ class BackgroundItem(pytest.Item):
         self._test = test
         self._module = module
         self._workers = workers
-        self.add_marker(pytest.mark.timeout(WAIT_S))
+        # It may wait for all modules before; the second pytest bounds each test.
+        self.add_marker(pytest.mark.timeout(0))
 
     def runtest(self) -> None:
         reports = self._workers.result(run_module, self._module)
@@ -126,8 +127,10 @@ def replace_items(items: list[pytest.Item], workers: Workers) -> list[pytest.Ite
     for item in items:
         if is_background(item):
             chosen.setdefault(item.path, []).append(item.nodeid)
-    root = str(items[0].config.rootpath)
-    modules = {path: Module(root, tuple(node_ids)) for path, node_ids in chosen.items()}
+    config = items[0].config
+    root, timeout_s = str(config.rootpath), config.getoption("timeout", None)
+    options = () if timeout_s is None else ("--timeout", str(timeout_s))
+    modules = {path: Module(root, options, tuple(node_ids)) for path, node_ids in chosen.items()}
     workers.start(run_module, modules.values())
 
     def replaced(item: pytest.Item) -> pytest.Item:
@@ -164,12 +167,12 @@ class _Reporter:
         self.phases.setdefault(report.nodeid, []).append(Phase(report.outcome, text))
 
 
-def main(reports: str, *node_ids: str) -> int:
-    """Run these tests and write what became of them."""
+def main(reports: str, *words: str) -> int:
+    """Run pytest with these words and write its reports."""
     # A shell has its background jobs ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     reporter = _Reporter()
-    status = pytest.main(["-q", *node_ids], plugins=[reporter])
+    status = pytest.main(["-q", *words], plugins=[reporter])
     complete = Path(f"{reports}.part")
     complete.write_text(json.dumps(reporter.phases), encoding="utf-8")
     complete.replace(reports)
