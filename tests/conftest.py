@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.support.background import is_background, replace_items
 from tests.support.leftovers import claim, sweep
 from tests.support.network_namespaces import can_make_namespaces
 from tests.support.programs import run
@@ -99,8 +100,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def weight(item: pytest.Item) -> int:
-    """0 for a test without Ray, 1 with Ray, 2 with Spark: a plain fault shows first; 3 for what runs beside them."""
+    """0 for a test without Ray, 1 with Ray, 2 with Spark: a plain fault shows first; more for those that wait.
+
+    3 for the results of programs and modules that run beside them. 4 for a test that no other Ray may disturb: these
+    have ended then. 5 for what uses idle time alone.
+    """
     if item.path.name in EXPLORED:
+        return 5
+    if item.get_closest_marker("alone"):
+        return 4
+    if is_background(item) or work_beside(item) is not None:
         return 3
     if item.get_closest_marker("spark"):
         return 2
@@ -117,12 +126,21 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin the programs that this run has chosen, one after the other: most of their time they wait."""
+    """Begin the programs and modules that run beside the tests, one after the other: most of their time they wait.
+
+    A run of nothing but modules for the background has nothing to run them beside: it runs their tests itself.
+    """
+    if session.config.option.collectonly:
+        return
     chosen = [work for work in map(work_beside, session.items) if work is not None]
-    if chosen and not session.config.option.collectonly:
+    background = any(map(is_background, session.items))
+    background = background and not all(map(is_background, session.items))
+    if chosen or background:
         session.config.stash[_programs] = made = Workers(1)
         for work, key in chosen:
             made.start(work, [key])
+        if background:
+            session.items[:] = replace_items(session.items, made)
 
 
 def work_beside(item: pytest.Item) -> tuple[Callable[[Any], Any], Any] | None:

@@ -28,6 +28,8 @@ from tests.support.confirming import confirm, file_bytes
 from tests.support.crash_states import disk_of, kill_states, power_loss_states
 from tests.support.simulated_disk import SimulatedDisk
 
+pytestmark = pytest.mark.background
+
 CONFIG = StoreConfig(
     segment_size_bytes=16 * 1024,
     consume_queue_file_size_bytes=400,

@@ -25,6 +25,8 @@ from raymq.store.files import Files
 from tests.support.ray_environment import ray_environment
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.background
+
 ITEMS = 120
 
 

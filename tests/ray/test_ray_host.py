@@ -86,6 +86,7 @@ def ray_processes() -> set[int]:
     return found
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(120)
 def test_an_owned_ray_outlives_its_starter_and_leaves_nothing(tmp_path: Path) -> None:
     files, clock = Files(), Clock()

@@ -16,6 +16,8 @@ from raymq.cluster.paths import ClusterPaths
 from raymq.store.clock import Clock
 from raymq.store.files import Files
 
+pytestmark = pytest.mark.background
+
 
 class Shell:
     """Runs `raymq` as a user does, each command in a process of its own."""

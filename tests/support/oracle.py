@@ -5,6 +5,7 @@ Maven fetches RocketMQ's jars once, javac compiles our program once. Both are ke
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -53,6 +54,13 @@ def find(name: str) -> str:
 def prepare(cache: Path) -> Program:
     """Fetch and compile what is not yet in `cache`. Raises: Missing; Failed if javac fails."""
     java, javac, maven = find("java"), find("javac"), find("mvn")
+    with (cache / "lock").open("w") as lock:
+        # The second pytest of a run (`background.py`) asks RocketMQ too.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _prepare(cache, java, javac, maven)
+
+
+def _prepare(cache: Path, java: str, javac: str, maven: str) -> Program:
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
