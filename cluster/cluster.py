@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -125,12 +126,9 @@ class Cluster:
             )
         from .transport.flight_client import ShardConnection
 
-        first = ShardConnection(endpoint, token, ca=ca)
-        try:
+        with closing(ShardConnection(endpoint, token, ca=ca)) as first:
             facts = first.call("describe", {}, timeout=_CALL_TIMEOUT_S)
             routes = first.call("routes", {}, timeout=_CALL_TIMEOUT_S)
-        finally:
-            first.close()
         endpoints = {int(shard): str(routes[shard]) for shard in routes}
         endpoints[int(facts["shard"])] = endpoint
         return cls(

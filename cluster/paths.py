@@ -281,16 +281,13 @@ def _token_refused(paths: ClusterPaths, fault: str) -> Rejected:
 @contextlib.contextmanager
 def directory_lock(paths: ClusterPaths, files: Files) -> Iterator[None]:
     """Admit one start or stop at a time to a data directory. Raises: Unavailable when another process is admitted."""
-    fd = files.open_file(paths.start_lock, create=True)
-    try:
+    with files.opened(paths.start_lock, create=True) as fd:
         try:
             files.lock(fd)
         except Unavailable as error:
             message = f"another `raymq start` or `raymq stop` is working on {paths.data_dir}: wait for it to end"
             raise Unavailable(message, path=paths.data_dir) from error
         yield
-    finally:
-        files.close(fd)
 
 
 def run_dir(files: Files) -> Path:

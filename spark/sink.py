@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -226,10 +227,8 @@ def _task(
         sender = BatchSender(
             Routes.of(cluster), producer_id=identity(write_id, partition), epoch=epoch, acks=acks
         )
-        try:
+        with closing(sender):
             yield from _send_all(sender, batches, topic, partition, facts)
-        finally:
-            sender.close()
 
     return work
 

@@ -486,13 +486,10 @@ class Files:
         """Replace a small file so that a crash leaves the old or the new content."""
         path = Path(path)
         temporary = path.with_name(path.name + ".tmp")
-        fd = self.open_file(temporary, create=True)
-        try:
+        with self.opened(temporary, create=True) as fd:
             os.ftruncate(fd, 0)
             self.pwrite(fd, data, 0)
             os.fsync(fd)
-        finally:
-            os.close(fd)
         os.replace(temporary, path)
         self.sync_dir(path.parent)
 

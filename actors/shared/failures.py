@@ -81,13 +81,12 @@ class FailureFile:
 
         self._written = (cause, now_ms)
         body = json.dumps({"monotonic_ms": now_ms, "cause": cause[:1000]}).encode()
-        with contextlib.suppress(OSError, RayMQError):
-            fd = self._files.open_file(self._path, create=True)
-            try:
-                self._files.truncate(fd, 0)
-                self._files.pwrite(fd, body, 0)
-            finally:
-                self._files.close(fd)
+        with (
+            contextlib.suppress(OSError, RayMQError),
+            self._files.opened(self._path, create=True) as fd,
+        ):
+            self._files.truncate(fd, 0)
+            self._files.pwrite(fd, body, 0)
 
     def read(self) -> str | None:
         """The cause written last, or None when it is out of date."""

@@ -108,10 +108,7 @@ class ReplicationRings:
 
 def map_shared(path: str, size_bytes: int, *, files: Files) -> memoryview:
     """A writable map of a small shared file, made zeroed if it is not there. Several processes may race here."""
-    fd = files.open_file(path, create=True)
-    try:
+    with files.opened(path, create=True) as fd:
         if files.size(fd) < size_bytes:
             files.allocate(fd, size_bytes)
         return files.map_words(fd, size_bytes)
-    finally:
-        files.close(fd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,14 +140,11 @@ def scrub(options: argparse.Namespace, console: Console) -> int:
 
     clean = True
     for root in stores(options.directory):
-        job = scrub_of(root, bytes_per_s=options.mib_per_s << 20)
-        if options.again:
-            job.restart()
-        with StoreProgress(console.stderr) as progress:
-            try:
+        with closing(scrub_of(root, bytes_per_s=options.mib_per_s << 20)) as job:
+            if options.again:
+                job.restart()
+            with StoreProgress(console.stderr) as progress:
                 faults = job.one_pass(progress.report)
-            finally:
-                job.close()
 
         clean &= not faults
         done = f"{job.counters.bytes} bytes in {job.counters.units} append units"

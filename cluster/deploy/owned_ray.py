@@ -142,11 +142,8 @@ def _start_once(
     arguments = _arguments(temp_dir, ports, loopback)
     if files.exists(paths.ray_log):
         files.unlink(paths.ray_log)
-    log = files.open_file(paths.ray_log, create=True)
-    try:
+    with files.opened(paths.ray_log, create=True) as log:
         pid = _spawn(arguments, environment, log)
-    finally:
-        files.close(log)
 
     owned = OwnedRay(
         address="",

@@ -6,6 +6,7 @@ Source: CompactionLog#getOffsetMap, #shouldRetainMsg, RocketMQ 5.3.3.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pyarrow as pa
@@ -63,8 +64,7 @@ def write_compacted(pairs: list[SegmentPair], log: SparseLog) -> list[str]:
     Returns: the names of the new files. Callers: sealed pairs never change, so no lock is needed.
     """
     keep = rows_to_keep(pairs)
-    new = log.compacting()
-    try:
+    with closing(log.compacting()) as new:
         for pair, flags in zip(pairs, keep, strict=True):
             units = pair.units()[flags]
             for low in range(0, len(units), _SLICE_UNITS):
@@ -73,5 +73,3 @@ def write_compacted(pairs: list[SegmentPair], log: SparseLog) -> list[str]:
         if new.pairs:
             new.seal()
         return [pair.log.path.name for pair in new.pairs]
-    finally:
-        new.close()

@@ -292,9 +292,9 @@ class Repair:
 
         others = other_directories(root, files=files)
         segments = MappedFileQueue(root / "commitlog", size, files=files, read_from=others)
-        segments.load()
+        with closing(segments):
+            segments.load()
 
-        try:
             for file in segments.files:
                 if file.start + file.size > offset:
                     start = max(offset, file.start)
@@ -326,8 +326,6 @@ class Repair:
             if meta is not None:
                 meta.update({"cut": None})
                 meta.close()
-        finally:
-            segments.close()
 
     def _rebuild_derived(self, store: ReadOnlyStore, plan: Plan, aside: KeepAside) -> None:
         parts = {step.part: step.files for step in plan.steps}
