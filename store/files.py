@@ -98,6 +98,17 @@ class Files:
         finally:
             self.close(fd)
 
+    @contextlib.contextmanager
+    def created(self, path: PathLike) -> Iterator[int]:
+        """A new file, which stays open after the block. A block that fails leaves no file."""
+        fd = self.open_file(path, create=True)
+        try:
+            yield fd
+        except BaseException:
+            self.close(fd)
+            self.unlink(path)
+            raise
+
     def size(self, fd: int) -> int:
         """Length of a file, bytes."""
         return os.fstat(fd).st_size

@@ -8,7 +8,7 @@ from raymq.replication.wire import AppendEntries, Message
 from raymq.store.errors import Corrupt, require
 from raymq.store.files import Files
 from raymq.store.log.chain import check_units
-from raymq.store.log.segment_paths import find_segment, list_segments, other_directories
+from raymq.store.log.segment_paths import find_segment, first_offset
 
 #: segments kept open
 _OPEN_MAX = 2
@@ -26,9 +26,7 @@ class LogReader:
 
     def start(self) -> int:
         """The first offset stored, or 0 in an empty log."""
-        others = other_directories(self._directory.parent, files=self._files)
-        found = list_segments([self._directory, *others], files=self._files)
-        return int(found[0].name) if found else 0
+        return first_offset(self._directory, files=self._files)
 
     def read(self, start: int, stop: int, message: Message) -> memoryview | None:
         """The body of a frame: log bytes [start, stop), which lie in one segment, or None for none.

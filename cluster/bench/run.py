@@ -13,9 +13,7 @@ from typing import Any, Literal
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.deploy import ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
-from raymq.cluster.paths import ClusterPaths
 from raymq.store.errors import Rejected, Unavailable
-from raymq.store.files import Files
 
 from .check import Ledger, QueueRange, Verdict, promised_rows
 from .job import READY, Job, ReceiveResult, SendResult, Snapshot
@@ -216,11 +214,8 @@ class Bench:
 
     def _target(self) -> RayTarget:
         """The cluster's Ray, with its authentication if the data directory is on this machine."""
-        if self._cluster.data_dir is not None:
-            found = ray_host.running_target(ClusterPaths(self._cluster.data_dir), Files())
-            if found is not None:
-                return found
-        return RayTarget(address=str(self._cluster.ray_address))
+        found = ray_host.running_target_of(self._cluster.data_dir)
+        return found or RayTarget(address=str(self._cluster.ray_address))
 
     # --- rounds ---------------------------------------------------------------------------------
 

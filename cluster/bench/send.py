@@ -11,7 +11,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,19 +45,6 @@ _REFUSALS = (Rejected, Unavailable, StorageFull)
 Done = Callable[[int, int, BaseException | None], None]
 
 
-class Transport(Protocol):
-    """How rows get to the cluster."""
-
-    def prepare(self, topic: str) -> None:
-        """Look the topic up, so that the first send is as quick as the others."""
-
-    def send(self, topic: str, queue_id: int, rows: pa.RecordBatch, done: Done) -> None:
-        """Send rows of PUT_SCHEMA. May block while buffers are full. Raises: RayMQError."""
-
-    def close(self) -> None:
-        """Close. Sends without an answer fail."""
-
-
 class BatchTransport:
     """Sends columns by BatchSender: one answer per batch."""
 
@@ -65,17 +52,17 @@ class BatchTransport:
         self._sender = BatchSender(Routes.of(cluster), acks=plan.acks)
 
     def prepare(self, topic: str) -> None:
-        """See Transport."""
+        """Look the topic up, so that the first send is as quick as the others."""
         self._sender.topic(topic)
 
     def send(self, topic: str, queue_id: int, rows: pa.RecordBatch, done: Done) -> None:
-        """See Transport."""
+        """Send rows of PUT_SCHEMA; may block while buffers are full. Raises: RayMQError."""
         count = rows.num_rows
         future = self._sender.send(topic, queue_id, rows)
         future.add_done_callback(lambda ended: done(0, count, ended.exception()))
 
     def close(self) -> None:
-        """See Transport."""
+        """Close; sends without an answer fail."""
         self._sender.close()
 
 
@@ -88,11 +75,11 @@ class MessageTransport:
         self._cluster = cluster
 
     def prepare(self, topic: str) -> None:
-        """See Transport."""
+        """See BatchTransport."""
         Routes.of(self._cluster).topic(topic)
 
     def send(self, topic: str, queue_id: int, rows: pa.RecordBatch, done: Done) -> None:
-        """See Transport."""
+        """See BatchTransport."""
         keys = keys_of(rows.column("properties")).to_pylist()
         for row, body in enumerate(rows.column("body").to_pylist()):
             try:
@@ -103,10 +90,14 @@ class MessageTransport:
             future.add_done_callback(lambda ended, row=row: _report(ended, row, done))  # type: ignore[misc]
 
     def close(self) -> None:
-        """See Transport."""
+        """See BatchTransport."""
         # Everything was answered, or timed out. Failures are in the ledger already.
         with contextlib.suppress(RayMQError):
             self._producer.close(timeout=1.0)
+
+
+#: how rows get to the cluster; both kinds have the same methods
+Transport = BatchTransport | MessageTransport
 
 
 def _report(ended: Any, row: int, done: Done) -> None:

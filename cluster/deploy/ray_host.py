@@ -106,6 +106,11 @@ def running_target(paths: ClusterPaths, files: Files) -> RayTarget | None:
     return target if _listens(target.address) else None
 
 
+def running_target_of(data_dir: str | None) -> RayTarget | None:
+    """`running_target` of a cluster's data directory; None, too, where the cluster has none on this machine."""
+    return None if data_dir is None else running_target(ClusterPaths(data_dir), Files())
+
+
 def find_ray(paths: ClusterPaths, address: str | None, files: Files) -> RayTarget | None:
     """The running Ray that belongs to this start; None: there is none, start one.
 

@@ -56,7 +56,7 @@ def sweep(files: Files, clock: Clock, closed: Iterable[Path] = ()) -> list[str]:
                 marks = _living_marks(files) if marks is None else marks
                 if session[1] in marks:
                     continue
-            if any(_listens(each) for each in _sockets(path)):
+            if any(map(_listens, _sockets(path))):
                 continue
             if stat.S_ISDIR(os.lstat(path).st_mode):
                 files.remove_tree(path)
@@ -75,15 +75,7 @@ def _living_marks(files: Files) -> set[str]:
 
 def _sockets(path: Path) -> list[Path]:
     """The sockets at or below a path, which for a session of Ray belong to its servers."""
-    if stat.S_ISSOCK(os.lstat(path).st_mode):
-        return [path]
-    found = []
-    for folder, _, names in os.walk(path):
-        for name in names:
-            with contextlib.suppress(OSError):
-                if stat.S_ISSOCK(os.lstat(os.path.join(folder, name)).st_mode):
-                    found.append(Path(folder, name))
-    return found
+    return [each for each in (path, *path.rglob("*")) if each.is_socket()]
 
 
 def _listens(path: Path) -> bool:

@@ -18,12 +18,10 @@ from raymq.cluster.deploy import ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.messages import codecs
 from raymq.cluster.messages.message import encode_properties
-from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.produce.message_batcher import MessageBatcher
 from raymq.cluster.produce.send_future import BatchFuture
 from raymq.cluster.transport.routes import Routes
 from raymq.store.errors import RayMQError, Rejected
-from raymq.store.files import Files
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records.binary_columns import binary_array
 
@@ -204,9 +202,7 @@ def attach(cluster: Cluster) -> None:
     """Connect this process to the cluster's Ray, unless it is connected to a Ray."""
     if ray.is_initialized():
         return
-    target = None
-    if cluster.data_dir is not None:
-        target = ray_host.running_target(ClusterPaths(cluster.data_dir), Files())
+    target = ray_host.running_target_of(cluster.data_dir)
     if target is None and cluster.ray_address is not None:
         target = RayTarget(address=cluster.ray_address)
     if target is None:
@@ -223,9 +219,7 @@ def not_in_this_ray(cluster: Cluster) -> str:
     here = ray_host.connected_address()
     place = "" if cluster.data_dir is None else f" of {cluster.data_dir}"
     found = f"looked for cluster {cluster.name!r}{place} in the Ray at {here}, to which this process is connected"
-    target = None
-    if cluster.data_dir is not None:
-        target = ray_host.running_target(ClusterPaths(cluster.data_dir), Files())
+    target = ray_host.running_target_of(cluster.data_dir)
     if target is None or target.address == here:
         again = f"raymq start {cluster.data_dir or '<its data directory>'}"
         return f"{found}; it does not run. Start it: {again}"

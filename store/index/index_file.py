@@ -119,8 +119,7 @@ class IndexFile:
 
         Durable: the file and its name. Raises: StorageFull, and then leaves no file.
         """
-        fd = files.open_file(path, create=True)
-        try:
+        with files.created(path) as fd:
             files.allocate(fd, HEADER.size + slots * SLOT_BYTES)
             files.truncate(fd, cls.size_of(slots, entries))
             if before is not None:
@@ -128,10 +127,6 @@ class IndexFile:
                 time_ms, offset = before.end_time_ms, before.end_offset
                 files.pwrite(fd, HEADER.pack(time_ms, time_ms, offset, offset, 0, 0), 0)
             files.sync(fd)
-        except BaseException:
-            files.close(fd)
-            files.unlink(path)
-            raise
 
         files.sync_dir(path.parent)
         return cls(path, slots, entries, fd, files=files)

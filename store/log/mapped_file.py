@@ -55,16 +55,11 @@ class MappedFile:
 
         Durable: the file and its name. Raises: StorageFull, and then leaves no file.
         """
-        fd = files.open_file(path, create=True)
-        try:
+        with files.created(path) as fd:
             files.allocate(fd, size)
             files.sync(fd)
             # The next attempt makes the name again: a second sync of this one would prove nothing.
             files.sync_dir(path.parent)
-        except BaseException:
-            files.close(fd)
-            files.unlink(path)
-            raise
         return cls(path, start, size, fd, files=files)
 
     @classmethod
@@ -76,14 +71,7 @@ class MappedFile:
         found = files.size(fd)
         if found != size:
             files.close(fd)
-            raise Corrupt(
-                f"{path} has {found} bytes; every file of this directory must have {size}",
-                path=str(path),
-                offset=start,
-                rule="file length",
-                expected=size,
-                found=found,
-            )
+            raise wrong_length(path, start, found, size)
 
         file = cls(path, start, size, fd, files=files)
         file.prewritten = size
@@ -288,6 +276,18 @@ class MappedFile:
         """Close and delete. Durable: after an fsync of the directory."""
         self.close()
         self._files.unlink(self.path)
+
+
+def wrong_length(path: Path, start: int, found: int, expected: int) -> Corrupt:
+    """The error about a file of another length than all files of its directory have."""
+    return Corrupt(
+        f"{path} has {found} bytes; every file of this directory must have {expected}",
+        path=str(path),
+        offset=start,
+        rule="file length",
+        expected=expected,
+        found=found,
+    )
 
 
 def not_yet_made(path: Path, file_size: int, *, files: Files) -> bool:

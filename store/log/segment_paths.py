@@ -46,6 +46,13 @@ def list_segments(directories: Sequence[Path], *, files: Files) -> list[Path]:
     return [found[name] for name in sorted(found)]
 
 
+def first_offset(commitlog_dir: Path, *, files: Files) -> int:
+    """The first offset that a commit log has on the disk; 0 without a file."""
+    others = other_directories(commitlog_dir.parent, files=files)
+    found = list_segments([commitlog_dir, *others], files=files)
+    return int(found[0].name) if found else 0
+
+
 def other_directories(root: Path, *, files: Files) -> list[Path]:
     """The directories of a store's commit log besides `commitlog/`."""
     path = root / "raymq" / "paths"

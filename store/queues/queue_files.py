@@ -18,6 +18,7 @@ from typing import TypeVar
 from raymq.store.errors import Corrupt, require
 from raymq.store.failpoints import fail_point
 from raymq.store.files import ZERO_CHUNK_BYTES, Data, Files, only_zeros
+from raymq.store.log.mapped_file import wrong_length
 from raymq.store.log.mapped_file_queue import check_contiguous, check_name
 
 T = TypeVar("T")
@@ -106,14 +107,9 @@ class QueueFile:
         """Make the file, without blocks. Durable: nothing. Raises: StorageFull, OSError."""
         files = self._opened.files
         with self._fd_lock:
-            self._fd = files.open_file(self.path, create=True)
-            try:
-                files.truncate(self._fd, self.size)
-            except BaseException:
-                files.close(self._fd)
-                self._fd = -1
-                files.unlink(self.path)
-                raise
+            with files.created(self.path) as fd:
+                files.truncate(fd, self.size)
+            self._fd = fd
         self._opened.note_used(self)
 
     def _use(self, work: Callable[[int], T]) -> T:
@@ -245,14 +241,7 @@ class QueueFiles:
     def _checked(self, path: Path, length: int, before: list[QueueFile]) -> QueueFile:
         start = check_contiguous(path, before[-1].start if before else None, self.file_size)
         if length != self.file_size:
-            raise Corrupt(
-                f"{path} has {length} bytes; every file of this directory must have {self.file_size}",
-                path=str(path),
-                offset=start,
-                rule="file length",
-                expected=self.file_size,
-                found=length,
-            )
+            raise wrong_length(path, start, length, self.file_size)
         return QueueFile(path, start, self.file_size, self._opened, self._writable)
 
     @property

@@ -8,7 +8,7 @@ from raymq.store.errors import Rejected
 from raymq.store.files import Files
 from raymq.store.log.marks import read_marks
 from raymq.store.log.scrub import Scrub
-from raymq.store.log.segment_paths import list_segments, other_directories
+from raymq.store.log.segment_paths import first_offset
 
 from .read_only import ReadOnlyStore
 
@@ -30,19 +30,11 @@ def scrub_of(root: Path, *, bytes_per_s: int, files: Files | None = None) -> Scr
             limit="a store that RayMQ has opened",
         )
 
-    def start() -> int:
-        directories = [root / "commitlog", *other_directories(root, files=files)]
-        names = [path.name for path in list_segments(directories, files=files)]
-        return int(names[0]) if names else 0
-
-    def limit() -> int:
-        return read_marks(root / "raymq" / "marks", files=files).synced_end
-
     return Scrub(
         root,
         size,
-        start=start,
-        limit=limit,
+        start=lambda: first_offset(root / "commitlog", files=files),
+        limit=lambda: read_marks(root / "raymq" / "marks", files=files).synced_end,
         files=files,
         bytes_per_s=bytes_per_s,
         pause_ms=0,
