@@ -157,6 +157,7 @@ class Appender:
                     with self._space:
                         self._bytes -= entry.size
                         self._space.notify_all()
+
                 try:
                     appended = self._append(entry.checked)
                 except Exception as error:
@@ -168,6 +169,7 @@ class Appender:
                     finished.append(entry.ticket)
                 else:
                     puts.append(AppendedPut(entry.ticket, appended, entry.checked.request.acks))
+
             if puts:
                 finished += self._hand_over(puts)
         finally:
@@ -188,6 +190,7 @@ class Appender:
                 entry = self._queued.popleft()
             except IndexError:
                 break
+
             entry.taken = True
             entry.ticket.finish(
                 Unavailable(
@@ -197,4 +200,5 @@ class Appender:
                 )
             )
             refused.append(entry.ticket)
+
         notify_all_done(refused)

@@ -89,6 +89,7 @@ class LeaderHost(ReplicaHost):
         self._small_put = False
         self._replication_failure = FailureFile(self._root, files=self._files, clock=Clock())
         self._put_path = store.put_path
+
         self._delays = Delays(self, store, self.await_promise)
         undo.callback(self._delays.abandon)
         self._dispatcher = Dispatcher(
@@ -99,6 +100,7 @@ class LeaderHost(ReplicaHost):
         )
         if self._mirrored and not log.same_boot:
             self._dispatcher.expected_end = log.end
+
         self.acks = PutAcks(self, self._promises, self.counters, self._dispatcher.wake)
         self._appender = Appender(self._append, self.acks.hand_over)
         log.pool.on_full = self._await_pool_space
@@ -107,6 +109,7 @@ class LeaderHost(ReplicaHost):
             # Replication maps files, too, and this process does not see for how long.
             log.segments.spares = None
         self._ahead = log.allocate_ahead()
+
         self.maintenance = Maintenance(
             store.clean_service,
             clock=self.clock,
@@ -119,6 +122,7 @@ class LeaderHost(ReplicaHost):
             interval_ms=config.compaction_interval_ms,
             now_ms=self.clock.monotonic_ms(),
         )
+
         self._admin = AdminCalls(self)
         self._dispatcher.wake()
 
@@ -150,11 +154,13 @@ class LeaderHost(ReplicaHost):
         if not self.acks.waiting and request.batch.num_rows <= ANNOUNCED_ROWS_MAX:
             # No earlier put keeps the flusher awake: it wakes up while this one is encoded.
             self.supervisor.appends.announce()
+
         try:
             checked = self._put_path.check(request)
         except RayMQError:
             self.counters.rejected += 1
             raise
+
         ticket = PutTicket(notify, began)
         # From here on the batch may be stored: nothing is raised, errors go to the ticket.
         appended = self._appender.put(ticket, checked)
@@ -175,9 +181,11 @@ class LeaderHost(ReplicaHost):
                 return [self.put(requests[0], notify, alone=alone)]
             except RayMQError as error:
                 return [error]
+
         began = self.clock.monotonic()
         if not self.acks.waiting:
             self.supervisor.appends.announce()
+
         results: list[PutTicket | RayMQError] = []
         puts: list[tuple[PutTicket, CheckedPut]] = []
         for request in requests:
@@ -192,6 +200,7 @@ class LeaderHost(ReplicaHost):
             ticket = PutTicket(notify, began)
             puts.append((ticket, checked))
             results.append(ticket)
+
         self._appender.put_many(puts)
         return results
 
@@ -223,9 +232,11 @@ class LeaderHost(ReplicaHost):
                 # The accounts and the log may differ now: only a recovery makes them equal.
                 self.fail(Unavailable(f"append: {error!r}", field="store"))
             raise
+
         if self._append_failed:
             self._append_failed = False
             self.failures.clear("append")
+
         self.counters.puts += 1
         self.counters.rows += appended.count
         self.counters.bytes += checked.prepared.bytes_from(appended.duplicates)
@@ -346,6 +357,7 @@ class LeaderHost(ReplicaHost):
         flushers = [roles[role] for role in FLUSH_ROLES if role in roles]
         confirmed = log.confirmed
         lag = max(0, own_durable(self.config.flush, log.ends) - confirmed)
+
         return {
             "raymq_append_batches_total": counters.puts,
             "raymq_append_messages_total": counters.rows - counters.duplicates,
@@ -389,6 +401,7 @@ class LeaderHost(ReplicaHost):
             and self.clock.monotonic_ms() < deadline
         ):
             self.clock.sleep_ms(5)
+
         self._stop()
         try:
             if self.failed is None:

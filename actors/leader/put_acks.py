@@ -56,6 +56,7 @@ class AckQueue:
             replica_timeout_ms=config.slave_timeout_ms + silence_ms,
             acknowledged=acknowledged,
         )
+
         #: in the order of the log
         self.puts: deque[AppendedPut] = deque()
         #: number of the last put that began to wait
@@ -119,6 +120,7 @@ class PutAcks:
             acks: AckQueue(promise, host.config, promise.acknowledged(host.log.ends))
             for acks, promise in promises.items()
         }
+
         #: the confirmed end is the same for all ack modes
         self._readable = promises["quorum"].readable
         nothing, memory = Ends(0, 0, 0, 0), Ends(1, 1, 0, 0)
@@ -128,11 +130,13 @@ class PutAcks:
         self._awaits_sync = any(
             "synced" in queue.promise.acknowledged_by for queue in self._queues.values()
         )
+
         #: how many puts wait, in all queues
         self.waiting = 0
         self._counters = counters
         #: of puts whose promise was kept; guarded by `_submit_lock`
         self.latency = LatencyCounter()
+
         self._submit_lock = threading.Lock()
         #: held by a thread that awaits the sync of its own put
         self._await_sync_lock = threading.Lock()
@@ -177,6 +181,7 @@ class PutAcks:
             with self._progress_lock:
                 self._log.note_confirmed(self._readable(self._log.ends))
             self._on_confirmed()
+
         now_ms = self._clock.monotonic_ms()
         with self._submit_lock:
             # Order: bytes (written), then the shared field, then the wakeup.
@@ -255,12 +260,14 @@ class PutAcks:
             or not self._await_sync_throttle.should_try()
         ):
             return
+
         try:
             first = queue.puts[0]
         except IndexError:
             return
         if first.ticket is not ticket or not self._await_sync_lock.acquire(blocking=False):
             return
+
         try:
             synced = self._appends.await_synced(
                 first.appended.end_offset, lambda: self.waiting == 1 and not appender.waiting
@@ -284,6 +291,7 @@ class PutAcks:
                 # A later sync of the flusher may have succeeded without the lost bytes. The ack loop ends the puts.
                 return
             moved = log.note_confirmed(self._readable(ends))
+
         try:
             # Also when no put waits: the appending thread may have read older ends and be about to queue its put.
             self._complete(ends, late)
@@ -301,12 +309,14 @@ class PutAcks:
                 puts = queue.puts
                 if not puts:
                     continue
+
                 late = queue.combiner.combine(ends, now_ms)
                 acknowledged = queue.combiner.acknowledged
                 while puts and puts[0].appended.end_offset <= acknowledged:
                     put = queue.take()
                     self._finish(put, now_s)
                     finished.append(put.ticket)
+
                 for number, end, status in [*reported, *late] if queue.replicated else late:
                     while (
                         puts
@@ -319,6 +329,7 @@ class PutAcks:
                 if queue.replicated:
                     self._submit_to_replication(queue, now_ms)
             self.waiting -= len(finished)
+
         if finished:
             notify_all_done(finished)
 

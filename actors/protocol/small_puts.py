@@ -44,6 +44,7 @@ def pack_puts(puts: Iterable[SmallPut]) -> bytes:
             _PUT.pack(flags, queue, number, read, pid, meta["epoch"], sequence, len(topic), rows)
         )
         parts.append(topic)
+
         values: list[bytes] = []
         for body, tag, properties, born in zip(*batch, strict=True):
             text = None if tag is None else tag.encode()
@@ -57,6 +58,7 @@ def pack_puts(puts: Iterable[SmallPut]) -> bytes:
             )
             values += (text or b"", properties or b"", body)
         parts += values
+
     return b"".join(parts)
 
 
@@ -64,6 +66,7 @@ def unpack_puts(data: bytes) -> list[SmallPut] | None:
     """The inverse of `pack_puts`; None for another message. Raises: Rejected when it is damaged."""
     if data[:1] != _KIND:
         return None
+
     puts: list[SmallPut] = []
     at, end = 1, len(data)
     try:
@@ -85,6 +88,7 @@ def _unpack_put(data: bytes, at: int) -> tuple[SmallPut, int]:
     topic_at = at + _PUT.size
     table_at = topic_at + topic_bytes
     at = table_at + rows * _ROW.size
+
     batch = SmallBatch([], [], [], [])
     bodies, tags, properties, born_times_ms = batch
     for born, body_bytes, tag_bytes, property_bytes in _ROW.iter_unpack(data[table_at:at]):
@@ -103,8 +107,10 @@ def _unpack_put(data: bytes, at: int) -> tuple[SmallPut, int]:
             at += property_bytes
         bodies.append(data[at : at + body_bytes])
         at += body_bytes
+
     if at > len(data) or len(bodies) != rows:
         raise ValueError(f"it has {len(data)} bytes, its fields say {at} or more")
+
     meta = {
         "id": number,
         "topic": data[topic_at:table_at].decode(),

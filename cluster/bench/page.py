@@ -187,6 +187,7 @@ def page(report: dict[str, Any]) -> str:
         f"{cluster['replication']}, flush {cluster['flush']}, acks {plan['acks']}, batches of up "
         f"to {plan['batch']:,}, {extent}"
     )
+
     title = f"raymq bench {report['mode']}"
     style = importlib.resources.files(__package__).joinpath("page.css").read_text("utf-8")
     body = [f"<h1>{escape(title)}</h1>", f'<p class="soft">{escape(facts)}</p>', _cards(report)]
@@ -195,6 +196,7 @@ def page(report: dict[str, Any]) -> str:
     if report["find_max"] is not None:
         body.append(_search(report["find_max"]))
     body.append(_verification(report["verification"]))
+
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
@@ -213,6 +215,7 @@ def _cards(report: dict[str, Any]) -> str:
     else:
         word = "sound" if verified else "not verified"
     style = "good" if sound and verified else "bad"
+
     cards = [
         (f"{throughput['messages_per_s']:,.0f}", "messages/s", ""),
         (f"{throughput['mb_per_s']:,.1f}", "MB/s of bodies", ""),
@@ -221,6 +224,7 @@ def _cards(report: dict[str, Any]) -> str:
         (f"{latency['max_ms']:,.2f} ms", "slowest", ""),
         (word, f"{report['acknowledged']:,} messages", style),
     ]
+
     shown = "".join(
         f'<div class="card"><b class="{style}">{escape(value)}</b><span>{name}</span></div>'
         for value, name, style in cards
@@ -246,6 +250,7 @@ def _measured_on(report: dict[str, Any]) -> str:
         "versions": versions,
         "kernel": f"{machine['system']} {machine['kernel']}",
     }
+
     rows = "".join(
         f"<tr><td>{name}</td><td>{escape(text)}</td></tr>" for name, text in facts.items()
     )

@@ -70,12 +70,14 @@ class BatchSender:
         self._producer_id = new_producer_id() if producer_id is None else producer_id
         self._epoch = epoch
         self._clock = clock or Clock()
+
         #: the bytes of all batches without an answer
         self.limiter = ByteLimiter(self.config.buffer_bytes, self.config.max_block_ms)
         self._unanswered: set[BatchFuture] = set()
         self._failures: deque[Failure] = deque(maxlen=FAILURES_MAX)
         self._statistics = SendStatistics()
         self._process = os.getpid()
+
         self._lock = threading.Lock()
         self._queues: dict[tuple[str, int], tuple[QueueSequence, ShardSender]] = {}
         self._senders: dict[int, ShardSender] = {}
@@ -240,6 +242,7 @@ class BatchSender:
         """Needs the lock."""
         if self._closed.is_set():
             raise closed_error()
+
         sender = self._senders.get(shard)
         if sender is None:
             sender = self._senders[shard] = ShardSender(
@@ -250,6 +253,7 @@ class BatchSender:
                 on_answered=self._on_answered,
                 clock=self._clock,
             )
+
         if self._watcher is None:
             self._watcher = threading.Thread(
                 target=self._watch, name="raymq-sender-watch", daemon=True

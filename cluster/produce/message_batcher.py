@@ -224,6 +224,7 @@ class MessageBatcher:
             route.shard_of(queue_id)
         elif message.key is not None:
             queue_id = queue_of(message.key, route.queues)
+
         now_ms = self._clock.now_ms()
         with self._changed:
             self._check_open()
@@ -234,6 +235,7 @@ class MessageBatcher:
                 # The queue's shard keeps it until then: one sequence per shard, since its timers are one queue.
                 queue_key = (TIMER_TOPIC, route.shard_of(queue_id))
                 properties = waiting_properties(topic, queue_id, message.properties, message.later)
+
             batch, ready = self._batch_for(queue_key, message.acks)
             batch.bodies.append(message.body)
             batch.tags.append(message.tag)
@@ -241,6 +243,7 @@ class MessageBatcher:
             batch.born.append(now_ms)
             batch.size += message.size
             future = self._future_type(batch.future, len(batch.bodies) - 1)
+
             if batch.size >= self.config.batch_bytes or batch.may_leave:
                 if may_block:
                     ready = self._close_batch(batch) or ready
@@ -267,6 +270,7 @@ class MessageBatcher:
         """
         self.sender.check_process()
         self.sender.topic(topic).shard_of(queue_id)
+
         rows = len(bodies)
         size = body_bytes + rows * (MESSAGE_BYTES + (0 if properties is None else len(properties)))
         self._acquire(size)
@@ -281,6 +285,7 @@ class MessageBatcher:
             batch.size += size
             if batch.size >= self.config.batch_bytes or batch.may_leave:
                 ready = self._close_batch(batch) or ready
+
         if ready is not None:
             ready.pump()
 
@@ -305,6 +310,7 @@ class MessageBatcher:
         batch, keys = put_batch(data, now_ms=self._clock.now_ms())
         if not batch.num_rows:
             return []
+
         self.flush_open()
         if queue_id is not None or keys is None:
             with self._changed:
@@ -312,6 +318,7 @@ class MessageBatcher:
                     queue_id = self._sticky_queue(topic, route.queues)
                     self._sticky[topic] = (queue_id + 1) % route.queues
             return self._send_columns(topic, queue_id, batch)
+
         futures: list[BatchFuture] = []
         chosen = queues_of(keys, route.queues)
         for number in np.unique(chosen).tolist():
@@ -339,6 +346,7 @@ class MessageBatcher:
                 sent = resent
                 if not sent.done() or sent.exception() is None:
                     return sent
+
         lost = sent.unknown
         if lost is None:
             raise Rejected(
@@ -346,6 +354,7 @@ class MessageBatcher:
                 field="sent",
                 limit="DeliveryUnknown",
             )
+
         future = self._closed_future(lost.batch.num_rows, lost.size)
         with self.limiter.released_on_error(future.size), self._changed:
             self._check_open()
@@ -373,6 +382,7 @@ class MessageBatcher:
                 return batch, None
             # Messages with other acks go first, because order holds over both.
             ready = self._close_batch(batch)
+
         now = self._clock.monotonic()
         sender = self.sender.sender_of(*queue_key)
         leaves_after = 0 if sender is None else sender.newest - self._ahead
@@ -391,12 +401,14 @@ class MessageBatcher:
         """
         if batch.closed:
             return None
+
         batch.close(self._clock.monotonic())
         batch.future.owner = self
         topic, queue_id = batch.queue_key
         del self._open[batch.queue_key]
         if self._sticky.get(topic) == queue_id:
             self._sticky[topic] = (queue_id + 1) % self.sender.topic(topic).queues
+
         try:
             return self.sender.enqueue(
                 topic, queue_id, batch.encode(), acks=batch.acks, future=batch.future
@@ -587,6 +599,7 @@ def _linger(state: _LingerState, changed: threading.Condition) -> None:
             if batcher is None:
                 changed.wait()
                 continue
+
             now = batcher._clock.monotonic()
             was_busy = was_busy or batcher._has_due(now)
             senders = batcher._close_due(now)
@@ -598,6 +611,7 @@ def _linger(state: _LingerState, changed: threading.Condition) -> None:
                 state.batcher = batcher = None
             elif not senders:
                 changed.wait(wakeup - now)
+
         _pump(senders)
 
 

@@ -73,9 +73,11 @@ class MessageEncoder:
             properties = {**(properties or {}), CONTENT_TYPE: self._codec.name}
         if not isinstance(body, bytes):
             body = self._raw.encode(body)
+
         self.check_size(len(body))
         if acks is not None:
             check_acks(acks)
+
         encoded = property_bytes(key, tag, index_keys, properties)
         size = len(body) + MESSAGE_BYTES + (0 if encoded is None else len(encoded))
         later = None
@@ -83,6 +85,7 @@ class MessageEncoder:
             later = timer_properties(deliver_at_ms, self._clock.now_ms())
             if later is not None:
                 size += len(later) + len(topic) + REAL_BYTES
+
         acks = acks or self._acks
         return EncodedMessage(topic, queue_id, key, body, tag, encoded, size, acks, later)
 

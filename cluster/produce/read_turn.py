@@ -72,6 +72,7 @@ class ReadTurn:
         reads = self.caller_reads
         tick_s, idle_s = PARK_TICK_S, 0.0
         seen = 0
+
         try:
             # The stream has one reader at a time, even while it is being closed.
             while self.caller_reading or not (must_return() or idle_s >= PARK_S):
@@ -80,6 +81,7 @@ class ReadTurn:
                 if self.caller_reading:
                     tick_s = min(2 * tick_s, PARK_TICK_MAX_S)
                     continue
+
                 number = oldest()
                 if number is not None:
                     if number == seen:

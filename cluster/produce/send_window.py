@@ -136,6 +136,7 @@ class SendWindow:
     def __init__(self, shard: int, config: ProducerConfig) -> None:
         self._shard = shard
         self._config = config
+
         #: unacknowledged bytes that the shard allows; None: it set no limit
         self._shard_limit_bytes: int | None = None
         #: not written; in the order of `add`
@@ -146,6 +147,7 @@ class SendWindow:
         self._retry: list[InFlightBatch] = []
         #: queues of which a batch was refused since order was restored last
         self._queues_to_reorder: set[QueueSequence] = set()
+
         #: a stream takes batches
         self._writable = False
         #: nothing is written until all acks are in
@@ -298,6 +300,7 @@ class SendWindow:
             queue.unstored.append((batch.sequence, batch.data.num_rows))
         else:
             self._retry.append(batch)
+
         if consequence == "fenced":
             queue.fenced = error
         elif consequence == "unknown":
@@ -309,6 +312,7 @@ class SendWindow:
         elif error.retriable:
             self._last_error = error
             self._moved = self._moved or isinstance(error, Unavailable)
+
         batch.note_full(error, now_ms)
         if isinstance(error, DeliveryUnknown):
             batch.uncertain = True
@@ -316,6 +320,7 @@ class SendWindow:
             if now_ms >= self._quiet_until_ms:
                 self._quiet_until_ms = now_ms + WARN_PAUSE_MS
                 effects.append(WarnResend(batch, error))
+
         queue.reordered = True
         self._queues_to_reorder.add(queue)
 
@@ -424,10 +429,12 @@ class SendWindow:
             if queue in gaps:
                 # The shard refuses gaps, so no earlier try can have stored a batch after one.
                 batch.uncertain = False
+
             error = self._failure(batch, now_ms)
             if error is None:
                 self.waiting.append(batch)
                 continue
+
             effects.append(Complete(batch, error))
             if not batch.uncertain:
                 gaps.add(queue)
@@ -443,6 +450,7 @@ class SendWindow:
         queue = batch.queue
         if queue.fenced is not None:
             return queue.fenced
+
         late = now_ms >= batch.deadline_ms
         if batch.full is not None and not batch.uncertain:
             since_ms = batch.full_since_ms
@@ -450,6 +458,7 @@ class SendWindow:
                 return batch.full
         if queue.unknown is None and not late:
             return None
+
         why = queue.unknown or (
             f"not delivered within {self._config.delivery_timeout_ms} ms: {self._last_error}"
         )
@@ -474,6 +483,7 @@ class SendWindow:
             batch.size,
             batch.acks,
         )
+
         answered = "" if answer is None else f" (the shard answered {answer.status})"
         return DeliveryUnknown(
             f"queue {queue.queue_id} of {queue.topic}: the batch may or may not be stored{answered}: {why}",

@@ -54,6 +54,7 @@ class ShardSender:
         self._on_outcome = on_outcome
         self._on_answered = on_answered
         self._clock = clock
+
         #: guards everything below; used directly, because a condition's `with` costs two more calls
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -64,6 +65,7 @@ class ShardSender:
         #: the stream whose acks are read
         self._receiving: PutStream | None = None
         self._writing = False
+
         self._thread = threading.Thread(target=self._run, name=f"raymq-sender-{shard}", daemon=True)
         self._thread.start()
 
@@ -99,6 +101,7 @@ class ShardSender:
             if self._writing:
                 return
             self._writing = True
+
         stream: PutStream | None = None
         try:
             while True:
@@ -117,6 +120,7 @@ class ShardSender:
                     # The receiver thread meets the same error, and connects again.
                     self._disconnect()
                 self._changed.notify_all()
+
             if not isinstance(error, RayMQError):
                 # Ctrl-C: perhaps the batch was not written, and would never be answered.
                 if stream is not None:
@@ -293,11 +297,13 @@ class ShardSender:
         """
         if timeout is not None and timeout < CALLER_TIMEOUT_MIN_S:
             return timeout
+
         began_ms = self._clock.monotonic_ms()
         end_ms = math.inf if timeout is None else began_ms + timeout * 1000
         stream = self._begin_reading(began_ms)
         if stream is None:
             return timeout
+
         error: RayMQError | None = None
         try:
             while not future.done() and self._clock.monotonic_ms() < end_ms:
@@ -313,6 +319,7 @@ class ShardSender:
             raise
         finally:
             self._end_reading(error)
+
         if timeout is None:
             return None
         return max(0.0, timeout - (self._clock.monotonic_ms() - began_ms) / 1000)

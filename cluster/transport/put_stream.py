@@ -82,6 +82,7 @@ class PutStreamServer:
         self._taken_bytes = 0
         #: bytes of all batches answered so far; written under `_sending`
         self._answered_bytes = 0
+
         self._reader = reader
         self._writer = writer
         #: answers in the order of the batches; bytes are sent unchanged
@@ -93,6 +94,7 @@ class PutStreamServer:
         #: bytes of all messages read; written by the reader thread. The other one is written under `_sending`.
         self._read_bytes = 0
         self._sent_bytes = 0
+
         #: wakes the writer thread
         self._write_wake = threading.Event()
         self._ended = False
@@ -108,6 +110,7 @@ class PutStreamServer:
         self._writer.begin(flight_messages.FETCH_SCHEMA)
         writer = threading.Thread(target=self._write, name="raymq-put-acks", daemon=True)
         writer.start()
+
         try:
             window = self._window()
             if window:
@@ -199,6 +202,7 @@ class PutStreamServer:
                     field="batch",
                     limit=RECEIVED_BATCH_BYTES_MAX,
                 )
+
             request = put_request(meta, batch)
         except RayMQError as error:
             result = error
@@ -216,6 +220,7 @@ class PutStreamServer:
             except Exception as error:
                 # Without an answer the producer would wait for this batch and all later ones without end.
                 result = Bug(f"put: {error!r}")
+
         self._answers.append(_Answer(number, result, size))
 
     def _note_read(self, number: int) -> None:
@@ -263,10 +268,12 @@ class PutStreamServer:
                     self._answers.popleft()
                     self._send_bytes(item)
                 break
+
             self._answers.popleft()
             acks.append(_ack(item))
             size += item.size
             number = item.number
+
         if acks:
             message = b'{"acks":[%b]%b}' % (b",".join(acks), self._window())
             self._unread.append((number, len(message)))

@@ -129,6 +129,7 @@ class AsyncPut:
                 self._changed.wait()
             if self._closing:
                 raise Unavailable("no more messages are taken: it is closed", field="store")
+
             gathered = self._open.get(target)
             if gathered is None:
                 gathered = self._open[target] = _Gathered(target, self._clock.now_ms())
@@ -138,6 +139,7 @@ class AsyncPut:
             gathered.properties.append(properties)
             gathered.nbytes += nbytes
             self._waiting_bytes += nbytes
+
             if gathered.nbytes >= BATCH_BYTES:
                 self._full.append(self._open.pop(target))
             if self._idle:
@@ -156,11 +158,13 @@ class AsyncPut:
                 self._open.clear()
                 if not taken:
                     return
+
             for gathered in taken:
                 self._append(gathered)
             # One flush serves them all.
             for gathered in taken:
                 self._await_promise(gathered)
+
             with self._changed:
                 self._waiting_bytes -= sum(gathered.nbytes for gathered in taken)
                 self._changed.notify_all()

@@ -67,6 +67,7 @@ class Search:
         low, high = entry.span_of(sequence)
         if high - low <= 1:
             return low if low < high else UNKNOWN_OFFSET
+
         found, units_end = None, 0
         try:
             if queue is not None:
@@ -82,6 +83,7 @@ class Search:
         except Corrupt:
             # The row is stored, but its unit or record cannot be read.
             return UNKNOWN_OFFSET
+
         if found is None:
             return UNKNOWN_OFFSET
         entry.found = found
@@ -99,6 +101,7 @@ class Search:
                 found = _run_at(own, sequence)
                 if found is not None:
                     return found
+
                 below = int(np.searchsorted(own.sequences, sequence))
                 if below < len(own.offsets):
                     ahead = int(own.sequences[below]) - sequence
@@ -138,10 +141,12 @@ class Search:
             & (sizes >= fmt.RECORD_MIN_BYTES)
             & (positions % size + sizes <= size)
         )
+
         try:
             found = self._log.records(positions[rows], sizes[rows], whole=False)
         except OffsetOutOfRange:
             return self._own_units(first_offset, units)
+
         own, sequences, _ = self._stamps(found.data, found.starts, found.sizes)
         rows = rows[own]
         return OwnRows(first_offset + rows, sequences[own], positions[rows] + sizes[rows])

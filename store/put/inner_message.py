@@ -63,8 +63,10 @@ class PreparedInner:
             self.properties = props.encode(
                 {name: value for name, value in message.properties.items() if name != STAMP_NAME}
             )
+
         #: False: prepared or rolled back; it belongs to no queue and its queue offset is 0
         self.queued = message.sys_flag & fmt.SYS_TRANSACTION_MASK not in fmt.SYS_UNQUEUED
+
         born_host = message.born_host or store_host
         self._data = bytearray(
             record.encode_record(

@@ -74,6 +74,7 @@ class PutPath:
         self._guards = store.topic_guards
         self._busy_ms = log.config.os_page_cache_busy_timeout_ms
         self._record_bytes_max = log.config.record_bytes_max
+
         self.epoch = 0
         self.closed = False
         #: start of the newest segment that needs no snapshot any more
@@ -137,6 +138,7 @@ class PutPath:
             guard.check_batch(request, self._state.topics)
         elif self._state.topics[request.topic].compacted:
             check_keys(request.topic, request.batch)
+
         stamp = None
         if request.producer_id is not None:
             stamp = Stamp(request.producer_id, request.epoch, request.first_sequence)
@@ -148,6 +150,7 @@ class PutPath:
             store_host=self._config.store_host,
             small=small,
         )
+
         limit = self._record_bytes_max if guard is None else guard.record_bytes_max
         self._check_size(*prepared.largest, limit)
         wait_ok = record.wait_store_ok(small or request.batch)
@@ -217,6 +220,7 @@ class PutPath:
                     physical_offset=-1,
                     end_offset=admission.end_offset,
                 )
+
         appended = self._append(prepared, request, skip)
         held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
         self._stats.note_put(request.topic, count - skip, prepared.bytes_from(skip), held_ms)
@@ -261,6 +265,7 @@ class PutPath:
         one_unit = min(log.room(), self._config.append_unit_bytes)
         if isinstance(prepared, record.PreparedSmallBatch) and prepared.size <= one_unit:
             return self._append_unit(prepared, request, skip, prepared.count, now)
+
         ends = np.cumsum(prepared.sizes)
         log.ensure_room(int(ends[-1]) - (int(ends[skip - 1]) if skip else 0))
         row, count = skip, len(prepared.sizes)
@@ -285,6 +290,7 @@ class PutPath:
                 status=PutStatus.UNKNOWN_ERROR.value,
                 append=stored._asdict(),
             ) from error
+
         require(first is not None, "a batch has a row that is new", skip=skip, count=count)
         return first._replace(count=count, end_offset=log.end)  # type: ignore[union-attr]
 
@@ -310,6 +316,7 @@ class PutPath:
             row, stop, queue_offset=offset, physical_offset=log.end, store_time_ms=now
         )
         start = log.append(data, self.epoch)
+
         sizes = prepared.sizes[row:stop]
         self._dispatch.remember(
             UndispatchedUnit(
@@ -325,6 +332,7 @@ class PutPath:
                 None if prepared.keyed is None else prepared.keyed.rows(row, stop),
             )
         )
+
         shard_state.apply_rows(
             request.topic,
             request.queue_id,
@@ -370,6 +378,7 @@ class PutPath:
                     self._config.snapshot_bytes_max,
                 )
             self.snapshot_segment = log.end - log.end % size
+
         if log.end >= self._snapshot_due:
             parts, needed = self._snapshot()
             # Else the next segment, which is near, begins with one.
@@ -474,6 +483,7 @@ class PutPath:
         head = None
         if progress is not None:
             head = PreparedProgress(progress, now_ms=self._clock.now_ms(), store_host=host)
+
         largest = max((each.size for each in prepared), default=0)
         if record_bytes_max is not None and largest > record_bytes_max:
             raise Rejected(
@@ -481,6 +491,7 @@ class PutPath:
                 field="record",
                 limit=record_bytes_max,
             )
+
         total = sum(each.size for each in prepared) + (0 if head is None else head.size)
         if total > limit:
             raise Rejected(
@@ -488,6 +499,7 @@ class PutPath:
                 field="record",
                 limit=limit,
             )
+
         with self._lock:
             return self._append_group(head, prepared, total)
 
@@ -500,11 +512,13 @@ class PutPath:
         if head is not None:
             first, body = head.ending_at(self._log.end + total)
             records.insert(0, first)
+
         appends = self._append_inner(records, self._stamp())
         if head is not None:
             self.group = (appends[0].physical_offset, self._log.end)
             self._state.apply_internal(state.PROGRESS, body)
             del appends[0]
+
         held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
         for each in prepared:
             self._stats.note_put(each.topic, 1, each.size, held_ms)
@@ -523,6 +537,7 @@ class PutPath:
         log, next_offsets = self._log, self._state.next_offsets
         at = log.end
         end = at + sum(each.size for each in records)
+
         appends, parts = [], []
         offsets: dict[tuple[str, int], int] = {}
         for each in records:
@@ -533,6 +548,7 @@ class PutPath:
                 offsets[key] = offset + 1
             appends.append(Append(offset, 1, 0, now, at, end, offset))
             at += each.size
+
         log.append(b"".join(parts), self.epoch)
         self._note_inner(records, appends)
         return appends
@@ -555,6 +571,7 @@ class PutPath:
         codes = [
             tags_code_of(topic, each.properties, first.store_time_ms, levels) for each in stored
         ]
+
         self._dispatch.remember(
             UndispatchedUnit(
                 first.physical_offset,
@@ -569,6 +586,7 @@ class PutPath:
                 keyed_rows([each.properties for each in stored]),
             )
         )
+
         self._state.apply_rows(
             topic, queue_id, first.first_offset, len(stored), first.end_offset, first.store_time_ms
         )

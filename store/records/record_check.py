@@ -37,23 +37,27 @@ def check_put(
         if plain(batch, max_message_bytes):
             return batch
         batch = batch.to_batch()
+
     check_columns(batch)
     if not batch.num_rows:
         return None
     small = small_batch(batch)
     if small is not None and plain(small, max_message_bytes):
         return small
+
     body, tag, properties, born = batch.columns
     for name, column in (("body", body), ("born_time_ms", born)):
         if column.null_count:
             row = pc.index(column.is_null(), True).as_py()
             fault = f"row {row} has no {name}; it may not be null"
             raise Rejected(fault, field=name, limit="not null", row=row)
+
     # No value is longer than all of them together: most batches need no check of each row.
     edges = value_offsets(body)
     if edges[-1] - edges[0] > max_message_bytes:
         advice = "split it, compress it, or raise max_message_bytes"
         _check_lengths(value_lengths(body), max_message_bytes, "body", advice)
+
     if tag.null_count == properties.null_count == len(tag):
         return small
     stored = STAMP_BYTES + value_lengths(properties)
@@ -64,6 +68,7 @@ def check_put(
     if properties.null_count < len(properties):
         same = one_value(properties) is not None
         _check_properties(properties.slice(0, 1) if same else properties)
+
     advice = "with producer stamp and tag, which the store adds; put large values into the body"
     _check_lengths(stored, fmt.PROPERTIES_MAX_BYTES, "properties", advice)
     return small
@@ -172,6 +177,7 @@ def _check_properties(properties: pa.BinaryArray) -> None:
             limit="name \\x01 value \\x02 ...",
             row=row,
         )
+
     if TAG_NAME in data or STAMP_PREFIX in data:
         # The name may be part of another name or in a null slot: only now look row by row.
         for row, value in enumerate(properties.to_pylist()):

@@ -67,11 +67,13 @@ class Prepared:
         count = stop - start
         if not count:
             return pa.py_buffer(b"")
+
         sizes = self.sizes[start:stop]
         ends = np.cumsum(sizes)
         headers["queue_offset"] = np.arange(queue_offset, queue_offset + count)
         headers["physical_offset"] = ends + (physical_offset - sizes)
         headers["store_time_ms"] = store_time_ms
+
         pieces = [
             piece if isinstance(piece, pa.Scalar) else piece.slice(start, count)
             for piece in self._pieces
@@ -195,6 +197,7 @@ def _tag_piece(tag: pa.StringArray) -> tuple[Any, Int64s, Int64s]:
             np.full(count, len(written[0]), dtype=np.int64),
             np.full(count, codes[0], dtype=np.int64),
         )
+
     # The null index -1 takes the entry after the last value.
     index = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     piece = pa.array(written, pa.binary()).take(encoded.indices)
