@@ -110,10 +110,14 @@ class Appender:
             self._append_inline(entry)
         return entry.taken
 
-    def put_many(self, puts: Sequence[tuple[PutTicket, CheckedPut]]) -> None:
-        """Take small puts, in their order. Raises: nothing; errors go to the tickets."""
+    def put_many(self, puts: Sequence[tuple[PutTicket, CheckedPut]]) -> bool:
+        """Take small puts, in their order.
+
+        Returns: whether there are any, and they are appended by now. Raises: nothing; errors go to the tickets.
+        """
         if not puts:
-            return
+            return False
+
         entries = [QueuedPut(ticket, checked, 0) for ticket, checked in puts]
         self._queued.extend(entries)
         if self._ended:
@@ -122,6 +126,7 @@ class Appender:
             self._wake.set()
         else:
             self._append_inline(entries[-1])
+        return entries[-1].taken
 
     def _append_inline(self, mine: QueuedPut) -> None:
         """Append queued puts in the caller's thread, until its own put is appended."""

@@ -201,7 +201,9 @@ class LeaderHost(ReplicaHost):
             puts.append((ticket, checked))
             results.append(ticket)
 
-        self._appender.put_many(puts)
+        appended = self._appender.put_many(puts)
+        if alone and appended:
+            self.acks.await_sync(puts[0][0], puts[0][1].request.acks, self._appender)
         return results
 
     def _on_appended(self) -> None:

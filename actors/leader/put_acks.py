@@ -250,9 +250,10 @@ class PutAcks:
         self._advance()
 
     def await_sync(self, ticket: PutTicket, acks: Acks, appender: Appender) -> None:
-        """Answer this put here, while no other put waits: waking the ack loop takes about as long as the sync.
+        """Answer the puts from this one on here, while no other put waits.
 
-        Callers: the thread that brought the put. Does nothing where the put waits for more than the sync.
+        Waking the ack loop takes about as long as the sync. Does nothing if the put waits for more than the sync, or is
+        not the first that waits. Callers: the thread that brought the put and those after it.
         """
         queue = self._queues[acks]
         if (
@@ -262,15 +263,17 @@ class PutAcks:
             return
 
         try:
-            first = queue.puts[0]
+            first, last = queue.puts[0], queue.puts[-1]
         except IndexError:
             return
         if first.ticket is not ticket or not self._await_sync_lock.acquire(blocking=False):
             return
 
+        waiting = self.waiting
         try:
             synced = self._appends.await_synced(
-                first.appended.end_offset, lambda: self.waiting == 1 and not appender.waiting
+                last.appended.end_offset,
+                lambda: self.waiting == waiting and not appender.waiting,
             )
             self._await_sync_throttle.note_result(worked=synced)
             self._advance()

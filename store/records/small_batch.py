@@ -31,7 +31,7 @@ PUT_SCHEMA = pa.schema(
 )
 
 #: with more rows arrays cost less
-SMALL_ROWS_MAX = 128
+SMALL_ROWS_MAX = 64
 #: longer rows cost more to copy than the arrays cost
 SMALL_BYTES_MAX = 128 << 10
 

@@ -319,6 +319,49 @@ def test_a_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
     until(lambda: threading.get_ident() in answering, put)
 
 
+def test_puts_of_one_message_are_refused_each_for_itself(serving: Shard) -> None:
+    host = serving.host
+    puts = [
+        request([b"a"], queue=0, producer=7),
+        request([b"b"], queue=99, producer=7),
+        request([b"c"], queue=1, producer=7, sequence=5),
+        request([b"d", b"e"], queue=2, producer=7),
+        request([b"f"], queue=0, producer=7, sequence=1),
+    ]
+    stored, unknown_queue, gap, two, following = host.put_many(puts)
+    assert isinstance(unknown_queue, Rejected)
+    assert isinstance(stored, PutTicket)
+    assert isinstance(gap, PutTicket)
+    assert isinstance(two, PutTicket)
+    assert isinstance(following, PutTicket)
+    assert stored.wait(30).first_offset == 0
+    with pytest.raises(Rejected, match="sequence"):
+        gap.wait(30)
+    assert (two.wait(30).first_offset, two.wait(30).count) == (0, 2)
+    assert following.wait(30).first_offset == 1
+
+
+def test_puts_of_one_message_that_is_alone_are_answered_by_the_thread_that_brought_them(
+    serving: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(append_wakeups, "WATCH_US", 5_000_000)
+    answering: list[int] = []
+    sent: list[int] = []
+
+    def put() -> None:
+        number = len(sent)
+        sent.append(number)
+        puts = [request([b"x"], queue=queue, producer=3, sequence=number) for queue in range(3)]
+        for ticket in serving.host.put_many(
+            puts, lambda: answering.append(threading.get_ident()), alone=True
+        ):
+            assert isinstance(ticket, PutTicket)
+            assert ticket.wait(10).first_offset == number
+
+    # The flusher may be done before the polling begins. Then the ack loop answers.
+    until(lambda: threading.get_ident() in answering, put)
+
+
 def test_a_small_put_is_published_before_it_is_accounted_for(
     serving: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:

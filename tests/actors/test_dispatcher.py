@@ -210,6 +210,23 @@ def test_a_put_wakes_only_the_readers_of_its_queue(
     assert not shard.dispatcher._reads
 
 
+def test_a_message_for_a_waiting_reader_ends_the_linger_time(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher_module, "DISPATCH_LINGER_S", 60.0)
+    shard.start()
+    pause = threading.Event()
+    # The dispatch lingers when the reader comes, and nothing is confirmed for the reader yet.
+    shard.put("quick")
+    waiting = shard.begin_fetch("t", 0, 60_000)
+    until(lambda: ("t", 0) in shard.dispatcher._reads, lambda: pause.wait(0.001))
+    shard.put("t")
+    assert waiting.result(30)[0].next_offset == 1
+    # A reader that comes after the message waits no longer.
+    shard.put("t")
+    assert shard.begin_fetch("t", 1, 60_000).result(30)[0].next_offset == 2
+
+
 def test_readers_of_other_queues_let_units_gather(shard: Shard) -> None:
     idle = shard.begin_fetch("quick", 0, 60_000)
     until(lambda: ("quick", 0) in shard.dispatcher._reads, lambda: threading.Event().wait(0.001))

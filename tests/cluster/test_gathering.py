@@ -1,0 +1,185 @@
+"""When a message leaves: at once, or together with those that came while earlier ones were under way."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from raymq.cluster.produce.async_producer import AsyncProducer
+from raymq.cluster.produce.message_batcher import UNLINGERED_BATCHES
+from raymq.cluster.produce.producer import Producer
+from raymq.store.record import SMALL_ROWS_MAX, SmallBatch
+from tests.support.fake_backend import FakeBackend, FakeCluster
+from tests.support.waiting import until
+
+Make = Callable[..., Producer]
+
+#: longer than any test: only what ends the linger time sends
+FOREVER_MS = 3_600_000
+
+
+@pytest.fixture
+def make(cluster: FakeCluster) -> Iterator[Make]:
+    made: list[Producer] = []
+
+    def producer(**options: Any) -> Producer:
+        made.append(Producer(cluster, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield producer
+    for each in made:
+        each._batcher.sender.close()
+
+
+def rows(backend: FakeBackend) -> list[int]:
+    """Of each put so far."""
+    return [put.batch.num_rows for put in backend.puts]
+
+
+def test_a_message_leaves_at_once_when_nothing_is_under_way(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make(linger_ms=FOREVER_MS)
+    for _ in range(3):
+        # No caller waits for a receipt.
+        future = producer.send("t", b"x", queue_id=0)
+        until(future.done, lambda: threading.Event().wait(0.001))
+    assert rows(backend) == [1, 1, 1]
+
+
+def test_messages_of_all_queues_leave_together_with_the_answer(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make(linger_ms=FOREVER_MS)
+    backend.hold()
+    first = producer.send("t", b"under way", queue_id=0)
+    backend.wait_for(lambda: len(backend.puts) == 1)
+    futures = [producer.send("t", b"%d" % n, queue_id=n % 4) for n in range(12)]
+    assert rows(backend) == [1]
+
+    messages = []
+    put_many = backend.put_many
+
+    def spy(requests: Any, *args: Any, **options: Any) -> Any:
+        messages.append(len(requests))
+        return put_many(requests, *args, **options)
+
+    backend.put_many = spy  # type: ignore[method-assign]
+    backend.release()
+    assert [future.result(10).queue_id for future in futures] == [n % 4 for n in range(12)]
+    assert first.done()
+    assert rows(backend) == [1, 3, 3, 3, 3]
+    assert messages == [4], "the batches of four queues travel in one message"
+    for queue in range(4):
+        mine = [b"%d" % n for n in range(queue, 12, 4)]
+        assert backend.bodies("t", queue)[-3:] == mine
+
+
+def test_a_caller_that_waits_does_not_send_the_messages_of_others_one_by_one(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make(linger_ms=FOREVER_MS)
+    backend.hold()
+    producer.send("t", b"under way", queue_id=0)
+    offsets: list[int] = []
+
+    def send(number: int) -> None:
+        offsets.append(producer.send("t", b"%d" % number, queue_id=0).result(30).offset)
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    until(
+        lambda: len(producer._batcher._open["t", 0].bodies) == 20,
+        lambda: threading.Event().wait(0.001),
+    )
+    backend.release()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(offsets) == list(range(1, 21))
+    assert rows(backend) == [1, 20]
+
+
+def test_tasks_that_wait_share_a_batch_while_another_one_is_under_way(
+    cluster: FakeCluster, backend: FakeBackend
+) -> None:
+    async def main() -> None:
+        async with AsyncProducer(cluster, linger_ms=FOREVER_MS) as producer:  # type: ignore[arg-type]
+            backend.hold()
+            under_way = asyncio.ensure_future(producer.send("t", b"under way", queue_id=0))
+            await asyncio.to_thread(backend.wait_for, lambda: len(backend.puts) == 1)
+            tasks = [
+                asyncio.ensure_future(producer.send("t", b"%d" % n, queue_id=0)) for n in range(20)
+            ]
+            await asyncio.sleep(0)
+            backend.release()
+            receipts = await asyncio.gather(under_way, *tasks)
+            assert [receipt.offset for receipt in receipts] == list(range(21))
+
+    asyncio.run(main())
+    assert rows(backend) == [1, 20]
+
+
+def test_the_linger_time_ends_also_while_something_is_under_way(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make(linger_ms=1)
+    backend.hold()
+    producer.send("t", b"under way", queue_id=0)
+    producer.send("t", b"second", queue_id=0)
+    backend.wait_for(lambda: len(backend.puts) == 2)
+    backend.release()
+
+
+def test_without_a_linger_time_messages_are_gathered_beyond_some_batches_under_way(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make(linger_ms=0)
+    backend.hold()
+    futures = [producer.send("t", b"%d" % n, queue_id=0) for n in range(20)]
+    alone = UNLINGERED_BATCHES + 1
+    backend.wait_for(lambda: len(backend.puts) == alone)
+    backend.release()
+    assert [future.result(10).offset for future in futures] == list(range(20))
+    assert rows(backend) == [1] * alone + [20 - alone]
+
+
+def test_a_message_waits_only_for_what_was_under_way_before_it(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make(linger_ms=FOREVER_MS, batch_bytes=1000)
+    backend.hold()
+    producer.send("t", b"under way", queue_id=0)
+    small = producer.send("t", b"small", queue_id=1)
+    # A full batch leaves at once, and has no answer when the small message leaves.
+    producer.send("t", bytes(1000), queue_id=0)
+    backend.wait_for(lambda: len(backend.puts) == 2)
+    held = backend._held
+    assert held is not None
+    held.pop(0)()
+    backend.wait_for(lambda: len(backend.puts) == 3)
+    assert backend.puts[2].queue_id == 1
+    assert not small.done()
+    backend.release()
+    assert small.result(10).offset == 0
+
+
+@pytest.mark.parametrize("count", [SMALL_ROWS_MAX, SMALL_ROWS_MAX + 1])
+def test_few_rows_travel_as_they_are_and_many_as_columns(
+    make: Make, backend: FakeBackend, count: int
+) -> None:
+    producer = make(linger_ms=FOREVER_MS)
+    backend.hold()
+    producer.send("t", b"under way", queue_id=0)
+    futures = [
+        producer.send("t", b"%d" % n, queue_id=0, tag=f"tag{n % 3}", properties={"n": str(n)})
+        for n in range(count)
+    ]
+    backend.release()
+    assert [future.result(10).offset for future in futures] == list(range(1, count + 1))
+    assert isinstance(backend.puts[1].batch, SmallBatch) == (count <= SMALL_ROWS_MAX)
+    assert backend.bodies("t", 0)[1:] == [b"%d" % n for n in range(count)]
