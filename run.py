@@ -481,7 +481,7 @@ def program(command: str, given: Sequence[str]) -> list[str]:
     python = str(environment_python())
     if command == "demo":
         return [python, str(ROOT / "examples" / "flights.py"), *given]
-    return [python, "-m", "pytest", *given]
+    return [python, "-m", "tests", *given]
 
 
 def run_demo(words: Sequence[str], environment: Mapping[str, str]) -> int:
