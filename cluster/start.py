@@ -423,11 +423,14 @@ def _connect(
     text = None if target is None else os.fspath(target)
     if text is not None and text.startswith(ray_client.SCHEME):
         return ray_client.connect_url(text)
+
     if text is not None and tls.parse_url(text) is not None:
         trusted = given or tls.trusted(os.environ, files)
         return Cluster.bootstrap(text, token=token or os.environ.get("RAYMQ_TOKEN"), ca=trusted)
+
     if not _is_path(text, files) and ray_client.is_connected() and transport != "flight":
         return ray_client.find(text)
+
     data_dir = _find_data_dir(text, files)
     if data_dir is not None:
         return _connect_data_dir(ClusterPaths(data_dir), files, given)

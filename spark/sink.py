@@ -116,7 +116,7 @@ def write(
         cluster: the cluster to write to.
         topic: an existing topic.
         write_id: the name of this write. Repeated with the same rows under the same name, even by another program, it
-        stores only rows that are missing. None (default) makes a new name.
+            stores only rows that are missing. None (default) makes a new name.
         sort_by: columns that order the rows of each partition without ties, for plans with a shuffle. Costs a sort.
         acks: "quorum" (default) or "leader", as for `raymq.Producer`.
 

@@ -252,6 +252,7 @@ class ShardState:
         for epochs in self.producers.epoch_rows():
             for part in snapshot_columns.cut(epochs, part_bytes_max):
                 yield snapshot_columns.pack("epochs", part)
+
         queues = self.producers.queues
         named = np.array([len(name) + 16 for name, _ in queues], dtype=np.int64)
         for entries in self.producers.entries():

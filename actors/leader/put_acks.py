@@ -140,7 +140,7 @@ class PutAcks:
         self._submit_lock = threading.Lock()
         #: held by a thread that awaits the sync of its own put
         self._await_sync_lock = threading.Lock()
-        #: awaiting a sync does not help where the disk is slower than WATCH_US
+        #: awaiting a sync does not help if the disk is slower than WATCH_US
         self._await_sync_throttle = RetryThrottle()
         #: guards the ends that the satellites report; order: this one, then `_submit_lock`
         self._progress_lock = threading.Lock()
@@ -156,7 +156,7 @@ class PutAcks:
         except Exception as error:
             logger.exception("after an append")
             self._fail(Unavailable(f"after an append: {error!r}", field="store"))
-            # Also where the shard is stopping already: no ticket may be finished twice.
+            # Also if the shard is stopping already: no ticket may be finished twice.
             self.end()
         # Stored, but in no queue. Every stream is notified, even of puts that were finished before.
         with self._submit_lock:
@@ -166,7 +166,7 @@ class PutAcks:
         return [put.ticket for put in puts]
 
     def publish_early(self) -> None:
-        """Let the flusher begin before `hand_over`, where no put waits. Callers: the appending thread."""
+        """Let the flusher begin before `hand_over`, if no put waits. Callers: the appending thread."""
         if self._awaits_sync and not self.waiting:
             try:
                 with self._submit_lock:
@@ -218,7 +218,7 @@ class PutAcks:
         return finished
 
     def _submit_to_replication(self, queue: AckQueue, now_ms: int) -> None:
-        """Report puts that Replication does not have; where its ring is full, again at the next round."""
+        """Report puts that Replication does not have yet. If its ring is full, the next round reports them."""
         if queue.submitted_up_to < queue.last_number and self._supervisor.submit(
             queue.last_number, queue.end, now_ms
         ):
@@ -344,7 +344,7 @@ class PutAcks:
         ticket.finish(PutOutcome(*put.appended[:5], put.appended.last_offset))
 
     def _finish_unknown(self, put: AppendedPut, status: PutStatus | None = None) -> None:
-        """Stored, without knowing whether the promise will be kept. Args: status: None where the shard has ended."""
+        """Stored, without knowing whether the promise will be kept. Args: `status`: None if the shard has ended."""
         if status is None:
             promise = self._queues[put.acks].promise
             status = promise.late(self._log.ends, put.appended.end_offset)

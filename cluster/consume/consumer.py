@@ -24,7 +24,7 @@ from raymq.store.format import check_group_name
 from raymq.store.services.retry import dlq_topic, retry_topic
 
 from .consumer_config import ConsumerConfig, ConsumerOptions, Start
-from .shard_reader import Piece, ReadState, ShardReader
+from .shard_reader import FetchedRecords, ReadState, ShardReader
 
 _START_HELP = "start='earliest', 'latest', an offset, or {queue_id: offset}"
 
@@ -119,7 +119,7 @@ class Consumer(OpenClient):
         self._state.fetch_from = dict(self._positions)
         #: messages of `_iterating_piece` that iteration has not returned yet, in order
         self._iterating: deque[ReceivedMessage] = deque()
-        self._iterating_piece: Piece
+        self._iterating_piece: FetchedRecords
 
         self._readers = {
             shard: ShardReader(
@@ -222,7 +222,9 @@ class Consumer(OpenClient):
         """Register a listener that any thread calls after a fetch, a failure or the end. It must not block."""
         self._state.listener = call
 
-    def _next(self, max_records: int, timeout: float, *, ready_only: bool = False) -> Piece | None:
+    def _next(
+        self, max_records: int, timeout: float, *, ready_only: bool = False
+    ) -> FetchedRecords | None:
         """Take the next records of one queue and move its position after them."""
         check_number("max_records", max_records, 1)
         self._check_process()

@@ -24,7 +24,7 @@ from .verify_crcs import verify_slices
 WAIT_MS = 10_000
 
 
-class Piece(NamedTuple):
+class FetchedRecords(NamedTuple):
     """Records [first_offset, next_offset) of one queue. A compacted topic has gaps."""
 
     shard: int
@@ -45,7 +45,7 @@ class ReadState:
     #: `notify` also calls it, on any thread. It must not block
     listener: Callable[[], None] | None = None
     #: fetched pieces, in offset order per queue
-    pieces: deque[Piece] = field(default_factory=deque)
+    pieces: deque[FetchedRecords] = field(default_factory=deque)
     #: shard -> number of its pieces in `pieces`
     ahead: Counter[int] = field(default_factory=Counter)
     #: queue_id -> offset to fetch next. A queue that failed is missing until `seek`
@@ -129,7 +129,9 @@ class ShardReader(FetchThread):
         if part.first_offset != wanted[queue_id] or not len(part.records):
             return
         state.fetch_from[queue_id] = part.next_offset
-        piece = Piece(self.shard, queue_id, part.first_offset, part.next_offset, part.records)
+        piece = FetchedRecords(
+            self.shard, queue_id, part.first_offset, part.next_offset, part.records
+        )
         state.pieces.append(piece)
         state.ahead[self.shard] += 1
 

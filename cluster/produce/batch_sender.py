@@ -25,7 +25,7 @@ from raymq.store.records import producer_stamp
 from .byte_limiter import ByteLimiter
 from .producer_config import ProducerConfig, ProducerOptions, closed_error
 from .queue_sequence import BatchReceipt, QueueSequence, UnknownBatch, new_producer_id
-from .send_future import BatchFuture, Failure
+from .send_future import BatchFuture, SendFailure
 from .send_window import InFlightBatch
 from .shard_sender import ShardSender
 
@@ -74,7 +74,7 @@ class BatchSender:
         #: the bytes of all batches without an answer
         self.limiter = ByteLimiter(self.config.buffer_bytes, self.config.max_block_ms)
         self._unanswered: set[BatchFuture] = set()
-        self._failures: deque[Failure] = deque(maxlen=FAILURES_MAX)
+        self._failures: deque[SendFailure] = deque(maxlen=FAILURES_MAX)
         self._statistics = SendStatistics()
         self._process = os.getpid()
 
@@ -202,7 +202,7 @@ class BatchSender:
             self._statistics.add(future, self._clock.monotonic(), failed=failed)
             if isinstance(outcome, RayMQError):
                 # Before its callers wake: one of them marks it as seen, or `raise_failure` looks for it.
-                future.failure = Failure(outcome)
+                future.failure = SendFailure(outcome)
                 self._failures.append(future.failure)
             size, future.size = future.size, 0
             self.limiter.release(size)

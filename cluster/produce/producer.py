@@ -29,8 +29,8 @@ class Producer(OpenClient):
     """Sends messages in batches, and gives each message a future of its receipt.
 
     `send` returns at once. A message leaves at once when nothing is under way to its shard. Otherwise the producer
-    collects messages per queue. It sends a batch when the shard has answered everything that was under way as the
-    batch began, when the batch is full, or when `linger_ms` is over. Threads may share a producer. As a context
+    collects messages per queue. A batch is sent when it is full or `linger_ms` is over. It is sent earlier when the
+    shard has answered everything that was sent before it. Threads may share a producer. As a context
     manager it flushes at the end and raises the first failure that no caller has seen. After an exception in the block
     it waits at most 2 s for receipts. A producer neither pickles nor survives a fork: pickle the Cluster instead.
 

@@ -31,7 +31,7 @@ class BatchReceipt(NamedTuple):
     def offset(self, row: int) -> int:
         """The queue offset of a row; -1 when it is not known.
 
-        Where duplicates have gaps between them, only the offsets of the first and the last row are known.
+        If duplicates have gaps between them, only the offsets of the first and the last row are known.
         """
         contiguous = self.last_offset - self.first_offset == self.count - 1
         if self.first_offset >= 0 and (row == 0 or contiguous):

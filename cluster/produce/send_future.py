@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .shard_sender import ShardSender
 
 
-class Failure:
+class SendFailure:
     """Why a batch failed, and whether a caller has seen that. Does not keep the batch's messages."""
 
     __slots__ = ("error", "observed")
@@ -40,7 +40,7 @@ class BatchFuture(Future[BatchReceipt]):
     #: the producer, which must not be collected before the batch is answered
     owner: MessageBatcher | None = None
     #: set before the future fails
-    failure: Failure | None = None
+    failure: SendFailure | None = None
     #: set before the future fails with DeliveryUnknown, for `resend`
     unknown: UnknownBatch | None = None
     #: its messages came while earlier batches were under way, so its callers do not read the shard's acks

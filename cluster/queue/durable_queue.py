@@ -120,9 +120,11 @@ class Queue:
         check_text("name", name)
         check_number("maxsize", maxsize, 0)
         check_number("linger_ms", linger_ms, 0, whole=False)
+
         accept = tuple(accept)
         for each in accept:
             codecs.codec(each)
+
         own = cluster is None
         if cluster is None:
             from raymq.cluster.start import connect

@@ -190,7 +190,7 @@ class RayPutStream(_RayStream):
         self._send([(meta, batch)])
 
     def send_small(self, puts: list[SmallPut]) -> None:
-        """Send small batches, in one call where it has room. Raises: Unavailable when the stream broke."""
+        """Send small batches, in one call if they fit. Raises: Unavailable when the stream broke."""
         self._send(puts)
 
     def _send(self, puts: Sequence[tuple[dict[str, Any], pa.RecordBatch | SmallBatch]]) -> None:

@@ -70,14 +70,17 @@ class CompactionStore:
         root = self._commit_log.root
         if self._commit_log.crashed:
             self._sync_directories()
+
         swap.finish_interrupted(root, files=self._files)
         self._positions = swap.read_positions(root, files=self._files)
+
         noted = self._read_synced()
         base = root / DIRECTORY / LOG
         for topic in self._files.list(base):
             for name in self._files.list(base / topic):
                 if name.isdigit():
                     self._load(topic, int(name), noted.get((topic, int(name))))
+
         self._synced = noted
         self._note({key: sparse.end for key, sparse in self._logs.items()})
 
@@ -267,7 +270,7 @@ class CompactionStore:
     # --- compacting -----------------------------------------------------------------------------------------
 
     def compact(self, topic: str, queue_id: int, *, roll: bool = False) -> int | None:
-        """Keep of a queue's sealed files the latest message of each key; a message with an empty body deletes its key.
+        """Keep only the latest message of each key in a queue's sealed files. An empty body deletes its key.
 
         `roll` first copies the dispatched messages and ends the file that is being written, so that every dispatched
         message is compacted. Readers wait for the exchange only. Returns: the queue offset of the last compacted

@@ -46,7 +46,7 @@ class TimerWheel:
         self._slots: dict[int, Slot] = {}
         self._order: list[int] = []
         self._changed: set[int] = set()
-        #: no second that anything waits for is later, ms
+        #: the latest second that a timer waits for, ms
         self.latest = 0
 
     def first(self) -> int | None:

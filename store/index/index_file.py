@@ -206,6 +206,7 @@ class IndexFile:
         slot_indexes = hashes % np.int32(self._slot_count)
         before = slots[slot_indexes].astype(np.int32)
         starts_chain = before == 0
+
         # If two new entries have one slot, the later one follows the earlier: they are neighbours in a stable sort by
         # slot.
         order = np.argsort(slot_indexes, kind="stable")
@@ -213,6 +214,7 @@ class IndexFile:
         later = order[same + 1]
         before[later] = numbers[order[same]]
         starts_chain[later] = False
+
         entries = np.empty(len(hashes), dtype=ENTRY_DTYPE)
         entries["hash"] = hashes
         entries["physical_offset"] = physical_offsets
@@ -243,10 +245,12 @@ class IndexFile:
         self._slots()
         slots, header = self._slot_map, self.header
         require(slots is not None, "the slots are mapped")
+
         begin, number = header.begin_time_ms, header.count
         entries = []
         heads: dict[int, bytes] = {}
         new_chains = 0
+
         columns = (hashes.tolist(), physical_offsets.tolist(), times_ms.tolist())
         for hashed, offset, time_ms in zip(*columns, strict=True):
             slot_at = HEADER.size + hashed % self._slot_count * SLOT_BYTES

@@ -112,7 +112,7 @@ class Chain:
             self._cut_file(segment_start)
 
     def _load_file(self, segment_start: int, count: int, verify_from: int) -> int:
-        """The number of a file's units that count. The last of them is `last`."""
+        """Load a file's units. Returns: how many of the leading ones are valid. Sets `last` to the last of these."""
         begin = self._first_above(segment_start, count, verify_from)
         if begin:
             first, final = self._unit(segment_start, 0), self._unit(segment_start, begin - 1)

@@ -79,7 +79,7 @@ class CleanService:
         self._derived_start = -1
         #: commit log files deleted since the store was opened
         self.deleted = 0
-        #: percent used, as of the last pass: of the emptiest disk of the commit log, and of the consume queues' disk
+        #: disk use in percent at the last pass: of the emptiest commit log disk, and of the consume queues' disk
         self.log_ratio = 0.0
         self.queue_ratio = 0.0
 

@@ -1,7 +1,7 @@
 """One fixed-size file of a mapped file queue: written by pwrite, read through a map.
 
-Source: DefaultMappedFile, RocketMQ 5.3.3. Its write path (stores into the map) is replaced: pwrite is two to three
-times faster, and a full disk is an error instead of SIGBUS.
+Source: DefaultMappedFile, RocketMQ 5.3.3. RocketMQ writes into the map. RayMQ uses pwrite: it is two to three times
+faster, and a full disk is an error instead of SIGBUS.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class OwnRows(NamedTuple):
     ends: Int64s
 
 
-class Search:
+class DuplicateSearch:
     """Finds the queue offset of one stored row. For one use by one thread."""
 
     def __init__(self, log: CommitLog, topic: str, queue_id: int, producer: int) -> None:

@@ -52,7 +52,7 @@ def status_of(error: BaseException) -> PutStatus:
             return PutStatus.PROPERTIES_SIZE_EXCEEDED
         return PutStatus.MESSAGE_ILLEGAL
     if isinstance(error, StorageFull):
-        # A full disk is met where a file is made: the bytes of a file are reserved as a whole.
+        # Creating a file reserves all its bytes, so a full disk fails there.
         return PutStatus.CREATE_MAPPED_FILE_FAILED
     if isinstance(error, Unavailable):
         return PutStatus.SERVICE_NOT_AVAILABLE

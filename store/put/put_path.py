@@ -28,7 +28,7 @@ from raymq.store.running_flags import BLOCKS_PUTS
 from raymq.store.status import PutStatus
 from raymq.store.topics import check_target
 
-from .duplicates import Search
+from .duplicates import DuplicateSearch
 from .inner_message import InnerMessage, PreparedInner, PreparedProgress, ServiceProgress
 from .put_hooks import after_batch, before_batch
 
@@ -105,9 +105,9 @@ class PutPath:
     def check_serving(self) -> None:
         """Whether puts are taken now.
 
-        Raises: Unavailable with SERVICE_NOT_AVAILABLE when the store is closed or a running flag forbids it, with
-        OS_PAGE_CACHE_BUSY when an append is under way for too long; StorageFull where that flag is a full disk's.
-        Source: HookUtils#checkBeforePutMessage; a busy page cache refuses puts so that they do not pile up.
+        Raises: Unavailable, SERVICE_NOT_AVAILABLE: the store is closed or a running flag forbids puts. Unavailable,
+        OS_PAGE_CACHE_BUSY: an append is taking too long. StorageFull: the flag is that of a full disk.
+        Source: HookUtils#checkBeforePutMessage. A busy page cache refuses puts so that they do not pile up.
         """
         self._check_open()
         if self._lock.begin_ms and self._lock.busy(self._busy_ms):
@@ -129,9 +129,11 @@ class PutPath:
         guard = self._guards.get(request.topic)
         if guard is None:
             check_target(request.topic, request.queue_id, self._state.topics)
+
         small = record.check_put(
             request.topic, request.batch, max_message_bytes=self._config.max_message_bytes
         )
+
         if not request.batch.num_rows:
             raise Rejected("the batch has no rows", field="batch", limit="at least 1 row")
         if guard is not None:
@@ -168,7 +170,7 @@ class PutPath:
         with lock.mutex:
             lock.begin_ms = self._clock.monotonic_ms()
             try:
-                appended = self._append_new(checked)
+                appended = self._append_unstored(checked)
             except (RayMQError, OSError):
                 self._stats.note_failed()
                 after_batch(self._hooks, checked.request, None)
@@ -185,6 +187,7 @@ class PutPath:
             appended = appended._replace(wait_store_ok=False)
         if not appended.duplicates:
             return appended
+
         first, last = checked.originals
         if first == UNKNOWN_OFFSET or (last == UNKNOWN_OFFSET and appended.last_offset < 0):
             # It became a duplicate after the check, or the log has deleted it.
@@ -194,7 +197,7 @@ class PutPath:
             last_offset=last if appended.last_offset < 0 else appended.last_offset,
         )
 
-    def _append_new(self, checked: CheckedPut) -> Append:
+    def _append_unstored(self, checked: CheckedPut) -> Append:
         """Append the rows that are not stored yet."""
         request, prepared = checked.request, checked.prepared
         count = prepared.count
@@ -221,7 +224,7 @@ class PutPath:
                     end_offset=admission.end_offset,
                 )
 
-        appended = self._append(prepared, request, skip)
+        appended = self._append_in_units(prepared, request, skip)
         held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
         self._stats.note_put(request.topic, count - skip, prepared.bytes_from(skip), held_ms)
         last_offset = appended.first_offset + count - skip - 1
@@ -241,7 +244,7 @@ class PutPath:
         last = first + request.batch.num_rows - 1
         dispatched = self._dispatch.dispatched
         queue = self._queues.find(request.topic, request.queue_id)
-        search = Search(self._log, request.topic, request.queue_id, request.producer_id)
+        search = DuplicateSearch(self._log, request.topic, request.queue_id, request.producer_id)
         first_offset = search.find(first, entry, queue, dispatched)
         return first_offset, search.find(last, entry, queue, dispatched)
 
@@ -257,14 +260,14 @@ class PutPath:
                 row=row,
             )
 
-    def _append(self, prepared: Prepared, request: PutRequest, skip: int) -> Append:
+    def _append_in_units(self, prepared: Prepared, request: PutRequest, skip: int) -> Append:
         """Append rows from `skip` on, cut into append units."""
         log = self._log
         self._begin_segment()
-        now = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
+        store_time_ms = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
         one_unit = min(log.room(), self._config.append_unit_bytes)
         if isinstance(prepared, record.PreparedSmallBatch) and prepared.size <= one_unit:
-            return self._append_unit(prepared, request, skip, prepared.count, now)
+            return self._append_unit(prepared, request, skip, prepared.count, store_time_ms)
 
         ends = np.cumsum(prepared.sizes)
         log.ensure_room(int(ends[-1]) - (int(ends[skip - 1]) if skip else 0))
@@ -277,7 +280,7 @@ class PutPath:
                     log.seal(self.epoch)
                     self._begin_segment()
                     continue
-                appended = self._append_unit(prepared, request, row, stop, now)
+                appended = self._append_unit(prepared, request, row, stop, store_time_ms)
                 first = first or appended
                 row = stop
         except (OSError, RayMQError) as error:
@@ -306,14 +309,14 @@ class PutPath:
         return row + 1
 
     def _append_unit(
-        self, prepared: Prepared, request: PutRequest, row: int, stop: int, now: int
+        self, prepared: Prepared, request: PutRequest, row: int, stop: int, store_time_ms: int
     ) -> Append:
         """Append rows [row, stop), which fit the current file."""
         log, shard_state = self._log, self._state
         # Looked up for each unit: the snapshot of a new segment takes offsets of the internal queue.
         offset = shard_state.next_offsets.get((request.topic, request.queue_id), 0)
         data = prepared.encode(
-            row, stop, queue_offset=offset, physical_offset=log.end, store_time_ms=now
+            row, stop, queue_offset=offset, physical_offset=log.end, store_time_ms=store_time_ms
         )
         start = log.append(data, self.epoch)
 
@@ -328,7 +331,7 @@ class PutPath:
                 start + np.cumsum(sizes) - sizes if len(sizes) > 1 else np.array([start]),
                 sizes,
                 prepared.tags_codes[row:stop],
-                now,
+                store_time_ms,
                 None if prepared.keyed is None else prepared.keyed.rows(row, stop),
             )
         )
@@ -339,12 +342,12 @@ class PutPath:
             offset,
             stop - row,
             log.end,
-            now,
+            store_time_ms,
             producer=request.producer_id,
             epoch=request.epoch,
             first_sequence=request.first_sequence + row,
         )
-        return Append(offset, stop - row, 0, now, start, log.end)
+        return Append(offset, stop - row, 0, store_time_ms, start, log.end)
 
     def begin_log(self) -> None:
         """Begin an empty log with its first file and snapshot."""
@@ -354,9 +357,9 @@ class PutPath:
     def _begin_segment(self) -> None:
         """Write a snapshot of the state at the start of each segment, before anything else.
 
-        A broken-off snapshot, of a crash or of a full disk, is followed by a whole one. Where that finds no room, the
-        segment ends. A state too large for a file is left out: recovery then begins earlier. A large segment gets
-        further snapshots, so that recovery reads little however full the segment is.
+        A broken-off snapshot, of a crash or of a full disk, is followed by a whole one. If the whole snapshot does not
+        fit, the segment ends. A state too large for a file is left out: recovery then begins earlier. A large segment
+        gets further snapshots, so that recovery reads little however full the segment is.
         """
         log, size = self._log, self._config.segment_size_bytes
         while self.snapshot_segment != log.end - log.end % size:
@@ -401,9 +404,9 @@ class PutPath:
 
     def _append_snapshot(self, parts: list[PreparedInner], nbytes: int) -> None:
         start = self._log.end
-        now = self._stamp()
+        store_time_ms = self._stamp()
         for part in parts:
-            self._append_inner([part], now)
+            self._append_service_records([part], store_time_ms)
         self._log.marks.note_snapshot(start)
         # A large state is written less often: snapshots stay a small part of the log.
         interval = max(self._config.snapshot_interval_bytes, SNAPSHOT_SHARE * nbytes)
@@ -434,7 +437,7 @@ class PutPath:
 
         The lock is held throughout: the limit may drop entries that puts extend, and no two calls may get the same
         epoch.
-        Raises: Rejected where the shard remembers as many producers as it may; nothing was stored.
+        Raises: Rejected if the shard already remembers as many producers as it may. Nothing was stored.
         """
         with self._lock:
             epoch = self._state.next_epoch(producer)
@@ -443,7 +446,7 @@ class PutPath:
     def _put_internal(self, kind: str, body: bytes) -> Append:
         prepared = self._internal(kind, body)
         self._make_room(prepared.size)
-        (appended,) = self._append_inner([prepared], self._stamp())
+        (appended,) = self._append_service_records([prepared], self._stamp())
         self._state.apply_internal(kind, body)
         return appended
 
@@ -513,7 +516,7 @@ class PutPath:
             first, body = head.ending_at(self._log.end + total)
             records.insert(0, first)
 
-        appends = self._append_inner(records, self._stamp())
+        appends = self._append_service_records(records, self._stamp())
         if head is not None:
             self.group = (appends[0].physical_offset, self._log.end)
             self._state.apply_internal(state.PROGRESS, body)
@@ -532,7 +535,9 @@ class PutPath:
             self._log.seal(self.epoch)
             self._begin_segment()
 
-    def _append_inner(self, records: list[PreparedInner], now: int) -> list[Append]:
+    def _append_service_records(
+        self, records: list[PreparedInner], store_time_ms: int
+    ) -> list[Append]:
         """Append records as one unit. The current file has room for them."""
         log, next_offsets = self._log, self._state.next_offsets
         at = log.end
@@ -543,10 +548,12 @@ class PutPath:
         for each in records:
             key = (each.topic, each.queue_id)
             offset = offsets.get(key, next_offsets.get(key, 0))
-            parts.append(each.encode(queue_offset=offset, physical_offset=at, store_time_ms=now))
+            parts.append(
+                each.encode(queue_offset=offset, physical_offset=at, store_time_ms=store_time_ms)
+            )
             if each.queued:
                 offsets[key] = offset + 1
-            appends.append(Append(offset, 1, 0, now, at, end, offset))
+            appends.append(Append(offset, 1, 0, store_time_ms, at, end, offset))
             at += each.size
 
         log.append(b"".join(parts), self.epoch)

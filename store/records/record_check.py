@@ -14,7 +14,7 @@ from .binary_columns import joined_values, one_value, value_lengths, value_offse
 from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES
 from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, TAGS, WAIT, separators_absent
-from .small_batch import PUT_SCHEMA, SMALL_BYTES_MAX, SmallBatch, plain, small_batch
+from .small_batch import PUT_SCHEMA, SMALL_BYTES_MAX, SmallBatch, all_rows_valid, small_batch
 
 _WAITS_NOT = f"{WAIT}\x01false\x02".encode()
 
@@ -34,7 +34,7 @@ def check_put(
     """
     fmt.check_topic_name(topic)
     if isinstance(batch, SmallBatch):
-        if plain(batch, max_message_bytes):
+        if all_rows_valid(batch, max_message_bytes):
             return batch
         batch = batch.to_batch()
 
@@ -42,7 +42,7 @@ def check_put(
     if not batch.num_rows:
         return None
     small = small_batch(batch)
-    if small is not None and plain(small, max_message_bytes):
+    if small is not None and all_rows_valid(small, max_message_bytes):
         return small
 
     body, tag, properties, born = batch.columns

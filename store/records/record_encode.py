@@ -116,6 +116,7 @@ def prepare(
         )
     if isinstance(batch, SmallBatch):
         batch = batch.to_batch()
+
     count = batch.num_rows
     body, tag, properties, born = batch.columns
     born_bytes = fmt.pack_host(*born_host) if born_host else store_bytes
@@ -127,6 +128,7 @@ def prepare(
     if stamp is not None:
         fixed[:, len(head) :] = stamp_column(*stamp, count)
     pieces: list[Any] = [body, _fixed_column(fixed)]
+
     stored: Int64s = np.full(count, STAMP_BYTES if stamp else 0, dtype=np.int64)
     tags_codes: Int64s = np.zeros(count, dtype=np.int64)
     if tag.null_count < count:
@@ -136,6 +138,7 @@ def prepare(
     if properties.null_count < count:
         pieces.append(properties)
         stored += value_lengths(properties)
+
     fixed[:, len(head) - 2 : len(head)] = stored.astype(">i2").view(np.uint8).reshape(count, 2)
 
     headers = np.repeat(

@@ -231,6 +231,7 @@ def _layout(
         )
     if any_v2:
         topic_width = np.where(v2, 2, 1)
+
     ends = starts + sizes
     body_start = starts + extra + fmt.HEADER_BYTES
     good = body_start + topic_width + 3 <= ends
@@ -243,15 +244,18 @@ def _layout(
     if any_v6:
         at = inside(starts + extra + fmt.BODY_LENGTH_AT)
         body_length = gather(view, at, _INT).astype(np.int64)
+
     body_end = body_start + body_length
     good &= (body_length >= 0) & (body_end + topic_width + 3 <= ends)
     topic_length = gather(view, inside(body_end), _BYTE).astype(np.int64)
     if any_v2:
         wide = gather(view, inside(body_end), _SHORT)
         topic_length = np.where(v2, wide, topic_length)
+
     topic_start = body_end + topic_width
     topic_end = topic_start + topic_length
     good &= (topic_length >= 1) & (topic_end + 2 <= ends)
+
     properties_length = gather(view, inside(topic_end), _SHORT).astype(np.int64)
     properties_start = topic_end + 2
     properties_end = properties_start + properties_length

@@ -48,7 +48,7 @@ class SmallBatch(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """As of a RecordBatch."""
+        """The number of rows. A RecordBatch has the same attribute."""
         return len(self.bodies)
 
     def to_batch(self) -> pa.RecordBatch:
@@ -68,17 +68,17 @@ def small_batch(batch: pa.RecordBatch) -> SmallBatch | None:
     return SmallBatch(*(column.to_pylist() for column in batch.columns))
 
 
-def plain(batch: SmallBatch, max_message_bytes: int) -> bool:
+def all_rows_valid(batch: SmallBatch, max_message_bytes: int) -> bool:
     """Whether every row is right. If not, `check_put` names the fault."""
     for body, tag, properties in zip(batch.bodies, batch.tags, batch.properties, strict=True):
         if len(body) > max_message_bytes:
             return False
-        if (tag or properties) and not _plain_properties(tag, properties):
+        if (tag or properties) and not _properties_valid(tag, properties):
             return False
     return True
 
 
-def _plain_properties(tag: str | None, properties: bytes | None) -> bool:
+def _properties_valid(tag: str | None, properties: bytes | None) -> bool:
     stored = STAMP_BYTES
     if tag:
         if not separators_absent(tag):

@@ -1,8 +1,9 @@
 """Transactions: half messages that become visible when they are committed.
 
-Source: TransactionalMessageBridge, TransactionalMessageServiceImpl, EndTransactionProcessor, RocketMQ 5.3.3. RocketMQ's
-may deliver twice. Here a commit's message, its op record and its progress are one append. So a repeated commit, even
-after a crash, delivers nothing more. A check counts in the shard's progress instead of writing the half message again.
+Source: TransactionalMessageBridge, TransactionalMessageServiceImpl, EndTransactionProcessor, RocketMQ 5.3.3. RocketMQ
+may deliver a committed message twice. Here a commit's message, its op record and its progress are one append. So a
+repeated commit, even after a crash, delivers nothing more. A check counts in the shard's progress instead of writing
+the half message again.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ END_RESERVE_BYTES = 1024
 #: op records read at a time
 _OPS_READ = 512
 
-Ask = Callable[[StoredMessage], Resolution]
+AskProducer = Callable[[StoredMessage], Resolution]
 
 
 class Half(NamedTuple):
@@ -220,7 +221,7 @@ class TransactionService:
 
     # --- checks ---------------------------------------------------------------------------------------------
 
-    def check(self, ask: Ask) -> CheckRound:
+    def check(self, ask: AskProducer) -> CheckRound:
         """Ask about every open half message that is old enough. After too many checks it is discarded.
 
         Args: `ask`: called without the service's lock. Its answer counts unless the half message was resolved

@@ -29,13 +29,16 @@ def test_a_kill_during_recovery_from_a_power_loss_leaves_no_hole_in_a_consume_qu
     for queue in (0, 1, 0):
         store.put(request([b"body"], queue=queue))
     confirm(store)
+
     tree = disk.tree()
     store.abandon()
     # Of the unsynced consume queues only the units of queue 0 reached the disk.
     lost = {path: bytes(len(data)) for path, data in tree.items() if "/t/1/" in path}
     assert len(lost) == 1
+
     recovering = disk_of({**tree, **lost}, boot=1).recording()
     open_store(recovering)
+
     killed = list(kill_states(recovering))
     assert len(killed) >= 5
     for image in killed:
@@ -54,17 +57,20 @@ def test_consume_queues_whose_sync_failed_are_written_again_at_the_next_start() 
     for queue in (0, 0, 1):
         store.put(request([b"body"], queue=queue))
     confirm(store)
+
     disk.fail("sync_data", at=2)
     with pytest.raises(OSError, match="error"):
         store.sync_queues()
     with pytest.raises(Unavailable):
         store.sync_queues()
     disk.heal()
+
     # The process ends. The machine runs on, so the page cache stays.
     store.abandon()
     store = open_store(disk)
     dispatch_all(store)
     store.sync_queues()
+
     _, lost = last_states(disk, 64, SEED)
     assert len(lost) > 1
     for image in lost:

@@ -397,7 +397,7 @@ def test_a_client_killed_with_large_batches_under_way_leaves_a_prefix_and_no_obj
     finally:
         killed.kill()
         killed.wait()
-    # Whoever comes with the same id and rows finds the prefix, and goes on behind it.
+    # A sender with the same id and rows finds the prefix and continues after it.
     with contextlib.closing(BatchSender(Routes.of(world.cluster), producer_id=21)) as sender:
         count = stored() // 64 + 10
         futures = [sender.send("killed", 0, large(number)) for number in range(count)]

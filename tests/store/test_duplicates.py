@@ -11,7 +11,7 @@ from raymq.store.embedded import EmbeddedStore
 from raymq.store.errors import Fenced
 from raymq.store.message_store import MessageStore
 from raymq.store.producer_table import RUNS_MAX, RUNS_RECENT, UNKNOWN_OFFSET, ProducerQueue, Run
-from raymq.store.put.duplicates import Search
+from raymq.store.put.duplicates import DuplicateSearch
 from raymq.store.state import ShardState
 from tests.support.batches import request
 from tests.support.clock import ManualClock
@@ -194,13 +194,13 @@ def test_no_put_waits_for_the_lock_while_a_row_is_searched(store, monkeypatch):
     offsets = interleave(store, 60)
     settle(store)
     looks = []
-    look = Search._own_units
+    look = DuplicateSearch._own_units
 
     def watched(self, *args):
         looks.append(store.store.put_path._lock.begin_ms > 0)
         return look(self, *args)
 
-    monkeypatch.setattr(Search, "_own_units", watched)
+    monkeypatch.setattr(DuplicateSearch, "_own_units", watched)
     assert asked_again(store, 4) == offsets[4]
     assert looks
     assert not any(looks)
@@ -210,13 +210,13 @@ def test_a_whole_write_sent_again_reads_each_row_about_once(store, monkeypatch):
     interleave(store, 700, others=3)
     settle(store)
     read = []
-    look = Search._own_units
+    look = DuplicateSearch._own_units
 
     def counted(self, first_offset, units):
         read.append(len(units))
         return look(self, first_offset, units)
 
-    monkeypatch.setattr(Search, "_own_units", counted)
+    monkeypatch.setattr(DuplicateSearch, "_own_units", counted)
     for number in range(700):
         put(store, 3, sequence=number * 3)
     # One small slice a batch. Without the last result as a hint each would bisect again.
@@ -237,14 +237,14 @@ def test_slices_shrink_when_a_look_takes_long(store, monkeypatch):
     # As if the state had forgotten the offset of sequence 1.
     entry.runs = [Run(0, 1, 0), Run(3, 1, 2003)]
     sizes = []
-    look = Search._own_units
+    look = DuplicateSearch._own_units
 
     def slow(self, first_offset, units):
         store.store.clock.advance(5)
         sizes.append(len(units))
         return look(self, first_offset, units)
 
-    monkeypatch.setattr(Search, "_own_units", slow)
+    monkeypatch.setattr(DuplicateSearch, "_own_units", slow)
     assert asked_again(store, 2) == 2002
     assert sizes[:5] == [32, 16, 8, 4, 4]
 
