@@ -21,8 +21,6 @@ from raymq.store.errors import Unavailable
 from raymq.store.files import Files
 from tests.support.ray_environment import ray_environment
 
-pytestmark = pytest.mark.background
-
 SEGMENT_BYTES = 4 * 1024 * 1024
 #: `start` in a process of its own, which nothing but its own end bounds
 START = """
