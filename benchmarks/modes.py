@@ -40,10 +40,10 @@ from benchmarks.put import (
 )
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.routes import Routes
-from raymq.store.config import StoreConfig
+from raymq.store.config.promise import Flush
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.flush import PAGE_BYTES
-from raymq.store.promise import Flush
-from raymq.store.record import PUT_SCHEMA
+from raymq.store.records.record import PUT_SCHEMA
 
 #: bytes of a large batch as it is stored, and of one message
 BLOCK_BYTES, RECORD_BYTES = 1140 * 1024, 1150

@@ -34,10 +34,10 @@ from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.produce.producer_config import IN_FLIGHT_BYTES
 from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.cluster.transport.routes import Routes
-from raymq.store.config import StoreConfig
-from raymq.store.embedded import EmbeddedStore
-from raymq.store.record import PUT_SCHEMA, batch_bytes
-from raymq.store.requests import PutRequest
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.embedded.embedded_store import EmbeddedStore
+from raymq.store.records.record import PUT_SCHEMA, batch_bytes
+from raymq.store.records.requests import PutRequest
 
 ROUNDS = 3
 #: (rows, body bytes)

@@ -22,8 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from raymq.store.config import StoreConfig
-from raymq.store.message_store import MessageStore
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from tests.support.batches import request
 from tests.support.confirming import confirm
 

@@ -42,7 +42,7 @@ from raymq.cluster.deploy import ray_host
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.routes import Routes
-from raymq.store.files import Files
+from raymq.store.base.files import Files
 
 MIB = 1 << 20
 ROUNDS = 5

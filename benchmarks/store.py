@@ -41,12 +41,12 @@ import pyarrow as pa
 from benchmarks import floors
 from benchmarks.floors import Line, at_least, at_most
 from benchmarks.put import ROUNDS, Rounds
-from raymq.store import record
-from raymq.store.config import StoreConfig
-from raymq.store.embedded import EmbeddedStore
-from raymq.store.files import Files
-from raymq.store.message_store import MessageStore
-from raymq.store.requests import PutRequest
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.embedded.embedded_store import EmbeddedStore
+from raymq.store.engine.message_store import MessageStore
+from raymq.store.records import record
+from raymq.store.records.requests import PutRequest
 from tests.support import oracle
 
 BODY = 1024

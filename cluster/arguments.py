@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-from raymq.store.errors import Rejected
+from raymq.store.base.errors import Rejected
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -9,10 +9,10 @@ from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any
 
 import raymq
-from raymq.store.clock import Clock
-from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected
-from raymq.store.state import CLEANUP_POLICY, COMPACTION
-from raymq.store.topics import SYSTEM_PREFIX
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected
+from raymq.store.state.shard_state import CLEANUP_POLICY, COMPACTION
+from raymq.store.state.topics import SYSTEM_PREFIX
 
 from .arguments import takes_options_of
 from .consume.consumer_config import ConsumerConfig, ConsumerOptions

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from raymq.actors.shared.control_block import FLUSHERS
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Corrupt, RayMQError, Rejected
-from raymq.store.files import Files
-from raymq.store.promise import FLUSHES, Flush
+from raymq.store.base.errors import Corrupt, RayMQError, Rejected
+from raymq.store.base.files import Files
+from raymq.store.config.promise import FLUSHES, Flush
+from raymq.store.config.store_config import StoreConfig
 
 from .arguments import check_choice, check_number
 from .deploy.placement import NODE_HOST, Placement, check_host, place_shards

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from raymq.store.errors import Rejected, Unavailable
-from raymq.store.files import Files
+from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.files import Files
 
 NAMESPACE = "raymq"
 

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from raymq.actors.shared.control_block import check_architecture
-from raymq.store.clock import Clock
-from raymq.store.config import StoreConfig
-from raymq.store.errors import RayMQError, Rejected, Unavailable
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import RayMQError, Rejected, Unavailable
+from raymq.store.base.files import Files
+from raymq.store.config.promise import Flush
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.transient_pool import check_room
-from raymq.store.promise import Flush
 
 from . import cluster_record
 from .arguments import check_choice

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import ClassVar, NoReturn
 
-from raymq.store.errors import Rejected
+from raymq.store.base.errors import Rejected
 
 
 class OpenClient:

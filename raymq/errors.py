@@ -18,7 +18,7 @@ Example:
 
 from __future__ import annotations
 
-from raymq.store.errors import (
+from raymq.store.base.errors import (
     Bug,
     Corrupt,
     DeliveryUnknown,

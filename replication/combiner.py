@@ -22,8 +22,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from raymq.store.promise import Ends, Promise
-from raymq.store.status import PutStatus
+from raymq.store.base.status import PutStatus
+from raymq.store.config.promise import Ends, Promise
 
 #: puts that begin to wait within this time of each other share the deadline of the last one. This bounds the number of
 #: deadlines, and is short compared with a timeout of seconds

@@ -9,8 +9,8 @@ needs to remember anything about the other.
       +---- disconnect, silence, conflict (at once) or refusal, halt (after halt_retry_ms) ----+
 
 `Replicated` carries the end of the bytes that are durable at the follower *and* equal to the leader's log. By it the
-promise (store/promise.py) decides the confirmed end, up to which readers may see. The confirmed end comes back in
-`LeaderProgress` and goes to the follower.
+promise (store/config/promise.py) decides the confirmed end, up to which readers may see. The confirmed end comes back
+in `LeaderProgress` and goes to the follower.
 """
 
 from __future__ import annotations

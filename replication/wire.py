@@ -15,8 +15,8 @@ import hashlib
 import struct
 from typing import NamedTuple, TypeAlias
 
-from raymq.store.checksum import crc32c
-from raymq.store.errors import Rejected
+from raymq.store.base.checksum import crc32c
+from raymq.store.base.errors import Rejected
 from raymq.store.log.chain import CHAIN_UNIT_BYTES, ChainUnit, unpack_units
 
 MAGIC = b"RmqR"

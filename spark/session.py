@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from raymq.cluster.deploy import java
-from raymq.store.errors import Unavailable
+from raymq.store.base.errors import Unavailable
 
 _OPENED = (
     "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.math java.text java.util "

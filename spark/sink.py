@@ -22,9 +22,9 @@ from raymq.cluster.messages.keys import key_properties
 from raymq.cluster.messages.partitioner import queues_of
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.routes import Routes
-from raymq.store.errors import Bug, Rejected
-from raymq.store.promise import Acks
-from raymq.store.record import PUT_SCHEMA
+from raymq.store.base.errors import Bug, Rejected
+from raymq.store.config.promise import Acks
+from raymq.store.records.record import PUT_SCHEMA
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from raymq.cluster.consume.range_reader import read_range
 from raymq.cluster.messages.columns import message_batch
-from raymq.store.errors import OffsetOutOfRange, Rejected
+from raymq.store.base.errors import OffsetOutOfRange, Rejected
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster

@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING
 from raymq._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .config import StoreConfig
-    from .embedded import EmbeddedStore
-    from .index.query import QueryResult
-    from .put.inner_message import InnerMessage
-    from .put.put_hooks import PutHook
-    from .put_message import PutResult
-    from .queues.get_message import GetMessageResult, expression_filter
-    from .queues.message_filter import MessageFilter
-    from .queues.raw_records import decode_records
-    from .record import PUT_SCHEMA, RECORD_SCHEMA
-    from .records.properties import decode as decode_properties
-    from .records.rows import producer_stamps
-    from .requests import Append, FetchSlice, PutRequest
-    from .services.resolutions import Resolution
-    from .services.transaction import Half
-    from .status import PutStatus
-    from .tools.inspect import verify
+    from raymq.store.base.status import PutStatus
+    from raymq.store.config.store_config import StoreConfig
+    from raymq.store.embedded.embedded_store import EmbeddedStore
+    from raymq.store.embedded.put_message import PutResult
+    from raymq.store.index.query import QueryResult
+    from raymq.store.put.inner_message import InnerMessage
+    from raymq.store.put.put_hooks import PutHook
+    from raymq.store.queues.get_message import GetMessageResult, expression_filter
+    from raymq.store.queues.message_filter import MessageFilter
+    from raymq.store.queues.raw_records import decode_records
+    from raymq.store.records.properties import decode as decode_properties
+    from raymq.store.records.record import PUT_SCHEMA, RECORD_SCHEMA
+    from raymq.store.records.requests import Append, FetchSlice, PutRequest
+    from raymq.store.records.rows import producer_stamps
+    from raymq.store.services.resolutions import Resolution
+    from raymq.store.services.transaction import Half
+    from raymq.store.tools.inspect import verify
 
 __all__ = [
     "PUT_SCHEMA",
@@ -56,22 +56,22 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "PUT_SCHEMA": "raymq.store.record",
-        "RECORD_SCHEMA": "raymq.store.record",
-        "Append": "raymq.store.requests",
-        "EmbeddedStore": "raymq.store.embedded",
-        "FetchSlice": "raymq.store.requests",
+        "PUT_SCHEMA": "raymq.store.records.record",
+        "RECORD_SCHEMA": "raymq.store.records.record",
+        "Append": "raymq.store.records.requests",
+        "EmbeddedStore": "raymq.store.embedded.embedded_store",
+        "FetchSlice": "raymq.store.records.requests",
         "GetMessageResult": "raymq.store.queues.get_message",
         "Half": "raymq.store.services.transaction",
         "InnerMessage": "raymq.store.put.inner_message",
         "MessageFilter": "raymq.store.queues.message_filter",
         "PutHook": "raymq.store.put.put_hooks",
-        "PutRequest": "raymq.store.requests",
-        "PutResult": "raymq.store.put_message",
-        "PutStatus": "raymq.store.status",
+        "PutRequest": "raymq.store.records.requests",
+        "PutResult": "raymq.store.embedded.put_message",
+        "PutStatus": "raymq.store.base.status",
         "QueryResult": "raymq.store.index.query",
         "Resolution": "raymq.store.services.resolutions",
-        "StoreConfig": "raymq.store.config",
+        "StoreConfig": "raymq.store.config.store_config",
         "decode_properties": "raymq.store.records.properties:decode",
         "decode_records": "raymq.store.queues.raw_records",
         "expression_filter": "raymq.store.queues.get_message",

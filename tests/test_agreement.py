@@ -32,12 +32,12 @@ from raymq.cluster.messages.message import Message, ReceivedMessage
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.produce.message_encoder import MessageEncoder
 from raymq.cluster.produce.producer_config import ProducerConfig
-from raymq.store import errors
-from raymq.store.clock import Clock
-from raymq.store.config import StoreConfig
-from raymq.store.files import Files
-from raymq.store.format import PROPERTIES_MAX_BYTES
-from raymq.store.log.commit import CommitRealTime
+from raymq.store.base import errors
+from raymq.store.base.clock import Clock
+from raymq.store.base.files import Files
+from raymq.store.base.format import PROPERTIES_MAX_BYTES
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.log.commit_real_time import CommitRealTime
 from raymq.store.log.flush import PAGE_BYTES, FlushRealTime
 
 ROOT = Path(__file__).resolve().parent.parent

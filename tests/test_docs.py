@@ -14,7 +14,7 @@ import pytest
 
 import raymq
 from raymq.cluster.cli.main import build_parser
-from raymq.store.record import decode
+from raymq.store.records.record import decode
 from tests.support.programs import Program
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -26,7 +26,7 @@ TEXT_PLACES = (*PYTHON_PLACES, "tests", "docs", ".ci")
 TEXT_ENDINGS = {".py", ".md", ".toml", ".txt", ""}
 
 #: the two modules of store/ that may touch files and the clock
-SEAM = {"store/files.py", "store/clock.py"}
+SEAM = {"store/base/files.py", "store/base/clock.py"}
 #: calls of `os` that touch a file; os.kill and os.environ (failpoints) are none of them
 FILE_CALL = re.compile(
     "open|close|read|write|pread|pwrite|preadv|pwritev|fsync|fdatasync|sync_file_range|truncate"
@@ -52,12 +52,12 @@ SATELLITE_MODULES = (
     "raymq.actors.shared.ring",
     "raymq.actors.satellites.satellite",
     "raymq.actors.satellites.service",
-    "raymq.store.clock",
-    "raymq.store.log.commit",
-    "raymq.store.config",
-    "raymq.store.errors",
-    "raymq.store.failpoints",
-    "raymq.store.files",
+    "raymq.store.base.clock",
+    "raymq.store.log.commit_real_time",
+    "raymq.store.config.store_config",
+    "raymq.store.base.errors",
+    "raymq.store.base.failpoints",
+    "raymq.store.base.files",
     "raymq.store.log.flush",
     "raymq.store.log.transient_pool",
 )
@@ -115,7 +115,7 @@ def test_only_tests_use_assert():
         for node in ast.walk(tree)
         if isinstance(node, ast.Assert)
     ]
-    assert not found, f"use raymq.store.errors.require, which -O does not remove: {found}"
+    assert not found, f"use raymq.store.base.errors.require, which -O does not remove: {found}"
 
 
 def test_in_store_only_the_seam_touches_files_and_the_clock():
@@ -126,7 +126,7 @@ def test_in_store_only_the_seam_touches_files_and_the_clock():
         for node in ast.walk(tree)
         if (use := file_use(node))
     ]
-    assert not found, f"go through store/files.py or store/clock.py: {found}"
+    assert not found, f"go through store/base/files.py or store/base/clock.py: {found}"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_the_search_for_functions_without_air_sees_what_it_is_for(body, is_found
     assert airless(source) == ([1] if is_found else [])
 
 
-#: where the fields of a record begin that other modules read or write: store/format.py names them
+#: where the fields of a record begin that other modules read or write: store/base/format.py names them
 RECORD_OFFSETS = {20, 28, 36, 40, 48, 56, 64, 72, 76, 84, 88}
 #: a struct that skips bytes in front of a field
 SKIPPING_STRUCT = re.compile(r">\w*\d+x\w+")
@@ -222,11 +222,11 @@ def test_record_offsets_are_written_in_format_alone():
     found = [
         f"{path}:{getattr(node, 'lineno', 0)}: {offset}"
         for path, tree in sources("store", "cluster/messages")
-        if path != "store/format.py"
+        if path != "store/base/format.py"
         for node in ast.walk(tree)
         if (offset := record_offset(node))
     ]
-    assert not found, f"use the names of store/format.py: {found}"
+    assert not found, f"use the names of store/base/format.py: {found}"
 
 
 @pytest.mark.parametrize(

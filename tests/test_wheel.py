@@ -90,7 +90,7 @@ def test_spark_java_and_plots_are_extras(wheel, names):
 
 def test_the_wheel_works_as_a_zip_file_as_spark_ships_it(wheel, tmp_path):
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import raymq.store.errors as e;"
+        "import sys; sys.path.insert(0, sys.argv[1]); import raymq.store.base.errors as e;"
         "print(e.__file__.startswith(sys.argv[1]))"
     )
     done = subprocess.run(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from raymq.store.errors import Rejected
-from raymq.store.requests import FetchRequest
-from raymq.store.topics import QUEUES_MAX
+from raymq.store.base.errors import Rejected
+from raymq.store.records.requests import FetchRequest
+from raymq.store.state.topics import QUEUES_MAX
 
 #: numbers of RocketMQ are signed 64-bit ones
 NUMBER_MAX = 2**63 - 1

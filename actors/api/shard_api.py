@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from raymq.store.errors import DeliveryUnknown, RayMQError
-from raymq.store.promise import ACKS
-from raymq.store.record import SmallBatch
-from raymq.store.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
+from raymq.store.base.errors import DeliveryUnknown, RayMQError
+from raymq.store.config.promise import ACKS
+from raymq.store.records.record import SmallBatch
+from raymq.store.records.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
 
 from .call_arguments import check_integer, check_name, wrong_value
 

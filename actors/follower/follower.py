@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from raymq.replication import mirror_follower, wire
-from raymq.store.errors import Corrupt, RayMQError, Rejected
+from raymq.store.base.errors import Corrupt, RayMQError, Rejected
 from raymq.store.log.chain import ChainUnit
 
 #: how often the acknowledging thread checks whether its stream has ended

@@ -13,14 +13,14 @@ from typing import Any
 from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.shared.maintenance import Maintenance
 from raymq.actors.supervise.replica_host import Body, ReplicaHost
-from raymq.store.errors import Corrupt, RayMQError, Rejected, StorageFull, Unavailable
+from raymq.store.base.errors import Corrupt, RayMQError, Rejected, StorageFull, Unavailable
+from raymq.store.base.running_flags import RunningFlags
+from raymq.store.base.status import PutStatus
+from raymq.store.config.promise import own_durable
 from raymq.store.log.chain import ChainUnit
 from raymq.store.log.clean import CleanService
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.promise import own_durable
-from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
-from raymq.store.running_flags import RunningFlags
-from raymq.store.status import PutStatus
+from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 
 from .follower import FollowerSession
 

@@ -6,13 +6,13 @@ from typing import Any, Protocol
 
 from raymq.actors.api import call_arguments
 from raymq.actors.shared.maintenance import Maintenance
-from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable
-from raymq.store.message_store import MessageStore
+from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.records.producer_stamp import PRODUCER_MAX
-from raymq.store.requests import Append
+from raymq.store.records.requests import Append
 from raymq.store.services.retry import send_back
-from raymq.store.state import TopicInfo
-from raymq.store.topics import QUEUES_MAX
+from raymq.store.state.shard_state import TopicInfo
+from raymq.store.state.topics import QUEUES_MAX
 
 
 class AdminHost(Protocol):

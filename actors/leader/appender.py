@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
-from raymq.store.errors import Bug, RayMQError, Unavailable
-from raymq.store.promise import Acks
+from raymq.store.base.errors import Bug, RayMQError, Unavailable
+from raymq.store.config.promise import Acks
 from raymq.store.put.put_path import CheckedPut
-from raymq.store.record import batch_bytes
-from raymq.store.requests import Append
+from raymq.store.records.record import batch_bytes
+from raymq.store.records.requests import Append
 
 logger = logging.getLogger("raymq.commit_log")
 

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable
 
 from raymq.actors.supervise.replica_host import ReplicaHost
+from raymq.store.base.errors import Bug, RayMQError
 from raymq.store.delay.delay_service import DelayService
-from raymq.store.errors import Bug, RayMQError
-from raymq.store.message_store import MessageStore
-from raymq.store.requests import Append
+from raymq.store.engine.message_store import MessageStore
+from raymq.store.records.requests import Append
 
 #: messages delivered before their promise is awaited: a slow disk slows deliveries down, as it does producers
 RUN_MESSAGES = 2048

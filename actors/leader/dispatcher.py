@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Iterator
 
 from raymq.actors.shared.failures import ActiveFailures
-from raymq.store.clock import Clock
-from raymq.store.errors import Corrupt, OffsetOutOfRange, StorageFull, Unavailable
-from raymq.store.message_store import MessageStore
-from raymq.store.requests import FetchRequest, FetchSlice
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Corrupt, OffsetOutOfRange, StorageFull, Unavailable
+from raymq.store.engine.message_store import MessageStore
+from raymq.store.records.requests import FetchRequest, FetchSlice
 
 #: while no reader waits for a unit, units are dispatched together: each dispatch alone takes the interpreter from the
 #: puts

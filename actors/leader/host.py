@@ -16,14 +16,14 @@ from raymq.actors.shared.failures import FailureFile
 from raymq.actors.shared.maintenance import Maintenance
 from raymq.actors.supervise.lease import FLUSH_ROLES
 from raymq.actors.supervise.replica_host import Body, ReplicaHost
-from raymq.store.clock import Clock
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavailable
 from raymq.store.compaction.compaction_store import CompactionService
-from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavailable
+from raymq.store.config.promise import awaits_commit, own_durable, promises
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.flush import PAGE_BYTES
-from raymq.store.message_store import MessageStore
-from raymq.store.promise import awaits_commit, own_durable, promises
 from raymq.store.put.put_path import CheckedPut
-from raymq.store.requests import Append, FetchRequest, FetchSlice, PutRequest
+from raymq.store.records.requests import Append, FetchRequest, FetchSlice, PutRequest
 
 from . import leader_metrics
 from .admin_calls import AdminCalls

@@ -7,11 +7,11 @@ from itertools import islice
 from typing import Any
 
 from raymq.actors.shared.latency import Latencies
-from raymq.store import format as fmt
+from raymq.store.base import format as fmt
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.scrub import Scrub
-from raymq.store.message_store import MessageStore
-from raymq.store.state import INTERNAL_TOPIC
+from raymq.store.state.shard_state import INTERNAL_TOPIC
 
 from .metrics import ByTags, MetricValues
 

@@ -1,7 +1,8 @@
 """Puts that wait for their promise: reported to the satellites, answered when it is kept, or as unknown at a deadline.
 
-A put waits for the ends that its row of store/promise.py names. `PutCombiner` makes the outcomes: success by watermark,
-exceptions by entry. Puts of each ack mode wait in a queue of their own, so none waits for the promise of another.
+A put waits for the ends that its row of store/config/promise.py names. `PutCombiner` makes the outcomes: success by
+watermark, exceptions by entry. Puts of each ack mode wait in a queue of their own, so none waits for the promise of
+another.
 
 A promise that names replicas is combined in Replication: its watermark arrives as the replicated end, its late puts as
 entries. For such puts the combiner here reports only when Replication has been silent for REPLICATION_SILENCE_MS after
@@ -22,11 +23,11 @@ from raymq.actors.shared.retry_throttle import RetryThrottle
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.actors.supervise.supervisor import STALE_MS
 from raymq.replication.combiner import LatePuts, PutCombiner
-from raymq.store.config import StoreConfig
-from raymq.store.errors import DeliveryUnknown, Unavailable
-from raymq.store.promise import Acks, Ends, Promise
-from raymq.store.requests import PutOutcome
-from raymq.store.status import PutStatus
+from raymq.store.base.errors import DeliveryUnknown, Unavailable
+from raymq.store.base.status import PutStatus
+from raymq.store.config.promise import Acks, Ends, Promise
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.records.requests import PutOutcome
 
 from .appender import AppendedPut, Appender
 

@@ -12,7 +12,7 @@
 
 Every Flight call carries the header `authorization: Bearer <token>`. Streams and actions name the cluster and the shard
 that they expect ("cluster_id", "shard"), and another one refuses them. An error travels as {"kind", "message",
-"fields"}, see store/errors.py `to_wire`.
+"fields"}, see store/base/errors.py `to_wire`.
 
 Operations take JSON arguments and return a JSON object. Over Flight the action's type is the operation. Its body is
 {"cluster_id", "shard", "args"}, its result {"result"} or {"error"}. A follower answers only describe and status.

@@ -23,7 +23,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from raymq.store.requests import PutOutcome
+from raymq.store.records.requests import PutOutcome
 
 PUT, FETCH, REPLICATE = "put", "fetch", "replicate"
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from raymq.store.errors import RayMQError, Rejected, to_wire
-from raymq.store.record import SmallBatch
-from raymq.store.requests import PutOutcome
+from raymq.store.base.errors import RayMQError, Rejected, to_wire
+from raymq.store.records.record import SmallBatch
+from raymq.store.records.requests import PutOutcome
 
 from .small_puts import pack_puts, unpack_puts
 

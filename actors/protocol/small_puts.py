@@ -10,9 +10,9 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
-from raymq.store.errors import Rejected
-from raymq.store.promise import ACKS
-from raymq.store.record import SmallBatch
+from raymq.store.base.errors import Rejected
+from raymq.store.config.promise import ACKS
+from raymq.store.records.record import SmallBatch
 
 #: flags, queue, id, read, pid, epoch, seq; bytes of the topic, rows
 _PUT = struct.Struct("<BiqqQqqHH")

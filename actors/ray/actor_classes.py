@@ -36,10 +36,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raymq.store.clock import Clock
-from raymq.store.config import StoreConfig
-from raymq.store.errors import RayMQError, Unavailable
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import RayMQError, Unavailable
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
 
 logger = logging.getLogger("raymq")
 
@@ -344,7 +344,7 @@ class CommitActor(SatelliteActor):
 
     def _make(self) -> Any:
         from raymq.actors.satellites.commit_service import CommitService
-        from raymq.store.promise import awaits_commit
+        from raymq.store.config.promise import awaits_commit
 
         spec = self._spec
         eager = awaits_commit(spec["flush"], mirrored=spec["replication"] == "mirror")

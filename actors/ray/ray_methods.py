@@ -18,9 +18,9 @@ from raymq.actors.api.call_arguments import fetch_request
 from raymq.actors.api.shard_api import PutTicket, ShardBackend, put_request
 from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
 from raymq.actors.protocol.ray_calls import pack_acks, unpack_call
-from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
-from raymq.store.record import PUT_SCHEMA, SmallBatch
-from raymq.store.requests import FetchSlice, PutOutcome
+from raymq.store.base.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
+from raymq.store.records.record import PUT_SCHEMA, SmallBatch
+from raymq.store.records.requests import FetchSlice, PutOutcome
 
 from .concurrency_groups import GROUPS
 

@@ -1,4 +1,4 @@
-"""CommitRealTime as a process: the loop around the logic of store/log/commit.py.
+"""CommitRealTime as a process: the loop around the logic of store/log/commit_real_time.py.
 
 Imports neither Ray nor pyarrow. On a full disk it tries again: the bytes stay in the pool, puts wait, and time out as
 unknown. Any other failed write ends the process. The next one begins at the committed end published last and writes the
@@ -11,10 +11,10 @@ import logging
 from pathlib import Path
 
 from raymq.actors.shared.control_block import COMMIT_REAL_TIME
-from raymq.store.config import StoreConfig
-from raymq.store.errors import StorageFull, Unavailable
-from raymq.store.files import Files
-from raymq.store.log.commit import CommitRealTime, SegmentWriter
+from raymq.store.base.errors import StorageFull, Unavailable
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.log.commit_real_time import CommitRealTime, SegmentWriter
 from raymq.store.log.transient_pool import PoolReader
 
 from .satellite import HEARTBEAT_PERIOD_MS, IDLE_WAIT_MS, GrantStatus

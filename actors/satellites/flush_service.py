@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raymq.store.config import StoreConfig
-from raymq.store.files import Files
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
 
 from .satellite import HEARTBEAT_PERIOD_MS, IDLE_WAIT_MS, GrantStatus

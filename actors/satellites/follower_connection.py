@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from raymq.replication.mirror import Connected, Disconnected, FrameReceived
 from raymq.replication.wire import decode
-from raymq.store.errors import Rejected, Unavailable
+from raymq.store.base.errors import Rejected, Unavailable
 
 #: how long a receiving thread waits before it checks whether its connection was closed
 RECEIVE_WAIT_MS = 100

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from raymq.replication.wire import AppendEntries, Message
-from raymq.store.errors import Corrupt, require
-from raymq.store.files import Files
+from raymq.store.base.errors import Corrupt, require
+from raymq.store.base.files import Files
 from raymq.store.log.chain import check_units
-from raymq.store.log.segment_paths import find_segment, first_offset
+from raymq.store.log.segments.segment_paths import find_segment, first_offset
 
 #: segments kept open
 _OPEN_MAX = 2

@@ -3,7 +3,7 @@
 A satellite like the flushers: it works under CommitLog's grant, follows the chain and reads the log. `MirrorLeader`
 says how far the follower is. `PutCombiner` combines that with the leader's own ends into the outcomes of the puts that
 wait for replicas. Its acknowledged end is the position that Replication publishes. CommitLog acknowledges these puts by
-it and shows records to readers up to it, because both are one row of store/promise.py. Late puts are reported as
+it and shows records to readers up to it, because both are one row of store/config/promise.py. Late puts are reported as
 entries. Nothing here must survive: a new process finds the match again, and CommitLog answers the puts that a dead one
 left.
 """
@@ -20,10 +20,10 @@ from raymq.actors.shared.failures import FailureFile
 from raymq.replication import mirror
 from raymq.replication.combiner import PutCombiner
 from raymq.replication.wire import ReplicaProcess, cluster_key, encode
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Corrupt
+from raymq.store.base.errors import Corrupt
+from raymq.store.config.promise import PROMISES, Ends
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import ChainReader
-from raymq.store.promise import PROMISES, Ends
 
 from .follower_connection import FollowerConnection, FollowerTransport
 from .log_reader import LogReader

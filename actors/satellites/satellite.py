@@ -19,9 +19,9 @@ from raymq.actors.shared.heartbeat import PERIOD_MS, HeartbeatMonitor
 from raymq.actors.shared.processes import boot_id_hash, new_incarnation, own_identity
 from raymq.actors.shared.ring import ReplicationRings
 from raymq.actors.shared.wakeup import Wakeup
-from raymq.store.clock import Clock
-from raymq.store.errors import Unavailable, broken
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Unavailable, broken
+from raymq.store.base.files import Files
 
 logger = logging.getLogger("raymq.satellite")
 

@@ -13,9 +13,9 @@ import traceback
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from raymq.store.clock import Clock
-from raymq.store.config import StoreConfig
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
 
 from .satellite import GrantStatus, Satellite
 

@@ -28,7 +28,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from raymq.store.clock import Clock
+from raymq.store.base.clock import Clock
 
 from .control_block import COMMIT_REAL_TIME, ControlBlock
 from .retry_throttle import RetryThrottle

@@ -56,9 +56,9 @@ import os
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from raymq.store.errors import Rejected, broken
-from raymq.store.files import Files
-from raymq.store.promise import Flush
+from raymq.store.base.errors import Rejected, broken
+from raymq.store.base.files import Files
+from raymq.store.config.promise import Flush
 
 from .latency import FIELDS as LATENCY_FIELDS
 from .latency import LatencyCounter

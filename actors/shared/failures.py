@@ -8,9 +8,9 @@ import logging
 import threading
 from pathlib import Path
 
-from raymq.store.clock import Clock
-from raymq.store.errors import RayMQError
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import RayMQError
+from raymq.store.base.files import Files
 
 logger = logging.getLogger("raymq.commit_log")
 

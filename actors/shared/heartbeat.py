@@ -12,8 +12,8 @@ import logging
 import threading
 from collections.abc import Iterator
 
-from raymq.store.clock import Clock
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.files import Files
 
 from .control_block import ControlBlock
 from .processes import ProcessHandle, own_identity

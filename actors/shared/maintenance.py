@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from raymq.store.clock import Clock
+from raymq.store.base.clock import Clock
 
 logger = logging.getLogger("raymq.commit_log")
 

@@ -12,7 +12,7 @@ import select
 import signal
 from typing import NamedTuple
 
-from raymq.store.files import Files
+from raymq.store.base.files import Files
 
 _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 

@@ -20,8 +20,8 @@ where the dead one stopped. CommitLog answers the requests that the dead one had
 
 from __future__ import annotations
 
-from raymq.store.errors import broken
-from raymq.store.files import Files
+from raymq.store.base.errors import broken
+from raymq.store.base.files import Files
 
 #: entries of one ring, a power of two
 CAPACITY = 4096

@@ -15,8 +15,8 @@ import socket
 import stat
 import threading
 
-from raymq.store.errors import Unavailable
-from raymq.store.files import Files
+from raymq.store.base.errors import Unavailable
+from raymq.store.base.files import Files
 
 _ROOT = "/tmp"
 #: stop draining here: a sender that is faster than this process leaves a wakeup pending, which is right

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from raymq.actors.shared.control_block import FLUSHERS, RoleRecord
 from raymq.actors.shared.processes import ProcessHandle
-from raymq.store.files import Files
+from raymq.store.base.files import Files
 
 #: the roles whose position is the synced end
 FLUSH_ROLES = tuple(FLUSHERS.values())

@@ -14,10 +14,10 @@ from typing import Any
 from raymq.actors.shared.control_block import COMMIT_REAL_TIME
 from raymq.actors.shared.failures import ActiveFailures
 from raymq.actors.shared.heartbeat import Heartbeat
-from raymq.store.clock import Clock
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Bug, Corrupt, RayMQError, StorageFull, Unavailable, require
-from raymq.store.files import Files, SyncFailed
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Bug, Corrupt, RayMQError, StorageFull, Unavailable, require
+from raymq.store.base.files import Files, SyncFailed
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.scrub import scrub_of_log
 

@@ -28,11 +28,11 @@ from raymq.actors.shared.processes import ProcessHandle, boot_id_hash, new_incar
 from raymq.actors.shared.ring import ReplicationRings
 from raymq.actors.shared.wakeup import Wakeup
 from raymq.replication.combiner import LatePuts
-from raymq.store.clock import Clock
-from raymq.store.errors import Rejected, Unavailable, broken, require
-from raymq.store.files import Files
-from raymq.store.promise import Ends
-from raymq.store.status import PutStatus
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected, Unavailable, broken, require
+from raymq.store.base.files import Files
+from raymq.store.base.status import PutStatus
+from raymq.store.config.promise import Ends
 
 from .lease import FLUSH_ROLES, Candidate, Lease
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raymq.store.errors import require
+from raymq.store.base.errors import require
 
 Int64s = npt.NDArray[np.int64]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from raymq.store.clock import Clock
+from raymq.store.base.clock import Clock
 
 from .check import Ledger, QueueRange, Verdict
 from .histogram import Histogram

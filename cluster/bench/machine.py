@@ -11,7 +11,7 @@ from typing import Any
 
 from raymq import __version__
 from raymq.cluster.paths import mount_of
-from raymq.store.files import Files
+from raymq.store.base.files import Files
 
 _GIB = 1 << 30
 _PACKAGES = ("ray", "pyarrow", "numpy")

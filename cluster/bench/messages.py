@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from raymq.cluster.messages.keys import key_properties
 from raymq.cluster.messages.partitioner import queues_of
-from raymq.store.errors import require
-from raymq.store.record import PUT_SCHEMA
+from raymq.store.base.errors import require
 from raymq.store.records.binary_columns import value_bytes, value_offsets
+from raymq.store.records.record import PUT_SCHEMA
 
 from .plan import BODY_BYTES_MAX, BODY_BYTES_MIN, BenchPlan, Keys, Rng
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from raymq.store.errors import Rejected
-from raymq.store.promise import Acks
+from raymq.store.base.errors import Rejected
+from raymq.store.config.promise import Acks
 
 Int64s = npt.NDArray[np.int64]
 Rng = np.random.Generator

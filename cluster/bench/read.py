@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.consume.consumer import Consumer
-from raymq.store.errors import Unavailable
+from raymq.store.base.errors import Unavailable
 
 from .check import QueueChecks, Verdict
 from .job import READY, BenchClock, Control, Job, Meter, ReceiveResult, Snapshot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from raymq.store.clock import Clock
+from raymq.store.base.clock import Clock
 
 from .machine import machine, versions
 from .run import Outcome

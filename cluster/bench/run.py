@@ -13,7 +13,7 @@ from typing import Any, Literal
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.deploy import ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
-from raymq.store.errors import Rejected, Unavailable
+from raymq.store.base.errors import Rejected, Unavailable
 
 from .check import Ledger, QueueRange, Verdict, promised_rows
 from .job import READY, Job, ReceiveResult, SendResult, Snapshot

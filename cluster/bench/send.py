@@ -22,7 +22,7 @@ from raymq.cluster.messages.keys import keys_of
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.produce.producer import Producer
 from raymq.cluster.transport.routes import Routes
-from raymq.store.errors import RayMQError, Rejected, StorageFull, Unavailable
+from raymq.store.base.errors import RayMQError, Rejected, StorageFull, Unavailable
 
 from .check import Ledger
 from .histogram import Histogram

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from raymq.cluster.cluster import Cluster
-from raymq.store.errors import Bug, RayMQError
+from raymq.store.base.errors import Bug, RayMQError
 
 from .check import verify
 from .job import READY, BenchClock, Control, Job

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from raymq.cluster.cluster import Cluster
-from raymq.store.errors import Bug, RayMQError
+from raymq.store.base.errors import Bug, RayMQError
 
 from .job import Job
 from .worker import serve, work

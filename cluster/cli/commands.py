@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from raymq.cluster.transport.tls import url_of
-from raymq.store.errors import Rejected
-from raymq.store.files import Files
+from raymq.store.base.errors import Rejected
+from raymq.store.base.files import Files
 
 from .console import EXIT_FAULT, EXIT_OK, EXIT_UNAVAILABLE, Console, cluster_of, connect
 from .status_text import status_lines

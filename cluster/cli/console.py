@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
-from raymq.store import errors
-from raymq.store.errors import RayMQError, Rejected
-from raymq.store.files import Files
+from raymq.store.base import errors
+from raymq.store.base.errors import RayMQError, Rejected
+from raymq.store.base.files import Files
 
 EXIT_OK = 0
 EXIT_FAULT = 1

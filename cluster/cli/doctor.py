@@ -33,9 +33,9 @@ from raymq.cluster.paths import (
 )
 from raymq.cluster.start import connect, plan_start
 from raymq.cluster.transport import tls
-from raymq.store.clock import Clock
-from raymq.store.errors import RayMQError, Rejected
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import RayMQError, Rejected
+from raymq.store.base.files import Files
 
 from .status_text import size_text
 from .tls_check import CertificateRefused, validity

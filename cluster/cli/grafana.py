@@ -14,8 +14,8 @@ from typing import Any
 
 from raymq.cluster.deploy.ray_host import RayTarget, find_ray, session
 from raymq.cluster.start import local_paths
-from raymq.store.errors import Rejected
-from raymq.store.files import Files
+from raymq.store.base.errors import Rejected
+from raymq.store.base.files import Files
 
 #: its name in Grafana's folder
 FILE_NAME = "raymq_grafana_dashboard.json"

@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from raymq import __version__
-from raymq.store.errors import RayMQError, Unavailable
-from raymq.store.promise import ACKS, FLUSHES
+from raymq.store.base.errors import RayMQError, Unavailable
+from raymq.store.config.promise import ACKS, FLUSHES
 
 from . import commands, message_commands, store_commands
 from .console import EXIT_USAGE, Console, exit_code

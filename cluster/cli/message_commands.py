@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from raymq.store.errors import OffsetOutOfRange, Rejected
+from raymq.store.base.errors import OffsetOutOfRange, Rejected
 
 from .console import EXIT_OK, Console, cluster_of
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from raymq.cluster.messages.keys import key_of
 from raymq.cluster.messages.message import INDEX_KEYS, SYSTEM_PROPERTIES
-from raymq.store.errors import Rejected
+from raymq.store.base.errors import Rejected
 from raymq.store.records.properties import TAGS
-from raymq.store.topics import is_system_topic
+from raymq.store.state.topics import is_system_topic
 
 #: fields that `send` takes as they are
 _SENT = ("tag", "properties", "deliver_at_ms")

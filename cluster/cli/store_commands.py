@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raymq.store.errors import Rejected
-from raymq.store.files import Files
+from raymq.store.base.errors import Rejected
+from raymq.store.base.files import Files
 
 from .console import EXIT_FAULT, EXIT_OK, Console, cluster_of
 from .store_progress import StoreProgress

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raymq.store.errors import Rejected
-from raymq.store.topics import is_system_topic
+from raymq.store.base.errors import Rejected
+from raymq.store.state.topics import is_system_topic
 
 from .put_back import PutBack, Sender, of_record
 

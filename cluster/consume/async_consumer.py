@@ -14,8 +14,8 @@ from raymq.cluster.arguments import takes_options_of
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.message import ReceivedMessage
 from raymq.cluster.unclosed import OpenClient
-from raymq.store.clock import Clock
-from raymq.store.errors import Rejected
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected
 
 from .consumer import Consumer
 from .consumer_config import ConsumerConfig, ConsumerOptions

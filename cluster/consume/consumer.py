@@ -18,9 +18,9 @@ from raymq.cluster.messages.message import ReceivedMessage, queue_offsets
 from raymq.cluster.messages.received import received_messages
 from raymq.cluster.transport.routes import Routes
 from raymq.cluster.unclosed import OpenClient, warn_unclosed
-from raymq.store.clock import Clock
-from raymq.store.errors import Rejected, Unavailable
-from raymq.store.format import check_group_name
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.format import check_group_name
 from raymq.store.services.retry import dlq_topic, retry_topic
 
 from .consumer_config import ConsumerConfig, ConsumerOptions, Start

@@ -12,9 +12,9 @@ import pyarrow as pa
 from raymq.cluster.messages.message import queue_offsets
 from raymq.cluster.transport.connection import FetchStream
 from raymq.cluster.transport.routes import Routes
-from raymq.store.clock import Clock
-from raymq.store.errors import Unavailable
-from raymq.store.requests import FetchRequest
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Unavailable
+from raymq.store.records.requests import FetchRequest
 
 from .verify_crcs import verify_slices
 

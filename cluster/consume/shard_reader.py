@@ -14,9 +14,9 @@ from raymq.cluster.transport.ask import moved
 from raymq.cluster.transport.connection import FetchStream
 from raymq.cluster.transport.fetch_thread import FetchThread
 from raymq.cluster.transport.routes import Routes
-from raymq.store.clock import Clock
-from raymq.store.errors import RayMQError, Unavailable
-from raymq.store.requests import FetchRequest, FetchSlice
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import RayMQError, Unavailable
+from raymq.store.records.requests import FetchRequest, FetchSlice
 
 from .verify_crcs import verify_slices
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from raymq.store.errors import Corrupt, Rejected, Unavailable
-from raymq.store.format import PHYSICAL_OFFSET_AT
+from raymq.store.base.errors import Corrupt, Rejected, Unavailable
+from raymq.store.base.format import PHYSICAL_OFFSET_AT
 from raymq.store.queues.raw_records import before, fault_of
 from raymq.store.records.record_walk import RecordFault
-from raymq.store.requests import FetchSlice
+from raymq.store.records.requests import FetchSlice
 
 if TYPE_CHECKING:
     from raymq.cluster.transport.routes import Routes

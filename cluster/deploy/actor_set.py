@@ -18,8 +18,8 @@ from typing import Any
 from raymq.cluster.cluster_record import ClusterRecord
 from raymq.cluster.paths import NAMESPACE, ClusterPaths, actor_name, coordinator_name
 from raymq.cluster.transport.tls import TLS_PREFIX, USE_TLS
-from raymq.store.clock import Clock
-from raymq.store.errors import Corrupt, RayMQError, Rejected, Unavailable
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Corrupt, RayMQError, Rejected, Unavailable
 
 from . import placement
 from .ray_host import HOST_LABEL, Progress

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from raymq.actors.shared.processes import boot_id_hash
 from raymq.cluster.paths import ClusterPaths, run_dir
-from raymq.store.clock import Clock
-from raymq.store.errors import Unavailable
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Unavailable
+from raymq.store.base.files import Files
 
 from . import java, ray_host
 from .process_tree import MARK, end_family, leader_alive, running, start_time

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from raymq.cluster.paths import prepare_data_dir
 from raymq.cluster.transport import tls
-from raymq.store.errors import RayMQError, Rejected, Unavailable
-from raymq.store.files import Files
-from raymq.store.log.meta import Meta
+from raymq.store.base.errors import RayMQError, Rejected, Unavailable
+from raymq.store.base.files import Files
+from raymq.store.log.control_files.meta import Meta
 
 from .ray_host import RayTarget, session
 

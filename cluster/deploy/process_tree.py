@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from raymq.actors.shared.processes import ProcessHandle, ProcessIdentity, boot_id_hash
-from raymq.store.clock import Clock
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.files import Files
 
 #: the environment variable that every process of an owned Ray inherits
 MARK = "RAYMQ_OWNED_RAY"

@@ -10,8 +10,8 @@ from typing import Any
 
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.paths import actor_name
-from raymq.store.clock import Clock
-from raymq.store.errors import Rejected, Unavailable
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected, Unavailable
 
 from . import actor_set
 

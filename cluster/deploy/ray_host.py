@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from raymq.cluster.paths import NAMESPACE, ClusterPaths
-from raymq.store.clock import Clock
-from raymq.store.errors import Rejected, Unavailable
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.files import Files
 
 from .process_tree import Family, leader_alive
 

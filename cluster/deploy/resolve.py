@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from raymq.actors.ray.actor_classes import read_endpoint
 from raymq.cluster.paths import ClusterPaths
-from raymq.store.files import Files
+from raymq.store.base.files import Files
 
 
 @dataclass(frozen=True)

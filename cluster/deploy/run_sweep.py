@@ -17,9 +17,9 @@ from pathlib import Path
 
 from raymq.actors.shared.wakeup import wakeup_directory
 from raymq.cluster.paths import run_dir
-from raymq.store.clock import Clock
-from raymq.store.errors import RayMQError
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import RayMQError
+from raymq.store.base.files import Files
 
 from .process_tree import mark_of
 

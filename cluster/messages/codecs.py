@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from raymq.store.errors import Rejected
+from raymq.store.base.errors import Rejected
 
 #: property that names the codec. Bodies without it are plain bytes
 CONTENT_TYPE = "content-type"

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.store.errors import Rejected
+from raymq.store.base.errors import Rejected
 from raymq.store.queues.raw_records import decode_records
-from raymq.store.record import PUT_SCHEMA
 from raymq.store.records.properties import encode as encode_properties
+from raymq.store.records.record import PUT_SCHEMA
 
 from .keys import as_binary, key_properties, keys_of
 from .message import SYSTEM_PROPERTIES

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.store.errors import Rejected
+from raymq.store.base.errors import Rejected
 from raymq.store.records.binary_columns import value_bytes, value_offsets
 
 TEXT_KEY = "__SHARDINGKEY"

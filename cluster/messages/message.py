@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.cluster.arguments import check_text
-from raymq.store.errors import Rejected
-from raymq.store.format import PROPERTIES_MAX_BYTES, QUEUE_OFFSET_AT
+from raymq.store.base.errors import Rejected
+from raymq.store.base.format import PROPERTIES_MAX_BYTES, QUEUE_OFFSET_AT
 from raymq.store.records.producer_stamp import STAMP_BYTES
 from raymq.store.records.properties import TAGS, encode, separators_absent
 from raymq.store.records.record_walk import gather

@@ -7,7 +7,7 @@ from functools import cache
 
 import pyarrow as pa
 
-from raymq.store import format as fmt
+from raymq.store.base import format as fmt
 from raymq.store.records.binary_columns import value_offsets
 from raymq.store.records.properties import TAGS
 from raymq.store.records.properties import decode as decode_properties

@@ -16,9 +16,9 @@ from raymq.cluster.arguments import takes_options_of
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.message import Message, Receipt
 from raymq.cluster.unclosed import OpenClient
-from raymq.store.clock import Clock
-from raymq.store.errors import Bug, RayMQError, Rejected
-from raymq.store.promise import Acks
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Bug, RayMQError, Rejected
+from raymq.store.config.promise import Acks
 
 from .message_batcher import MessageBatcher
 from .message_encoder import EncodedMessage

@@ -15,12 +15,12 @@ import pyarrow as pa
 from typing_extensions import Unpack
 
 from raymq.cluster.transport.routes import Routes, TopicRoute
-from raymq.store.clock import Clock
-from raymq.store.errors import RayMQError, Rejected, Unavailable
-from raymq.store.format import TIMER_TOPIC
-from raymq.store.promise import Acks
-from raymq.store.record import PUT_SCHEMA, SmallBatch, batch_bytes, check_put
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import RayMQError, Rejected, Unavailable
+from raymq.store.base.format import TIMER_TOPIC
+from raymq.store.config.promise import Acks
 from raymq.store.records import producer_stamp
+from raymq.store.records.record import PUT_SCHEMA, SmallBatch, batch_bytes, check_put
 
 from .byte_limiter import ByteLimiter
 from .producer_config import ProducerConfig, ProducerOptions, closed_error

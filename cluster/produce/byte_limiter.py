@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from raymq.store.errors import Unavailable
+from raymq.store.base.errors import Unavailable
 
 
 class ByteLimiter:

@@ -29,12 +29,12 @@ from raymq.cluster.messages.columns import put_batch
 from raymq.cluster.messages.partitioner import queue_of, queues_of
 from raymq.cluster.transport.routes import Routes
 from raymq.cluster.unclosed import warn_unclosed
-from raymq.store.clock import Clock
-from raymq.store.errors import RayMQError, Rejected
-from raymq.store.format import TIMER_TOPIC
-from raymq.store.promise import Acks
-from raymq.store.record import PUT_SCHEMA, SMALL_BYTES_MAX, SMALL_ROWS_MAX, SmallBatch
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import RayMQError, Rejected
+from raymq.store.base.format import TIMER_TOPIC
+from raymq.store.config.promise import Acks
 from raymq.store.records.binary_columns import binary_array
+from raymq.store.records.record import PUT_SCHEMA, SMALL_BYTES_MAX, SMALL_ROWS_MAX, SmallBatch
 
 from .batch_sender import BatchSender
 from .message_encoder import MESSAGE_BYTES, EncodedMessage, MessageEncoder, waiting_properties

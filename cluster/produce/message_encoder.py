@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 from raymq.cluster.messages.codecs import CONTENT_TYPE, codec
 from raymq.cluster.messages.message import Message, check_properties_size, property_bytes
-from raymq.store.clock import Clock
-from raymq.store.config import StoreConfig
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected
+from raymq.store.config.promise import Acks
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.delay_hook import check_deliver_at, out_time_ms
-from raymq.store.errors import Rejected
-from raymq.store.promise import Acks
 from raymq.store.records.properties import encode
 
 from .producer_config import ProducerConfig, check_acks

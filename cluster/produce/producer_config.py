@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from raymq.cluster.arguments import check_choice, check_number
-from raymq.store.errors import Rejected
-from raymq.store.promise import ACKS, Acks
+from raymq.store.base.errors import Rejected
+from raymq.store.config.promise import ACKS, Acks
 
 MIB = 1 << 20
 

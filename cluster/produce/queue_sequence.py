@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from raymq.store.errors import DeliveryUnknown, RayMQError
-from raymq.store.record import SmallBatch
+from raymq.store.base.errors import DeliveryUnknown, RayMQError
+from raymq.store.records.record import SmallBatch
 
 
 class BatchReceipt(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from raymq.store.errors import RayMQError
+from raymq.store.base.errors import RayMQError
 
 #: how often the parked receiver thread checks whether it is needed. The interval grows while callers read, because each
 #: check costs their puts a thread switch

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raymq.cluster.messages.message import Receipt
-from raymq.store.errors import RayMQError
+from raymq.store.base.errors import RayMQError
 
 from .queue_sequence import BatchReceipt, UnknownBatch
 

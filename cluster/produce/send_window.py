@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from raymq.cluster.transport.ask import moved
-from raymq.store.errors import (
+from raymq.store.base.errors import (
     Bug,
     DeliveryUnknown,
     Fenced,
@@ -36,7 +36,7 @@ from raymq.store.errors import (
     Unavailable,
     from_wire,
 )
-from raymq.store.record import SmallBatch
+from raymq.store.records.record import SmallBatch
 
 from .producer_config import ProducerConfig, closed_error
 from .queue_sequence import BatchReceipt, QueueSequence, UnknownBatch

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from raymq.actors.protocol.small_puts import SmallPut
 from raymq.cluster.transport.connection import Connection, PutStream
 from raymq.cluster.transport.routes import Routes
-from raymq.store.clock import Clock
-from raymq.store.errors import RayMQError, Unavailable
-from raymq.store.record import SmallBatch
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import RayMQError, Unavailable
+from raymq.store.records.record import SmallBatch
 
 from .producer_config import ProducerConfig
 from .queue_sequence import BatchReceipt

@@ -18,10 +18,10 @@ from raymq.cluster.consume.range_reader import read_range
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.produce.queue_sequence import BatchReceipt, new_producer_id
 from raymq.cluster.transport.routes import Routes
-from raymq.store.clock import Clock
-from raymq.store.errors import Rejected, Unavailable
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.queues.raw_records import decode_records
-from raymq.store.record import SmallBatch
+from raymq.store.records.record import SmallBatch
 
 TAKEN_PREFIX = "%TAKEN%"
 #: records of %TAKEN%NAME that a new coordinator reads: it cannot repeat the answers to earlier requests

@@ -21,9 +21,9 @@ from raymq.cluster.cluster import Cluster
 from raymq.cluster.transport.connection import FetchStream
 from raymq.cluster.transport.fetch_thread import FetchThread
 from raymq.cluster.transport.routes import Routes
-from raymq.store.clock import Clock
-from raymq.store.errors import RayMQError, Unavailable
-from raymq.store.requests import FetchRequest
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import RayMQError, Unavailable
+from raymq.store.records.requests import FetchRequest
 
 from .assignment_log import Assignment, AssignmentLog
 from .local_socket import METHODS, LocalServer, socket_path

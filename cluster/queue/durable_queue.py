@@ -21,8 +21,8 @@ from raymq.cluster.arguments import check_number, check_text
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages import codecs
 from raymq.cluster.paths import NAMESPACE, actor_name, coordinator_name
-from raymq.store.clock import Clock
-from raymq.store.errors import Corrupt, OffsetOutOfRange, RayMQError, Rejected, Unavailable
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Corrupt, OffsetOutOfRange, RayMQError, Rejected, Unavailable
 
 from .assignment_log import make_topics
 from .coordinator import CoordinatorActor

@@ -22,8 +22,8 @@ from typing import Any, cast
 
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.paths import run_dir
-from raymq.store.errors import RayMQError, from_wire, to_wire
-from raymq.store.files import Files
+from raymq.store.base.errors import RayMQError, from_wire, to_wire
+from raymq.store.base.files import Files
 
 logger = logging.getLogger("raymq")
 

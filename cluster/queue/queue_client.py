@@ -21,7 +21,7 @@ from raymq.cluster.messages.message import encode_properties
 from raymq.cluster.produce.message_batcher import MessageBatcher
 from raymq.cluster.produce.send_future import BatchFuture
 from raymq.cluster.transport.routes import Routes
-from raymq.store.errors import RayMQError, Rejected
+from raymq.store.base.errors import RayMQError, Rejected
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records.binary_columns import binary_array
 

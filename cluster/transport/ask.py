@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from raymq.store.clock import Clock
-from raymq.store.errors import Bug, DeliveryUnknown, RayMQError, Rejected, Unavailable
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Bug, DeliveryUnknown, RayMQError, Rejected, Unavailable
 
 Answer = TypeVar("Answer")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from raymq.store.errors import RayMQError
+from raymq.store.base.errors import RayMQError
 
 from .connection import FetchStream
 from .routes import Routes

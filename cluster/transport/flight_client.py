@@ -12,10 +12,10 @@ import pyarrow.flight as flight
 
 from raymq.actors.protocol import flight_messages
 from raymq.actors.protocol.small_puts import SmallPut, pack_puts
-from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
-from raymq.store.files import Files
-from raymq.store.record import PUT_SCHEMA
-from raymq.store.requests import FetchRequest, FetchSlice
+from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
+from raymq.store.base.files import Files
+from raymq.store.records.record import PUT_SCHEMA
+from raymq.store.records.requests import FetchRequest, FetchSlice
 
 from . import tls
 

@@ -18,10 +18,10 @@ import pyarrow.flight as flight
 from raymq.actors.api.call_arguments import fetch_request
 from raymq.actors.api.shard_api import ShardBackend
 from raymq.actors.protocol import flight_messages
-from raymq.store.clock import Clock
-from raymq.store.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
-from raymq.store.files import Files
-from raymq.store.requests import FetchRequest, FetchSlice
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
+from raymq.store.base.files import Files
+from raymq.store.records.requests import FetchRequest, FetchSlice
 
 from . import tls as tls_files
 from .put_stream import GONE, PutStreamServer, chunks

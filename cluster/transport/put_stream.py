@@ -19,8 +19,8 @@ from raymq.actors.api.shard_api import PutTicket, ShardBackend, put_request
 from raymq.actors.protocol import flight_messages
 from raymq.actors.protocol.flight_messages import ACK_TEMPLATE
 from raymq.actors.protocol.small_puts import SmallPut, unpack_puts
-from raymq.store.errors import Bug, RayMQError, Rejected, to_wire
-from raymq.store.record import batch_bytes
+from raymq.store.base.errors import Bug, RayMQError, Rejected, to_wire
+from raymq.store.records.record import batch_bytes
 
 from .receive_memory import LIMIT_BYTES, ReceiveMemory
 

@@ -24,10 +24,10 @@ from raymq.actors.protocol.ray_calls import pack_call, unpack_acks
 from raymq.actors.protocol.small_puts import SmallPut
 from raymq.actors.ray.ray_methods import READ_WAIT_MS_MAX
 from raymq.cluster.paths import NAMESPACE
-from raymq.store.clock import Clock
-from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
-from raymq.store.record import SmallBatch, batch_bytes
-from raymq.store.requests import FetchRequest, FetchSlice
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
+from raymq.store.records.record import SmallBatch, batch_bytes
+from raymq.store.records.requests import FetchRequest, FetchSlice
 
 from .flight_client import CALL_TIMEOUT_S
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raymq.cluster.arguments import check_number
 from raymq.cluster.paths import actor_name
-from raymq.store.errors import RayMQError, Rejected, Unavailable
-from raymq.store.format import check_topic_name
-from raymq.store.topics import refuse_system_topic
+from raymq.store.base.errors import RayMQError, Rejected, Unavailable
+from raymq.store.base.format import check_topic_name
+from raymq.store.state.topics import refuse_system_topic
 
 from .ask import first
 from .connection import Connection, FetchStream, Transport, open_connection

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from raymq.store.errors import RayMQError, Rejected, Unavailable
-from raymq.store.files import Files
+from raymq.store.base.errors import RayMQError, Rejected, Unavailable
+from raymq.store.base.files import Files
 
 USE_TLS = "RAY_USE_TLS"
 SERVER_CERT = "RAY_TLS_SERVER_CERT"

@@ -20,8 +20,8 @@ import raymq
 from raymq.cluster.cli.main import build_parser
 from raymq.cluster.cluster_record import StartOptions, new_record, resume_record
 from raymq.cluster.produce.producer_config import ProducerConfig
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Rejected
+from raymq.store.base.errors import Rejected
+from raymq.store.config.store_config import StoreConfig
 
 USAGE_WIDTH = 76
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -395,7 +395,7 @@ def configuration_page() -> str:
     lines += [
         "## Store",
         "",
-        "The fields of `raymq.store.config.StoreConfig`. *Embedded only*: a program that embeds the store "
+        "The fields of `raymq.store.config.store_config.StoreConfig`. *Embedded only*: a program that embeds the store "
         "sets the option, a cluster has the default. The options that name the size of a file must be those "
         "with which the files were made.",
         "",

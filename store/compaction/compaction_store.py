@@ -14,22 +14,28 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raymq.store import record
-from raymq.store.clock import Clock
-from raymq.store.errors import Corrupt, RayMQError, Unavailable
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Corrupt, RayMQError, Unavailable
+from raymq.store.compaction import swap
+from raymq.store.compaction.compactor import write_compacted
+from raymq.store.compaction.sparse_log import CompactedSlice, SparseLog
+from raymq.store.compaction.units import (
+    COMPACTED_UNIT_DTYPE,
+    COMPACTING,
+    DIRECTORY,
+    LOG,
+    directories,
+    file_sizes,
+)
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.queues.reader import out_of_range
+from raymq.store.records import record
 from raymq.store.records.keys import key_column
-from raymq.store.requests import FetchSlice
-from raymq.store.state import ShardState
-from raymq.store.topics import QueueKey
-
-from . import swap
-from .compactor import write_compacted
-from .sparse_log import CompactedSlice, SparseLog
-from .units import COMPACTED_UNIT_DTYPE, COMPACTING, DIRECTORY, LOG, directories, file_sizes
+from raymq.store.records.requests import FetchSlice
+from raymq.store.state.shard_state import ShardState
+from raymq.store.state.topics import QueueKey
 
 #: messages, and bytes of them, copied in one go
 _COPIED_MAX = 4096

@@ -12,11 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.store import record
-from raymq.store.arrays import Bools
+from raymq.store.base.arrays import Bools
+from raymq.store.compaction.sparse_log import SegmentPair, SparseLog
+from raymq.store.records import record
 from raymq.store.records.keys import key_column
-
-from .sparse_log import SegmentPair, SparseLog
 
 #: units decoded at a time
 _SLICE_UNITS = 8192

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from raymq.store import record
+from raymq.store.compaction.compaction_store import CompactionStore
 from raymq.store.queues.get_message import (
     BYTES_MAX,
     BYTES_MIN,
@@ -19,8 +19,7 @@ from raymq.store.queues.get_message import (
     nothing,
 )
 from raymq.store.queues.message_filter import MessageFilter
-
-from .compaction_store import CompactionStore
+from raymq.store.records import record
 
 
 def get_compacted(

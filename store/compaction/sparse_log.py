@@ -16,18 +16,22 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raymq.store import format as fmt
-from raymq.store import record
-from raymq.store.arrays import Int64s
-from raymq.store.errors import Corrupt
-from raymq.store.files import Files
-from raymq.store.log.mapped_file import MappedFile, not_yet_made
-from raymq.store.log.read_together import read_together
-from raymq.store.log.segment_paths import offset_names
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Int64s
+from raymq.store.base.errors import Corrupt
+from raymq.store.base.files import Files
+from raymq.store.compaction.units import (
+    COMPACTED_UNIT_BYTES,
+    COMPACTED_UNIT_DTYPE,
+    COMPACTING,
+    end_unit,
+)
+from raymq.store.log.segments.mapped_file import MappedFile, not_yet_made
+from raymq.store.log.segments.read_together import read_together
+from raymq.store.log.segments.segment_paths import offset_names
+from raymq.store.records import record
 from raymq.store.records.binary_columns import value_bytes, value_offsets
 from raymq.store.records.record_walk import first_fault
-
-from .units import COMPACTED_UNIT_BYTES, COMPACTED_UNIT_DTYPE, COMPACTING, end_unit
 
 _LONG = np.arange(8)
 #: units read at a time while their end is looked for

@@ -12,11 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from raymq.store.errors import RayMQError
-from raymq.store.failpoints import fail_point
-from raymq.store.files import Files
-
-from .units import COMPACTING, DIRECTORY, POSITIONS, directories
+from raymq.store.base.errors import RayMQError
+from raymq.store.base.failpoints import fail_point
+from raymq.store.base.files import Files
+from raymq.store.compaction.units import COMPACTING, DIRECTORY, POSITIONS, directories
 
 _RECORD = "compaction-swap"
 

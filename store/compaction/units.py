@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from raymq.store.errors import require
+from raymq.store.base.errors import require
 
 COMPACTED_UNIT_DTYPE = np.dtype(
     [

@@ -16,24 +16,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.store import format as fmt
-from raymq.store.clock import Clock
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Rejected
-from raymq.store.format import SCHEDULE_TOPIC, TIMER_TOPIC
+from raymq.store.base import format as fmt
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected
+from raymq.store.base.format import SCHEDULE_TOPIC, TIMER_TOPIC
+from raymq.store.base.status import PutStatus
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.delay.delayed_record import (
+    GROUP_RESERVE_BYTES,
+    REAL_QUEUE,
+    REAL_TOPIC,
+    ROW_RESERVE_BYTES,
+)
+from raymq.store.delay.timer_rule import DELETE_KEY, OUT_MS, PRECISION_MS
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.put.put_errors import error_of
 from raymq.store.put.put_hooks import PutHook
 from raymq.store.records.key_check import check_keys
 from raymq.store.records.properties import decode
+from raymq.store.records.requests import PutRequest
 from raymq.store.records.small_batch import SmallBatch
-from raymq.store.requests import PutRequest
-from raymq.store.state import TopicInfo
-from raymq.store.status import PutStatus
-from raymq.store.topics import check_target
-
-from .delayed_record import GROUP_RESERVE_BYTES, REAL_QUEUE, REAL_TOPIC, ROW_RESERVE_BYTES
-from .timer_rule import DELETE_KEY, OUT_MS, PRECISION_MS
+from raymq.store.state.shard_state import TopicInfo
+from raymq.store.state.topics import check_target
 
 DELAY = "DELAY"
 DELAY_S, DELAY_MS, DELIVER_MS = "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from raymq.store.delay_levels import LEVELS_SERVICE
-from raymq.store.failpoints import fail_point
-from raymq.store.format import SCHEDULE_TOPIC, TIMER_TOPIC
+from raymq.store.base.failpoints import fail_point
+from raymq.store.base.format import SCHEDULE_TOPIC, TIMER_TOPIC
+from raymq.store.config.delay_levels import LEVELS_SERVICE
+from raymq.store.delay.delayed_record import SLICE_ROWS, by_queue, fitting, waiting_rows
+from raymq.store.delay.timer_store import TimerMessageStore
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue, QueueUnits
 
-from .delayed_record import SLICE_ROWS, by_queue, fitting, waiting_rows
-from .timer_store import TimerMessageStore
-
 if TYPE_CHECKING:
-    from raymq.store.message_store import MessageStore
+    from raymq.store.engine.message_store import MessageStore
 
 #: messages delivered by one call, about
 RUN_MESSAGES = 8192

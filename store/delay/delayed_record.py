@@ -12,15 +12,15 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from raymq.store import format as fmt
-from raymq.store import record
-from raymq.store.arrays import Int64s
-from raymq.store.errors import Rejected
-from raymq.store.format import HALF_TOPIC
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Int64s
+from raymq.store.base.errors import Rejected
+from raymq.store.base.format import HALF_TOPIC
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.put.inner_message import InnerMessage
+from raymq.store.records import record
 from raymq.store.records.producer_stamp import without_stamp
-from raymq.store.state import INTERNAL_TOPIC
+from raymq.store.state.shard_state import INTERNAL_TOPIC
 
 REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
 #: most waiting records read at a time

@@ -22,15 +22,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raymq.store.arrays import Int64s
-from raymq.store.errors import Corrupt
-from raymq.store.failpoints import fail_point
-from raymq.store.files import Files
+from raymq.store.base.arrays import Int64s
+from raymq.store.base.errors import Corrupt
+from raymq.store.base.failpoints import fail_point
+from raymq.store.base.files import Files
+from raymq.store.delay.timer_log import (
+    NONE,
+    TIMER_UNIT_BYTES,
+    TIMER_UNIT_DTYPE,
+    TimerLog,
+    TimerUnits,
+)
+from raymq.store.delay.timer_rule import (
+    MAGIC_DELETE,
+    PRECISION_MS,
+    ROLL_WINDOW_MS,
+    WHEEL_SLOTS,
+    Due,
+)
+from raymq.store.delay.timer_wheel import Slot, TimerWheel
 from raymq.store.log.commit_log import CommitLog
-
-from .timer_log import NONE, TIMER_UNIT_BYTES, TIMER_UNIT_DTYPE, TimerLog, TimerUnits
-from .timer_rule import MAGIC_DELETE, PRECISION_MS, ROLL_WINDOW_MS, WHEEL_SLOTS, Due
-from .timer_wheel import Slot, TimerWheel
 
 CHECK_BYTES = 4096
 #: state version that RayMQ writes. RocketMQ replaces it by its own with the first second that it has read

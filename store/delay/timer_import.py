@@ -11,15 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from raymq.store.format import TIMER_TOPIC
+from raymq.store.base.format import TIMER_TOPIC
+from raymq.store.delay.delayed_record import SLICE_ROWS, WaitingMessage, waiting_rows
+from raymq.store.delay.timer_cache import TimerCheck
+from raymq.store.delay.timer_rule import MAGIC_ROLL, OUT_MS, PRECISION_MS, ROLL_TIMES, TimerProgress
+from raymq.store.delay.timer_topic import TimerTopic
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.properties import decode
-
-from .delayed_record import SLICE_ROWS, WaitingMessage, waiting_rows
-from .timer_cache import TimerCheck
-from .timer_rule import MAGIC_ROLL, OUT_MS, PRECISION_MS, ROLL_TIMES, TimerProgress
-from .timer_topic import TimerTopic
 
 
 def taken_over(check: TimerCheck, before: TimerProgress, topic_end: int) -> TimerProgress:

@@ -23,12 +23,12 @@ from pathlib import Path
 
 import numpy as np
 
-from raymq.store import format as fmt
-from raymq.store.arrays import Int64s, Structs
-from raymq.store.errors import require
-from raymq.store.files import Files
-from raymq.store.log.mapped_file import MappedFile
-from raymq.store.log.mapped_file_queue import MappedFileQueue
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Int64s, Structs
+from raymq.store.base.errors import require
+from raymq.store.base.files import Files
+from raymq.store.log.segments.mapped_file import MappedFile
+from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
 
 TimerUnits = Structs
 

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.store import format as fmt
-from raymq.store.arrays import Bools, Int32s, Int64s
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Bools, Int32s, Int64s
 
 OUT_MS, ROLL_TIMES, DELETE_KEY = "TIMER_OUT_MS", "TIMER_ROLL_TIMES", "TIMER_DEL_UNIQKEY"
 #: timerPrecisionMs: the width of a slot

@@ -14,21 +14,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from raymq.store.arrays import Int32s, Int64s
-from raymq.store.delay_levels import TIMERS_SERVICE
-from raymq.store.failpoints import fail_point
-from raymq.store.format import TIMER_TOPIC
+from raymq.store.base.arrays import Int32s, Int64s
+from raymq.store.base.failpoints import fail_point
+from raymq.store.base.format import TIMER_TOPIC
+from raymq.store.config.delay_levels import TIMERS_SERVICE
+from raymq.store.delay import timer_rule
+from raymq.store.delay.delayed_record import (
+    SLICE_ROWS,
+    WaitingMessage,
+    by_queue,
+    fitting,
+    waiting_rows,
+)
+from raymq.store.delay.timer_cache import TimerCache, TimerCheck
+from raymq.store.delay.timer_import import pending_rolls, taken_over
+from raymq.store.delay.timer_topic import TimerRows, TimerTopic
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.records.properties import decode
 
-from . import timer_rule
-from .delayed_record import SLICE_ROWS, WaitingMessage, by_queue, fitting, waiting_rows
-from .timer_cache import TimerCache, TimerCheck
-from .timer_import import pending_rolls, taken_over
-from .timer_topic import TimerRows, TimerTopic
-
 if TYPE_CHECKING:
-    from raymq.store.message_store import MessageStore
+    from raymq.store.engine.message_store import MessageStore
 
 
 ENQUEUE_MS, DEQUEUE_MS = "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"

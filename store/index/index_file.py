@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raymq.store.arrays import Int32s, Int64s, Structs
-from raymq.store.errors import Corrupt, Unavailable, require
-from raymq.store.failpoints import fail_point
-from raymq.store.files import ZERO_CHUNK_BYTES, Files
-from raymq.store.log.read_together import read_together
+from raymq.store.base.arrays import Int32s, Int64s, Structs
+from raymq.store.base.errors import Corrupt, Unavailable, require
+from raymq.store.base.failpoints import fail_point
+from raymq.store.base.files import ZERO_CHUNK_BYTES, Files
+from raymq.store.log.segments.read_together import read_together
 from raymq.store.records.record_walk import gather
 
 HEADER = struct.Struct(">4q2i")

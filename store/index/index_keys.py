@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raymq.store import format as fmt
-from raymq.store.arrays import Bytes, Int32s, Int64s, UInt32s
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Bytes, Int32s, Int64s, UInt32s
 from raymq.store.records.keys import KEY_NAMES, KEY_SEPARATOR, UNIQ_KEY_NAME, Keyed
 from raymq.store.records.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 

@@ -15,16 +15,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raymq.store.arrays import Int32s, Int64s
-from raymq.store.clock import Clock
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Corrupt, StorageFull, Unavailable
-from raymq.store.failpoints import fail_point
-from raymq.store.files import Files
-from raymq.store.log.meta import Meta
-
-from .index_file import CHAIN_STEPS, IndexFile
-from .index_keys import key_hash
+from raymq.store.base.arrays import Int32s, Int64s
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Corrupt, StorageFull, Unavailable
+from raymq.store.base.failpoints import fail_point
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.index.index_file import CHAIN_STEPS, IndexFile
+from raymq.store.index.index_keys import key_hash
+from raymq.store.log.control_files.meta import Meta
 
 _NAME_FORMAT = "%Y%m%d%H%M%S"
 #: most bytes of log without keys that are indexed again after a crash

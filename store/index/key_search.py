@@ -11,15 +11,14 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from raymq.store.arrays import Bools, Int64s
-from raymq.store.checksum import BODY_CRC_MASK, crc32
+from raymq.store.base.arrays import Bools, Int64s
+from raymq.store.base.checksum import BODY_CRC_MASK, crc32
+from raymq.store.index.index_service import IndexService
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records.binary_columns import binary_array
 from raymq.store.records.keys import keys_of
 from raymq.store.records.one_record import record_at, records_each
 from raymq.store.records.record_walk import WalkStop
-
-from .index_service import IndexService
 
 #: later than any store time
 TIME_MAX_MS = (1 << 63) - 1

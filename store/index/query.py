@@ -13,18 +13,17 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from raymq.store import format as fmt
-from raymq.store import record
-from raymq.store.errors import Corrupt, OffsetOutOfRange, Rejected
-from raymq.store.files import READABLE
+from raymq.store.base import format as fmt
+from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected
+from raymq.store.base.files import READABLE
+from raymq.store.index.index_service import IndexService
+from raymq.store.index.key_search import TIME_MAX_MS, KeyHits, KeySearch
+from raymq.store.index.query_keys import KeyQuery, check_query
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.consume_queues import ConsumeQueues
+from raymq.store.records import record
 from raymq.store.records.record_decode import decode_column
-
-from .index_service import IndexService
-from .key_search import TIME_MAX_MS, KeyHits, KeySearch
-from .query_keys import KeyQuery, check_query
 
 #: bytes read for one record. A larger record is read once more, whole
 FIRST_READ_BYTES_BY_OFFSET = 8 << 10

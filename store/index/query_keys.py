@@ -13,16 +13,15 @@ from itertools import chain, islice
 import numpy as np
 import pyarrow as pa
 
-from raymq.store.arrays import Bools, Int64s
-from raymq.store.errors import OffsetOutOfRange, Rejected
+from raymq.store.base.arrays import Bools, Int64s
+from raymq.store.base.errors import OffsetOutOfRange, Rejected
+from raymq.store.index.index_keys import key_hashes
+from raymq.store.index.index_service import IndexService
+from raymq.store.index.key_search import KeyHits
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records.keys import keys_of
 from raymq.store.records.properties import PROPERTY_SEPARATOR
 from raymq.store.records.record_decode import decode_column
-
-from .index_keys import key_hashes
-from .index_service import IndexService
-from .key_search import KeyHits
 
 #: up to so many keys are looked up one by one: that costs less than to follow few chains in step
 FEW_KEYS = 8

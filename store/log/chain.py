@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from raymq.store.checksum import crc32c
-from raymq.store.errors import Corrupt, Rejected
-from raymq.store.files import Files
-
-from .segment_paths import offset_names
+from raymq.store.base.checksum import crc32c
+from raymq.store.base.errors import Corrupt, Rejected
+from raymq.store.base.files import Files
+from raymq.store.log.segments.segment_paths import offset_names
 
 _UNIT = struct.Struct(">qqqIIq")
 _CHAINED = struct.Struct(">qqqI")

@@ -16,13 +16,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from raymq.store import format as fmt
-from raymq.store.failpoints import fail_point
-from raymq.store.running_flags import DISK_FULL, LOGIC_DISK_FULL, RunningFlags
-
-from .commit_log import CommitLog
-from .mapped_file import MappedFile
-from .snapshot_head import read_head
+from raymq.store.base import format as fmt
+from raymq.store.base.failpoints import fail_point
+from raymq.store.base.running_flags import DISK_FULL, LOGIC_DISK_FULL, RunningFlags
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.recovery.snapshot_head import read_head
+from raymq.store.log.segments.mapped_file import MappedFile
 
 logger = logging.getLogger("raymq.store")
 

@@ -19,31 +19,30 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raymq.store import format as fmt
-from raymq.store import record
-from raymq.store.arrays import Int64s
-from raymq.store.checksum import crc32c, crc32c_padded
-from raymq.store.clock import Clock
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Corrupt, RayMQError, Rejected, Unavailable, broken, require
-from raymq.store.failpoints import fail_point
-from raymq.store.files import Files, SyncFailed
-from raymq.store.promise import Ends
-
-from . import log_reads
-from .abort_lock import AbortFile, StoreLock, refuse_foreign_directory
-from .chain import Chain, ChainUnit, check_units
-from .checkpoint import Checkpoint
-from .flush import FlushFailed
-from .log_files import open_log_files, read_each, read_of
-from .log_pool import LogPool
-from .log_reads import WALK_BYTES, Records, RecordsAtOffsets, WalkedPiece
-from .log_scan import NotedEnds, Scan, Visit, foreign_end, next_record, scan
-from .mapped_file import MappedFile
-from .mapped_file_queue import AllocateAhead
-from .marks import Marks
-from .meta import Meta
-from .recovery import Decision
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Int64s
+from raymq.store.base.checksum import crc32c, crc32c_padded
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Corrupt, RayMQError, Rejected, Unavailable, broken, require
+from raymq.store.base.failpoints import fail_point
+from raymq.store.base.files import Files, SyncFailed
+from raymq.store.config.promise import Ends
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.log import log_reads
+from raymq.store.log.chain import Chain, ChainUnit, check_units
+from raymq.store.log.control_files.abort_lock import AbortFile, StoreLock, refuse_foreign_directory
+from raymq.store.log.control_files.checkpoint import Checkpoint
+from raymq.store.log.control_files.marks import Marks
+from raymq.store.log.control_files.meta import Meta
+from raymq.store.log.flush import FlushFailed
+from raymq.store.log.log_pool import LogPool
+from raymq.store.log.log_reads import WALK_BYTES, Records, RecordsAtOffsets, WalkedPiece
+from raymq.store.log.recovery.log_scan import NotedEnds, Scan, Visit, foreign_end, next_record, scan
+from raymq.store.log.recovery.recovery_table import Decision
+from raymq.store.log.segments.log_files import open_log_files, read_each, read_of
+from raymq.store.log.segments.mapped_file import MappedFile
+from raymq.store.log.segments.mapped_file_queue import AllocateAhead
+from raymq.store.records import record
 
 logger = logging.getLogger("raymq.store")
 

@@ -14,13 +14,12 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raymq.store.clock import Clock
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Unavailable
-from raymq.store.failpoints import fail_point
-from raymq.store.files import Files
-
-from .segment_paths import find_segment
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Unavailable
+from raymq.store.base.failpoints import fail_point
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.log.segments.segment_paths import find_segment
 
 #: a page of the kernel's page cache
 PAGE_BYTES = 4096

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from raymq.store.clock import Clock
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Corrupt, Unavailable
-from raymq.store.failpoints import fail_point
-from raymq.store.files import Files
-
-from .mapped_file_queue import MappedFileQueue
-from .meta import Meta
-from .transient_pool import NAME_FILE, TransientPool, remove_pools
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Corrupt, Unavailable
+from raymq.store.base.failpoints import fail_point
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.log.control_files.meta import Meta
+from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
+from raymq.store.log.transient_pool import NAME_FILE, TransientPool, remove_pools
 
 #: how often an append checks for room in the pool while it waits
 POOL_POLL_MS = 1

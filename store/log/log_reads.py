@@ -12,17 +12,16 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from raymq.store import format as fmt
-from raymq.store import record
-from raymq.store.arrays import Bools, Int64s
-from raymq.store.checksum import range_crcs
-from raymq.store.errors import Corrupt
-from raymq.store.files import READABLE
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Bools, Int64s
+from raymq.store.base.checksum import range_crcs
+from raymq.store.base.errors import Corrupt
+from raymq.store.base.files import READABLE
+from raymq.store.log.segments.log_files import read_into, read_of
+from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
+from raymq.store.log.segments.read_together import read_together
+from raymq.store.records import record
 from raymq.store.records.record_walk import FoundRecords, first_fault, gather, records_at
-
-from .log_files import read_into, read_of
-from .mapped_file_queue import MappedFileQueue
-from .read_together import read_together
 
 _INT = np.dtype(">i4")
 

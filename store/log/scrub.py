@@ -15,14 +15,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raymq.store.checksum import crc32c
-from raymq.store.clock import Clock
-from raymq.store.errors import Corrupt, RayMQError
-from raymq.store.files import NOT_TRIED, READABLE, Files
-
-from .chain import ChainReader, ChainUnit
-from .commit_log import CommitLog
-from .segment_paths import find_segment
+from raymq.store.base.checksum import crc32c
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Corrupt, RayMQError
+from raymq.store.base.files import NOT_TRIED, READABLE, Files
+from raymq.store.log.chain import ChainReader, ChainUnit
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.segments.segment_paths import find_segment
 
 #: a pass over a small log reads no faster than needed, but at least this many bytes per second
 LEAST_BYTES_PER_S = 8 << 20

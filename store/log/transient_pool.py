@@ -26,8 +26,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from raymq.store.errors import RayMQError, StorageFull, Unavailable, require
-from raymq.store.files import Files
+from raymq.store.base.errors import RayMQError, StorageFull, Unavailable, require
+from raymq.store.base.files import Files
 
 SHM_DIR = "/dev/shm"
 HEADER_BYTES = 4096

@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raymq.store import format as fmt
-from raymq.store import record
-from raymq.store.arrays import Bools, Int64s, Structs
-from raymq.store.errors import Corrupt, OffsetOutOfRange
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Bools, Int64s, Structs
+from raymq.store.base.errors import Corrupt, OffsetOutOfRange
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.producer_table import UNKNOWN_OFFSET, FoundRun, ProducerQueue
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
+from raymq.store.records import record
 from raymq.store.records.producer_stamp import STAMP_BYTES, read_column
 from raymq.store.records.record_walk import Layout, gather, layout
+from raymq.store.state.producer_table import UNKNOWN_OFFSET, FoundRun, ProducerQueue
 
 #: records looked at in one go: first at a new place, at least, at most
 SLICE_ROWS, SLICE_ROWS_MIN, SLICE_ROWS_MAX = 32, 4, 2048

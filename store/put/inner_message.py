@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from raymq.store import format as fmt
-from raymq.store import record
+from raymq.store.base import format as fmt
 from raymq.store.records import properties as props
+from raymq.store.records import record
 from raymq.store.records.producer_stamp import STAMP_NAME, without_stamp
-from raymq.store.state import INTERNAL_QUEUE, INTERNAL_TOPIC, PROGRESS
+from raymq.store.state.shard_state import INTERNAL_QUEUE, INTERNAL_TOPIC, PROGRESS
 
 _LONG = struct.Struct(">q")
 _END_DIGITS = 20

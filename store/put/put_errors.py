@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from raymq.store import format as fmt
-from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavailable
-from raymq.store.status import PutStatus
+from raymq.store.base import format as fmt
+from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavailable
+from raymq.store.base.status import PutStatus
 
 #: the error that each status is raised as; PUT_OK is not an error
 ERRORS: dict[PutStatus, type[RayMQError]] = {

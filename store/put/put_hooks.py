@@ -9,14 +9,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from raymq.store.errors import Rejected
+from raymq.store.base.errors import Rejected
+from raymq.store.base.status import PutStatus
+from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.record_check import check_columns
+from raymq.store.records.requests import Append, PutRequest
 from raymq.store.records.small_batch import SmallBatch
-from raymq.store.requests import Append, PutRequest
-from raymq.store.state import TopicInfo
-from raymq.store.status import PutStatus
-
-from .inner_message import InnerMessage
+from raymq.store.state.shard_state import TopicInfo
 
 logger = logging.getLogger("raymq.store")
 

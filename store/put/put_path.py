@@ -11,29 +11,34 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from raymq.store import record, state
-from raymq.store.arrays import Int64s
-from raymq.store.clock import StoreTimeClock
-from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
-from raymq.store.failpoints import fail_point
-from raymq.store.producer_table import UNKNOWN_OFFSET
+from raymq.store.base.arrays import Int64s
+from raymq.store.base.clock import StoreTimeClock
+from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
+from raymq.store.base.failpoints import fail_point
+from raymq.store.base.running_flags import BLOCKS_PUTS
+from raymq.store.base.status import PutStatus
+from raymq.store.put.duplicates import DuplicateSearch
+from raymq.store.put.inner_message import (
+    InnerMessage,
+    PreparedInner,
+    PreparedProgress,
+    ServiceProgress,
+)
+from raymq.store.put.put_hooks import after_batch, before_batch
 from raymq.store.queues.reput_service import UndispatchedUnit
+from raymq.store.records import record
 from raymq.store.records.key_check import check_keys
 from raymq.store.records.keys import keyed_rows
 from raymq.store.records.producer_stamp import Stamp
 from raymq.store.records.properties import TAGS
+from raymq.store.records.requests import Append, PutRequest
 from raymq.store.records.rows import tags_code_of
-from raymq.store.requests import Append, PutRequest
-from raymq.store.running_flags import BLOCKS_PUTS
-from raymq.store.status import PutStatus
-from raymq.store.topics import check_target
-
-from .duplicates import DuplicateSearch
-from .inner_message import InnerMessage, PreparedInner, PreparedProgress, ServiceProgress
-from .put_hooks import after_batch, before_batch
+from raymq.store.state import shard_state as state
+from raymq.store.state.producer_table import UNKNOWN_OFFSET
+from raymq.store.state.topics import check_target
 
 if TYPE_CHECKING:
-    from raymq.store.message_store import MessageStore
+    from raymq.store.engine.message_store import MessageStore
 
 logger = logging.getLogger("raymq.store")
 

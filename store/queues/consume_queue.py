@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from raymq.store import format as fmt
-from raymq.store.arrays import Bools, Int64s, Structs
-from raymq.store.errors import Corrupt, require
-from raymq.store.files import Files
-
-from .queue_files import OpenFiles, QueueFile, QueueFiles
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Bools, Int64s, Structs
+from raymq.store.base.errors import Corrupt, require
+from raymq.store.base.files import Files
+from raymq.store.queues.queue_files import OpenFiles, QueueFile, QueueFiles
 
 QueueUnits = Structs
 

@@ -12,18 +12,17 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from raymq.store import format as fmt
-from raymq.store import record
-from raymq.store.arrays import Bools, Int64s
-from raymq.store.errors import OffsetOutOfRange, Rejected
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Bools, Int64s
+from raymq.store.base.errors import OffsetOutOfRange, Rejected
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.log_reads import Records
-from raymq.store.state import ShardState
-
-from .consume_queue import BLANK_SIZE, QueueUnits
-from .consume_queues import ConsumeQueues
-from .message_filter import MessageFilter, TagFilter
-from .sql_filter import SqlFilter
+from raymq.store.queues.consume_queue import BLANK_SIZE, QueueUnits
+from raymq.store.queues.consume_queues import ConsumeQueues
+from raymq.store.queues.message_filter import MessageFilter, TagFilter
+from raymq.store.queues.sql_filter import SqlFilter
+from raymq.store.records import record
+from raymq.store.state.shard_state import ShardState
 
 #: bounds of `max_bytes`
 BYTES_MIN, BYTES_MAX = 100, 128 << 20

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.store import format as fmt
-from raymq.store.arrays import Bools, Int64s
-from raymq.store.errors import Rejected
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Bools, Int64s
+from raymq.store.base.errors import Rejected
 from raymq.store.records import rows
 
 #: the subscription to everything

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from raymq.store.errors import Corrupt, require
-from raymq.store.failpoints import fail_point
-from raymq.store.files import ZERO_CHUNK_BYTES, Data, Files, only_zeros
-from raymq.store.log.mapped_file import wrong_length
-from raymq.store.log.mapped_file_queue import check_contiguous, check_name
+from raymq.store.base.errors import Corrupt, require
+from raymq.store.base.failpoints import fail_point
+from raymq.store.base.files import ZERO_CHUNK_BYTES, Data, Files, only_zeros
+from raymq.store.log.segments.mapped_file import wrong_length
+from raymq.store.log.segments.mapped_file_queue import check_contiguous, check_name
 
 T = TypeVar("T")
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raymq.store import format as fmt
+from raymq.store.base import format as fmt
 from raymq.store.records.binary_columns import value_offsets
 from raymq.store.records.record_decode import decode
 from raymq.store.records.record_walk import RecordFault, first_fault
-from raymq.store.requests import FetchSlice
+from raymq.store.records.requests import FetchSlice
 
 _LONG = struct.Struct(">q")
 

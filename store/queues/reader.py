@@ -5,17 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from raymq.store import format as fmt
-from raymq.store import record
-from raymq.store.arrays import Int64s
-from raymq.store.errors import Corrupt, OffsetOutOfRange
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Int64s
+from raymq.store.base.errors import Corrupt, OffsetOutOfRange
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.log_reads import Records
-from raymq.store.requests import FetchSlice
-from raymq.store.state import ShardState
-
-from .consume_queue import BLANK_SIZE, ConsumeQueue, QueueUnits
-from .consume_queues import ConsumeQueues
+from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue, QueueUnits
+from raymq.store.queues.consume_queues import ConsumeQueues
+from raymq.store.records import record
+from raymq.store.records.requests import FetchSlice
+from raymq.store.state.shard_state import ShardState
 
 #: consume queue units read first; more if their records are short
 UNITS_FIRST = 1024

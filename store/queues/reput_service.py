@@ -11,22 +11,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from raymq.store import format as fmt
-from raymq.store import record
-from raymq.store.arrays import Int64s
-from raymq.store.format import SCHEDULE_TOPIC, TIMER_TOPIC
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Int64s
+from raymq.store.base.format import SCHEDULE_TOPIC, TIMER_TOPIC
+from raymq.store.base.running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR, RunningFlags
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.put_lock import PutLock
-from raymq.store.records import rows
+from raymq.store.queues.consume_queue import ConsumeQueue
+from raymq.store.queues.consume_queues import ConsumeQueues
+from raymq.store.records import record, rows
 from raymq.store.records.keys import Keyed, KeyedUnit
-from raymq.store.running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR, RunningFlags
-from raymq.store.topics import QueueKey
-
-from .consume_queue import ConsumeQueue
-from .consume_queues import ConsumeQueues
+from raymq.store.state.topics import QueueKey
 
 if TYPE_CHECKING:
     from raymq.store.index.index_builder import IndexBuilder
+    from raymq.store.put.put_lock import PutLock
 
 #: most appended units that are kept in memory for dispatch. If there are more, dispatch reads all of them from the log
 PENDING_MAX = 512

@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.store.arrays import Bools, Int64s
-from raymq.store.errors import Rejected
+from raymq.store.base.arrays import Bools, Int64s
+from raymq.store.base.errors import Rejected
 
 _NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
 _INTEGER = r"^[+-]?[0-9]{1,18}$"

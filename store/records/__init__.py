@@ -1,1 +1,1 @@
-"""The bytes of records: columns to records and back, their walk, the check before. `store/record.py` is the front."""
+"""The bytes of records: columns to records and back, their walk, the check before. `records/record.py` is the front."""

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.store.errors import Rejected
-
-from .keys import KEYS, key_column
-from .small_batch import SmallBatch
+from raymq.store.base.errors import Rejected
+from raymq.store.records.keys import KEYS, key_column
+from raymq.store.records.small_batch import SmallBatch
 
 
 def check_keys(

@@ -6,8 +6,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from raymq.store import format as fmt
-from raymq.store.checksum import body_crc
+from raymq.store.base import format as fmt
+from raymq.store.base.checksum import body_crc
 
 _LONG, _INT, _SHORT = struct.Struct(">q"), struct.Struct(">i"), struct.Struct(">h")
 _HEADER = fmt.HEADER_ESSENTIALS

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from raymq.store.arrays import Bools, Int32s, Int64s
-from raymq.store.errors import Rejected
+from raymq.store.base.arrays import Bools, Int32s, Int64s
+from raymq.store.base.errors import Rejected
 
 STAMP_NAME = "_P"
 PREFIX = STAMP_NAME.encode() + b"\x01"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from raymq.store.errors import Rejected
+from raymq.store.base.errors import Rejected
 
 NAME_VALUE_SEPARATOR = b"\x01"
 PROPERTY_SEPARATOR = b"\x02"

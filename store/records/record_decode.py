@@ -8,12 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raymq.store import format as fmt
-from raymq.store.arrays import Int64s
-from raymq.store.errors import require
-
-from .binary_columns import joined_values, value_offsets
-from .record_walk import gather, layout
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Int64s
+from raymq.store.base.errors import require
+from raymq.store.records.binary_columns import joined_values, value_offsets
+from raymq.store.records.record_walk import gather, layout
 
 #: the columns of `decode`. Hosts are "1.2.3.4:5" or "[2001:db8:0:0:0:0:0:1]:5"
 RECORD_SCHEMA = pa.schema(

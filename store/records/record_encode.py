@@ -1,6 +1,6 @@
 """Columns to records: one Arrow kernel joins the pieces, without a Python object per message.
 
-Source: MessageExtEncoder of RocketMQ 5.3.3; the byte table is in store/format.py.
+Source: MessageExtEncoder of RocketMQ 5.3.3; the byte table is in store/base/format.py.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.store import format as fmt
-from raymq.store.arrays import Int64s
-from raymq.store.checksum import body_crc, body_crcs
-from raymq.store.errors import Rejected, require
-
-from .binary_columns import value_lengths
-from .keys import Keyed, keyed_column
-from .producer_stamp import STAMP_BYTES, Stamp, stamp_column
-from .properties import TAG_NAME
-from .small_batch import PreparedSmallBatch, SmallBatch
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Int64s
+from raymq.store.base.checksum import body_crc, body_crcs
+from raymq.store.base.errors import Rejected, require
+from raymq.store.records.binary_columns import value_lengths
+from raymq.store.records.keys import Keyed, keyed_column
+from raymq.store.records.producer_stamp import STAMP_BYTES, Stamp, stamp_column
+from raymq.store.records.properties import TAG_NAME
+from raymq.store.records.small_batch import PreparedSmallBatch, SmallBatch
 
 
 @dataclass(frozen=True, eq=False)

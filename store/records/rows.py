@@ -1,6 +1,6 @@
 """Stored records as runs: consecutive rows of one queue (and one producer), found without a loop over rows.
 
-State (store/state.py) and consume queues are rebuilt from these on recovery.
+State (store/state/shard_state.py) and consume queues are rebuilt from these on recovery.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.store import format as fmt
-from raymq.store.arrays import Bools, Int64s
-from raymq.store.delay_levels import DEFAULT_LEVELS_MS
-from raymq.store.format import SCHEDULE_TOPIC
-
-from .binary_columns import value_bytes, value_offsets
-from .producer_stamp import STAMP_BYTES, Stamps, read_column
-from .properties import TAG_NAME
-from .record_decode import decode
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Bools, Int64s
+from raymq.store.base.format import SCHEDULE_TOPIC
+from raymq.store.config.delay_levels import DEFAULT_LEVELS_MS
+from raymq.store.records.binary_columns import value_bytes, value_offsets
+from raymq.store.records.producer_stamp import STAMP_BYTES, Stamps, read_column
+from raymq.store.records.properties import TAG_NAME
+from raymq.store.records.record_decode import decode
 
 #: most rows decoded at a time: a limit for memory, and for the time during which the GIL is held
 DECODED_ROWS_MAX = 8192

@@ -10,15 +10,19 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from raymq.store import format as fmt
-from raymq.store.arrays import Int64s
-from raymq.store.checksum import body_crc
-from raymq.store.errors import require
-
-from .keys import keyed_rows
-from .producer_stamp import PREFIX as STAMP_PREFIX
-from .producer_stamp import STAMP_BYTES, Stamp, stamp_list
-from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, separators_absent
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Int64s
+from raymq.store.base.checksum import body_crc
+from raymq.store.base.errors import require
+from raymq.store.records.keys import keyed_rows
+from raymq.store.records.producer_stamp import PREFIX as STAMP_PREFIX
+from raymq.store.records.producer_stamp import STAMP_BYTES, Stamp, stamp_list
+from raymq.store.records.properties import (
+    PROPERTY_SEPARATOR,
+    TAG_EXTRA_BYTES,
+    TAG_NAME,
+    separators_absent,
+)
 
 #: columns that a producer sends: `properties` are encoded (store/records/properties.py), without the stamp and TAGS
 PUT_SCHEMA = pa.schema(

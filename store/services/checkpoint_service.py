@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from raymq.store import config_json
-from raymq.store.errors import Corrupt, RayMQError
-from raymq.store.files import NOT_TRIED
+from raymq.store.base.errors import Corrupt, RayMQError
+from raymq.store.base.files import NOT_TRIED
+from raymq.store.config_files import config_json
 
 if TYPE_CHECKING:
-    from raymq.store.message_store import MessageStore
+    from raymq.store.engine.message_store import MessageStore
 
 logger = logging.getLogger("raymq.store")
 

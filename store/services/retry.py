@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raymq.store import format as fmt
+from raymq.store.base import format as fmt
+from raymq.store.base.errors import Rejected
+from raymq.store.base.format import SCHEDULE_TOPIC
 from raymq.store.delay.delayed_record import GROUP_RESERVE_BYTES
-from raymq.store.errors import Rejected
-from raymq.store.format import SCHEDULE_TOPIC
 from raymq.store.put.inner_message import InnerMessage, PreparedInner
-from raymq.store.requests import Append
-from raymq.store.state import TopicInfo
-
-from .stored_message import StoredMessage, read_one
+from raymq.store.records.requests import Append
+from raymq.store.services.stored_message import StoredMessage, read_one
+from raymq.store.state.shard_state import TopicInfo
 
 if TYPE_CHECKING:
-    from raymq.store.message_store import MessageStore
+    from raymq.store.engine.message_store import MessageStore
 
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from raymq.store.base.errors import OffsetOutOfRange
 from raymq.store.delay.delayed_record import host_of
-from raymq.store.errors import OffsetOutOfRange
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records import properties as props
 
 if TYPE_CHECKING:
-    from raymq.store.message_store import MessageStore
+    from raymq.store.engine.message_store import MessageStore
 
 #: most bytes read at a time
 READ_BYTES = 1 << 20

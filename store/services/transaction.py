@@ -15,21 +15,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from raymq.store.errors import Corrupt, Rejected, Unavailable
-from raymq.store.format import HALF_TOPIC, SYS_COMMITTED, SYS_TRANSACTION_MASK
-from raymq.store.producer_table import UNKNOWN_OFFSET
+from raymq.store.base.errors import Corrupt, Rejected, Unavailable
+from raymq.store.base.format import HALF_TOPIC, SYS_COMMITTED, SYS_TRANSACTION_MASK
 from raymq.store.put.inner_message import InnerMessage, PreparedInner, ServiceProgress
 from raymq.store.records.key_check import check_key
-from raymq.store.requests import Append
-from raymq.store.topics import check_target
-
-from .resolutions import Resolution, Resolutions
-from .stored_message import StoredMessage, read, read_one
+from raymq.store.records.requests import Append
+from raymq.store.services.resolutions import Resolution, Resolutions
+from raymq.store.services.stored_message import StoredMessage, read, read_one
+from raymq.store.state.producer_table import UNKNOWN_OFFSET
+from raymq.store.state.topics import check_target
 
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from raymq.store.message_store import MessageStore
+    from raymq.store.engine.message_store import MessageStore
 
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 DISCARD_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"

@@ -9,12 +9,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from raymq.store import format as fmt
-from raymq.store.files import Files
+from raymq.store.base import format as fmt
+from raymq.store.base.files import Files
 from raymq.store.records import rows
 from raymq.store.records.properties import decode as decode_properties
-
-from .read_only import ReadOnlyStore
+from raymq.store.tools.read_only import ReadOnlyStore
 
 
 def dump(root: Path, files: Files | None = None) -> Iterator[dict[str, Any]]:

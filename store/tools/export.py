@@ -17,17 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raymq.store import format as fmt
-from raymq.store.errors import Corrupt, Rejected
-from raymq.store.failpoints import fail_point
-from raymq.store.files import Files
+from raymq.store.base import format as fmt
+from raymq.store.base.errors import Corrupt, Rejected
+from raymq.store.base.failpoints import fail_point
+from raymq.store.base.files import Files
 from raymq.store.records.record_decode import RECORD_SCHEMA, as_text
 from raymq.store.records.rows import queued
-from raymq.store.state import INTERNAL_TOPIC
-
-from .faults import ReportProgress
-from .read_only import ReadOnlyStore
-from .slices import RecordRange
+from raymq.store.state.shard_state import INTERNAL_TOPIC
+from raymq.store.tools.faults import ReportProgress
+from raymq.store.tools.read_only import ReadOnlyStore
+from raymq.store.tools.slices import RecordRange
 
 #: bytes after which a new file begins
 FILE_BYTES = 256 << 20

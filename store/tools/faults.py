@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from raymq.store.errors import RayMQError
+from raymq.store.base.errors import RayMQError
 
 #: most faults of one kind that are named in one file. The last one says how many more there are
 NAMED_MAX = 20

@@ -16,28 +16,34 @@ from pathlib import Path
 import numpy as np
 import pyarrow.compute as pc
 
-from raymq.store import record
-from raymq.store.checksum import crc32c
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Corrupt, Rejected
-from raymq.store.files import Files
+from raymq.store.base.checksum import crc32c
+from raymq.store.base.errors import Corrupt, Rejected
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import Chain, ChainUnit
 from raymq.store.log.commit_log import ADOPTING
-from raymq.store.log.log_files import read_of
+from raymq.store.log.control_files.marks import read_marks
+from raymq.store.log.control_files.meta import read_meta
 from raymq.store.log.log_reads import walk_piece
-from raymq.store.log.log_scan import NO_TOP, NotedEnds, Scan, foreign_end, next_record, scan
-from raymq.store.log.mapped_file_queue import MappedFileQueue
-from raymq.store.log.marks import read_marks
-from raymq.store.log.meta import read_meta
-from raymq.store.log.recovery import Decision
-from raymq.store.log.segment_paths import other_directories
+from raymq.store.log.recovery.log_scan import (
+    NO_TOP,
+    NotedEnds,
+    Scan,
+    foreign_end,
+    next_record,
+    scan,
+)
+from raymq.store.log.recovery.recovery_table import Decision
+from raymq.store.log.segments.log_files import read_of
+from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
+from raymq.store.log.segments.segment_paths import other_directories
 from raymq.store.queues.consume_queue import ConsumeQueue
 from raymq.store.queues.queue_files import OpenFiles
+from raymq.store.records import record
 from raymq.store.records.rows import tag_column
-from raymq.store.state import INTERNAL_TOPIC, PROGRESS
-
-from .faults import Faults, LogVerdict, ReportProgress
-from .slices import RecordRange
+from raymq.store.state.shard_state import INTERNAL_TOPIC, PROGRESS
+from raymq.store.tools.faults import Faults, LogVerdict, ReportProgress
+from raymq.store.tools.slices import RecordRange
 
 _BLANK = record.WalkStop.BLANK
 META = "a store with marks has a meta"

@@ -12,23 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from raymq.store import config_json
-from raymq.store.checksum import crc32c
-from raymq.store.config import StoreConfig
-from raymq.store.failpoints import fail_point
-from raymq.store.files import Files
-from raymq.store.log import checkpoint
+from raymq.store.base.checksum import crc32c
+from raymq.store.base.failpoints import fail_point
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.config_files import config_json
 from raymq.store.log.chain import Chain, ChainUnit
-from raymq.store.log.marks import FILE_BYTES
+from raymq.store.log.control_files import checkpoint
+from raymq.store.log.control_files.marks import FILE_BYTES
 from raymq.store.queues.consume_queue import ConsumeQueue, queue_directory
 from raymq.store.queues.queue_files import OpenFiles
 from raymq.store.records import rows
-from raymq.store.state import INTERNAL_TOPIC, ShardState, TopicInfo
-from raymq.store.topics import QueueKey
-
-from .read_only import ReadOnlyStore
-from .slices import by_queue
-from .verify_files import newest_store_time, readable
+from raymq.store.state.shard_state import INTERNAL_TOPIC, ShardState, TopicInfo
+from raymq.store.state.topics import QueueKey
+from raymq.store.tools.read_only import ReadOnlyStore
+from raymq.store.tools.slices import by_queue
+from raymq.store.tools.verify_files import newest_store_time, readable
 
 
 def swap(target: Path, *, files: Files) -> None:

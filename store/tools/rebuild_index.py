@@ -8,12 +8,11 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from raymq.store.files import Files
+from raymq.store.base.files import Files
 from raymq.store.index.index_file import ENTRY_BYTES, HEADER, SLOT_BYTES, IndexFile
-
-from .read_only import ReadOnlyStore
-from .rebuild import begin, swap
-from .verify_index import ENTRIES_PER_SLOT, PER_SLOT_BYTES, key_hashes, slots_of
+from raymq.store.tools.read_only import ReadOnlyStore
+from raymq.store.tools.rebuild import begin, swap
+from raymq.store.tools.verify_index import ENTRIES_PER_SLOT, PER_SLOT_BYTES, key_hashes, slots_of
 
 #: maxHashSlotNum
 SLOTS = 5_000_000

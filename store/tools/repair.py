@@ -16,26 +16,25 @@ from typing import Any
 
 import numpy as np
 
-from raymq.store.clock import Clock
-from raymq.store.errors import Rejected
-from raymq.store.failpoints import fail_point
-from raymq.store.files import Files
-from raymq.store.log.abort_lock import StoreLock
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected
+from raymq.store.base.failpoints import fail_point
+from raymq.store.base.files import Files
 from raymq.store.log.chain import Chain
-from raymq.store.log.mapped_file_queue import MappedFileQueue
-from raymq.store.log.marks import Marks
-from raymq.store.log.meta import Meta
-from raymq.store.log.recovery import Decision
-from raymq.store.log.segment_paths import other_directories
-
-from . import rebuild
-from .faults import Fault, LogVerdict, ReportProgress
-from .inspect import check, check_derived
-from .keep_aside import KeepAside
-from .read_only import ReadOnlyStore
-from .rebuild_index import rebuild_index
-from .slices import by_queue
-from .verify_chain import crc_is_wrong
+from raymq.store.log.control_files.abort_lock import StoreLock
+from raymq.store.log.control_files.marks import Marks
+from raymq.store.log.control_files.meta import Meta
+from raymq.store.log.recovery.recovery_table import Decision
+from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
+from raymq.store.log.segments.segment_paths import other_directories
+from raymq.store.tools import rebuild
+from raymq.store.tools.faults import Fault, LogVerdict, ReportProgress
+from raymq.store.tools.inspect import check, check_derived
+from raymq.store.tools.read_only import ReadOnlyStore
+from raymq.store.tools.rebuild_index import rebuild_index
+from raymq.store.tools.repair_backup import KeepAside
+from raymq.store.tools.slices import by_queue
+from raymq.store.tools.verify_chain import crc_is_wrong
 
 #: parts that can be rebuilt from the log
 PARTS = ("consumequeue", "chain", "index", "checkpoint", "marks", "config")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raymq.store.errors import Rejected
-from raymq.store.files import Files
-from raymq.store.log.marks import read_marks
+from raymq.store.base.errors import Rejected
+from raymq.store.base.files import Files
+from raymq.store.log.control_files.marks import read_marks
 from raymq.store.log.scrub import Scrub
-from raymq.store.log.segment_paths import first_offset
-
-from .read_only import ReadOnlyStore
+from raymq.store.log.segments.segment_paths import first_offset
+from raymq.store.tools.read_only import ReadOnlyStore
 
 
 def scrub_of(root: Path, *, bytes_per_s: int, files: Files | None = None) -> Scrub:

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from raymq.store import record
-from raymq.store.arrays import Int64s
-from raymq.store.format import SCHEDULE_TOPIC
+from raymq.store.base.arrays import Int64s
+from raymq.store.base.format import SCHEDULE_TOPIC
 from raymq.store.log.log_reads import Records, read_records
-from raymq.store.log.mapped_file_queue import MappedFileQueue
-from raymq.store.records import rows
+from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
+from raymq.store.records import record, rows
 
 #: bytes of records decoded at a time. A larger record is decoded alone
 SLICE_BYTES = 32 << 20

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from raymq.store import record
 from raymq.store.compaction.units import (
     COMPACTED_UNIT_BYTES,
     COMPACTED_UNIT_DTYPE,
@@ -19,9 +18,9 @@ from raymq.store.compaction.units import (
     LOG,
     directories,
 )
-from raymq.store.log.segment_paths import offset_names
-
-from .read_only import ReadOnlyStore
+from raymq.store.log.segments.segment_paths import offset_names
+from raymq.store.records import record
+from raymq.store.tools.read_only import ReadOnlyStore
 
 PAIRED = "a compaction log file has its file of units"
 POINTS = "a unit of a compacted queue points at its record"

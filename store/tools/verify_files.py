@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from raymq.store import fastjson
-from raymq.store import format as fmt
+from raymq.store.base import format as fmt
+from raymq.store.base.errors import Corrupt
+from raymq.store.base.files import Files
+from raymq.store.config_files import fastjson
 from raymq.store.delay.timer_log import TIMER_UNIT_BYTES, TIMER_UNIT_DTYPE
-from raymq.store.errors import Corrupt
-from raymq.store.files import Files
-from raymq.store.log.mapped_file_queue import MappedFileQueue
-from raymq.store.log.marks import FILE_BYTES
-from raymq.store.log.recovery import Decision
-
-from .read_only import ReadOnlyStore, joined
+from raymq.store.log.control_files.marks import FILE_BYTES
+from raymq.store.log.recovery.recovery_table import Decision
+from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
+from raymq.store.tools.read_only import ReadOnlyStore, joined
 
 CHECKPOINT_LENGTH = "the checkpoint has its five longs"
 CHECKPOINT_TIMES = "checkpoint times are not later than the log"

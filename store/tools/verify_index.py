@@ -15,16 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raymq.store import format as fmt
-from raymq.store.arrays import Int64s
-from raymq.store.errors import Corrupt
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Int64s
+from raymq.store.base.errors import Corrupt
 from raymq.store.index.index_file import ENTRY_BYTES, ENTRY_DTYPE, HEADER, SLOT_BYTES, IndexHeader
 from raymq.store.index.index_keys import Hashes, hash_keys, topic_hash
-from raymq.store.log.meta import read_meta
+from raymq.store.log.control_files.meta import read_meta
 from raymq.store.records.keys import keyed_column
 from raymq.store.records.record_walk import gather
-
-from .read_only import ReadOnlyStore, joined
+from raymq.store.tools.read_only import ReadOnlyStore, joined
 
 LENGTH = "an index file has its header, slots and entries"
 HEADER_RULE = "an index header says what its entries say"

@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raymq.store import format as fmt
-from raymq.store.arrays import Int64s
-from raymq.store.errors import Corrupt
-from raymq.store.format import SCHEDULE_TOPIC
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Int64s
+from raymq.store.base.errors import Corrupt
+from raymq.store.base.format import SCHEDULE_TOPIC
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.queue_files import OpenFiles
-
-from .faults import NAMED_MAX
-from .read_only import ReadOnlyStore
-from .slices import QueueRows, by_queue
+from raymq.store.tools.faults import NAMED_MAX
+from raymq.store.tools.read_only import ReadOnlyStore
+from raymq.store.tools.slices import QueueRows, by_queue
 
 #: a tags code up to this is an address in consumequeue_ext, not a hash (ConsumeQueueExt#isExtAddr)
 EXT_ADDRESS_MAX = -(1 << 31) - 1

@@ -15,8 +15,8 @@ from raymq.actors.shared.append_wakeups import POLL_US
 from raymq.actors.shared.retry_throttle import PAUSE_MAX, RetryThrottle
 from raymq.actors.shared.wakeup import wakeup_directory
 from raymq.actors.supervise.supervisor import Supervisor
-from raymq.store.config import StoreConfig
-from raymq.store.files import Files
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.flush import GroupCommit
 from tests.support.clock import ManualClock
 

@@ -11,8 +11,8 @@ import pytest
 
 from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.leader.appender import GROUP_BYTES_MAX, LARGE_BYTES, AppendedPut, Appender
-from raymq.store.errors import Bug, Rejected, Unavailable
-from raymq.store.requests import PutOutcome, PutRequest
+from raymq.store.base.errors import Bug, Rejected, Unavailable
+from raymq.store.records.requests import PutOutcome, PutRequest
 from tests.support.batches import batch
 from tests.support.waiting import until
 

@@ -19,16 +19,23 @@ from raymq.actors.leader import appender
 from raymq.actors.leader.host import ANNOUNCED_ROWS_MAX, LeaderHost
 from raymq.actors.shared import append_wakeups
 from raymq.actors.shared.wakeup import wakeup_directory
-from raymq.store import record
-from raymq.store.config import StoreConfig
+from raymq.store.base.errors import (
+    Corrupt,
+    DeliveryUnknown,
+    Fenced,
+    Rejected,
+    StorageFull,
+    Unavailable,
+)
+from raymq.store.base.files import Files
+from raymq.store.base.status import PutStatus
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.delay_hook import transform
 from raymq.store.delay.timer_cache import read_check
-from raymq.store.embedded import EmbeddedStore
-from raymq.store.errors import Corrupt, DeliveryUnknown, Fenced, Rejected, StorageFull, Unavailable
-from raymq.store.files import Files
+from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.put.inner_message import InnerMessage
-from raymq.store.requests import FetchRequest, PutRequest
-from raymq.store.status import PutStatus
+from raymq.store.records import record
+from raymq.store.records.requests import FetchRequest, PutRequest
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
 from tests.support.waiting import until
@@ -44,8 +51,8 @@ HASTY = StoreConfig(
 FLUSHER = """
 import errno, sys
 from raymq.actors.satellites.flush_service import FlushService
-from raymq.store.config import StoreConfig
-from raymq.store.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.base.files import Files
 
 class Disk(Files):
     def sync_data(self, fd):

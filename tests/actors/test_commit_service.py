@@ -16,11 +16,11 @@ import pytest
 from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.leader.host import LeaderHost
 from raymq.actors.satellites.service import EXIT_BUG, EXIT_STOPPED_BY_COMMIT_LOG
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Bug, DeliveryUnknown, StorageFull, Unavailable
-from raymq.store.files import Files
+from raymq.store.base.errors import Bug, DeliveryUnknown, StorageFull, Unavailable
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.transient_pool import NAME_FILE, SHM_DIR
-from raymq.store.requests import FetchRequest
+from raymq.store.records.requests import FetchRequest
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.waiting import until
@@ -33,9 +33,9 @@ SATELLITE = """
 import errno, os, sys
 from raymq.actors.satellites.commit_service import CommitService
 from raymq.actors.satellites.flush_service import FlushService
-from raymq.store.config import StoreConfig
-from raymq.store.errors import StorageFull
-from raymq.store.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.base.errors import StorageFull
+from raymq.store.base.files import Files
 
 class Refusing(Files):
     def pwrite(self, fd, data, offset):
@@ -72,7 +72,7 @@ sys.path.insert(0, ".")
 from tests.actors.test_commit_service import config_of, identity_of, roles_of
 from tests.support.batches import request
 from raymq.actors.leader.host import LeaderHost
-from raymq.store.errors import DeliveryUnknown, Unavailable
+from raymq.store.base.errors import DeliveryUnknown, Unavailable
 
 host = LeaderHost(
     Path(sys.argv[1]), config_of(sys.argv[2]), identity=identity_of(), roles=roles_of(sys.argv[2]))

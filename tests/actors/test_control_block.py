@@ -23,8 +23,8 @@ from raymq.actors.shared.control_block import (
 )
 from raymq.actors.shared.processes import ProcessIdentity
 from raymq.actors.shared.ring import map_shared
-from raymq.store.errors import Bug, Rejected
-from raymq.store.files import Files
+from raymq.store.base.errors import Bug, Rejected
+from raymq.store.base.files import Files
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -177,7 +177,7 @@ WRITER = """
 import struct, sys
 from raymq.actors.shared.control_block import FILE_BYTES, ControlBlock
 from raymq.actors.shared.ring import map_shared
-from raymq.store.files import Files
+from raymq.store.base.files import Files
 path, how = sys.argv[1:]
 stop = map_shared(path, FILE_BYTES, files=Files()).cast("q")
 control = ControlBlock.open(path, files=Files())

@@ -17,15 +17,15 @@ import pytest
 from raymq.actors.leader import dispatcher as dispatcher_module
 from raymq.actors.leader.dispatcher import Dispatcher
 from raymq.actors.shared.failures import ActiveFailures
-from raymq.store.clock import Clock
-from raymq.store.config import StoreConfig
-from raymq.store.embedded import EmbeddedStore
-from raymq.store.errors import OffsetOutOfRange, Unavailable
-from raymq.store.files import Files, PathLike
-from raymq.store.message_store import MessageStore
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import OffsetOutOfRange, Unavailable
+from raymq.store.base.files import Files, PathLike
+from raymq.store.base.running_flags import LOGIC_DISK_FULL
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.embedded.embedded_store import EmbeddedStore
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.queues.consume_queue import BLANK_SIZE
-from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
-from raymq.store.running_flags import LOGIC_DISK_FULL
+from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm, confirm_only, dispatch_all

@@ -21,8 +21,8 @@ from raymq.replication.wire import (
     decode,
     encode,
 )
-from raymq.store.checksum import crc32c
-from raymq.store.errors import Rejected
+from raymq.store.base.checksum import crc32c
+from raymq.store.base.errors import Rejected
 from raymq.store.log.chain import ChainUnit
 from tests.support.replica_pair import CommitLogPort
 

@@ -24,9 +24,9 @@ from raymq.actors.shared.heartbeat import (
     HeartbeatMonitor,
 )
 from raymq.actors.shared.processes import ProcessIdentity, identify
-from raymq.store.config import StoreConfig
-from raymq.store.files import Files
-from raymq.store.message_store import MessageStore
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from tests.support.clock import ManualClock
 from tests.support.waiting import until
 
@@ -39,7 +39,7 @@ import sys
 from raymq.actors.satellites import satellite
 from raymq.actors.shared import heartbeat
 from raymq.actors.satellites.flush_service import FlushService
-from raymq.store.config import StoreConfig
+from raymq.store.config.store_config import StoreConfig
 heartbeat.HEARTBEAT_TIMEOUT_MS, heartbeat.LATE_CHECK_MS, satellite.HEARTBEAT_PERIOD_MS = 400, 2000, 50
 FlushService(sys.argv[1], sys.argv[2], StoreConfig(segment_size_bytes=262144)).run()
 """
@@ -49,7 +49,7 @@ from pathlib import Path
 from raymq.actors.shared import heartbeat
 from raymq.actors.leader.host import LeaderHost
 from raymq.actors.follower.host import FollowerHost
-from raymq.store.config import StoreConfig
+from raymq.store.config.store_config import StoreConfig
 heartbeat.PERIOD_MS = 50
 kind = {"leader": LeaderHost, "follower": FollowerHost}[sys.argv[3]]
 host = kind(

@@ -21,8 +21,8 @@ from raymq.actors.shared.wakeup import wakeup_directory
 from raymq.actors.supervise import lease, supervisor
 from raymq.actors.supervise.supervisor import FenceReport, Supervisor
 from raymq.replication.combiner import LatePuts
-from raymq.store.files import Files
-from raymq.store.status import PutStatus
+from raymq.store.base.files import Files
+from raymq.store.base.status import PutStatus
 from tests.support.clock import ManualClock
 
 ROLE = "group_commit"

@@ -13,13 +13,13 @@ import pytest
 from raymq.actors.follower.host import FollowerHost
 from raymq.actors.leader.host import LeaderHost
 from raymq.actors.shared.maintenance import FIRST_PASS_MS, Maintenance
-from raymq.store.config import StoreConfig
-from raymq.store.errors import OffsetOutOfRange, Unavailable
-from raymq.store.message_store import MessageStore
+from raymq.store.base.errors import OffsetOutOfRange, Unavailable
+from raymq.store.base.status import PutStatus
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.put_errors import status_of
-from raymq.store.requests import FetchRequest
+from raymq.store.records.requests import FetchRequest
 from raymq.store.services import checkpoint_service
-from raymq.store.status import PutStatus
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm

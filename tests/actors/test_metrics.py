@@ -35,10 +35,10 @@ from raymq.actors.shared.latency import (
 )
 from raymq.actors.shared.processes import ProcessIdentity
 from raymq.actors.shared.wakeup import wakeup_directory
-from raymq.store.config import StoreConfig
-from raymq.store.errors import DeliveryUnknown, Rejected
-from raymq.store.files import Files
-from raymq.store.requests import FetchRequest
+from raymq.store.base.errors import DeliveryUnknown, Rejected
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.records.requests import FetchRequest
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.waiting import until
@@ -51,7 +51,7 @@ CONFIG = StoreConfig(
 FLUSHER = """
 import sys
 from raymq.actors.satellites.flush_service import FlushService
-from raymq.store.config import StoreConfig
+from raymq.store.config.store_config import StoreConfig
 config = StoreConfig(segment_size_bytes=262144, flush_interval_ms=10, flush_least_pages=0)
 FlushService(sys.argv[1], sys.argv[2], config).run()
 """

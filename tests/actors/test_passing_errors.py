@@ -20,13 +20,13 @@ from raymq.actors.leader.host import LeaderHost
 from raymq.actors.satellites.service import EXIT_BUG
 from raymq.actors.shared.control_block import ControlBlock, shared_file
 from raymq.actors.shared.maintenance import Maintenance
-from raymq.store.checksum import crc32c
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Bug, StorageFull, Unavailable
-from raymq.store.files import Files, PathLike
+from raymq.store.base.checksum import crc32c
+from raymq.store.base.errors import Bug, StorageFull, Unavailable
+from raymq.store.base.files import Files, PathLike
+from raymq.store.base.running_flags import DISK_FULL
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import ChainUnit
-from raymq.store.requests import FetchRequest
-from raymq.store.running_flags import DISK_FULL
+from raymq.store.records.requests import FetchRequest
 from tests.support.batches import request
 from tests.support.waiting import until
 
@@ -38,8 +38,8 @@ BODY = bytes(20_000)
 FLUSHER = """
 import errno, sys
 from raymq.actors.satellites.flush_service import FlushService
-from raymq.store.config import StoreConfig
-from raymq.store.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.base.files import Files
 
 class Disk(Files):
     def open_file(self, path, **options):

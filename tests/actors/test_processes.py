@@ -19,7 +19,7 @@ from raymq.actors.shared.processes import (
     new_incarnation,
     own_identity,
 )
-from raymq.store.files import Files
+from raymq.store.base.files import Files
 
 FILES = Files()
 

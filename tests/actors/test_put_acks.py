@@ -16,10 +16,10 @@ from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.leader import put_acks
 from raymq.actors.leader.host import LeaderHost
 from raymq.actors.shared import append_wakeups, ring
-from raymq.store.config import StoreConfig
-from raymq.store.errors import DeliveryUnknown
-from raymq.store.promise import Acks, Flush
-from raymq.store.requests import PutRequest
+from raymq.store.base.errors import DeliveryUnknown
+from raymq.store.config.promise import Acks, Flush
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.records.requests import PutRequest
 from tests.support.batches import request
 from tests.support.waiting import until
 
@@ -34,8 +34,8 @@ import sys
 from raymq.actors.shared import ring
 from raymq.actors.satellites.flush_service import FlushService
 from raymq.actors.satellites.replicator import Replicator
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Unavailable
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.base.errors import Unavailable
 
 class Away:
     def connect(self, endpoint):
@@ -54,8 +54,8 @@ else:
 PUBLISHER = """
 import sys
 from raymq.actors.satellites.satellite import Satellite
-from raymq.store.clock import Clock
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.files import Files
 
 satellite = Satellite(sys.argv[1], "replication", clock=Clock(), files=Files())
 satellite.await_grant()

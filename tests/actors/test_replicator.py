@@ -10,12 +10,12 @@ import pytest
 from raymq.actors.satellites.service import EXIT_FENCED, EXIT_STOPPED
 from raymq.actors.shared.failures import FailureFile
 from raymq.replication.mirror import MirrorLimits
-from raymq.store.checksum import crc32c
-from raymq.store.clock import Clock
-from raymq.store.errors import StorageFull
-from raymq.store.files import Files
+from raymq.store.base.checksum import crc32c
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import StorageFull
+from raymq.store.base.files import Files
+from raymq.store.base.status import PutStatus
 from raymq.store.log.chain import ChainUnit
-from raymq.store.status import PutStatus
 from tests.support.replica_pair import Pair, wait_until
 
 LIMITS = MirrorLimits(

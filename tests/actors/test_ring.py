@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.shared.ring import CAPACITY, ReplicationRings, RingEntry
-from raymq.store.errors import Bug
-from raymq.store.files import Files
+from raymq.store.base.errors import Bug
+from raymq.store.base.files import Files
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,7 +112,7 @@ class RoleFile:
 PRODUCER = """
 import sys
 from raymq.actors.shared.ring import ReplicationRings
-from raymq.store.files import Files
+from raymq.store.base.files import Files
 rings = ReplicationRings.open(sys.argv[1], files=Files())
 number = 0
 while number < 50_000:

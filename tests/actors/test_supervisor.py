@@ -20,10 +20,10 @@ from raymq.actors.satellites.service import (
 )
 from raymq.actors.shared.wakeup import wakeup_directory
 from raymq.actors.supervise.supervisor import STALE_MS, Supervisor
-from raymq.store.clock import Clock
-from raymq.store.errors import Bug, Rejected
-from raymq.store.files import Files
-from raymq.store.promise import Ends
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Bug, Rejected
+from raymq.store.base.files import Files
+from raymq.store.config.promise import Ends
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +32,7 @@ SEGMENT = 64 * 1024
 SERVICE = """
 import sys
 from raymq.actors.satellites.flush_service import FlushService
-from raymq.store.config import StoreConfig
+from raymq.store.config.store_config import StoreConfig
 config = StoreConfig(segment_size_bytes=int(sys.argv[3]), flush_interval_ms=20)
 FlushService(sys.argv[1], sys.argv[2], config).run()
 """

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.shared.wakeup import Wakeup, wakeup_directory
-from raymq.store.errors import Unavailable
-from raymq.store.files import Files
+from raymq.store.base.errors import Unavailable
+from raymq.store.base.files import Files
 
 MakeBell = Callable[[str], Wakeup]
 

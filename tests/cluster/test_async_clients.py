@@ -15,8 +15,8 @@ from raymq.cluster.consume.async_consumer import AsyncConsumer
 from raymq.cluster.messages.message import Message, Receipt
 from raymq.cluster.produce.async_producer import AsyncProducer
 from raymq.cluster.produce.producer import Producer
-from raymq.store.errors import Bug, DeliveryUnknown, Rejected, StorageFull, Unavailable
-from raymq.store.requests import PutRequest
+from raymq.store.base.errors import Bug, DeliveryUnknown, Rejected, StorageFull, Unavailable
+from raymq.store.records.requests import PutRequest
 from tests.support.batches import batch
 from tests.support.fake_backend import FakeBackend, FakeCluster
 

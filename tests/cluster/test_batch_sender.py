@@ -12,15 +12,15 @@ import pytest
 from raymq.cluster.produce import send_window
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.routes import Routes
-from raymq.store.errors import (
+from raymq.store.base.errors import (
     DeliveryUnknown,
     Fenced,
     Rejected,
     StorageFull,
     Unavailable,
 )
-from raymq.store.record import SmallBatch
-from raymq.store.requests import PutRequest
+from raymq.store.records.record import SmallBatch
+from raymq.store.records.requests import PutRequest
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeCluster

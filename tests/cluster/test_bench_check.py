@@ -12,7 +12,7 @@ from raymq.cluster.bench.check import Ledger, QueueRange, SequenceCheck, Verdict
 from raymq.cluster.bench.messages import RowMaker
 from raymq.cluster.bench.plan import BenchPlan, parse_size
 from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.store.record import PUT_SCHEMA
+from raymq.store.records.record import PUT_SCHEMA
 from tests.support.fake_backend import FakeCluster
 
 PLAN = BenchPlan(topic="t", queues=1, run=7, size=parse_size("uniform:50-200"))

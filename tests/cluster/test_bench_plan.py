@@ -24,8 +24,8 @@ from raymq.cluster.bench.plan import (
 )
 from raymq.cluster.messages.keys import keys_of
 from raymq.cluster.messages.partitioner import queue_of
-from raymq.store.errors import Rejected
-from raymq.store.record import check_put
+from raymq.store.base.errors import Rejected
+from raymq.store.records.record import check_put
 
 
 def due(count: int) -> np.ndarray:

@@ -29,7 +29,7 @@ from raymq.cluster.bench.run import Bench, Round, judge
 from raymq.cluster.cli.console import Console
 from raymq.cluster.cli.main import main
 from raymq.cluster.cluster import Cluster
-from raymq.store.errors import Rejected
+from raymq.store.base.errors import Rejected
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeCluster
 from tests.support.waiting import until
 

@@ -14,7 +14,7 @@ from raymq.cluster.bench.job import BenchClock, Job, SendResult, Snapshot
 from raymq.cluster.bench.plan import BenchPlan
 from raymq.cluster.bench.send import Done, Schedule, Sending
 from raymq.cluster.bench.series import Series
-from raymq.store.errors import DeliveryUnknown, Rejected, Unavailable
+from raymq.store.base.errors import DeliveryUnknown, Rejected, Unavailable
 from tests.support.clock import ManualClock
 
 

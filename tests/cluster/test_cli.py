@@ -18,7 +18,7 @@ import pytest
 
 from raymq.cluster.cli.console import Console
 from raymq.cluster.cli.main import build_parser, main
-from raymq.store.errors import Corrupt, DeliveryUnknown, Rejected, StorageFull, Unavailable
+from raymq.store.base.errors import Corrupt, DeliveryUnknown, Rejected, StorageFull, Unavailable
 
 
 @dataclass

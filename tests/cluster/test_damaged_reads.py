@@ -19,8 +19,8 @@ from raymq.cluster.queue.durable_queue import Queue
 from raymq.cluster.queue.queue_client import ItemReader
 from raymq.cluster.transport.flight_server import serve
 from raymq.cluster.transport.routes import Routes
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Corrupt, RayMQError
+from raymq.store.base.errors import Corrupt, RayMQError
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.queues.raw_records import decode_records
 from tests.support.batches import request
 from tests.support.damaged_store import FIRST_LOG, flip

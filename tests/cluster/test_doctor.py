@@ -19,8 +19,8 @@ from raymq.cluster.cluster_record import StartOptions, new_record, save_record
 from raymq.cluster.deploy import java
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.transport import tls
-from raymq.store.errors import RayMQError
-from raymq.store.files import Files
+from raymq.store.base.errors import RayMQError
+from raymq.store.base.files import Files
 from tests.support.certificates import Certificates, make_certificates
 
 

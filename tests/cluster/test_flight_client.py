@@ -14,8 +14,8 @@ import pytest
 
 from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.cluster.transport.flight_server import serve
-from raymq.store.errors import Unavailable
-from raymq.store.requests import FetchRequest
+from raymq.store.base.errors import Unavailable
+from raymq.store.records.requests import FetchRequest
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend
 
 #: a native crash must not end the test run with it
@@ -25,7 +25,7 @@ import threading
 import pyarrow.flight as flight
 from raymq.actors.protocol import flight_messages
 from raymq.cluster.transport.flight_client import ShardConnection
-from raymq.store.errors import Unavailable
+from raymq.store.base.errors import Unavailable
 
 class Server(flight.FlightServerBase):
     def do_action(self, context, action):

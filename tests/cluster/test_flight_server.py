@@ -9,7 +9,7 @@ import pytest
 
 from raymq.cluster.transport import flight_server
 from raymq.cluster.transport.flight_server import FETCH_STEP_MS, Server
-from raymq.store.requests import FetchRequest, FetchSlice
+from raymq.store.records.requests import FetchRequest, FetchSlice
 from tests.support.clock import ManualClock
 from tests.support.fake_backend import FakeBackend
 

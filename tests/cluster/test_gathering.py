@@ -12,7 +12,7 @@ import pytest
 from raymq.cluster.produce.async_producer import AsyncProducer
 from raymq.cluster.produce.message_batcher import UNLINGERED_BATCHES
 from raymq.cluster.produce.producer import Producer
-from raymq.store.record import SMALL_ROWS_MAX, SmallBatch
+from raymq.store.records.record import SMALL_ROWS_MAX, SmallBatch
 from tests.support.fake_backend import FakeBackend, FakeCluster
 from tests.support.waiting import until
 

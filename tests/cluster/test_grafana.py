@@ -16,8 +16,8 @@ from raymq.cluster.cli import grafana
 from raymq.cluster.cli.console import Console
 from raymq.cluster.cli.main import main
 from raymq.cluster.deploy.ray_host import RayTarget
-from raymq.store.errors import Rejected
-from raymq.store.files import Files
+from raymq.store.base.errors import Rejected
+from raymq.store.base.files import Files
 
 #: as Ray 2.60 writes it
 PROVIDER = """

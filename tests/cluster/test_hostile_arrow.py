@@ -12,7 +12,7 @@ import pytest
 from raymq.cluster.messages.codecs import codec
 from raymq.cluster.queue.durable_queue import Queue
 from raymq.cluster.queue.queue_client import Items
-from raymq.store.errors import Rejected
+from raymq.store.base.errors import Rejected
 from tests.support.hostile_arrow import arrays
 
 

@@ -20,9 +20,9 @@ from raymq.cluster.deploy import actor_set, owned_ray, ray_client, ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.transport.routes import Routes
-from raymq.store.clock import Clock
-from raymq.store.errors import Corrupt, DeliveryUnknown, Rejected, Unavailable
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Corrupt, DeliveryUnknown, Rejected, Unavailable
+from raymq.store.base.files import Files
 from tests.support.clock import ManualClock
 from tests.support.fake_ray import FakeActor, FakeRay, GetTimeoutError, RayActorError
 

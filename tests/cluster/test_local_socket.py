@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from raymq.cluster.queue.local_socket import LocalClient, LocalServer, NotLocal
-from raymq.store.errors import Unavailable
+from raymq.store.base.errors import Unavailable
 from tests.support.waiting import until
 
 

@@ -19,10 +19,10 @@ from raymq.cluster.messages.message import (
     property_bytes,
 )
 from raymq.cluster.messages.received import received_messages
-from raymq.store.errors import Rejected
-from raymq.store.format import offset_message_id
-from raymq.store.record import encode_record
-from raymq.store.requests import PutRequest
+from raymq.store.base.errors import Rejected
+from raymq.store.base.format import offset_message_id
+from raymq.store.records.record import encode_record
+from raymq.store.records.requests import PutRequest
 from tests.support.fake_backend import FakeBackend
 
 KEYS = [b"text", None, b"", b"\xff\x00\xfe", b"a\x01b", b"\x02", "é".encode(), b"\x00", b"=", b"=="]

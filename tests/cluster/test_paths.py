@@ -19,8 +19,8 @@ from raymq.cluster.cluster_record import (
     resume_record,
 )
 from raymq.cluster.start import plan_start
-from raymq.store.errors import Corrupt, Rejected, Unavailable
-from raymq.store.files import Files
+from raymq.store.base.errors import Corrupt, Rejected, Unavailable
+from raymq.store.base.files import Files
 
 
 class DiskFiles(Files):
@@ -184,7 +184,7 @@ def test_a_name_that_cannot_be_part_of_a_path_is_refused(name: str) -> None:
 HOLDER = """
 import sys
 from raymq.cluster import paths
-from raymq.store.files import Files
+from raymq.store.base.files import Files
 with paths.directory_lock(paths.ClusterPaths(sys.argv[1]), Files()):
     print("held", flush=True)
     sys.stdin.read()

@@ -17,9 +17,9 @@ from raymq.cluster.cluster_record import (
 )
 from raymq.cluster.deploy import actor_set, placement
 from raymq.cluster.paths import ClusterPaths
-from raymq.store.errors import Rejected, Unavailable
-from raymq.store.files import Files
-from raymq.store.log.meta import Meta
+from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.files import Files
+from raymq.store.log.control_files.meta import Meta
 from tests.support.fake_ray import FakeRay
 
 

@@ -14,8 +14,8 @@ import pytest
 from raymq.actors.shared.processes import boot_id_hash
 from raymq.cluster.deploy import process_tree
 from raymq.cluster.deploy.process_tree import MARK, Family
-from raymq.store.clock import Clock
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.files import Files
 
 #: another run of these tests on the same machine has another one
 FAMILY_MARK = secrets.token_hex(8)

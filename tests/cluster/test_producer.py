@@ -16,10 +16,10 @@ from raymq.cluster.messages.message import Message, Receipt
 from raymq.cluster.messages.partitioner import queue_of
 from raymq.cluster.produce.message_batcher import OpenBatch
 from raymq.cluster.produce.producer import Producer
-from raymq.store import record
-from raymq.store.clock import Clock
-from raymq.store.errors import Rejected, StorageFull, Unavailable
-from raymq.store.format import TIMER_TOPIC
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected, StorageFull, Unavailable
+from raymq.store.base.format import TIMER_TOPIC
+from raymq.store.records import record
 from raymq.store.records.properties import decode
 from tests.support.fake_backend import FakeBackend, FakeCluster, decode_all
 from tests.support.waiting import until

@@ -19,8 +19,8 @@ from raymq.cluster.transport.put_stream import (
     PutStreamServer,
 )
 from raymq.cluster.transport.receive_memory import LIMIT_BYTES, ReceiveMemory
-from raymq.store.errors import Rejected
-from raymq.store.requests import PutOutcome, PutRequest
+from raymq.store.base.errors import Rejected
+from raymq.store.records.requests import PutOutcome, PutRequest
 from tests.support.batches import batch
 from tests.support.fake_backend import answer_put
 from tests.support.waiting import until

@@ -17,10 +17,10 @@ from raymq.cluster.queue.assignment_log import Assignment, AssignmentLog, make_t
 from raymq.cluster.queue.coordinator import QueueCoordinator
 from raymq.cluster.queue.durable_queue import Queue
 from raymq.cluster.queue.queue_client import ItemReader
-from raymq.store.clock import Clock
-from raymq.store.errors import DeliveryUnknown, Fenced, Rejected, Unavailable
-from raymq.store.requests import FetchRequest, FetchSlice, PutRequest
-from raymq.store.state import CLEANUP_POLICY, COMPACTION, TopicInfo
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import DeliveryUnknown, Fenced, Rejected, Unavailable
+from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
+from raymq.store.state.shard_state import CLEANUP_POLICY, COMPACTION, TopicInfo
 from tests.support.batches import batch
 from tests.support.fake_backend import FakeBackend, FakeCluster
 

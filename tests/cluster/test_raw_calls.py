@@ -10,8 +10,8 @@ import pytest
 
 from raymq.actors.ray.ray_methods import RayMethods
 from raymq.cluster.transport.flight_client import ShardConnection
-from raymq.store.errors import OffsetOutOfRange, Rejected
-from raymq.store.requests import FetchRequest
+from raymq.store.base.errors import OffsetOutOfRange, Rejected
+from raymq.store.records.requests import FetchRequest
 from tests.support.batches import batch
 from tests.support.served_shard import CLUSTER_ID, TOKEN, ServedShard
 

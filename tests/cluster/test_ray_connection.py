@@ -36,7 +36,7 @@ from raymq.cluster.transport.ray_connection import (
     translate,
 )
 from raymq.cluster.transport.routes import Routes
-from raymq.store.errors import (
+from raymq.store.base.errors import (
     OffsetOutOfRange,
     RayMQError,
     Rejected,
@@ -45,8 +45,8 @@ from raymq.store.errors import (
     from_wire,
     to_wire,
 )
-from raymq.store.record import PUT_SCHEMA, SMALL_BYTES_MAX, SmallBatch
-from raymq.store.requests import FetchRequest, PutOutcome
+from raymq.store.records.record import PUT_SCHEMA, SMALL_BYTES_MAX, SmallBatch
+from raymq.store.records.requests import FetchRequest, PutOutcome
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend

@@ -14,8 +14,8 @@ import pytest
 from raymq.actors.shared.wakeup import Wakeup
 from raymq.cluster.deploy import run_sweep
 from raymq.cluster.deploy.process_tree import MARK
-from raymq.store.clock import Clock
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.files import Files
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from raymq.cluster.produce.send_window import (
     SendWindow,
     WarnResend,
 )
-from raymq.store.errors import (
+from raymq.store.base.errors import (
     Bug,
     DeliveryUnknown,
     Fenced,

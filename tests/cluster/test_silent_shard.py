@@ -13,7 +13,7 @@ from raymq.cluster.cluster import Cluster
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport import routes as routes_module
 from raymq.cluster.transport.routes import Routes
-from raymq.store.errors import DeliveryUnknown, Rejected, Unavailable
+from raymq.store.base.errors import DeliveryUnknown, Rejected, Unavailable
 from tests.support.batches import batch
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeCluster
 

@@ -16,9 +16,9 @@ import pytest
 from raymq.cluster.cli.console import Console
 from raymq.cluster.cli.main import main
 from raymq.cluster.cli.store_progress import StoreProgress
-from raymq.store.embedded import EmbeddedStore
+from raymq.store.embedded.embedded_store import EmbeddedStore
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.chain import unpack_units
-from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from tests.support.damaged_store import CONFIG, FIRST_LOG, copy, flip, make_own, tree
 

@@ -20,8 +20,8 @@ from raymq.cluster.start import connect, start, stop
 from raymq.cluster.transport import tls
 from raymq.cluster.transport.flight_client import ReplicaTransport, ShardConnection
 from raymq.cluster.transport.flight_server import Server, serve
-from raymq.store.errors import Rejected, Unavailable
-from raymq.store.files import Files
+from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.files import Files
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend
 from tests.support.fake_ray import FakeRay

@@ -14,7 +14,7 @@ from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.produce.read_turn import ReadTurn
 from raymq.cluster.transport.flight_client import FlightPutStream
 from raymq.cluster.transport.routes import Routes
-from raymq.store.errors import DeliveryUnknown, Rejected
+from raymq.store.base.errors import DeliveryUnknown, Rejected
 from tests.support.batches import batch
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeCluster
 from tests.support.tcp_proxy import TcpProxy

@@ -14,8 +14,8 @@ import pytest
 from raymq.actors.leader import put_acks
 from raymq.cluster.produce import async_producer, send_window
 from raymq.cluster.produce import producer as producer_module
-from raymq.store.errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavailable
-from raymq.store.running_flags import DISK_FULL
+from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavailable
+from raymq.store.base.running_flags import DISK_FULL
 from tests.support.served_shard import HASTY, ServedShard
 from tests.support.waiting import until
 

@@ -13,9 +13,9 @@ import pytest
 from raymq.actors.protocol import flight_messages
 from raymq.actors.protocol.small_puts import pack_puts, unpack_puts
 from raymq.cluster.transport.flight_client import ReplicaTransport, ShardConnection
-from raymq.store.errors import OffsetOutOfRange, Rejected, Unavailable, from_wire
-from raymq.store.record import SmallBatch
-from raymq.store.requests import FetchRequest
+from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable, from_wire
+from raymq.store.records.record import SmallBatch
+from raymq.store.records.requests import FetchRequest
 from tests.support.batches import batch
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeCluster
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from raymq.store.base.errors import RayMQError
+from raymq.store.base.files import Files
 from raymq.store.compaction.units import DIRECTORY
-from raymq.store.config import StoreConfig
-from raymq.store.errors import RayMQError
-from raymq.store.files import Files
-from raymq.store.message_store import MessageStore
-from raymq.store.requests import PutRequest
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
+from raymq.store.records.requests import PutRequest
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.store import record
-from raymq.store.errors import Unavailable
-from raymq.store.failpoints import FailPointReached, failpoint
-from raymq.store.log.marks import read_marks
-from raymq.store.log.meta import read_meta
-from raymq.store.log.snapshot_head import read_head, snapshot_starts
+from raymq.store.base.errors import Unavailable
+from raymq.store.base.failpoints import FailPointReached, failpoint
+from raymq.store.log.control_files.marks import read_marks
+from raymq.store.log.control_files.meta import read_meta
+from raymq.store.log.recovery.snapshot_head import read_head, snapshot_starts
+from raymq.store.records import record
 from raymq.store.tools.inspect import check as inspect_store
 from tests.support.batches import request
 from tests.support.confirming import confirm, dispatch_all

@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from raymq.store import record
-from raymq.store.errors import OffsetOutOfRange
-from raymq.store.requests import Append
+from raymq.store.base.errors import OffsetOutOfRange
+from raymq.store.records import record
+from raymq.store.records.requests import Append
 from tests.support.batches import request
 from tests.support.confirming import dispatch_all
 from tests.support.crash_states import last_states

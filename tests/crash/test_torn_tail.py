@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import pytest
 
-from raymq.store import record
-from raymq.store.checksum import crc32c
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Corrupt, RayMQError, StorageFull, Unavailable
-from raymq.store.files import Files
+from raymq.store.base.checksum import crc32c
+from raymq.store.base.errors import Corrupt, RayMQError, StorageFull, Unavailable
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.chain import CHAIN_UNIT_BYTES, ChainUnit, unpack_units
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.message_store import MessageStore
-from raymq.store.requests import Append, PutRequest
+from raymq.store.records import record
+from raymq.store.records.requests import Append, PutRequest
 from raymq.store.tools.inspect import check
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raymq.store.config import StoreConfig
+from raymq.store.config.store_config import StoreConfig
 from tests.support.oracle import Missing, Oracle, Program, RocketMQ, prepare
 
 #: CI sets it: there a missing oracle is a failure

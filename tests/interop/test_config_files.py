@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raymq.store import fastjson
-from raymq.store.config import StoreConfig
-from raymq.store.message_store import MessageStore
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.config_files import fastjson
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import ServiceProgress
-from raymq.store.state import TopicInfo
+from raymq.store.state.shard_state import TopicInfo
 from tests.support import message_kinds as kinds
 from tests.support.confirming import confirm_with_index
 from tests.support.oracle import RocketMQ

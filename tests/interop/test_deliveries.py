@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.config import StoreConfig
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.delay_service import ScheduleMessageService
 from raymq.store.delay.timer_store import TimerMessageStore
-from raymq.store.message_store import MessageStore
+from raymq.store.engine.message_store import MessageStore
 from tests.support import message_kinds as kinds
 from tests.support.confirming import confirm_with_index
 from tests.support.message_kinds import Kind

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.config import StoreConfig
-from raymq.store.files import Files
-from raymq.store.message_store import MessageStore
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from tests.support import message_kinds as kinds
 from tests.support.confirming import confirm_with_index
 from tests.support.oracle import RocketMQ

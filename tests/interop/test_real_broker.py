@@ -19,11 +19,11 @@ from raymq.cluster.deploy import owned_ray
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.produce.send_future import SendFuture
 from raymq.cluster.start import stop
-from raymq.store import fastjson
-from raymq.store.clock import Clock
-from raymq.store.config import StoreConfig
-from raymq.store.files import Files
-from raymq.store.message_store import MessageStore
+from raymq.store.base.clock import Clock
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.config_files import fastjson
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.tools.inspect import check
 from tests.support.oracle import Line, RocketMQ, copy
 from tests.support.ray_environment import ray_environment

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Rejected
-from raymq.store.message_store import MessageStore
+from raymq.store.base.errors import Rejected
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.services.retry import send_back
 from raymq.store.services.transaction import TransactionService

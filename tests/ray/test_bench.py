@@ -12,8 +12,8 @@ import pytest
 
 from raymq.cluster.deploy import owned_ray
 from raymq.cluster.paths import ClusterPaths
-from raymq.store.clock import Clock
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.files import Files
 from tests.support.lean_ray import LEAN
 
 

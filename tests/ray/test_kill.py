@@ -25,10 +25,10 @@ from raymq.cluster.deploy import owned_ray, process_tree, ray_host
 from raymq.cluster.messages.columns import message_batch
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.transport.flight_client import ShardConnection
-from raymq.store.clock import Clock
-from raymq.store.errors import DeliveryUnknown, RayMQError
-from raymq.store.files import Files
-from raymq.store.promise import ACKS
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import DeliveryUnknown, RayMQError
+from raymq.store.base.files import Files
+from raymq.store.config.promise import ACKS
 from raymq.store.tools.inspect import verify
 from tests.support.history import History, Load, Read, faults
 from tests.support.lean_ray import LEAN

@@ -14,8 +14,8 @@ import pytest
 import raymq
 from raymq.cluster.deploy import owned_ray, process_tree, ray_host
 from raymq.cluster.paths import ClusterPaths
-from raymq.store.clock import Clock
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.files import Files
 from tests.support.listening import Listening, listening
 from tests.support.ray_environment import ray_environment
 

@@ -22,11 +22,11 @@ from raymq.cluster.consume.range_reader import read_range
 from raymq.cluster.deploy import owned_ray, ray_host
 from raymq.cluster.messages.columns import message_batch
 from raymq.cluster.paths import ClusterPaths
-from raymq.store.clock import Clock
-from raymq.store.errors import RayMQError
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import RayMQError
+from raymq.store.base.files import Files
+from raymq.store.config.promise import ACKS
 from raymq.store.log.transient_pool import NAME_FILE, SHM_DIR
-from raymq.store.promise import ACKS
 from raymq.store.tools.inspect import verify
 from tests.support.history import History, Load, Read, Reader, faults
 from tests.support.lean_ray import LEAN

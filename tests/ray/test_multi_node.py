@@ -18,7 +18,7 @@ import raymq
 from raymq.cluster.deploy.ray_host import RayTarget, session
 from raymq.cluster.paths import ClusterPaths, actor_name
 from raymq.cluster.transport.flight_client import ShardConnection
-from raymq.store.errors import Rejected, Unavailable
+from raymq.store.base.errors import Rejected, Unavailable
 from tests.support.ray_nodes import RayNodes, ray_nodes
 from tests.support.waiting import until
 

@@ -19,9 +19,9 @@ from ray.util.queue import Empty, Full
 import raymq
 from raymq.cluster.deploy import owned_ray
 from raymq.cluster.paths import ClusterPaths
-from raymq.store.clock import Clock
-from raymq.store.errors import Rejected, Unavailable
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.files import Files
 from tests.support.ray_environment import ray_environment
 from tests.support.waiting import until
 

@@ -28,9 +28,9 @@ from raymq.cluster.messages.message import ReceivedMessage
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.routes import Routes
-from raymq.store.clock import Clock
-from raymq.store.errors import RayMQError, from_wire
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import RayMQError, from_wire
+from raymq.store.base.files import Files
 from tests.support.batches import batch
 from tests.support.history import History, Load, Read, faults
 from tests.support.ray_environment import ray_environment
@@ -45,7 +45,7 @@ import contextlib, json, os, signal, sys
 import ray, raymq
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.routes import Routes
-from raymq.store.errors import RayMQError, from_wire
+from raymq.store.base.errors import RayMQError, from_wire
 from tests.support.batches import batch
 
 url = sys.argv[1]

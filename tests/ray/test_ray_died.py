@@ -16,9 +16,9 @@ from raymq.cluster import start as lifecycle
 from raymq.cluster.deploy import owned_ray, process_tree, ray_host
 from raymq.cluster.deploy.ray_host import OwnedRay
 from raymq.cluster.paths import ClusterPaths
-from raymq.store.clock import Clock
-from raymq.store.errors import Unavailable
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Unavailable
+from raymq.store.base.files import Files
 from tests.support.ray_environment import ray_environment
 
 SEGMENT_BYTES = 4 * 1024 * 1024

@@ -13,16 +13,16 @@ import pytest
 
 from raymq.cluster.deploy import owned_ray, process_tree, ray_host
 from raymq.cluster.paths import ClusterPaths, prepare_data_dir
-from raymq.store.clock import Clock
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.files import Files
 
 #: `ray start` in one process that then ends
 START = """
 import sys
 from raymq.cluster.deploy import owned_ray
 from raymq.cluster.paths import ClusterPaths
-from raymq.store.clock import Clock
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.files import Files
 owned_ray.start_owned(
     ClusterPaths(sys.argv[1]), files=Files(), clock=Clock(), progress=lambda line: None
 )
@@ -37,7 +37,7 @@ if {early}:
     import ray
 from raymq.cluster.deploy import ray_host
 from raymq.cluster.paths import ClusterPaths
-from raymq.store.files import Files
+from raymq.store.base.files import Files
 
 target = ray_host.find_ray(ClusterPaths(sys.argv[1]), None, Files())
 with ray_host.session(target) as ray:

@@ -13,8 +13,8 @@ import pytest
 
 from raymq.cluster.deploy import owned_ray, process_tree, ray_host
 from raymq.cluster.paths import ClusterPaths
-from raymq.store.clock import Clock
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.files import Files
 
 pytestmark = pytest.mark.background
 

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from raymq.replication.combiner import DEADLINE_STEP_MS, PutCombiner
-from raymq.store.promise import ACKS, FLUSHES, PROMISES, Acks, Ends, Flush, Promise
-from raymq.store.status import PutStatus
+from raymq.store.base.status import PutStatus
+from raymq.store.config.promise import ACKS, FLUSHES, PROMISES, Acks, Ends, Flush, Promise
 
 FLUSH_MS, REPLICA_MS = 500, 300
 SEEDS = 150

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from raymq.replication.combiner import PutCombiner
-from raymq.store.checksum import crc32c
+from raymq.store.base.checksum import crc32c
+from raymq.store.config.promise import PROMISES, Ends
 from raymq.store.log.chain import ChainUnit
-from raymq.store.promise import PROMISES, Ends
 from tests.support.mirror_world import Packet, World
 
 HERE = Path(__file__).parent

@@ -20,7 +20,7 @@ from raymq.replication.wire import (
     decode,
     encode,
 )
-from raymq.store.errors import Rejected
+from raymq.store.base.errors import Rejected
 from raymq.store.log.chain import ChainUnit
 
 HEADER = FrameHeader(cluster_key("c"), 3, ReplicaProcess(0, 2**63 - 1), ReplicaProcess(1, 17), 5, 9)

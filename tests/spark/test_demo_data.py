@@ -12,7 +12,7 @@ import pytest
 
 from raymq.cluster.cluster_record import StartOptions, new_record, save_record
 from raymq.cluster.paths import ClusterPaths, load_or_make_token, prepare_data_dir
-from raymq.store.files import Files
+from raymq.store.base.files import Files
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "flights.py"
 

@@ -5,7 +5,7 @@ import pytest
 
 from raymq.cluster.messages.partitioner import queue_of
 from raymq.spark.sink import identity, split
-from raymq.store.errors import Rejected
+from raymq.store.base.errors import Rejected
 
 
 def batch(keys, values, tags=None, partitions=None):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.errors import Corrupt
-from raymq.store.files import Files
-from raymq.store.log.marks import Marks
-from raymq.store.message_store import MessageStore
-from raymq.store.requests import PutRequest
+from raymq.store.base.errors import Corrupt
+from raymq.store.base.files import Files
+from raymq.store.engine.message_store import MessageStore
+from raymq.store.log.control_files.marks import Marks
+from raymq.store.records.requests import PutRequest
 from tests.support.batches import batch
 
 

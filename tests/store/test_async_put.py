@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.config import StoreConfig
-from raymq.store.embedded import EmbeddedStore
-from raymq.store.errors import Rejected, Unavailable
-from raymq.store.failpoints import failpoint
-from raymq.store.put.async_put import AsyncPut
+from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.failpoints import failpoint
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.embedded.async_put import AsyncPut
+from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.services.stored_message import read
 
 

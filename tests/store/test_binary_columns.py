@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.store.errors import Rejected
-from raymq.store.record import PUT_SCHEMA, check_put
+from raymq.store.base.errors import Rejected
 from raymq.store.records import binary_columns
 from raymq.store.records.binary_columns import binary_array, one_value
 from raymq.store.records.keys import keyed_column
+from raymq.store.records.record import PUT_SCHEMA, check_put
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 import crcmod
 import pytest
 
-from raymq.store.errors import Rejected
-from raymq.store.files import Files
+from raymq.store.base.errors import Rejected
+from raymq.store.base.files import Files
 from raymq.store.log.chain import CHAIN_UNIT_BYTES, Chain, ChainReader, ChainUnit, unpack_units
 from tests.support.simulated_disk import SimulatedDisk
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store import fastjson
-from raymq.store.config import StoreConfig
-from raymq.store.message_store import MessageStore
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.config_files import fastjson
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.services.checkpoint_service import PAUSE_MIN_MS
 from tests.support.batches import request

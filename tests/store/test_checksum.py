@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.store import checksum
-from raymq.store.errors import Bug
+from raymq.store.base import checksum
+from raymq.store.base.errors import Bug
 
 CRC32C = crcmod.predefined.mkPredefinedCrcFun("crc-32c")
 CRC32 = crcmod.predefined.mkPredefinedCrcFun("crc-32")

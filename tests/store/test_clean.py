@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.store import record
-from raymq.store.config import StoreConfig
+from raymq.store.base.errors import OffsetOutOfRange, Rejected, StorageFull, Unavailable
+from raymq.store.base.failpoints import FailPointReached, failpoint
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.delay_service import DelayService
-from raymq.store.errors import OffsetOutOfRange, Rejected, StorageFull, Unavailable
-from raymq.store.failpoints import FailPointReached, failpoint
-from raymq.store.files import Files
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.clean import MANUAL_PASSES
-from raymq.store.log.snapshot_head import read_head
-from raymq.store.message_store import MessageStore
+from raymq.store.log.recovery.snapshot_head import read_head
 from raymq.store.put.inner_message import InnerMessage
+from raymq.store.records import record
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raymq.store.clock import Clock
+from raymq.store.base.clock import Clock
 
 
 def test_the_clock_is_in_milliseconds_and_sleeps():

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.config import StoreConfig
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.delay_service import DelayService
-from raymq.store.message_store import MessageStore
+from raymq.store.embedded.put_message import MessagePut
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
-from raymq.store.put_message import MessagePut
 from raymq.store.services.retry import send_back
 from tests.support.batches import request
 from tests.support.clock import ManualClock

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.config import StoreConfig
-from raymq.store.failpoints import FailPointReached, failpoint
-from raymq.store.files import Files
+from raymq.store.base.failpoints import FailPointReached, failpoint
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.log import transient_pool
-from raymq.store.log.commit import CommitRealTime, SegmentWriter
+from raymq.store.log.commit_real_time import CommitRealTime, SegmentWriter
 from raymq.store.log.flush import PAGE_BYTES
 from raymq.store.log.transient_pool import TransientPool
 from tests.support.clock import ManualClock

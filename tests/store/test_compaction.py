@@ -12,27 +12,27 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raymq.store import format as fmt
-from raymq.store import record
+from raymq.store.base import format as fmt
+from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected, StorageFull
+from raymq.store.base.failpoints import FailPointReached, failpoint
+from raymq.store.base.files import Files
+from raymq.store.base.format import TIMER_TOPIC
+from raymq.store.base.status import PutStatus
 from raymq.store.compaction import compaction_store
 from raymq.store.compaction.compaction_store import CompactionService
 from raymq.store.compaction.units import file_sizes
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Corrupt, OffsetOutOfRange, Rejected, StorageFull
-from raymq.store.failpoints import FailPointReached, failpoint
-from raymq.store.files import Files
-from raymq.store.format import TIMER_TOPIC
-from raymq.store.message_store import MessageStore
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.embedded.put_message import MessagePut
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
-from raymq.store.put_message import MessagePut
 from raymq.store.queues.get_message import GetMessageStatus
 from raymq.store.queues.message_filter import TagFilter
 from raymq.store.queues.sql_filter import SqlFilter
+from raymq.store.records import record
 from raymq.store.records.properties import encode
-from raymq.store.requests import PutRequest
+from raymq.store.records.requests import PutRequest
 from raymq.store.services.transaction import TransactionService
-from raymq.store.state import ShardState
-from raymq.store.status import PutStatus
+from raymq.store.state.shard_state import ShardState
 from raymq.store.tools.inspect import verify
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm

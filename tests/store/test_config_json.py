@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from raymq.store import fastjson
-from raymq.store.config import StoreConfig
-from raymq.store.config_json import import_changed, write_back
-from raymq.store.errors import Corrupt
-from raymq.store.failpoints import FailPointReached, failpoint
-from raymq.store.message_store import MessageStore
+from raymq.store.base.errors import Corrupt
+from raymq.store.base.failpoints import FailPointReached, failpoint
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.config_files import fastjson
+from raymq.store.config_files.config_json import import_changed, write_back
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import ServiceProgress
-from raymq.store.state import TopicInfo
+from raymq.store.state.shard_state import TopicInfo
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.crash_states import disk_of

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.store import format as fmt
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Bug, Corrupt
-from raymq.store.files import Files
+from raymq.store.base import format as fmt
+from raymq.store.base.errors import Bug, Corrupt
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.consume_queues import ConsumeQueues
 from tests.support.consume_queue_units import check_units

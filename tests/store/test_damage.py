@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raymq.store import record
-from raymq.store.config import StoreConfig
-from raymq.store.embedded import EmbeddedStore
-from raymq.store.errors import Corrupt
-from raymq.store.files import READABLE, Files
-from raymq.store.format import HALF_TOPIC, SCHEDULE_TOPIC
-from raymq.store.log.snapshot_head import snapshot_starts
-from raymq.store.message_store import MessageStore
+from raymq.store.base.errors import Corrupt
+from raymq.store.base.files import READABLE, Files
+from raymq.store.base.format import HALF_TOPIC, SCHEDULE_TOPIC
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.embedded.embedded_store import EmbeddedStore
+from raymq.store.engine.message_store import MessageStore
+from raymq.store.log.recovery.snapshot_head import snapshot_starts
 from raymq.store.put.inner_message import InnerMessage
+from raymq.store.records import record
 from raymq.store.services.resolutions import Resolution
 from raymq.store.services.retry import send_back
 from raymq.store.tools.export import export
@@ -385,9 +385,9 @@ def test_a_bad_sector_of_a_cache_is_an_error_and_no_signal(root: Path, what: str
 READER = """
     import json, os, sys
     from pathlib import Path
-    from raymq.store.config import StoreConfig
-    from raymq.store.embedded import EmbeddedStore
-    from raymq.store.errors import Corrupt
+    from raymq.store.config.store_config import StoreConfig
+    from raymq.store.embedded.embedded_store import EmbeddedStore
+    from raymq.store.base.errors import Corrupt
 
     root = Path(sys.argv[1])
     options = json.loads(sys.argv[2])

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.config import StoreConfig
+from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.format import SCHEDULE_TOPIC, TIMER_TOPIC
+from raymq.store.config.delay_levels import DEFAULT_LEVELS_MS, parse_levels
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.delay_hook import transform
-from raymq.store.delay_levels import DEFAULT_LEVELS_MS, parse_levels
-from raymq.store.embedded import EmbeddedStore
-from raymq.store.errors import Rejected, Unavailable
-from raymq.store.format import SCHEDULE_TOPIC, TIMER_TOPIC
+from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.properties import encode
 from tests.support.clock import ManualClock

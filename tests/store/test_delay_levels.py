@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from raymq.store.base.format import SCHEDULE_TOPIC
 from raymq.store.delay.delay_service import level_offsets
-from raymq.store.format import SCHEDULE_TOPIC
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from tests.support.delays import LEVELS_MS, START_MS, DelayWorld
 

@@ -6,13 +6,19 @@ import random
 
 import pytest
 
-from raymq.store.config import StoreConfig
-from raymq.store.embedded import EmbeddedStore
-from raymq.store.errors import Fenced
-from raymq.store.message_store import MessageStore
-from raymq.store.producer_table import RUNS_MAX, RUNS_RECENT, UNKNOWN_OFFSET, ProducerQueue, Run
+from raymq.store.base.errors import Fenced
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.embedded.embedded_store import EmbeddedStore
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.duplicates import DuplicateSearch
-from raymq.store.state import ShardState
+from raymq.store.state.producer_table import (
+    RUNS_MAX,
+    RUNS_RECENT,
+    UNKNOWN_OFFSET,
+    ProducerQueue,
+    Run,
+)
+from raymq.store.state.shard_state import ShardState
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.producer_tables import known

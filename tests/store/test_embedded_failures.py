@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from raymq.store import embedded
-from raymq.store.config import StoreConfig
-from raymq.store.embedded import EmbeddedStore
-from raymq.store.errors import DeliveryUnknown, Unavailable
+from raymq.store.base.errors import DeliveryUnknown, Unavailable
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.embedded.embedded_store import EmbeddedStore
+from raymq.store.embedded.embedded_store import embedded_store as embedded
 from raymq.store.log.flush import FlushRealTime, GroupCommit
-from raymq.store.log.read_ahead import ReadAhead
+from raymq.store.log.segments.read_ahead import ReadAhead
 from raymq.store.put.inner_message import InnerMessage
 from tests.support.batches import request
 
@@ -141,7 +141,7 @@ def test_a_constructor_that_fails_lets_go_of_the_lock_and_the_threads(tmp_path, 
         elif step == "_advance":
             patch.setattr(EmbeddedStore, "_advance", raising)
         elif step == "MessageStore":
-            patch.setattr("raymq.store.message_store.IndexService", raising)
+            patch.setattr("raymq.store.engine.message_store.IndexService", raising)
         else:
             patch.setattr(embedded, step, raising)
         with pytest.raises(Broken):

@@ -7,8 +7,14 @@ import pickle
 
 import pytest
 
-from raymq.store import errors
-from raymq.store.errors import DeliveryUnknown, OffsetOutOfRange, RayMQError, from_wire, to_wire
+from raymq.store.base import errors
+from raymq.store.base.errors import (
+    DeliveryUnknown,
+    OffsetOutOfRange,
+    RayMQError,
+    from_wire,
+    to_wire,
+)
 
 KINDS = [
     kind

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from raymq.store.errors import Corrupt, Rejected, StorageFull
-from raymq.store.failpoints import FailPointReached, failpoint
-from raymq.store.files import Files
-from raymq.store.message_store import MessageStore
+from raymq.store.base.errors import Corrupt, Rejected, StorageFull
+from raymq.store.base.failpoints import FailPointReached, failpoint
+from raymq.store.base.files import Files
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.tools.export import SCHEMA, ExportChoice, export
 from tests.support.clock import ManualClock

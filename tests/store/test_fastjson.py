@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.store.fastjson import dumps, loads
+from raymq.store.config_files.fastjson import dumps, loads
 
 #: written by RocketMQ 5.3.3
 WRITTEN = (

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store import failpoints
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Corrupt, StorageFull, Unavailable
-from raymq.store.failpoints import FailPointReached, activate, fail_point, failpoint
-from raymq.store.files import GATHER_BYTES, ZERO_CHUNK_BYTES, Files, only_zeros
-from raymq.store.message_store import MessageStore
+from raymq.store.base import failpoints
+from raymq.store.base.errors import Corrupt, StorageFull, Unavailable
+from raymq.store.base.failpoints import FailPointReached, activate, fail_point, failpoint
+from raymq.store.base.files import GATHER_BYTES, ZERO_CHUNK_BYTES, Files, only_zeros
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from tests.support.simulated_disk import SimulatedDisk
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -320,7 +320,7 @@ def test_a_lock_held_by_another_process_names_it(real, tmp_path):
         [
             sys.executable,
             "-c",
-            "import sys; from raymq.store.files import Files; f = Files()\n"
+            "import sys; from raymq.store.base.files import Files; f = Files()\n"
             "f.lock(f.open_file(sys.argv[1], create=True)); print('held', flush=True)\n"
             "sys.stdin.read()",
             str(tmp_path / "lock"),
@@ -351,7 +351,7 @@ def test_a_boot_without_an_id_is_not_guessed(monkeypatch, tmp_path, content):
     missing = tmp_path / "boot_id"
     if content is not None:
         missing.write_bytes(content)
-    monkeypatch.setattr("raymq.store.files.BOOT_ID_PATH", str(missing))
+    monkeypatch.setattr("raymq.store.base.files.BOOT_ID_PATH", str(missing))
     with pytest.raises(Unavailable, match="mount") as caught:
         Files().boot_id()
     assert caught.value.path == str(missing)
@@ -404,7 +404,7 @@ def test_an_unknown_failpoint_or_action_is_refused():
 
 
 def test_a_failpoint_of_the_environment_kills_the_process():
-    code = "from raymq.store.failpoints import fail_point; fail_point('log.roll')"
+    code = "from raymq.store.base.failpoints import fail_point; fail_point('log.roll')"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.config import StoreConfig
-from raymq.store.files import Files
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.chain import CHAIN_UNIT_BYTES
-from raymq.store.message_store import MessageStore
-from raymq.store.state import OFFSETS
+from raymq.store.state.shard_state import OFFSETS
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock

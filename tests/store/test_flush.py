@@ -7,9 +7,9 @@ import pickle
 
 import pytest
 
-from raymq.store.config import StoreConfig
+from raymq.store.base.status import PutStatus
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
-from raymq.store.status import PutStatus
 from tests.support.clock import ManualClock
 from tests.support.simulated_disk import SimulatedDisk
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store import record
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Corrupt
-from raymq.store.files import Files
+from raymq.store.base.errors import Corrupt
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.index.index_file import HEADER
-from raymq.store.log.marks import read_marks
-from raymq.store.message_store import MessageStore
+from raymq.store.log.control_files.marks import read_marks
+from raymq.store.records import record
 from raymq.store.tools.inspect import check
 from tests.support.batches import request
 from tests.support.clock import ManualClock

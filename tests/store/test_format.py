@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from raymq.store import format as fmt
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Rejected
+from raymq.store.base import format as fmt
+from raymq.store.base.errors import Rejected
+from raymq.store.config.store_config import StoreConfig
 
 
 def test_a_header_has_88_bytes_and_12_more_for_each_ipv6_host():

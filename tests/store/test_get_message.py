@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raymq.store import format as fmt
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Rejected
-from raymq.store.files import Files
-from raymq.store.message_store import MessageStore
+from raymq.store.base import format as fmt
+from raymq.store.base.errors import Rejected
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.queues import get_message
 from raymq.store.queues.consume_queue import BLANK_SIZE
 from raymq.store.queues.get_message import GetMessage, GetMessageStatus, expression_filter
-from raymq.store.record import decode
 from raymq.store.records import properties
+from raymq.store.records.record import decode
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from raymq.store import format as fmt
-from raymq.store import record
-from raymq.store.files import Files
+from raymq.store.base import format as fmt
+from raymq.store.base.files import Files
 from raymq.store.queues.consume_queue import ConsumeQueue
-from raymq.store.record import WalkStop
+from raymq.store.records import record
 from raymq.store.records.properties import decode
+from raymq.store.records.record import WalkStop
 from tests.support.consume_queue_units import check_units
 from tests.support.reference_decoder import decode_all
 

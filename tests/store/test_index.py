@@ -18,22 +18,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raymq.store import format as fmt
-from raymq.store import record
-from raymq.store.clock import Clock
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Rejected
-from raymq.store.failpoints import failpoint
-from raymq.store.files import Files
+from raymq.store.base import format as fmt
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected
+from raymq.store.base.failpoints import failpoint
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.index import index_builder
 from raymq.store.index.index_file import HEADER, ITEM_GAP_BYTES, SLOT_BYTES, IndexFile
 from raymq.store.index.index_keys import hash_keys, key_hash, topic_hash
 from raymq.store.index.index_service import IndexService
-from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
-from raymq.store.records import properties
+from raymq.store.records import properties, record
 from raymq.store.records.keys import Keyed, keyed_rows, keys_of
-from raymq.store.requests import PutRequest
+from raymq.store.records.requests import PutRequest
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm, confirm_with_index
 from tests.support.simulated_disk import SimulatedDisk

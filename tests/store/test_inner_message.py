@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.store import record
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Rejected
-from raymq.store.files import Data, Files
-from raymq.store.message_store import MessageStore
+from raymq.store.base.errors import Rejected
+from raymq.store.base.files import Data, Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
-from raymq.store.state import INTERNAL_TOPIC
+from raymq.store.records import record
+from raymq.store.state.shard_state import INTERNAL_TOPIC
 from raymq.store.tools.inspect import dump, verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.store import format as fmt
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Corrupt, StorageFull
-from raymq.store.files import Data, Files, PathLike
-from raymq.store.log.marks import Marks
-from raymq.store.message_store import MessageStore
+from raymq.store.base import format as fmt
+from raymq.store.base.errors import Corrupt, StorageFull
+from raymq.store.base.files import Data, Files, PathLike
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
+from raymq.store.log.control_files.marks import Marks
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.queues.consume_queue import ConsumeQueue
 from raymq.store.queues.queue_files import OPEN_FILES_MAX, OpenFiles, QueueFiles

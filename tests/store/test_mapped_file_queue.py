@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.errors import Corrupt, StorageFull, Unavailable
-from raymq.store.files import READABLE, Files
+from raymq.store.base.errors import Corrupt, StorageFull, Unavailable
+from raymq.store.base.files import READABLE, Files
 from raymq.store.log.flush import FlushFailed
-from raymq.store.log.log_files import read_each
-from raymq.store.log.mapped_file import MappedFile
-from raymq.store.log.mapped_file_queue import AllocateAhead, MappedFileQueue
+from raymq.store.log.segments.log_files import read_each
+from raymq.store.log.segments.mapped_file import MappedFile
+from raymq.store.log.segments.mapped_file_queue import AllocateAhead, MappedFileQueue
 from tests.support.bad_sectors import SECTOR, BadSectors
 from tests.support.simulated_disk import SimulatedDisk
 

@@ -7,13 +7,13 @@ import threading
 import pyarrow as pa
 import pytest
 
-from raymq.store.config import StoreConfig
-from raymq.store.embedded import EmbeddedStore
-from raymq.store.errors import Corrupt, Fenced, OffsetOutOfRange, Rejected, Unavailable
-from raymq.store.message_store import MessageStore
+from raymq.store.base.errors import Corrupt, Fenced, OffsetOutOfRange, Rejected, Unavailable
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.embedded.embedded_store import EmbeddedStore
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.queues.reader import UNITS_FIRST
-from raymq.store.record import PUT_SCHEMA, decode
-from raymq.store.requests import PutRequest
+from raymq.store.records.record import PUT_SCHEMA, decode
+from raymq.store.records.requests import PutRequest
 from raymq.store.tools.inspect import dump, verify
 from tests.support.batches import request
 from tests.support.waiting import until

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.config import StoreConfig
-from raymq.store.embedded import EmbeddedStore
-from raymq.store.errors import Corrupt, StorageFull, Unavailable
-from raymq.store.files import Files
-from raymq.store.log.mapped_file_queue import AllocateAhead
-from raymq.store.log.segment_paths import find_segment, list_segments
-from raymq.store.message_store import MessageStore
+from raymq.store.base.errors import Corrupt, StorageFull, Unavailable
+from raymq.store.base.files import Files
+from raymq.store.base.status import PutStatus
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.embedded.embedded_store import EmbeddedStore
+from raymq.store.engine.message_store import MessageStore
+from raymq.store.log.segments.mapped_file_queue import AllocateAhead
+from raymq.store.log.segments.segment_paths import find_segment, list_segments
 from raymq.store.put.put_errors import status_of
-from raymq.store.status import PutStatus
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock

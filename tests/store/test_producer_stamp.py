@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.store.errors import Rejected
+from raymq.store.base.errors import Rejected
 from raymq.store.records.producer_stamp import (
     EPOCH_MAX,
     PRODUCER_MAX,

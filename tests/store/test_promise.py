@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.promise import (
+from raymq.store.base.status import PutStatus
+from raymq.store.config.promise import (
     ACKS,
     FLUSHES,
     PROMISES,
@@ -20,7 +21,6 @@ from raymq.store.promise import (
     own_durable,
     promises,
 )
-from raymq.store.status import PutStatus
 
 ROOT = Path(__file__).resolve().parents[2]
 MODES = list(PROMISES)
@@ -128,7 +128,7 @@ def test_the_ack_modes_are_declared_once() -> None:
     found = [
         path for path, text in sources(*folders) if re.search(r'Literal\["(quorum|leader)', text)
     ]
-    assert found == ["store/promise.py"]
+    assert found == ["store/config/promise.py"]
 
 
 def test_no_process_decides_by_the_modes_names() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.store.errors import Rejected
+from raymq.store.base.errors import Rejected
 from raymq.store.records.properties import decode, encode
 
 TEXT = st.text(

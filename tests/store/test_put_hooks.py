@@ -8,14 +8,14 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pytest
 
-from raymq.store import record
-from raymq.store.errors import Rejected
-from raymq.store.message_store import MessageStore
+from raymq.store.base.errors import Rejected
+from raymq.store.base.status import PutStatus
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.put_errors import error_of
 from raymq.store.put.put_hooks import PutHook
-from raymq.store.requests import Append, PutRequest
+from raymq.store.records import record
+from raymq.store.records.requests import Append, PutRequest
 from raymq.store.services.stored_message import read
-from raymq.store.status import PutStatus
 from tests.support.batches import request
 from tests.support.engine import CONFIG
 from tests.support.simulated_disk import SimulatedDisk

@@ -14,26 +14,26 @@ from typing import Any
 import pytest
 
 from raymq.replication.combiner import PutCombiner
-from raymq.store import running_flags
-from raymq.store.config import StoreConfig
-from raymq.store.embedded import EmbeddedStore
-from raymq.store.errors import (
+from raymq.store.base import running_flags
+from raymq.store.base.errors import (
     DeliveryUnknown,
     Rejected,
     StorageFull,
     Unavailable,
 )
-from raymq.store.failpoints import failpoint
-from raymq.store.files import Files
-from raymq.store.message_store import MessageStore
-from raymq.store.promise import PROMISES, Ends
+from raymq.store.base.failpoints import failpoint
+from raymq.store.base.files import Files
+from raymq.store.base.status import PutStatus
+from raymq.store.config.promise import PROMISES, Ends
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.embedded.embedded_store import EmbeddedStore
+from raymq.store.embedded.put_message import MessagePut, PutResult
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.put.put_errors import ERRORS, error_of, status_of
 from raymq.store.put.put_hooks import PutHook
-from raymq.store.put_lock import BUSY_MAX_MS
-from raymq.store.put_message import MessagePut, PutResult
+from raymq.store.put.put_lock import BUSY_MAX_MS
 from raymq.store.records.properties import decode
-from raymq.store.status import PutStatus
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
 from tests.support.simulated_disk import SimulatedDisk
@@ -289,7 +289,7 @@ NEVER = {
 
 
 def test_nothing_answers_the_statuses_whose_situation_does_not_exist_here() -> None:
-    tables = {"store/status.py", "store/put/put_errors.py"}
+    tables = {"store/base/status.py", "store/put/put_errors.py"}
     used = {
         node.attr if isinstance(node, ast.Attribute) else str(getattr(node, "value", ""))
         for part in ("store", "replication", "actors", "cluster")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raymq.store import format as fmt
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Corrupt, OffsetOutOfRange, Rejected
+from raymq.store.base import format as fmt
+from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.index.index_keys import key_hash
 from raymq.store.index.query import Boundary
-from raymq.store.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
-from raymq.store.record import encode_record
 from raymq.store.records import properties
+from raymq.store.records.record import encode_record
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm, confirm_with_index

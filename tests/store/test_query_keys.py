@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raymq.store import record
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Rejected
+from raymq.store.base.errors import Rejected
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.index import index_file, query_keys
 from raymq.store.index.index_keys import key_hash
 from raymq.store.index.key_search import KeyHits
 from raymq.store.put.inner_message import InnerMessage
+from raymq.store.records import record
 from tests.support.confirming import confirm_with_index
 from tests.support.engine import Engine
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from raymq.store.files import Files
-from raymq.store.log.mapped_file_queue import MappedFileQueue
-from raymq.store.log.read_ahead import CHUNK_BYTES, WINDOW_BYTES, ReadAhead
+from raymq.store.base.files import Files
+from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
+from raymq.store.log.segments.read_ahead import CHUNK_BYTES, WINDOW_BYTES, ReadAhead
 
 FILE = WINDOW_BYTES + 2 * CHUNK_BYTES + 4096
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.config import StoreConfig
-from raymq.store.files import Files
-from raymq.store.message_store import MessageStore
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.queues import reput_service
 from raymq.store.tools.inspect import verify

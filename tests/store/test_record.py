@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.store import record
-from raymq.store.errors import Bug, Rejected
-from raymq.store.format import tags_code
-from raymq.store.record import WalkStop
+from raymq.store.base.errors import Bug, Rejected
+from raymq.store.base.format import tags_code
+from raymq.store.records import record
 from raymq.store.records.producer_stamp import STAMP_BYTES, Stamp, read_column
 from raymq.store.records.properties import encode
+from raymq.store.records.record import WalkStop
 from tests.support.reference_decoder import decode_all, decode_record
 
 V4, V6 = ("10.0.0.1", 10911), ("2001:db8::2", 54321)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from raymq.store import format as fmt
+from raymq.store.base import format as fmt
 from raymq.store.records.one_record import record_at, records_each
 from raymq.store.records.record_walk import records_at
 

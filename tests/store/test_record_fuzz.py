@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.store import record
+from raymq.store.records import record
 from raymq.store.records.properties import encode
 from tests.support.reference_decoder import decode_all, decode_record
 

@@ -9,11 +9,18 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.store import record
-from raymq.store.errors import Corrupt
-from raymq.store.message_store import MessageStore
+from raymq.store.base.errors import Corrupt
+from raymq.store.engine.message_store import MessageStore
+from raymq.store.records import record
 from raymq.store.records.properties import encode
-from raymq.store.state import INTERNAL_TOPIC, OFFSETS, PRODUCER, PROGRESS, SNAPSHOT, TOPIC
+from raymq.store.state.shard_state import (
+    INTERNAL_TOPIC,
+    OFFSETS,
+    PRODUCER,
+    PROGRESS,
+    SNAPSHOT,
+    TOPIC,
+)
 from raymq.store.tools.inspect import check
 from tests.support.batches import request
 from tests.support.confirming import confirm

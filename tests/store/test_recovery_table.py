@@ -3,7 +3,7 @@
 from itertools import product
 from pathlib import Path
 
-from raymq.store.log.recovery import ROWS, Decision, Facts, decide
+from raymq.store.log.recovery.recovery_table import ROWS, Decision, Facts, decide
 
 ALL = [Facts(*bits) for bits in product((False, True), repeat=6)]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store import fastjson
-from raymq.store.embedded import EmbeddedStore
-from raymq.store.errors import Corrupt, Rejected, Unavailable
-from raymq.store.failpoints import FailPointReached, failpoint
+from raymq.store.base.errors import Corrupt, Rejected, Unavailable
+from raymq.store.base.failpoints import FailPointReached, failpoint
+from raymq.store.config_files import fastjson
+from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.log.chain import CHAIN_UNIT_BYTES, unpack_units
-from raymq.store.state import INTERNAL_TOPIC
+from raymq.store.state.shard_state import INTERNAL_TOPIC
 from raymq.store.tools.inspect import verify
 from raymq.store.tools.repair import Repair
 from tests.support.batches import request

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raymq.store import format as fmt
-from raymq.store import record
-from raymq.store.records import rows
+from raymq.store.base import format as fmt
+from raymq.store.records import record, rows
 
 STORED_MS = 1_700_000_000_000
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store import running_flags as flags
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Unavailable
-from raymq.store.message_store import MessageStore
-from raymq.store.running_flags import NAMES, RunningFlags
+from raymq.store.base import running_flags as flags
+from raymq.store.base.errors import Unavailable
+from raymq.store.base.running_flags import NAMES, RunningFlags
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.simulated_disk import SimulatedDisk

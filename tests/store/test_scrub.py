@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Corrupt
-from raymq.store.files import NOT_TRIED, READABLE, Files, PathLike
+from raymq.store.base.errors import Corrupt
+from raymq.store.base.files import NOT_TRIED, READABLE, Files, PathLike
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import ChainUnit, unpack_units
 from raymq.store.log.scrub import RULE, Scrub, scrub_of_log
 from tests.support.bad_sectors import SECTOR, BadSectors

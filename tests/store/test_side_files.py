@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.errors import Bug, Corrupt, Rejected, Unavailable
-from raymq.store.files import Files
-from raymq.store.log.abort_lock import AbortFile, StoreLock, refuse_foreign_directory
-from raymq.store.log.checkpoint import Checkpoint
-from raymq.store.log.marks import Marks
-from raymq.store.log.meta import SLOT_BYTES, Meta
+from raymq.store.base.errors import Bug, Corrupt, Rejected, Unavailable
+from raymq.store.base.files import Files
+from raymq.store.log.control_files.abort_lock import AbortFile, StoreLock, refuse_foreign_directory
+from raymq.store.log.control_files.checkpoint import Checkpoint
+from raymq.store.log.control_files.marks import Marks
+from raymq.store.log.control_files.meta import SLOT_BYTES, Meta
 from tests.support.simulated_disk import SimulatedDisk
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -231,7 +231,7 @@ def test_one_process_opens_a_store_once(files, tmp_path):
 def test_another_process_is_kept_out_until_the_holder_is_gone(files, tmp_path):
     code = (
         "import sys; from pathlib import Path\n"
-        "from raymq.store.log.abort_lock import StoreLock; from raymq.store.files import Files\n"
+        "from raymq.store.log.control_files.abort_lock import StoreLock; from raymq.store.base.files import Files\n"
         "StoreLock(Path(sys.argv[1]), files=Files()).acquire()"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from raymq.store.errors import StorageFull, Unavailable
+from raymq.store.base.errors import StorageFull, Unavailable
 from tests.support.simulated_disk import SimulatedDisk
 
 BLOCK = 512

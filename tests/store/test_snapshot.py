@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store import record
-from raymq.store.config import StoreConfig
-from raymq.store.errors import DeliveryUnknown, StorageFull
-from raymq.store.log.snapshot_head import read_head
-from raymq.store.message_store import MessageStore
-from raymq.store.state import SNAPSHOT, TOPIC, ShardState
+from raymq.store.base.errors import DeliveryUnknown, StorageFull
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
+from raymq.store.log.recovery.snapshot_head import read_head
+from raymq.store.records import record
+from raymq.store.state.shard_state import SNAPSHOT, TOPIC, ShardState
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.config import StoreConfig
-from raymq.store.failpoints import FailPointReached, failpoint
-from raymq.store.files import Files
-from raymq.store.message_store import MessageStore
+from raymq.store.base.failpoints import FailPointReached, failpoint
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock

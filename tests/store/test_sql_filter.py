@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raymq.store.errors import Rejected
+from raymq.store.base.errors import Rejected
 from raymq.store.queues.sql_filter import SqlFilter
 from raymq.store.records import properties
 

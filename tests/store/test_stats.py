@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Rejected
-from raymq.store.message_store import MessageStore
-from raymq.store.stats import BUCKET_NAMES, BUCKETS, StoreStats, bucket_of
+from raymq.store.base.errors import Rejected
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
+from raymq.store.engine.stats import BUCKET_NAMES, BUCKETS, StoreStats, bucket_of
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.simulated_disk import SimulatedDisk

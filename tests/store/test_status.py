@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raymq.store.status import PutStatus
+from raymq.store.base.status import PutStatus
 
 
 def test_the_statuses_are_rocketmqs_and_keep_their_codes():

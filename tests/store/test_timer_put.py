@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Rejected, Unavailable
-from raymq.store.format import TIMER_TOPIC
-from raymq.store.record import SmallBatch
+from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.format import TIMER_TOPIC
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.records.properties import encode
-from raymq.store.requests import PutRequest
+from raymq.store.records.record import SmallBatch
+from raymq.store.records.requests import PutRequest
 from tests.support.batches import batch
 from tests.support.delays import CONFIG, START_MS, DelayWorld, Sent
 from tests.support.producer_tables import entries_of

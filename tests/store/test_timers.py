@@ -9,19 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.store import format as fmt
-from raymq.store import record
+from raymq.store.base import format as fmt
+from raymq.store.base.errors import StorageFull
+from raymq.store.base.failpoints import FailPointReached, failpoint
+from raymq.store.base.files import Files
+from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.delay.delay_service import DelayService
 from raymq.store.delay.timer_cache import TimerCheck, read_check, write_check
 from raymq.store.delay.timer_log import TIMER_UNIT_BYTES, TIMER_UNIT_DTYPE
 from raymq.store.delay.timer_rule import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
 from raymq.store.delay.timer_wheel import FILE_BYTES, SLOT
-from raymq.store.errors import StorageFull
-from raymq.store.failpoints import FailPointReached, failpoint
-from raymq.store.files import Files
-from raymq.store.format import TIMER_TOPIC
-from raymq.store.message_store import MessageStore
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
+from raymq.store.records import record
 from tests.support.delays import CONFIG, START_MS, DelayWorld
 
 DAY_MS = 86_400_000

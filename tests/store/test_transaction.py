@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.embedded import EmbeddedStore
-from raymq.store.errors import Rejected, Unavailable
-from raymq.store.format import SYS_COMMITTED
+from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.format import SYS_COMMITTED
+from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.services.resolutions import Resolution
 from raymq.store.services.stored_message import StoredMessage, read

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.config import StoreConfig
-from raymq.store.embedded import EmbeddedStore
-from raymq.store.errors import OffsetOutOfRange, Rejected, StorageFull, Unavailable
-from raymq.store.failpoints import FailPointReached, failpoint
-from raymq.store.files import Files
+from raymq.store.base.errors import OffsetOutOfRange, Rejected, StorageFull, Unavailable
+from raymq.store.base.failpoints import FailPointReached, failpoint
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.embedded.embedded_store import EmbeddedStore
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.log import transient_pool
-from raymq.store.log.commit import SegmentWriter
+from raymq.store.log.commit_real_time import SegmentWriter
 from raymq.store.log.transient_pool import PoolReader, TransientPool, check_room
-from raymq.store.message_store import MessageStore
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock

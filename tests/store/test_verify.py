@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.store import format as fmt
-from raymq.store.config import StoreConfig
+from raymq.store.base import format as fmt
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.timer_log import TIMER_UNIT_DTYPE
-from raymq.store.embedded import EmbeddedStore
+from raymq.store.embedded.embedded_store import EmbeddedStore
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.index.index_file import HEADER
 from raymq.store.log.chain import CHAIN_UNIT_BYTES, unpack_units
-from raymq.store.message_store import MessageStore
 from raymq.store.records import properties
-from raymq.store.requests import PutRequest
+from raymq.store.records.requests import PutRequest
 from raymq.store.tools.faults import NAMED_MAX
 from raymq.store.tools.inspect import check, verify
 from raymq.store.tools.verify_files import why_no_object

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from raymq.store.files import Files, PathLike
+from raymq.store.base.files import Files, PathLike
 
 SECTOR = 4096
 

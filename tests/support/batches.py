@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from raymq.store import record
-from raymq.store.requests import PutRequest
+from raymq.store.records import record
+from raymq.store.records.requests import PutRequest
 
 
 def batch(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raymq.store.clock import Clock
+from raymq.store.base.clock import Clock
 
 
 class ManualClock(Clock):

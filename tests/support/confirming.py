@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.message_store import MessageStore
 
 
 def confirm(store: MessageStore) -> None:

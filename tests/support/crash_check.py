@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from raymq.store import format as fmt
-from raymq.store import record
-from raymq.store.log.snapshot_head import read_head
-from raymq.store.message_store import MessageStore
-from raymq.store.records import rows
-from raymq.store.state import INTERNAL_TOPIC
+from raymq.store.base import format as fmt
+from raymq.store.engine.message_store import MessageStore
+from raymq.store.log.recovery.snapshot_head import read_head
+from raymq.store.records import record, rows
+from raymq.store.state.shard_state import INTERNAL_TOPIC
 from raymq.store.tools.inspect import check as inspect_store
 from tests.support.batches import request
 from tests.support.confirming import confirm

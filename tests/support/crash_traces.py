@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
-from raymq.store.config import StoreConfig
-from raymq.store.message_store import MessageStore
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
-from raymq.store.requests import PutRequest
+from raymq.store.records.requests import PutRequest
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
 from tests.support.confirming import dispatch_all

@@ -7,10 +7,10 @@ import itertools
 import random
 from collections.abc import Callable
 
-from raymq.store.errors import StorageFull
-from raymq.store.failpoints import FailPointReached, failpoint
+from raymq.store.base.errors import StorageFull
+from raymq.store.base.failpoints import FailPointReached, failpoint
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.requests import PutRequest
+from raymq.store.records.requests import PutRequest
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
 from tests.support.crash_states import kill_states, power_loss_states

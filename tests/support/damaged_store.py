@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from raymq.store import record
-from raymq.store.config import StoreConfig
-from raymq.store.embedded import EmbeddedStore
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.embedded.embedded_store import EmbeddedStore
+from raymq.store.records import record
 from tests.support.batches import request
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "rocketmq-5.3.3-clean.tar.xz"

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raymq.store import record
-from raymq.store.config import StoreConfig
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.delay_hook import transform
 from raymq.store.delay.delay_service import DelayService
-from raymq.store.files import Files
-from raymq.store.message_store import MessageStore
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
+from raymq.store.records import record
 from raymq.store.records.properties import decode
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm

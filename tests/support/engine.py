@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raymq.store.config import StoreConfig
-from raymq.store.message_store import MessageStore
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.services.stored_message import StoredMessage, read
 from raymq.store.services.transaction import TransactionService

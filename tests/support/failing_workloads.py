@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Corrupt, DeliveryUnknown, RayMQError
-from raymq.store.message_store import MessageStore
+from raymq.store.base.errors import Corrupt, DeliveryUnknown, RayMQError
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from tests.support.batches import request
 from tests.support.confirming import confirm, dispatch_all
 from tests.support.crash_states import last_states

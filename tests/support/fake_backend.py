@@ -13,15 +13,21 @@ import pyarrow as pa
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
 from raymq.cluster.transport.flight_server import Server, serve
 from raymq.cluster.transport.routes import Routes
-from raymq.store import record
-from raymq.store.clock import Clock
-from raymq.store.config import StoreConfig
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import (
+    DeliveryUnknown,
+    OffsetOutOfRange,
+    RayMQError,
+    Rejected,
+    Unavailable,
+)
+from raymq.store.base.format import TIMER_TOPIC
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.delay_hook import DelayHook
-from raymq.store.errors import DeliveryUnknown, OffsetOutOfRange, RayMQError, Rejected, Unavailable
-from raymq.store.format import TIMER_TOPIC
+from raymq.store.records import record
 from raymq.store.records.producer_stamp import Stamp
-from raymq.store.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
-from raymq.store.state import ShardState, TopicInfo
+from raymq.store.records.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
+from raymq.store.state.shard_state import ShardState, TopicInfo
 
 TOKEN = "t0ken"
 CLUSTER_ID = "c" * 32
@@ -41,7 +47,7 @@ class FakeQueue:
 
 
 class FakeBackend:
-    """Sequences, offsets, long poll and admission as in the real shard (store/state.py decides)."""
+    """Sequences, offsets, long poll and admission as in the real shard (store/state/shard_state.py decides)."""
 
     def __init__(
         self, shard: int = 0, *, cluster_id: str = CLUSTER_ID, max_message_bytes: int = 4 << 20

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import raymq
 from raymq.cluster.produce.send_future import SendFuture
-from raymq.store.errors import Unavailable
-from raymq.store.promise import Acks
+from raymq.store.base.errors import Unavailable
+from raymq.store.config.promise import Acks
 
 SequenceKey = tuple[int, int]
 """(producer, queue): the messages of each pair are numbered from 0 on, in the order of their sends."""

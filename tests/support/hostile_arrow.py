@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from raymq.actors.protocol import flight_messages
 from raymq.cluster.messages.codecs import codec
-from raymq.store import record
-from raymq.store.errors import Rejected
-from raymq.store.message_store import MessageStore
+from raymq.store.base.errors import Rejected
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.put_hooks import PutHook
-from raymq.store.record import batch_bytes
-from raymq.store.requests import PutRequest
+from raymq.store.records import record
+from raymq.store.records.record import batch_bytes
+from raymq.store.records.requests import PutRequest
 from tests.support.batches import batch
 
 FAR = 1 << 30

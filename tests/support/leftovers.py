@@ -15,8 +15,8 @@ from pathlib import Path
 from raymq.cluster.deploy import process_tree
 from raymq.cluster.deploy.owned_ray import stop_owned
 from raymq.cluster.paths import ClusterPaths
-from raymq.store.clock import Clock
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.files import Files
 
 _OWNER = ".raymq-owner"
 

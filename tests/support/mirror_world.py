@@ -39,11 +39,11 @@ from raymq.replication.wire import (
     decode,
     encode,
 )
-from raymq.store.checksum import crc32c
-from raymq.store.errors import Corrupt
+from raymq.store.base.checksum import crc32c
+from raymq.store.base.errors import Corrupt
+from raymq.store.base.status import PutStatus
+from raymq.store.config.promise import PROMISES, Ends, own_durable
 from raymq.store.log.chain import ChainUnit
-from raymq.store.promise import PROMISES, Ends, own_durable
-from raymq.store.status import PutStatus
 
 SEGMENT_BYTES = 1000
 CLUSTER = cluster_key("world")

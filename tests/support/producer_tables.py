@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from raymq.store.producer_table import EntryKey, ProducerTable
+from raymq.store.state.producer_table import EntryKey, ProducerTable
 
 
 def entries_of(table: ProducerTable) -> dict[EntryKey, tuple[Any, ...]]:

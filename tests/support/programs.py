@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from raymq.cluster.deploy.owned_ray import stop_owned
 from raymq.cluster.paths import ClusterPaths
-from raymq.store.clock import Clock
-from raymq.store.files import Files
+from raymq.store.base.clock import Clock
+from raymq.store.base.files import Files
 
 from .lean_ray import LEAN
 from .leftovers import claim

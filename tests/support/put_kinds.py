@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from raymq.store import record
 from raymq.store.delay.delay_hook import transform
-from raymq.store.message_store import MessageStore
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
+from raymq.store.records import record
 from raymq.store.records.properties import encode as encode_properties
-from raymq.store.requests import PutRequest
+from raymq.store.records.requests import PutRequest
 from tests.support.message_kinds import BORN_MS, IPV4, Kind
 
 QUEUES = 4

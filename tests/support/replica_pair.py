@@ -17,14 +17,14 @@ from raymq.actors.shared.control_block import ControlBlock, shared_file
 from raymq.actors.shared.processes import boot_id_hash, own_identity
 from raymq.actors.shared.ring import ReplicationRings
 from raymq.actors.shared.wakeup import Wakeup
-from raymq.store.checksum import crc32c
-from raymq.store.clock import Clock
-from raymq.store.config import StoreConfig
-from raymq.store.errors import Unavailable
-from raymq.store.files import Files
+from raymq.store.base.checksum import crc32c
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Unavailable
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import Chain, ChainUnit
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.log.mapped_file_queue import MappedFileQueue
+from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
 
 CLUSTER_ID = "pair"
 TIMEOUT_S = 20.0

@@ -11,7 +11,7 @@ from types import TracebackType
 from raymq.actors.leader.host import LeaderHost
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.transport.flight_server import Server, serve
-from raymq.store.config import StoreConfig
+from raymq.store.config.store_config import StoreConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER_ID = "5e" * 16
@@ -32,7 +32,7 @@ HASTY = StoreConfig(
 FLUSHER = """
 import sys
 from raymq.actors.satellites.flush_service import FlushService
-from raymq.store.config import StoreConfig
+from raymq.store.config.store_config import StoreConfig
 
 FlushService(sys.argv[1], "group_commit", StoreConfig(segment_size_bytes=int(sys.argv[2]))).run()
 """

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raymq.store.errors import Corrupt, Unavailable
-from raymq.store.failpoints import fail_point
-from raymq.store.files import Data, Files, PathLike, _translate
+from raymq.store.base.errors import Corrupt, Unavailable
+from raymq.store.base.failpoints import fail_point
+from raymq.store.base.files import Data, Files, PathLike, _translate
 
 Blocks = dict[int, bytes]
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from raymq.store import format as fmt
-from raymq.store import record
-from raymq.store.config import StoreConfig
-from raymq.store.files import Files
+from raymq.store.base import format as fmt
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
 from raymq.store.index.query import Boundary
-from raymq.store.message_store import MessageStore
+from raymq.store.records import record
 from raymq.store.records.properties import decode as decode_properties
 from tests.support.confirming import confirm_with_index, file_bytes
 from tests.support.oracle import copied

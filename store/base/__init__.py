@@ -1,0 +1,12 @@
+"""What every layer uses: errors, clock, files, byte formats. These modules import nothing else of RayMQ.
+
+errors         every error that RayMQ raises
+clock          the only module that reads clocks
+failpoints     named points at which tests stop or fail a durable step
+status         the answers of a put, in RocketMQ's names
+arrays         names of array types
+files          the only module that touches files
+format         byte formats of the commit log and the consume queues
+checksum       CRC-32C and CRC-32
+running_flags  bits that stop reads, puts or dispatch of a running store
+"""

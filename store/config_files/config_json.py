@@ -1,0 +1,380 @@
+"""RocketMQ's configuration files: imported into the log, and written back from the state.
+
+Topics and offsets live in records of the log. A file that RocketMQ changed while it had the store open is imported
+once, at the next start. At a stop the files are written from the state, so that RocketMQ finds its topics and offsets.
+Fields that the log has no record for (permissions, settings of groups) stay in the files as they are.
+Source: ConfigManager, TopicConfigManager, ConsumerOffsetManager, SubscriptionGroupManager, ScheduleMessageService of
+RocketMQ 5.3.3, which overwrite in place. Here a crash leaves the old or the new file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from raymq.store.base import format as fmt
+from raymq.store.base.checksum import crc32c
+from raymq.store.base.errors import Corrupt, RayMQError
+from raymq.store.base.failpoints import fail_point
+from raymq.store.config.delay_levels import LEVELS_SERVICE
+from raymq.store.config_files import fastjson
+from raymq.store.put.inner_message import ServiceProgress
+from raymq.store.state.shard_state import (
+    INTERNAL_TOPIC,
+    OFFSETS,
+    TOPIC,
+    TopicInfo,
+    offsets_body,
+    topic_body,
+)
+from raymq.store.state.topics import QUEUES_MAX, is_system_topic
+
+if TYPE_CHECKING:
+    from raymq.store.engine.message_store import MessageStore
+
+TOPICS = "topics.json"
+CONSUMER_OFFSETS = "consumerOffset.json"
+GROUPS = "subscriptionGroup.json"
+LEVELS = "delayOffset.json"
+NAMES = (TOPICS, CONSUMER_OFFSETS, GROUPS, LEVELS)
+
+#: the service whose progress holds the CRCs of imported files, in the log after the records of the import
+IMPORT_SERVICE = "config"
+#: in raymq/meta: file name -> CRCs of the contents that RayMQ wrote into it last
+WRITTEN = "config"
+#: a topic may be read and written. RayMQ's own topic only has to be listed, or RocketMQ deletes its queue
+_PERM_READ_WRITE, _PERM_NONE = 6, 0
+#: a topic with this bit is a pattern for new ones (TBW102, the cluster's, the broker's)
+_PERM_INHERIT = 1
+#: topics with this attribute have queues of inner batches, which RayMQ does not have
+_QUEUE_TYPE, _BATCH_QUEUE = "queue.type", "BatchCQ"
+
+Table = dict[Any, Any]
+
+
+class Tables(NamedTuple):
+    """The content of all files at one moment."""
+
+    topics: Mapping[str, TopicInfo]
+    #: (group, topic) -> queue -> next offset
+    offsets: Mapping[tuple[str, str], Mapping[int, int]]
+    #: delay level -> next offset of its queue
+    levels: Mapping[str, Any]
+    #: topic and id of each consume queue
+    queues: list[tuple[str, int]]
+
+
+def tables_of(store: MessageStore) -> Tables:
+    """The tables of the current state. Callers: any thread; each table is copied in one step of the interpreter."""
+    state = store.state
+    return Tables(
+        dict(state.topics),
+        {key: dict(table) for key, table in list(state.offsets.items())},
+        dict(state.progress.get(LEVELS_SERVICE, {})),
+        store.queues(),
+    )
+
+
+def import_changed(store: MessageStore) -> list[str]:
+    """Import each file that is not known yet. Returns: their names. Durable: after the next sync.
+
+    From a known file only missing values are imported, and only if RocketMQ deleted the snapshots that had them.
+    Callers: a store that was recovered and is not in use yet. A crash on the way imports once more, which is harmless.
+    Raises: Corrupt when neither a file nor its `.bak` is a configuration of RocketMQ.
+    """
+    changed = []
+    for name in NAMES:
+        found = _read(store, name)
+        if found is None:
+            continue
+
+        table, crc = found
+        new = not _is_known(store, name, crc)
+        if not new and store.state_is_whole:
+            continue
+
+        import_table, _ = _FILES[name]
+        try:
+            import_table(store, table, new)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise _unlike(name, str(error)) from error
+
+        if new:
+            fail_point("config.imported")
+            store.put_inner([], progress=ServiceProgress(IMPORT_SERVICE, {name: crc}))
+            changed.append(name)
+    return changed
+
+
+def write_back(
+    store: MessageStore,
+    tables: Tables | None = None,
+    *,
+    known: dict[str, tuple[Table, int]] | None = None,
+) -> list[str]:
+    """Write the state, or `tables`, into the files. Returns: the names of the files that changed.
+
+    Args: `known`: the content of the files after the last call, updated here. No other program writes the files of an
+    open store.
+    Durable: at return. Callers: one at a time. Raises: Corrupt as `import_changed`, StorageFull, OSError.
+    """
+    tables = tables or tables_of(store)
+    known = {} if known is None else known
+    written = []
+
+    for name in NAMES:
+        # After a failed write the files' content is unknown.
+        table, crc = known.pop(name, None) or _read(store, name) or ({}, None)
+
+        before = json.dumps(table, sort_keys=True)
+        _, fill = _FILES[name]
+        fill(tables, table)
+        if json.dumps(table, sort_keys=True) != before:
+            crc = _write(store, name, table, crc)
+            written.append(name)
+        if crc is not None:
+            known[name] = table, crc
+
+    return written
+
+
+# --- the files ------------------------------------------------------------------------------------------------
+
+
+def _read(store: MessageStore, name: str) -> tuple[Table, int] | None:
+    """A file's content and its CRC; of `.bak` if the file itself is missing, empty or damaged; None: neither."""
+    directory, files = store.log.root / "config", store.files
+    reason = ""
+
+    for path in (directory / name, directory / f"{name}.bak"):
+        data = files.read_file(path) if files.exists(path) else b""
+        if not data:
+            continue
+        try:
+            value = fastjson.loads(data.decode())
+            if isinstance(value, dict):
+                return value, crc32c(data)
+            reason = reason or "it holds no object"
+        except ValueError as error:
+            reason = reason or str(error)
+
+    if not reason:
+        return None
+    raise Corrupt(
+        f"{directory / name} cannot be read ({reason}), nor can its .bak; restore one of them, or move both away to "
+        "start without their contents",
+        path=str(directory / name),
+        rule="configuration files are JSON objects",
+    )
+
+
+def _write(store: MessageStore, name: str, table: Table, old_crc: int | None) -> int:
+    """Write a file. Its old content goes to `.bak`, which RocketMQ reads if the file is damaged. Returns: its CRC."""
+    files, directory = store.files, store.log.root / "config"
+    data = encode(table, store.clock.now_ms())
+    crc = crc32c(data)
+    # Both contents count as RayMQ's from here on. So a crash may leave either: nothing is imported from it.
+    _remember(store, name, [crc] if old_crc is None else [old_crc, crc])
+    files.make_dirs(directory)
+    path = directory / name
+    if files.exists(path):
+        files.write_file_atomic(directory / f"{name}.bak", files.read_file(path))
+        fail_point("config.backed_up")
+    files.write_file_atomic(path, data)
+    return crc
+
+
+def encode(table: Table, now_ms: int) -> bytes:
+    """The content of a file, as of its next version."""
+    version = table.setdefault("dataVersion", {"counter": 0, "stateVersion": 0})
+    version["counter"] = int(version.get("counter", 0)) + 1
+    version["timestamp"] = now_ms
+    return fastjson.dumps(table).encode()
+
+
+def _is_known(store: MessageStore, name: str, crc: int) -> bool:
+    """Whether a file's content was taken over already, or written by RayMQ."""
+    written = (store.log.meta.get(WRITTEN) or {}).get(name, [])
+    return crc == store.state.progress.get(IMPORT_SERVICE, {}).get(name) or crc in written
+
+
+def _remember(store: MessageStore, name: str, crcs: list[int]) -> None:
+    store.log.meta.update({WRITTEN: {**(store.log.meta.get(WRITTEN) or {}), name: crcs}})
+
+
+# --- topics ---------------------------------------------------------------------------------------------------
+
+
+def _import_topics(store: MessageStore, table: Table, new: bool) -> None:
+    shard = int(store.log.meta.get("shard") or 0)
+    for name, config in _rows(table, "topicConfigTable", TOPICS):
+        queues = max(int(config.get("readQueueNums", 0)), int(config.get("writeQueueNums", 0)))
+        if is_system_topic(name) or int(config.get("perm", 6)) & _PERM_INHERIT:
+            continue
+
+        attributes = {str(key): str(value) for key, value in config.get("attributes", {}).items()}
+        known = store.state.topics.get(name, TopicInfo(name, 0, (shard,)))
+        queues = max(queues, known.queues)
+        if not 1 <= queues <= QUEUES_MAX or attributes.get(_QUEUE_TYPE) == _BATCH_QUEUE:
+            continue
+
+        try:
+            fmt.check_topic_name(name)
+        except RayMQError as error:
+            raise _unlike(TOPICS, f"its topic {name!r} cannot be one: {error}") from error
+
+        changed = (queues, attributes) != (known.queues, dict(known.attributes))
+        if changed and (new or not known.queues):
+            body = topic_body(name, queues, known.shards, attributes)
+            store.put_path.put_internal(TOPIC, body)
+
+
+def _export_topics(tables: Tables, table: Table) -> None:
+    queues = {info.name: info.queues for info in tables.topics.values()}
+    # A queue that has messages must be readable even if its topic was never created here (retry and dead letters).
+    for topic, queue_id in tables.queues:
+        if not is_system_topic(topic):
+            queues[topic] = max(queues.get(topic, 0), queue_id + 1)
+    if not queues:
+        return
+    queues[INTERNAL_TOPIC] = 1
+    add_topics(table, queues, tables.topics)
+
+
+def add_topics(table: Table, queues: Mapping[str, int], known: Mapping[str, TopicInfo]) -> None:
+    """Give each topic of topics.json the number of queues in `queues` at least, and the attributes in `known`."""
+    topics = table.setdefault("topicConfigTable", {})
+    for name, count in queues.items():
+        config = topics.setdefault(name, _new_topic(name))
+        for field in ("readQueueNums", "writeQueueNums"):
+            config[field] = max(int(config.get(field, 0)), count)
+        info = known.get(name)
+        if info is not None and info.attributes:
+            config["attributes"] = {**(config.get("attributes") or {}), **dict(info.attributes)}
+
+
+def _new_topic(name: str) -> Table:
+    return {
+        "attributes": {},
+        "order": False,
+        "perm": _PERM_NONE if name == INTERNAL_TOPIC else _PERM_READ_WRITE,
+        "readQueueNums": 0,
+        "topicFilterType": "SINGLE_TAG",
+        "topicName": name,
+        "topicSysFlag": 0,
+        "writeQueueNums": 0,
+    }
+
+
+# --- offsets and groups ---------------------------------------------------------------------------------------
+
+
+def _import_offsets(store: MessageStore, table: Table, new: bool) -> None:
+    for name, offsets in _rows(table, "offsetTable", CONSUMER_OFFSETS):
+        topic, _, group = name.partition("@")
+        have = store.state.offsets.get((group, topic), {})
+        found = {int(queue): int(offset) for queue, offset in offsets.items()}
+        taken = {queue: found[queue] for queue in _to_take(found, have, new)}
+        if taken:
+            store.put_path.put_internal(OFFSETS, offsets_body(group, topic, taken))
+
+
+def _to_take(found: Table, have: Table, new: bool) -> list[Any]:
+    """The keys that an import changes: of a new file those that differ, else those that are missing."""
+    if new:
+        return [key for key in found if found[key] != have.get(key)]
+    return [key for key in found if key not in have]
+
+
+def _export_offsets(tables: Tables, table: Table) -> None:
+    if tables.offsets:
+        add_offsets(table, tables.offsets)
+
+
+def add_offsets(table: Table, known: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
+    """Write the known offsets of each (group, topic) into the table of consumerOffset.json."""
+    # RocketMQ computes it again and never reads it.
+    table.pop("groupTopicMap", None)
+    offsets = table.setdefault("offsetTable", {})
+    for (group, topic), ours in known.items():
+        theirs = offsets.get(f"{topic}@{group}", {})
+        offsets[f"{topic}@{group}"] = {**{int(queue): at for queue, at in theirs.items()}, **ours}
+
+
+def _import_groups(store: MessageStore, table: Table, new: bool) -> None:
+    """Nothing is imported: a group exists as soon as it commits offsets, and its settings stay in the file."""
+
+
+def _export_groups(tables: Tables, table: Table) -> None:
+    groups = {group for group, _ in tables.offsets}
+    if groups:
+        known = table.setdefault("subscriptionGroupTable", {})
+        table.setdefault("forbiddenTable", {})
+        for group in groups:
+            known.setdefault(group, _new_group(group))
+
+
+def _new_group(name: str) -> Table:
+    return {
+        "attributes": {},
+        "brokerId": 0,
+        "consumeBroadcastEnable": True,
+        "consumeEnable": True,
+        "consumeFromMinEnable": True,
+        "consumeMessageOrderly": False,
+        "consumeTimeoutMinute": 15,
+        "groupName": name,
+        "groupRetryPolicy": {"type": "CUSTOMIZED"},
+        "groupSysFlag": 0,
+        "notifyConsumerIdsChangedEnable": True,
+        "retryMaxTimes": 16,
+        "retryQueueNums": 1,
+        "whichBrokerWhenConsumeSlowly": 1,
+    }
+
+
+# --- delay levels ---------------------------------------------------------------------------------------------
+
+
+def _import_levels(store: MessageStore, table: Table, new: bool) -> None:
+    found = {str(level): int(offset) for level, offset in table.get("offsetTable", {}).items()}
+    taken = _to_take(found, store.state.progress.get(LEVELS_SERVICE, {}), new)
+    if taken:
+        values = {level: found[level] for level in taken}
+        store.put_inner([], progress=ServiceProgress(LEVELS_SERVICE, values))
+
+
+def _export_levels(tables: Tables, table: Table) -> None:
+    if tables.levels:
+        levels = {int(level): at for level, at in table.get("offsetTable", {}).items()}
+        ours = {int(level): int(at) for level, at in tables.levels.items()}
+        table["offsetTable"] = levels | ours
+
+
+def _rows(table: Table, name: str, file: str) -> list[tuple[str, Table]]:
+    """The rows of a table whose values are tables. Raises: Corrupt."""
+    rows = table.get(name) or {}
+    if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
+        raise _unlike(file, f"its {name} is not a table of tables")
+    return [(str(key), row) for key, row in rows.items()]
+
+
+def _unlike(name: str, reason: str) -> Corrupt:
+    return Corrupt(
+        f"config/{name} is not a file of RocketMQ: {reason}; repair it or move it away",
+        path=str(Path("config") / name),
+        rule="configuration files are RocketMQ's",
+    )
+
+
+_Import = Callable[["MessageStore", Table, bool], None]
+_Export = Callable[[Tables, Table], None]
+#: file name -> the function that imports the file, and the one that makes its content
+_FILES: dict[str, tuple[_Import, _Export]] = {
+    TOPICS: (_import_topics, _export_topics),
+    CONSUMER_OFFSETS: (_import_offsets, _export_offsets),
+    GROUPS: (_import_groups, _export_groups),
+    LEVELS: (_import_levels, _export_levels),
+}

@@ -1,0 +1,491 @@
+"""One shard's store: RocketMQ's DefaultMessageStore, in columns.
+
+`put` appends and returns at once. The host of the store awaits the sync and the replica, and moves the confirmed end.
+`dispatch` builds consume queues and index below the confirmed end, `fetch` reads them. `embedded_store.py` is such a host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Corrupt, RayMQError, Unavailable
+from raymq.store.base.failpoints import fail_point
+from raymq.store.base.files import NOT_TRIED, Files
+from raymq.store.base.format import TIMER_TOPIC, check_group_name
+from raymq.store.base.running_flags import RunningFlags
+from raymq.store.compaction.compaction_store import CompactionStore
+from raymq.store.compaction.get_compacted import get_compacted
+from raymq.store.config.delay_levels import LEVELS_SERVICE, TIMERS_SERVICE
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.config_files import config_json
+from raymq.store.delay.delay_hook import DelayHook
+from raymq.store.engine.stats import StoreStats
+from raymq.store.engine.store_recovery import StoreRecovery
+from raymq.store.index.index_builder import IndexBuilder
+from raymq.store.index.index_service import IndexService
+from raymq.store.index.query import Query
+from raymq.store.log.clean import CleanService, Derived
+from raymq.store.log.commit_log import QUEUES_DOUBTFUL, CommitLog
+from raymq.store.put.inner_message import InnerMessage, ServiceProgress
+from raymq.store.put.put_hooks import PutHook, TopicGuard
+from raymq.store.put.put_lock import PutLock
+from raymq.store.put.put_path import PutPath
+from raymq.store.queues.consume_queues import ConsumeQueues
+from raymq.store.queues.get_message import BYTES_MAX, GetMessage, GetMessageResult
+from raymq.store.queues.message_filter import MessageFilter
+from raymq.store.queues.raw_records import before, fault_of
+from raymq.store.queues.reader import Reader
+from raymq.store.queues.reput_service import ReputService
+from raymq.store.records.requests import Append, FetchSlice, PutRequest
+from raymq.store.services.checkpoint_service import CheckpointService
+from raymq.store.state.producer_table import ProducerTable
+from raymq.store.state.shard_state import OFFSETS, TOPIC, ShardState, offsets_body, topic_body
+from raymq.store.state.topics import check_new_topic
+
+logger = logging.getLogger(__name__)
+
+#: longest wait of an orderly stop for a lagging index. After it the file `abort` stays
+INDEX_WAIT_MS = 5_000
+#: longest wait of an orderly stop for compacted queues: RocketMQ would never serve messages that are not copied
+COPY_WAIT_MS = 60_000
+#: most earlier results of `deletable_end` that wait for a sync
+HELD_MAX = 8
+
+
+class MessageStore:
+    """Topics, puts, dispatch and reads over one commit log.
+
+    Threads: any may put (one put lock), one dispatches, any may fetch.
+    """
+
+    def __init__(self, log: CommitLog) -> None:
+        self.log = log
+        self.config = log.config
+        self.files = log.files
+        self.clock = log.clock
+
+        producers = ProducerTable(
+            entries_max=log.config.producer_entries_limit,
+            expiry_ms=int(log.config.producer_expiry_hours * 3_600_000),
+            limit_option=log.config.producer_limit_option,
+        )
+        self.state = ShardState(producers)
+
+        self.consume_queues = ConsumeQueues(log.root, log.config, files=log.files)
+        self.reader = Reader(log, self.consume_queues, self.state)
+        self.compaction = CompactionStore(log, self.consume_queues, self.state)
+        self.index = IndexService(log.root, log.config, files=log.files, clock=log.clock)
+        self._get_message = GetMessage(log, self.consume_queues, self.state)
+        #: finds messages by key, id, offset and time
+        self.query = Query(log, self.consume_queues, self.index)
+
+        #: conditions that block reads, puts or dispatch
+        self.flags = RunningFlags()
+        self.stats = StoreStats()
+
+        #: moves messages with a delivery time to the topics where they wait
+        self.delay_hook = DelayHook(log.config, log.clock)
+        #: called for every put but those of the store's own services
+        self.hooks: list[PutHook] = [self.delay_hook]
+        #: system topics that users may put columns to, and their checks
+        self.topic_guards: dict[str, TopicGuard] = {TIMER_TOPIC: self.delay_hook}
+
+        self.put_lock = PutLock(log.clock)
+        #: fills consume queues and index; its `run` is called by `dispatch`
+        self.reput = ReputService(
+            log, self.consume_queues, put_lock=self.put_lock, flags=self.flags
+        )
+        self.put_path = PutPath(self)
+
+        #: derived stores, which forget messages that the log deletes
+        self.derived: list[Derived] = [self.index]
+        #: each returns the physical offset from which it still needs records; None: it needs none
+        self.holds: list[Callable[[], int | None]] = [self.compaction.holds_from]
+        #: the log's end and the deletable end, as of earlier calls
+        self._held: list[tuple[int, int]] = []
+
+        #: deletes old files; the host calls its `run_once`
+        self.clean_service = CleanService(log, self, flags=self.flags)
+        #: writes checkpoint and configuration for the start after a crash; the host calls its `run_once`
+        self.checkpoint_service = CheckpointService(self)
+
+        #: recovery read a snapshot
+        self._met_snapshot = False
+        #: the end up to which consume queues are being rebuilt, and the next offsets of those that were lost
+        self._rebuilding: tuple[int, dict[tuple[str, int], int]] | None = None
+        #: ends of the records of topics that were created since the store was opened, and the log's end at that time
+        self._topic_ends: dict[str, int] = {}
+        self._opened_end = 0
+        #: held from the check whether a topic exists until its record's end is noted
+        self._topics_lock = threading.Lock()
+
+        #: each consume queue ends exactly where the log says
+        self._queues_exact = False
+        #: a sync of a consume queue failed
+        self._queues_doubtful = False
+        self._sync_lock = threading.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        root: Path,
+        *,
+        config: StoreConfig | None = None,
+        files: Files | None = None,
+        clock: Clock | None = None,
+        identity: dict[str, Any] | None = None,
+        on_locked: Callable[[], None] | None = None,
+    ) -> MessageStore:
+        """Open or create the store in `root` and recover it.
+
+        Args: `on_locked`: called with the store's lock held and before anything is recovered, to end processes that an
+        earlier host left running.
+        Raises: Unavailable if another process has it open, Corrupt for damage that recovery may not cut off.
+        """
+        config = config or StoreConfig()
+        files = files or Files()
+        log = CommitLog(root, config, files=files, clock=clock or Clock(), identity=identity)
+
+        store = None
+        try:
+            store = cls(log)
+            if on_locked is not None:
+                on_locked()
+            store._recover()
+            config_json.import_changed(store)
+            store._opened_end = log.end
+        except BaseException:
+            (store or log).abandon()
+            raise
+        return store
+
+    # --- recovery -------------------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        self.consume_queues.on_differing = self._distrust_queue_ends
+        found = StoreRecovery(self).run()
+        self.reput.dispatched = found.dispatched
+        self._queues_exact = found.queues_exact
+        self._met_snapshot = found.met_snapshot
+        self._rebuilding = found.rebuilding
+        self._recover_index()
+        if not self.log.segments.files:
+            self.put_path.begin_log()
+        self.compaction.load()
+
+    def _distrust_queue_ends(self) -> None:
+        """Make the next start open every consume queue."""
+        self._queues_exact = False
+        self.log.marks.queued_end = 0
+
+    def _recover_index(self) -> None:
+        log = self.log
+        if not self.config.message_index:
+            return
+        self.index.load(
+            log_start=log.start,
+            log_end=log.end,
+            never_cut_below=log.marks.dispatched_end,
+            crashed=log.crashed,
+            time_ms=log.checkpoint.index_ms,
+        )
+        self.reput.index = IndexBuilder(log, self.index)
+
+    def _end_rebuilding(self) -> None:
+        """Let a lost queue that has no message left in the log continue at its old offset."""
+        if self._rebuilding is None or self.dispatched < self._rebuilding[0]:
+            return
+        for (topic, queue_id), offset in self._rebuilding[1].items():
+            self.consume_queues.begin_at(topic, queue_id, offset)
+        self._rebuilding = None
+
+    @property
+    def state_is_whole(self) -> bool:
+        """Whether the log holds all of the state. RocketMQ may have deleted the snapshots that held it."""
+        return self.log.start == 0 or self._met_snapshot
+
+    # --- put ------------------------------------------------------------------------------------------------
+
+    def put(self, request: PutRequest) -> Append:
+        """Check and append one batch of one queue, in two steps: `PutPath.check`, `PutPath.append`."""
+        return self.put_path.put(request)
+
+    def put_inner(
+        self, messages: Sequence[InnerMessage], *, progress: ServiceProgress | None = None
+    ) -> list[Append]:
+        """Append messages of the store's own services: `PutPath.put_inner`."""
+        return self.put_path.put_inner(messages, progress=progress)
+
+    # --- dispatch -------------------------------------------------------------------------------------------
+
+    @property
+    def dispatched(self) -> int:
+        """Everything below this is in the consume queues."""
+        return self.reput.dispatched
+
+    def dispatch(self, confirmed: int) -> int:
+        """Build consume queues up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.
+
+        The index is complete if a call dispatched nothing and `reput.index_behind` is False.
+        Callers: one thread.
+        """
+        dispatched = self.reput.run(confirmed)
+        if self._queues_exact:
+            self.log.marks.queued_end = dispatched
+        if self._rebuilding is not None:
+            self._end_rebuilding()
+        return dispatched
+
+    @property
+    def damage(self) -> list[Corrupt]:
+        """Damage below the confirmed end that dispatch, index or deliveries skipped."""
+        return list(self.log.damage_met.values())
+
+    def sync_queues(self, *, closing: bool = False) -> None:
+        """fdatasync every consume queue and the index, and remember how far they are complete.
+
+        Raises: OSError if a sync failed. Later calls raise Unavailable, since no second sync proves anything. The next
+        start writes the queues again. Callers: any thread but the one that dispatches, which should not wait so long.
+        """
+        with self._sync_lock:
+            if self._queues_doubtful:
+                raise Unavailable(
+                    "an fdatasync of a consume queue failed; the next start rebuilds all that was not synced",
+                    field="consumequeue",
+                )
+
+            upto = self.dispatched
+            try:
+                self.consume_queues.sync()
+                if self.config.message_index:
+                    checkpoint = self.log.checkpoint
+                    checkpoint.index_ms = max(checkpoint.index_ms, self.index.sync(closing=closing))
+            except OSError as error:
+                if error.errno in NOT_TRIED:
+                    raise
+                self._queues_doubtful = True
+                with contextlib.suppress(OSError, RayMQError):
+                    self.log.meta.update({QUEUES_DOUBTFUL: True})
+                raise
+
+            self.log.marks.dispatched_end = upto
+
+    # --- deletion, for `clean_service` --------------------------------------------------------------------------------
+
+    def deletable_end(self) -> int:
+        """The end below which consume queues are durable: after a power loss none may end below the log's start."""
+        self.sync_queues()
+        log = self.log
+        held = [hold() for hold in self.holds]
+        deletable = min([log.marks.dispatched_end, *(end for end in held if end is not None)])
+        progress = self.state.progress
+        if not progress.get(LEVELS_SERVICE) and not progress.get(TIMERS_SERVICE):
+            return deletable
+        # A delivered message waits no more. But its delivery must be on disk before the original record is deleted.
+        self._held.append((log.end, deletable))
+        certain = [each for each in self._held if each[0] <= log.synced]
+        uncertain = [each for each in self._held if each not in certain]
+        self._held = [*certain[-1:], *uncertain][-HELD_MAX:]
+        return certain[-1][1] if certain else log.start
+
+    def forget_before(self, start: int) -> None:
+        """Messages below physical offset `start` are out of range from now on."""
+        self.consume_queues.correct_min_offsets(start)
+
+    def delete_derived(self, start: int) -> None:
+        """Delete chain, consume queue files and indexes of records below `start`."""
+        with self.put_lock:
+            self.log.chain.delete_before(start)
+        fail_point("clean.after_chain")
+        self.consume_queues.delete_expired()
+        fail_point("clean.after_queues")
+        for derived in self.derived:
+            derived.delete_expired(start)
+
+    # --- reads ----------------------------------------------------------------------------------------------
+
+    def queues(self) -> list[tuple[str, int]]:
+        """Every (topic, queue) that has a consume queue."""
+        return self.consume_queues.keys()
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """The half-open range of readable offsets of a queue. That of a compacted queue begins at the first message
+        left."""
+        if self.compaction.owns(topic):
+            return self.compaction.queue_range(topic, queue_id)
+        return self.consume_queues.range(topic, queue_id)
+
+    def fetch(
+        self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
+    ) -> FetchSlice:
+        """Read records: `Reader.fetch`, or for a compacted topic `CompactionStore.fetch`.
+
+        Raises: also Unavailable if the store is not readable.
+        """
+        self._check_readable()
+        reader: CompactionStore | Reader = self.reader
+        if self.compaction.owns(topic):
+            reader = self.compaction
+        found = reader.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
+        self.stats.note_get(0 if found.records is None else len(found.records))
+        return found
+
+    def fetch_whole(
+        self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
+    ) -> FetchSlice:
+        """`fetch` for callers that decode the records here: up to the first damaged one.
+
+        Raises: Corrupt if that is the message at `offset`.
+        """
+        found = self.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
+        fault = fault_of(found)
+        if fault is None:
+            return found
+        if fault.row:
+            return before(found, fault.row)
+        self.check_record(topic, queue_id, found.first_offset)
+        raise Unavailable(
+            f"message {offset} of queue {queue_id} of {topic} was read damaged ({fault.rule}), and intact on the "
+            "second read. Suspect faulty memory; test the machine's RAM",
+            field="store",
+        )
+
+    def check_record(self, topic: str, queue_id: int, offset: int) -> None:
+        """Check that the message at an offset is whole. Without a message nothing happens.
+
+        Raises: Corrupt naming the file and the physical offset. The damage is noted for status.
+        """
+        try:
+            if self.compaction.owns(topic):
+                self.compaction.read(topic, queue_id, offset, max_bytes=1, max_records=1)
+            else:
+                self.reader.check(topic, queue_id, offset)
+        except Corrupt as error:
+            self.log.note_damage(error)
+            raise
+
+    def _check_readable(self) -> None:
+        if self.put_path.closed:
+            raise Unavailable("the store is closed; open it again to read", field="store")
+        self.flags.check_readable()
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_nums: int,
+        *,
+        max_bytes: int = BYTES_MAX,
+        wanted: MessageFilter | None = None,
+    ) -> GetMessageResult:
+        """Read as RocketMQ's brokers do: `GetMessage.get`.
+
+        Raises: Unavailable if the store is not readable.
+        """
+        self._check_readable()
+        get = self._get_message.get
+        if self.compaction.owns(topic):
+            get = partial(get_compacted, self.compaction, self._get_message)
+        found = get(topic, queue_id, offset, max_nums, max_bytes=max_bytes, wanted=wanted)
+        self.stats.note_get(len(found.queue_offsets))
+        return found
+
+    # --- administration -------------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        queues: int,
+        shards: Iterable[int],
+        attributes: Mapping[str, str] | None = None,
+    ) -> Append | None:
+        """Create a topic. Returns: None if the same topic exists already.
+
+        Raises: Rejected for a bad name, number or attribute, or if it exists with others.
+        """
+        with self._topics_lock:
+            info = check_new_topic(name, queues, tuple(shards), self.state.topics, attributes)
+            if info is None:
+                return None
+            body = topic_body(name, queues, info.shards, dict(info.attributes))
+            appended = self.put_path.put_internal(TOPIC, body)
+            self._topic_ends[name] = appended.end_offset
+            return appended
+
+    def topic_end(self, name: str) -> int:
+        """The physical offset below which the log proves that the topic exists: the topic is as durable as that."""
+        with self._topics_lock:
+            return self._topic_ends.get(name, self._opened_end)
+
+    def commit_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> Append:
+        """Store a group's next offsets in the log. Raises: Rejected for a name that no group may have."""
+        check_group_name(group)
+        return self.put_path.put_internal(OFFSETS, offsets_body(group, topic, offsets))
+
+    # --- shutdown -------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Orderly stop: dispatch all, sync all, and remove `abort` only if all derived files are complete."""
+        if self.put_path.closed:
+            return
+
+        self.put_path.closed = True
+        log = self.log
+        complete = False
+
+        try:
+            while self.dispatched < log.confirmed:
+                before = self.dispatched
+                if self.dispatch(log.confirmed) == before:
+                    break
+
+            until_ms = self.clock.monotonic_ms() + INDEX_WAIT_MS
+            while self.reput.index_behind and self.clock.monotonic_ms() < until_ms:
+                self.dispatch(log.confirmed)
+
+            copied = self._copy_compacted()
+            self.sync_queues(closing=True)
+            config_json.write_back(self)
+            self.compaction.close()
+
+            log.checkpoint.physic_ms = self.state.store_time_ms
+            log.checkpoint.logics_ms = self.state.store_time_ms
+            log.checkpoint.sync()
+
+            complete = copied and self.dispatched >= log.end
+            if self.config.message_index:
+                complete = complete and self.index.indexed >= log.end
+        finally:
+            self.compaction.abandon()
+            self.consume_queues.close()
+            self.index.close()
+            log.close(clean=complete)
+
+    def _copy_compacted(self) -> bool:
+        """Copy all records that compacted queues lack. Returns: whether they are complete."""
+        until_ms = self.clock.monotonic_ms() + COPY_WAIT_MS
+        try:
+            while self.compaction.advance_all():
+                if self.clock.monotonic_ms() > until_ms:
+                    return False
+        except (OSError, RayMQError) as error:
+            # The next start continues. Until then the log keeps these records.
+            logger.warning("compacted queues are not complete: %s", error)
+            return False
+        return True
+
+    def abandon(self) -> None:
+        """Release every file as a crash would, without a sync. `abort` stays."""
+        self.put_path.closed = True
+        self.compaction.abandon()
+        self.consume_queues.close()
+        self.index.close()
+        self.log.abandon()

@@ -1,0 +1,307 @@
+"""Recovery of a store before the first put: makes state, consume queues and log agree.
+
+Queues    Leave a queue closed if the marks say where it ends. Open and check all others.
+Log       Walk from the newest snapshot below any possible cut, and apply each record to the state.
+Repair    Cut the queues to the log. Dispatch those with lost units again from the log's start.
+
+Source: DefaultMessageStore#recover, #recoverTopicQueueTable, RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+from raymq.store.log.commit_log import QUEUES_DOUBTFUL
+from raymq.store.log.recovery.snapshot_head import read_head, snapshot_starts
+from raymq.store.records import properties, record, rows
+from raymq.store.state.shard_state import INTERNAL_TOPIC, PROGRESS, reading_internal
+from raymq.store.state.topics import QueueKey
+
+if TYPE_CHECKING:
+    from raymq.store.engine.message_store import MessageStore
+
+#: bytes of the next record that a killed process may have written: size and magic
+_PREFIX_BYTES = 8
+
+
+class RecoveredStore(NamedTuple):
+    """The result of recovery for the running store."""
+
+    #: everything below this is in the consume queues
+    dispatched: int
+    #: each consume queue ends exactly where the log says; False in some stores of RocketMQ
+    queues_exact: bool
+    #: a snapshot was read, so that the log holds all of the state
+    met_snapshot: bool
+    #: the log's end up to which lost queues are dispatched again, and the offset that each had reached
+    rebuilding: tuple[int, dict[QueueKey, int]] | None
+
+
+class StoreRecovery:
+    """The recovery of one store. Callers: once, before the first put."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._log = store.log
+        self._state = store.state
+        self._queues = store.consume_queues
+        self._put_path = store.put_path
+
+        #: after a reboot, or a failed sync, consume queues are trusted only below the dispatched mark
+        self._queues_untrusted = False
+        #: the consume queues stay closed for now: the marks say where they end
+        self._queues_stay_closed = False
+        #: the consume queues are queues_end up to this physical offset; -1: nothing in them counts
+        self._queues_end = -1
+        #: the next offset of every queue at `_queues_end`
+        self._offsets_at_queues_end: dict[QueueKey, int] | None = None
+        #: the walk read a record that begins or ends at `_queues_end`
+        self._walk_met_queues_end = False
+        self._met_snapshot = False
+
+    def run(self) -> RecoveredStore:
+        """Recover. Raises: Corrupt if the store is damaged and must not be cut."""
+        log = self._log
+        log.pool.restore(log.marks.appended_end)
+
+        known_end = self._judge_queues()
+        scan_start = self._recover_log(known_end)
+        self._drop_half_group(scan_start)
+        if log.recovered is not None and log.recovered.row.name == "K" and not log.is_own_store:
+            log.note_synced(log.end)
+
+        lost = self._find_lost_queues()
+        exact = not lost and self._queues_end >= 0 and self._queues_end_as_expected()
+        self._raise_next_offsets_to_queue_ends()
+
+        rebuilding = None
+        if lost or self._queues_end < 0:
+            rebuilding = log.end, lost
+            exact = self._begin_queues_again()
+
+        dispatched = min(max(self._queues_end, log.start), log.end)
+        if exact:
+            log.marks.queued_end = dispatched
+
+        self._note_snapshots()
+        return RecoveredStore(dispatched, exact, self._met_snapshot, rebuilding)
+
+    # --- consume queues before the walk ---------------------------------------------------------------------
+
+    def _judge_queues(self) -> int:
+        """Open the consume queues unless the marks say where they end.
+
+        Returns: the end of the last record that one of them knows.
+        """
+        log = self._log
+        # Consume queues are synced rarely: after a reboot they are trusted only below the dispatched mark. The same
+        # holds after a failed sync: their pages count as clean, so only writing them again would bring them to disk.
+        has_doubt = not log.same_boot or log.meta.get(QUEUES_DOUBTFUL)
+        self._queues_untrusted = bool(log.crashed and has_doubt)
+        self._queues_stay_closed = not self._queues_untrusted and self._may_stay_closed()
+        if self._queues_stay_closed:
+            self._queues_end = log.marks.queued_end
+            return self._queues_end
+        self._queues_end = known_end = self._load_queues()
+        if self._queues_untrusted:
+            self._queues_end = min(known_end, log.marks.dispatched_end)
+        return known_end
+
+    def _may_stay_closed(self) -> bool:
+        """Whether the marks are right about the consume queues: no other program has written here since."""
+        log = self._log
+        queues_end, appended = log.marks.queued_end, log.marks.appended_end
+        if not log.is_own_store or not log.start < queues_end <= min(appended, log.end_max):
+            return False
+        if log.start and next(snapshot_starts(log, self._uncuttable(queues_end)), None) is None:
+            # RocketMQ deleted the snapshots that had the ends of the queues.
+            return False
+        file = log.segments.find(appended)
+        if file is None:
+            return True
+        at = appended - file.start
+        return not any(file.read(at, min(at + _PREFIX_BYTES, file.size)))
+
+    def _load_queues(self) -> int:
+        """Open every consume queue. Returns: the end of the last record that any of them has."""
+        log = self._log
+        log.marks.queued_end = 0
+        # If the page cache is intact, only the last units can be half written.
+        sound_below = log.end_max if log.same_boot else log.marks.dispatched_end
+        self._queues.load(after_crash=log.crashed, sound_below=sound_below)
+        return self._queues.max_physical_offset
+
+    # --- the walk -------------------------------------------------------------------------------------------
+
+    def _recover_log(self, known_end: int) -> int:
+        """Walk the log, cut it at its end, and cut the queues to it. Returns: the start of the walk."""
+        low = self._uncuttable(self._queues_end)
+        scan_start = next(snapshot_starts(self._log, low), self._log.start)
+        self._log.recover(scan_start, self._visit, self._cut_queues_to, queues_end=known_end)
+        return scan_start
+
+    def _uncuttable(self, queues_end: int) -> int:
+        """An offset below which no torn tail begins, so a snapshot there stays. Args: `queues_end`: the end of the
+        queues."""
+        log = self._log
+        return queues_end if log.same_boot or not log.is_own_store else min(queues_end, log.synced)
+
+    def _visit(self, view: memoryview, base: int, walk: record.Walk) -> None:
+        """Apply a piece of the log to the state."""
+        if base <= self._queues_end <= walk.end:
+            ends = walk.positions + walk.sizes
+            if base == self._queues_end or (ends == self._queues_end).any():
+                self._walk_met_queues_end = True
+        self._apply_walk(view, base, walk)
+
+    def _cut_queues_to(self, end: int) -> None:
+        """Cut the consume queues to a log that ends at `end`, before this boot is noted."""
+        log = self._log
+        damaged = log.start < self._queues_end < end and not self._walk_met_queues_end
+
+        if self._queues_stay_closed and not damaged and self._queues_end <= end:
+            # A killed process wrote the units, which may be unsynced.
+            ends = self._expected_ends()
+            self._queues.load_known_ends(ends, self._queues_end, unsynced=log.crashed)
+            return
+
+        if self._queues_stay_closed:
+            self._load_queues()
+        if damaged:
+            # The queues end inside a record, so all of them are built again.
+            self._queues_end = -1
+
+        # Above the trusted end a unit may be torn: it is dispatched again. Units of deleted log files were synced
+        # before the deletion.
+        trusted = max(self._queues_end, log.start) if self._queues_untrusted or damaged else end
+        self._queues.truncate(min(end, trusted))
+
+    def _drop_half_group(self, scan_start: int) -> None:
+        """Cut off a group of messages if a crash left only its first ones: it was never acknowledged."""
+        log = self._log
+        start, end = self._put_path.group
+        if end <= log.end:
+            return
+        # In memory mode the confirmed end may have followed the page cache into the group, which a power loss took.
+        log.marks.lower(start)
+        log.truncate(start)
+        self._put_path.group = (0, 0)
+        self._state.clear()
+        for file in log.segments.files:
+            if scan_start - file.size < file.start < log.end:
+                self._apply_again(file.start, min(log.end, file.start + file.size))
+        self._queues.truncate(log.end)
+
+    def _apply_again(self, at: int, stop: int) -> None:
+        """Apply the records of one file once more."""
+        while at < stop:
+            view, base, walk = self._log.walk(at, stop, check_crc=False)
+            self._apply_walk(view, base, walk)
+            if walk.reason is not record.WalkStop.STOPPED:
+                return
+            at = walk.end
+
+    def _apply_walk(self, view: memoryview, base: int, walk: record.Walk) -> None:
+        columns = (*rows.RUN_COLUMNS, "body")
+        for run in rows.runs(view, base, walk.positions, walk.sizes, columns=columns):
+            self._note_offsets_at_queues_end(run)
+            if run.topic == INTERNAL_TOPIC:
+                self._apply_internal(run)
+
+            self._state.apply_rows(
+                run.topic,
+                run.queue_id,
+                run.first_offset,
+                len(run.positions),
+                int(run.positions[-1] + run.sizes[-1]),
+                run.store_time_ms,
+                producer=run.producer,
+                epoch=run.epoch,
+                first_sequence=run.first_sequence,
+            )
+
+    def _note_offsets_at_queues_end(self, run: rows.RowRun) -> None:
+        """Remember the queues' next offsets at the end of the consume queues, when the walk passes it."""
+        if self._offsets_at_queues_end is not None or run.positions[-1] < self._queues_end:
+            return
+        self._offsets_at_queues_end = dict(self._state.next_offsets)
+        before = int(run.positions.searchsorted(self._queues_end))
+        if before:
+            self._offsets_at_queues_end[run.topic, run.queue_id] = run.first_offset + before
+
+    def _apply_internal(self, run: rows.RowRun) -> None:
+        texts = run.batch.column("properties").to_pylist()
+        bodies = run.batch.column("body").to_pylist()
+        for text, body, at in zip(texts, bodies, run.positions.tolist(), strict=True):
+            kind = properties.decode(text).get(properties.TAGS, "")
+            with reading_internal(kind, at):
+                if kind == PROGRESS:
+                    self._put_path.group = (at, int(json.loads(body)["end"]))
+                self._met_snapshot |= self._state.apply_internal(kind, body)
+
+    # --- consume queues after the walk ----------------------------------------------------------------------
+
+    def _expected_ends(self) -> dict[QueueKey, int]:
+        """The ends of all consume queues, if they are queues_end up to `_queues_end`."""
+        known = self._offsets_at_queues_end
+        return self._state.next_offsets if known is None else known
+
+    def _find_lost_queues(self) -> dict[QueueKey, int]:
+        """Consume queues with fewer units than were dispatched, and the offset that each had reached.
+
+        If there are any, all queues are open afterwards.
+        """
+        log = self._log
+        self._queues.correct_min_offsets(log.start)
+        expected = self._expected_ends()
+        lost = {key: expected[key] for key in self._queues.missing()}
+        for (topic, queue_id), offset in expected.items():
+            if self._queues.is_unopened(topic, queue_id):
+                continue
+            queue = self._queues.find(topic, queue_id)
+            if offset and (queue is None or queue.max_offset < offset):
+                lost[topic, queue_id] = offset
+        if lost and self._queues_stay_closed:
+            self._load_queues()
+            self._queues.correct_min_offsets(log.start)
+        return lost
+
+    def _queues_end_as_expected(self) -> bool:
+        ends = self._expected_ends()
+        return all(ends.get(key, 0) == queue.max_offset for key, queue in self._queues.items())
+
+    def _raise_next_offsets_to_queue_ends(self) -> None:
+        """Give each queue at least the next offset of its consume queue.
+
+        If RocketMQ deleted all messages of a queue, no record has its next offset.
+        """
+        offsets = self._state.next_offsets
+        for key, queue in self._queues.items():
+            offsets[key] = max(offsets.get(key, 0), queue.max_offset)
+
+    def _begin_queues_again(self) -> bool:
+        """Empty the consume queues: dispatch builds them again. Returns: whether they will end exactly where the log
+        says."""
+        log = self._log
+        # The mark is durable before anything is built. After another crash gaps below the old mark would be trusted.
+        log.marks.forget_dispatched(log.start)
+        log.checkpoint.logics_ms = 0
+        log.checkpoint.sync()
+        self._queues.truncate(log.start)
+        self._queues_end = log.start
+        # Queues that begin empty grow with the records of the log.
+        return not log.start and not any(queue.max_offset for queue in self._queues.all())
+
+    # --- snapshots ------------------------------------------------------------------------------------------
+
+    def _note_snapshots(self) -> None:
+        """Note the newest snapshots in the put path, so that it writes the next one when it is due."""
+        log = self._log
+        tail = log.segments.find(log.end)
+        if tail is not None:
+            complete_at, parts_end = read_head(tail)
+            if complete_at is not None or parts_end < log.end:
+                self._put_path.snapshot_segment = tail.start
+        newest = next(snapshot_starts(log, log.end), None)
+        if newest is not None:
+            self._put_path.note_snapshot(newest)

@@ -1,0 +1,426 @@
+"""A directory of equal files that together are one growing sequence of bytes.
+
+Source: MappedFileQueue and AllocateMappedFileService, RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from raymq.store.base.errors import Corrupt, StorageFull, Unavailable, require
+from raymq.store.base.failpoints import fail_point
+from raymq.store.base.files import Files
+from raymq.store.base.status import PutStatus
+from raymq.store.log.flush import FlushFailed
+from raymq.store.log.segments.mapped_file import MappedFile, not_yet_made
+from raymq.store.log.segments.segment_paths import list_segments
+from raymq.store.log.segments.spare_files import SpareFiles
+
+logger = logging.getLogger("raymq.store")
+
+#: zeros written ahead at a time: few, so that the flush service's sync never waits long for them
+PREWRITE_CHUNK_BYTES = 2 << 20
+#: how often to check the log's end: while it rests, while it moves
+IDLE_WAIT_S, BUSY_WAIT_S = 0.2, 0.01
+
+
+class MappedFileQueue:
+    """Files named by 20-digit start offsets, contiguous, all of `file_size` bytes."""
+
+    def __init__(
+        self,
+        directory: Path,
+        file_size: int,
+        *,
+        files: Files,
+        writable: bool = True,
+        write_to: Sequence[Path] = (),
+        read_from: Sequence[Path] = (),
+    ) -> None:
+        """Args: `write_to`: directories for new files in turn, instead of `directory`. `read_from`: more with old
+        files."""
+        self.directory = directory
+        self.write_to = tuple(write_to) or (directory,)
+        self._read_from = tuple(dict.fromkeys((directory, *self.write_to, *read_from)))
+        #: the directories of `write_to` that get no new files while another has room
+        self.full: frozenset[Path] = frozenset()
+        #: deleted files that become new ones; None: files are not used again
+        self.spares: SpareFiles | None = None
+        self.file_size = file_size
+        self._files = files
+        self._writable = writable
+        #: held by growth and cuts: the writer and `AllocateAhead` both create files
+        self._growth_lock = threading.Lock()
+        #: ascending by start, contiguous
+        self.files: list[MappedFile] = []
+
+    def load(self) -> None:
+        """Open the files.
+
+        A last file that is shorter and has only zeros is an unfinished creation. It is deleted (RocketMQ deletes only
+        one of length zero). Raises: Corrupt for a name that is not an offset, a wrong length, a gap.
+        """
+        self.close()
+        paths = list_segments(self._read_from, files=self._files)
+        for path in paths:
+            check_name(path)
+
+        if paths and not_yet_made(paths[-1], self.file_size, files=self._files):
+            unfinished = paths.pop()
+            if self._writable:
+                self._files.unlink(unfinished)
+                self._files.sync_dir(unfinished.parent)
+
+        size = self.file_size
+        before: int | None = None
+        try:
+            for path in paths:
+                before = check_contiguous(path, before, size)
+                self.files.append(
+                    MappedFile.open(path, before, size, files=self._files, writable=self._writable)
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def min_offset(self) -> int:
+        """Start of the oldest file; 0 when there is none."""
+        return self.files[0].start if self.files else 0
+
+    def find(self, offset: int) -> MappedFile | None:
+        """The file that holds `offset`; None if no file does."""
+        files = self.files
+        if not files:
+            return None
+        index = (offset - files[0].start) // self.file_size
+        return files[index] if 0 <= index < len(files) else None
+
+    def create_next(self, start: int = 0) -> MappedFile:
+        """Create the next file, or the first one at `start` (rounded down). Raises: StorageFull."""
+        with self._growth_lock:
+            if self.files:
+                start = self.files[-1].start + self.file_size
+            else:
+                start -= start % self.file_size
+                self._files.make_dirs(self.directory)
+            path = self._directory_of(start) / f"{start:020d}"
+            given = self.spares is not None and self.spares.give(path)
+            make = MappedFile.open if given else MappedFile.create
+            file = make(path, start, self.file_size, files=self._files)
+            self.files.append(file)
+            return file
+
+    def _directory_of(self, start: int) -> Path:
+        """The directory of a new file: in turn, over the directories that are not full.
+
+        Source: MultiPathMappedFileQueue#tryCreateMappedFile.
+        """
+        usable = [path for path in self.write_to if path not in self.full] or self.write_to
+        return usable[start // self.file_size % len(usable)]
+
+    def delete_first(self) -> None:
+        """Delete the oldest file. There must be another one. Readers keep the bytes of the deleted file.
+
+        Durable: at return, so that no crash leaves a younger file deleted and an older one not.
+        """
+        with self._growth_lock:
+            require(len(self.files) > 1, "the last file stays", files=len(self.files))
+            first = self.files[0]
+            # If one of these fails, the file stays in the list, and is unlinked again before any younger one.
+            spare = None if self.spares is None else self.spares.take(first.path)
+            if spare is None:
+                self._files.unlink(first.path)
+                fail_point("files.unlinked")
+            self._files.sync_dir(first.path.parent)
+            # A new list: readers look files up in the one they took.
+            self.files = self.files[1:]
+            unread = first.retire()
+            if spare is not None and self.spares is not None:
+                self.spares.add(spare, unread)
+
+    def truncate_to(self, offset: int) -> None:
+        """Cut at `offset`: later files are destroyed, the rest of its file is made zero.
+
+        Durable: at return. RocketMQ only moves positions back, so that old records after the cut become readable again.
+        The oldest file stays even if it begins at `offset` or above.
+        """
+        with self._growth_lock:
+            while len(self.files) > 1 and self.files[-1].start >= offset:
+                # A new list: readers look files up in the one they took.
+                last, self.files = self.files[-1], self.files[:-1]
+                last.destroy()
+                # Names are removed one by one. If two were lost in the wrong order, the next start would find a gap.
+                self._files.sync_dir(last.path.parent)
+            for file in self.files[-1:]:
+                if file.start + self.file_size > offset:
+                    file.clear(max(offset - file.start, 0))
+                    file.sync()
+
+    def sync_range(self, start: int, stop: int) -> None:
+        """fdatasync every file that overlaps [start, stop), oldest first. Raises: OSError."""
+        for file in list(self.files):
+            if file.start < stop and file.start + self.file_size > start:
+                file.sync()
+
+    def close(self) -> None:
+        """Close every file."""
+        for file in self.files:
+            file.close()
+        self.files = []
+
+
+def check_name(path: Path) -> None:
+    """Raises: Corrupt for a file whose name is not an offset."""
+    if len(path.name) != 20 or not path.name.isdigit():
+        fault = f"{path} does not belong here: files are named by a 20-digit offset"
+        raise Corrupt(fault, path=str(path), rule="file name")
+
+
+def check_contiguous(path: Path, before: int | None, file_size: int) -> int:
+    """The start of a file, by its name. Raises: Corrupt if it does not follow the file that starts at `before`."""
+    start = int(path.name)
+    expected = start if before is None else before + file_size
+    if start != expected or start % file_size:
+        raise Corrupt(
+            f"{path.parent} has a gap: {path.name} was found, {expected:020d} was expected "
+            f"(files follow each other and begin at multiples of {file_size})",
+            path=str(path),
+            offset=start,
+            rule="files are contiguous",
+            expected=expected,
+            found=start,
+        )
+    return start
+
+
+class AllocateAhead:
+    """Prepares the next file and pre-writes zeros ahead of the log's end, in paced chunks.
+
+    Pre-written blocks sync up to eight times faster than merely reserved ones. While the log grows, the worker waits
+    until half of the window is used up. It stops when the writer overtakes it, because it takes the disk, a core and
+    the file's lock from the appends. If half of the window was used up, the window doubles, so that the next burst
+    finds more zeros. Every zero is written once with any window. A full disk only stops this work: the append that
+    needs the space gets the error itself. A failed sync ends the worker and is reported: appended records may be lost
+    with it. No later sync of another descriptor would report that.
+    """
+
+    def __init__(
+        self,
+        queue: MappedFileQueue,
+        tail: Callable[[], int],
+        *,
+        window_bytes: int,
+        warm: bool = False,
+        on_sync_failed: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Args: `warm`: whole files are written ahead, the last one and the next, and locked in memory."""
+        self._queue = queue
+        self._tail = tail
+        self._window_max = 2 * queue.file_size if warm else queue.file_size
+        self._window = self._window_max if warm else min(window_bytes, queue.file_size)
+        self._warm = warm
+        self._on_sync_failed = on_sync_failed
+
+        #: a sync failed: nothing is written or synced any more
+        self._broken: FlushFailed | None = None
+        #: files from the log's end on that are locked in memory, if that is permitted
+        self._locked: list[MappedFile] = []
+        #: the whole window was ready at least once since it grew last
+        self.caught_up = False
+        self._last_tail = queue.files[0].start if queue.files else 0
+        #: the writer is faster: zeros just ahead of the end would not help
+        self._overtaken = False
+        self._wake = threading.Event()
+        #: the last failure, for status; None again after the next success
+        self.failed: StorageFull | FlushFailed | OSError | None = None
+
+        self._made = threading.Condition()
+        #: start of the file that the writer waits for; -1: it waits for none
+        self._wanted = -1
+        #: why that file could not be made
+        self._refused: StorageFull | FlushFailed | OSError | None = None
+        self._running = False
+
+    def next_file(self, timeout_ms: int) -> None:
+        """Let this worker make one more file, so that no disk blocks the caller for long.
+
+        If the worker does not run, the caller makes it. Callers: one at a time.
+        Raises: StorageFull; Unavailable with CREATE_MAPPED_FILE_FAILED after `timeout_ms`, or at once if the last
+        attempt failed. The worker keeps trying. Source: AllocateMappedFileService#putRequestAndReturnMappedFile.
+        """
+        queue = self._queue
+        if self._broken is not None:
+            raise self._broken
+        if not self._running:
+            try:
+                queue.create_next()
+            except OSError as error:
+                raise _no_file(f"it cannot be made: {error}") from error
+            return
+
+        start = queue.files[-1].start + queue.file_size if queue.files else 0
+        with self._made:
+            again = self._wanted == start
+            self._wanted = start
+            self._wake.set()
+            if not (again and self._refused):
+                self._refused = None
+                self._made.wait_for(
+                    lambda: self._has(start) or self._refused or not self._running,
+                    timeout_ms / 1000,
+                )
+            if self._has(start):
+                return
+            refused = self._refused
+
+        if isinstance(refused, StorageFull):
+            raise refused
+        if refused is not None:
+            raise _no_file(f"it cannot be made: {refused}") from refused
+        raise _no_file(f"it was not made within {timeout_ms} ms (allocate_timeout_ms)")
+
+    def _has(self, start: int) -> bool:
+        files = self._queue.files
+        return bool(files) and files[-1].start >= start
+
+    def _make_wanted(self) -> bool:
+        """Make the file that the writer waits for. Returns: False if it waits for none."""
+        with self._made:
+            start = self._wanted
+        if start < 0:
+            return False
+
+        refused: StorageFull | OSError | None = None
+        if not self._has(start):
+            try:
+                self._queue.create_next()
+            except (StorageFull, OSError) as error:
+                refused = error
+
+        with self._made:
+            self._refused = refused
+            if refused is None and self._wanted == start:
+                self._wanted = -1
+            self._made.notify_all()
+
+        if refused is not None:
+            raise refused
+        return True
+
+    def step(self) -> bool:
+        """Do one small piece of work. Returns: whether there may be more at once."""
+        if self._broken is not None:
+            return False
+        try:
+            worked = self._step()
+        except FlushFailed as error:
+            self.break_off(error)
+            self._on_sync_failed(str(error))
+            return False
+        except (StorageFull, OSError) as error:
+            self.failed = error
+            return False
+        if worked:
+            self.failed = None
+        return worked
+
+    def break_off(self, error: FlushFailed) -> None:
+        """Write and sync nothing more, after a failed sync here or elsewhere. Callers: any thread."""
+        with self._made:
+            self._broken = self.failed = self._refused = error
+            self._made.notify_all()
+
+    def _step(self) -> bool:
+        if self._make_wanted():
+            return True
+        files = self._queue.files
+        if not files:
+            return False
+
+        tail, ready = self._tail(), self.ready
+        moved = tail != self._last_tail
+        self._last_tail = tail
+
+        if self.caught_up and ready < self._window // 2:
+            self._window = min(2 * self._window, self._window_max)
+            self.caught_up = False
+
+        enough = ready >= self._window // 2
+        overtaken_again = not ready and self._overtaken
+        if moved and (enough or overtaken_again):
+            return False
+
+        self._overtaken = not ready
+        size = self._queue.file_size
+        at = max(0, (tail - files[0].start) // size)
+        # With whole files nothing is written during appends until the log's end reaches the next file.
+        want = files[0].start + at * size + 2 * size if self._warm else tail + self._window
+
+        for file in files[at:]:
+            position = min(want - file.start, file.size)
+            if file.prewritten < position:
+                file.prewrite(min(file.prewritten + PREWRITE_CHUNK_BYTES, position))
+                return True
+        if files[-1].start + size < want:
+            self._queue.create_next()
+            return True
+
+        self.caught_up = True
+        if self._warm:
+            self._lock_files(tail)
+        return self._queue.spares is not None and self._queue.spares.step()
+
+    def _lock_files(self, tail: int) -> None:
+        """Lock the files from the log's end on in memory, and unlock those before it. Failures are only logged.
+
+        Source: DefaultMappedFile#warmMappedFile, #mlock, #munlock.
+        """
+        size = self._queue.file_size
+        for file in [file for file in self._locked if file.start + size <= tail]:
+            self._locked.remove(file)
+            file.unlock_memory()
+        for file in self._queue.files:
+            if file.start + size > tail and file not in self._locked:
+                self._locked.append(file)
+                try:
+                    file.lock_memory()
+                except OSError as error:
+                    logger.warning("%s is not locked in memory: %s", file.path, error)
+
+    @property
+    def ready(self) -> int:
+        """Pre-written bytes after the log's end."""
+        tail, files = self._tail(), self._queue.files
+        return sum(max(0, file.start + file.prewritten - max(tail, file.start)) for file in files)
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Work until `stopping` returns True: the body of a thread."""
+        self._running = True
+        try:
+            while not stopping():
+                tail = self._tail()
+                while not stopping() and self.step():
+                    pass
+                idle = tail == self._tail() and self._wanted < 0
+                self._wake.wait(IDLE_WAIT_S if idle else BUSY_WAIT_S)
+                self._wake.clear()
+        finally:
+            with self._made:
+                self._running = False
+                self._made.notify_all()
+
+    def wake(self) -> None:
+        """End the worker's pause."""
+        self._wake.set()
+
+
+def _no_file(why: str) -> Unavailable:
+    return Unavailable(
+        f"the log needs its next file, and {why}. Nothing was stored; retry later, and look at the disk",
+        field="disk",
+        status=PutStatus.CREATE_MAPPED_FILE_FAILED.value,
+    )

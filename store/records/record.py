@@ -1,0 +1,42 @@
+"""Records of the commit log: encode columns, walk boundaries, decode columns.
+
+Import this name. The parts are in record_check, record_encode, record_walk and record_decode.
+"""
+
+from __future__ import annotations
+
+from raymq.store.records.record_check import batch_bytes, check_put, wait_store_ok
+from raymq.store.records.record_decode import RECORD_SCHEMA, decode, select
+from raymq.store.records.record_encode import Prepared, blank, encode_record, prepare
+from raymq.store.records.record_walk import MAGICS, Walk, WalkStop, walk
+from raymq.store.records.small_batch import (
+    PUT_SCHEMA,
+    SMALL_BYTES_MAX,
+    SMALL_ROWS_MAX,
+    PreparedSmallBatch,
+    SmallBatch,
+    small_batch,
+)
+
+__all__ = [
+    "MAGICS",
+    "PUT_SCHEMA",
+    "RECORD_SCHEMA",
+    "SMALL_BYTES_MAX",
+    "SMALL_ROWS_MAX",
+    "Prepared",
+    "PreparedSmallBatch",
+    "SmallBatch",
+    "Walk",
+    "WalkStop",
+    "batch_bytes",
+    "blank",
+    "check_put",
+    "decode",
+    "encode_record",
+    "prepare",
+    "select",
+    "small_batch",
+    "wait_store_ok",
+    "walk",
+]

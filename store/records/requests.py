@@ -1,0 +1,80 @@
+"""Requests to a shard and its answers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from raymq.store.base.errors import RayMQError
+from raymq.store.config.promise import Acks
+from raymq.store.records.small_batch import SmallBatch
+
+
+class PutRequest(NamedTuple):
+    """One batch of one queue: columns of record.PUT_SCHEMA, or a few rows."""
+
+    topic: str
+    queue_id: int
+    batch: pa.RecordBatch | SmallBatch
+    #: None: not idempotent, no stamp in the records
+    producer_id: int | None
+    epoch: int
+    #: sequence of the batch's first row, per producer and queue
+    first_sequence: int
+    acks: Acks
+
+
+class Append(NamedTuple):
+    """The offsets of appended rows, which are not synced yet."""
+
+    #: queue offset of the batch's first row; -1 if it is a duplicate that the log has deleted
+    first_offset: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    #: leading rows that were stored before
+    duplicates: int
+    store_time_ms: int
+    #: physical offset of the first new record; -1 without one
+    physical_offset: int
+    #: end of the last record: the promise is kept once it is kept for everything below this
+    end_offset: int
+    #: queue offset of the batch's last row; -1 as above. Duplicates that were stored in several batches may have other
+    #: rows between them: then the two offsets differ by more than `count` - 1
+    last_offset: int = -1
+    #: False: every row says WAIT=false, so the answer waits neither for the flush nor for replicas
+    wait_store_ok: bool = True
+
+
+class PutOutcome(NamedTuple):
+    """The answer to a producer."""
+
+    first_offset: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    duplicates: int
+    store_time_ms: int
+    physical_offset: int
+    last_offset: int = -1
+
+
+class FetchRequest(NamedTuple):
+    """A read of some queues of a topic. It waits up to `wait_ms` if none has a message."""
+
+    topic: str
+    #: queue -> offset to read from
+    offsets: dict[int, int]
+    max_bytes: int
+    max_records: int
+    wait_ms: int
+
+
+class FetchSlice(NamedTuple):
+    """Records [first_offset, next_offset) of one queue, which holds [min_offset, max_offset)."""
+
+    queue_id: int
+    first_offset: int
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    #: raw RocketMQ records, a binary column
+    records: pa.Array | None
+    error: RayMQError | None

@@ -1,0 +1,7 @@
+"""The state of a shard, as a function of its log: topics, offsets, producers.
+
+shard_state       applies the records of the log; writes and reads snapshots
+producer_table    sequences and offsets of a million producers
+snapshot_columns  numbers of a snapshot, packed as columns
+topics            names of topics, and the checks of a new one
+"""

@@ -1,0 +1,491 @@
+"""Sequences and offsets of up to a million producers and queues: rows of bytes, with objects for the newest few.
+
+An entry is a row of 76 bytes. An index finds it by producer and queue. An entry that is written becomes an object
+(`ProducerQueue`), which knows more runs than a row has room for. The object that was written least recently is stored
+in its row again, so no entry is lost. Entries are dropped only when the table is full, and only those that were not
+written for `expiry_ms`. If none is that old, new entries are refused.
+
+Callers: one thread writes, with the put lock, and makes all calls that may drop entries or remember an epoch. Any
+thread may call `get`.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.store.base.arrays import Structs
+from raymq.store.base.errors import Rejected
+
+#: (producer, topic, queue)
+EntryKey = tuple[int, str, int]
+
+#: most entries that are objects
+RECENT_MAX = 20_000
+#: most runs of consecutive offsets per producer and queue. Offsets between them are searched (duplicates.py)
+RUNS_MAX = 16
+#: the newest runs, which are always kept
+RUNS_RECENT = 6
+#: runs that are dropped together if there are too many
+RUNS_DROPPED = 5
+UNKNOWN_OFFSET = -1
+
+#: rows of one piece of memory
+_CHUNK_BITS = 14
+_CHUNK_ROWS = 1 << _CHUNK_BITS
+_SLOTS_MIN = 1 << 10
+_MASK = (1 << 64) - 1
+_MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+ENTRY = np.dtype(
+    [
+        ("producer", "<u8"),
+        ("queue", "<u4"),
+        ("time_ms", "<i8"),
+        ("end_offset", "<i8"),
+        # The first run and the newest: the same twice if there is only one.
+        ("first_sequence", "<i8"),
+        ("first_count", "<i8"),
+        ("first_offset", "<i8"),
+        ("last_sequence", "<i8"),
+        ("last_count", "<i8"),
+        ("last_offset", "<i8"),
+    ]
+)
+EPOCH = np.dtype([("producer", "<u8"), ("queue", "<u4"), ("time_ms", "<i8"), ("epoch", "<i8")])
+
+
+class Run(NamedTuple):
+    """`count` sequences from `first_sequence` stored at consecutive offsets from `first_offset`."""
+
+    first_sequence: int
+    count: int  # type: ignore[assignment]
+    first_offset: int
+
+
+class FoundRun(NamedTuple):
+    """A run that a search found, and the physical end of its last record."""
+
+    first_sequence: int
+    count: int  # type: ignore[assignment]
+    first_offset: int
+    end: int
+
+
+@dataclass
+class ProducerQueue:
+    """The sequences and offsets of one producer in one queue."""
+
+    #: the sequence the next row must have
+    next_sequence: int = 0
+    #: physical end of the last record: duplicates are as durable as this
+    end_offset: int = 0
+    #: the first run, some old ones, the newest. In place only the end of the list changes
+    runs: list[Run] = field(default_factory=list)
+    #: the result of the last search, because the next rows are usually searched next. Not part of the state
+    found: FoundRun | None = field(default=None, compare=False)
+    #: time of the last write
+    time_ms: int = field(default=0, compare=False)
+    #: row of the entry in the table
+    row: int = field(default=-1, compare=False)
+
+    def extend(self, sequence: int, count: int, offset: int, end_offset: int) -> None:
+        """Record that rows [sequence, sequence+count) were stored from queue offset `offset`."""
+        last = self.runs[-1] if self.runs else None
+        if (
+            last is not None
+            and last.first_sequence + last.count == sequence
+            and last.first_offset + last.count == offset
+        ):
+            self.runs[-1] = Run(last.first_sequence, last.count + count, last.first_offset)
+        else:
+            self.runs.append(Run(sequence, count, offset))
+            if len(self.runs) > RUNS_MAX:
+                self._thin_out()
+        self.next_sequence = sequence + count
+        self.end_offset = end_offset
+
+    def _thin_out(self) -> None:
+        """Drop the old runs that leave the fewest offsets to search. Both ends of a long pause stay.
+
+        The first run stays too: an older row is from before the producer was forgotten.
+        """
+        runs = self.runs
+        old = sorted(
+            range(1, len(runs) - RUNS_RECENT),
+            key=lambda i: runs[i + 1].first_offset - runs[i - 1].first_offset - runs[i - 1].count,
+        )
+        dropped = set(old[:RUNS_DROPPED])
+        self.runs = [run for i, run in enumerate(runs) if i not in dropped]
+
+    def span_of(self, sequence: int) -> tuple[int, int]:
+        """The queue offsets [low, high) that a sequence can have; an empty range if it was never stored.
+
+        Callers: any thread, without the put lock.
+        """
+        runs = list(self.runs)
+        after = bisect_right(runs, sequence, key=itemgetter(0))
+        if not after:
+            return 0, 0
+
+        run = runs[after - 1]
+        low = run.first_offset + sequence - run.first_sequence
+        if sequence < run.first_sequence + run.count:
+            return low, low + 1
+        if after == len(runs):
+            return 0, 0
+
+        high = runs[after].first_offset - (runs[after].first_sequence - sequence) + 1
+        found = self.found
+        if found is not None and found.first_sequence <= sequence:
+            # Offsets never grow slower than sequences.
+            low = max(low, found.first_offset + sequence - found.first_sequence)
+            if sequence < found.first_sequence + found.count:
+                return low, low + 1
+
+        return low, high
+
+    def offset_of(self, sequence: int) -> int:
+        """The queue offset of a stored sequence; UNKNOWN_OFFSET if it must be searched."""
+        low, high = self.span_of(sequence)
+        return low if high - low == 1 else UNKNOWN_OFFSET
+
+
+class _Rows:
+    """Rows of one dtype that begins with (producer, queue), the key. Rows are added and changed, but never removed."""
+
+    def __init__(self, dtype: np.dtype[Any], parts: Iterable[Structs] = ()) -> None:
+        self.dtype = dtype
+        self.nbytes = dtype.itemsize
+        self.count = 0
+        self._chunks: list[bytearray] = []
+        self._slots = array("i", [-1]) * _SLOTS_MIN
+        self._key = struct.Struct("<QI")
+        for part in parts:
+            self._take(part)
+        if self.count:
+            self._rebuild()
+
+    def _take(self, part: Structs) -> None:
+        """Copy rows after the present ones. The caller then calls `_rebuild`."""
+        while len(part):
+            chunk, at = divmod(self.count, _CHUNK_ROWS)
+            if chunk == len(self._chunks):
+                self._chunks.append(bytearray(_CHUNK_ROWS * self.nbytes))
+            fits = part[: _CHUNK_ROWS - at]
+            np.frombuffer(self._chunks[chunk], dtype=self.dtype)[at : at + len(fits)] = fits
+            self.count += len(fits)
+            part = part[len(fits) :]
+
+    def parts(self) -> Iterator[Structs]:
+        """Every row, some thousands at a time. Not copied."""
+        for number, chunk in enumerate(self._chunks):
+            yield np.frombuffer(chunk, dtype=self.dtype)[: self.count - number * _CHUNK_ROWS]
+
+    def address(self, row: int) -> tuple[bytearray, int]:
+        """The memory chunk that has a row, and the row's first byte in it."""
+        return self._chunks[row >> _CHUNK_BITS], (row & _CHUNK_ROWS - 1) * self.nbytes
+
+    def find(self, producer: int, queue: int) -> int:
+        """The row of a key; -1: none."""
+        slots = self._slots
+        mask = len(slots) - 1
+        at = _hash(producer, queue) & mask
+        while (row := slots[at]) >= 0:
+            if self._key.unpack_from(*self.address(row)) == (producer, queue):
+                return row
+            at = (at + 1) & mask
+        return -1
+
+    def add(self, producer: int, queue: int) -> int:
+        """A new row for a key that has none."""
+        row = self.count
+        if row >> _CHUNK_BITS == len(self._chunks):
+            self._chunks.append(bytearray(_CHUNK_ROWS * self.nbytes))
+        self._key.pack_into(*self.address(row), producer, queue)
+        self.count += 1
+
+        if 3 * self.count > 2 * len(self._slots):
+            self._rebuild()
+            return row
+
+        slots = self._slots
+        mask = len(slots) - 1
+        at = _hash(producer, queue) & mask
+        while slots[at] >= 0:
+            at = (at + 1) & mask
+
+        # Readers may search at any time, so the row's key is written before the slot.
+        slots[at] = row
+        return row
+
+    def _rebuild(self) -> None:
+        size = _SLOTS_MIN
+        while 3 * self.count > size:
+            size *= 2
+
+        hashes = np.empty(self.count, dtype=np.uint64)
+        low = 0
+        for rows in self.parts():
+            hashes[low : low + len(rows)] = _hashes(rows["producer"], rows["queue"])
+            low += len(rows)
+
+        slots = np.full(size, -1, dtype=np.int32)
+        at = (hashes & np.uint64(size - 1)).astype(np.int64)
+        waiting = np.arange(self.count, dtype=np.int32)
+        while len(waiting):
+            free = slots[at] < 0
+            # If several rows have one slot, the last row stays.
+            slots[at[free]] = waiting[free]
+            left = slots[at] != waiting
+            waiting = waiting[left]
+            at = (at[left] + 1) & (size - 1)
+
+        made = array("i")
+        made.frombytes(slots.tobytes())
+        self._slots = made
+
+
+def _hash(producer: int, queue: int) -> int:
+    """Source: splitmix64. Producer ids may be numbers of any pattern."""
+    mixed = producer ^ queue * _MIX[0] & _MASK
+    mixed = (mixed ^ mixed >> 30) * _MIX[1] & _MASK
+    mixed = (mixed ^ mixed >> 27) * _MIX[2] & _MASK
+    return mixed ^ mixed >> 31
+
+
+def _hashes(
+    producers: npt.NDArray[np.uint64], queues: npt.NDArray[np.uint32]
+) -> npt.NDArray[np.uint64]:
+    """`_hash` of each key."""
+    first, second, third = (np.uint64(factor) for factor in _MIX)
+    mixed: npt.NDArray[np.uint64] = producers ^ queues.astype(np.uint64) * first
+    mixed = (mixed ^ mixed >> np.uint64(30)) * second
+    mixed = (mixed ^ mixed >> np.uint64(27)) * third
+    hashed: npt.NDArray[np.uint64] = mixed ^ mixed >> np.uint64(31)
+    return hashed
+
+
+class ProducerTable:
+    """Entries by (producer, topic, queue), and the epochs of producers. Callers: as the module says."""
+
+    def __init__(
+        self,
+        *,
+        entries_max: int = 1_000_000,
+        expiry_ms: int = 7 * 24 * 3_600_000,
+        limit_option: str = "producer_entries_max",
+    ) -> None:
+        self.entries_max = entries_max
+        #: the option that `entries_max` comes from, as errors name it
+        self.limit_option = limit_option
+        self.expiry_ms = expiry_ms
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._rows = _Rows(ENTRY)
+        self._epoch_rows = _Rows(EPOCH)
+        #: the entries written last, the newest at the end
+        self.recent: OrderedDict[EntryKey, ProducerQueue] = OrderedDict()
+        #: the epochs of some producers
+        self.recent_epochs: dict[int, int] = {}
+        #: the queues that have entries
+        self.queues: list[tuple[str, int]] = []
+        self._queue_numbers: dict[tuple[str, int], int] = {}
+        #: no entry and no epoch was written before this
+        self._oldest_ms = 0
+
+    # --- entries --------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._rows.count
+
+    def get(self, key: EntryKey) -> ProducerQueue | None:
+        """An entry for reading. Callers: any thread."""
+        entry = self.recent.get(key)
+        return self._read(key) if entry is None else entry
+
+    def open(self, key: EntryKey) -> ProducerQueue | None:
+        """An entry that may be extended, and is kept as an object for a while. Callers: the writer."""
+        recent = self.recent
+        entry = recent.get(key)
+        if entry is not None:
+            recent.move_to_end(key)
+            return entry
+        entry = self._read(key)
+        if entry is not None:
+            self._keep(key, entry)
+        return entry
+
+    def make(self, key: EntryKey) -> ProducerQueue:
+        """An entry that `open` did not find."""
+        producer, topic, queue_id = key
+        entry = ProducerQueue()
+        entry.row = self._rows.add(producer, self._queue_number((topic, queue_id)))
+        self._write(entry)
+        self._keep(key, entry)
+        return entry
+
+    def _keep(self, key: EntryKey, entry: ProducerQueue) -> None:
+        self.recent[key] = entry
+        if len(self.recent) > RECENT_MAX:
+            # Write the row first: readers use it as soon as the object is gone.
+            self._write(next(iter(self.recent.values())))
+            self.recent.popitem(last=False)
+
+    def _queue_number(self, queue: tuple[str, int]) -> int:
+        number = self._queue_numbers.get(queue)
+        if number is None:
+            number = len(self.queues)
+            self.queues.append(queue)
+            self._queue_numbers[queue] = number
+        return number
+
+    def _read(self, key: EntryKey) -> ProducerQueue | None:
+        producer, topic, queue_id = key
+        number = self._queue_numbers.get((topic, queue_id))
+        # Read `_rows` once: another thread may replace it.
+        rows = self._rows
+        row = -1 if number is None else rows.find(producer, number)
+        if row < 0:
+            return None
+        _, _, time_ms, end, *runs = _ENTRY.unpack_from(*rows.address(row))
+        first, last = Run(*runs[:3]), Run(*runs[3:])
+        # An entry without a run has zeros there.
+        known = list(dict.fromkeys((first, last))) if last.count else []
+        return ProducerQueue(last.first_sequence + last.count, end, known, None, time_ms, row)
+
+    def _write(self, entry: ProducerQueue) -> None:
+        chunk, at = self._rows.address(entry.row)
+        runs = entry.runs or [Run(0, 0, 0)]
+        values = (entry.time_ms, entry.end_offset, *runs[0], *runs[-1])
+        _VALUES.pack_into(chunk, at + _KEY_BYTES, *values)
+
+    # --- epochs ---------------------------------------------------------------------------------------------
+
+    def epoch(self, producer: int) -> int | None:
+        """The highest epoch that a producer had; None: unknown. Callers: the writer."""
+        known = self.recent_epochs.get(producer)
+        if known is None:
+            row = self._epoch_rows.find(producer, 0)
+            if row < 0:
+                return None
+            known = int(_EPOCH.unpack_from(*self._epoch_rows.address(row))[3])
+            self._keep_epoch(producer, known)
+        return known
+
+    def raise_epoch(self, producer: int, epoch: int, time_ms: int) -> None:
+        """Remember the highest epoch of a producer."""
+        known = self.epoch(producer)
+        if known is not None and epoch <= known:
+            return
+        rows = self._epoch_rows
+        row = rows.add(producer, 0) if known is None else rows.find(producer, 0)
+        _EPOCH.pack_into(*rows.address(row), producer, 0, time_ms, epoch)
+        self._keep_epoch(producer, epoch)
+
+    def _keep_epoch(self, producer: int, epoch: int) -> None:
+        if len(self.recent_epochs) >= RECENT_MAX:
+            self.recent_epochs.clear()
+        self.recent_epochs[producer] = epoch
+
+    # --- the limit ------------------------------------------------------------------------------------------
+
+    def check_room(self, producer: int, now_ms: int) -> None:
+        """Check that the table has room for a new entry of a producer. In a full table expired entries are dropped.
+
+        Args: `now_ms`: the store time. Raises: Rejected if no entry is old enough.
+        """
+        if self._is_full(producer):
+            self.drop_expired(now_ms)
+            if self._is_full(producer):
+                raise Rejected(
+                    f"the shard remembers the sequences of {self._rows.count} (producer, topic, queue) entries and "
+                    f"{self._epoch_rows.count} producers, the limit is {self.entries_max} "
+                    f"({self.limit_option}), and none was unused for {self.expiry_ms / 3_600_000:g} hours "
+                    "(producer_expiry_hours). Use fewer producers or queues, or a store with a higher limit",
+                    field="producer",
+                    limit=self.entries_max,
+                )
+
+    def _is_full(self, producer: int) -> bool:
+        most = self.entries_max
+        epochs_full = self._epoch_rows.count >= most and self.epoch(producer) is None
+        return self._rows.count >= most or epochs_full
+
+    def drop_expired(self, now_ms: int) -> int:
+        """Forget the entries that were not written for `expiry_ms`, and producers without any. Returns: how many."""
+        since_ms = now_ms - self.expiry_ms
+        if self._oldest_ms > since_ms:
+            return 0
+
+        self._write_recent()
+        # Readers use the old rows until the new ones are complete.
+        kept = _Rows(ENTRY, (rows[rows["time_ms"] > since_ms] for rows in self._rows.parts()))
+        used = [rows["producer"] for rows in kept.parts()]
+        alive = np.unique(np.concatenate(used)) if used else np.empty(0, dtype=np.uint64)
+        epochs = _Rows(
+            EPOCH,
+            (
+                rows[(rows["time_ms"] > since_ms) | np.isin(rows["producer"], alive)]
+                for rows in self._epoch_rows.parts()
+            ),
+        )
+
+        parts = [*kept.parts(), *epochs.parts()]
+        times = [int(part["time_ms"].min()) for part in parts]
+        self._oldest_ms = min(times, default=now_ms)
+
+        dropped = self._rows.count - kept.count
+        if dropped:
+            self._rows = kept
+            self.recent = OrderedDict()
+        if epochs.count < self._epoch_rows.count:
+            self._epoch_rows = epochs
+            self.recent_epochs = {}
+
+        return dropped
+
+    def _write_recent(self) -> None:
+        for entry in self.recent.values():
+            self._write(entry)
+
+    # --- as columns -----------------------------------------------------------------------------------------
+
+    def entries(self) -> Iterator[Structs]:
+        """All entries, as rows of ENTRY, not copied. Their queues are indexes of `queues`."""
+        self._write_recent()
+        return self._rows.parts()
+
+    def epoch_rows(self) -> Iterator[Structs]:
+        """All epochs as rows of EPOCH. Not copied."""
+        return self._epoch_rows.parts()
+
+    def load(self, entries: list[Structs], epochs: list[Structs]) -> None:
+        """Add these rows, whose queues have numbers of `queue_numbers`."""
+        self._write_recent()
+        self.recent.clear()
+        self.recent_epochs.clear()
+        self._rows = _Rows(ENTRY, [*self._rows.parts(), *entries])
+        self._epoch_rows = _Rows(EPOCH, [*self._epoch_rows.parts(), *epochs])
+        self._oldest_ms = 0
+
+    def queue_numbers(self, queues: list[tuple[str, int]]) -> npt.NDArray[np.uint32]:
+        """The numbers that queues have here."""
+        return np.array([self._queue_number(queue) for queue in queues], dtype=np.uint32)
+
+
+_ENTRY = struct.Struct("<QIqqqqqqqq")
+_VALUES = struct.Struct("<qqqqqqqq")
+_EPOCH = struct.Struct("<QIqq")
+_KEY_BYTES = 12

@@ -1,0 +1,404 @@
+"""The state of a shard: topics, counters, sequences and offsets, as a pure function of the log.
+
+It has topics, queue counters, producer sequences and consumer offsets. Every record of the log is applied in order, and
+each segment begins with SNAPSHOT records of the whole state. So state = latest complete snapshot + tail.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from raymq.store.base.errors import Corrupt, Fenced, Rejected
+from raymq.store.state import snapshot_columns
+from raymq.store.state.producer_table import ENTRY, EPOCH, UNKNOWN_OFFSET, ProducerTable, Run
+
+#: topic and queue of the records that this module reads and writes
+INTERNAL_TOPIC = "rmq_sys_raymq"
+INTERNAL_QUEUE = 0
+
+#: kinds of internal records (their TAGS property)
+TOPIC, OFFSETS, PRODUCER, SNAPSHOT = "TOPIC", "OFFSETS", "PRODUCER", "SNAPSHOT"
+#: kind of the record that a group begins with (inner_message.py): the progress of a service of the store
+PROGRESS = "PROGRESS"
+
+#: topic attribute, and its value for compaction topics (TopicAttributes, CleanupPolicy)
+CLEANUP_POLICY, COMPACTION, DELETE = "cleanup.policy", "COMPACTION", "DELETE"
+
+
+@dataclass(frozen=True)
+class TopicInfo:
+    """A topic: queue q is on shard `shards[q % len(shards)]`."""
+
+    name: str
+    queues: int
+    shards: tuple[int, ...]
+    #: RocketMQ's topic attributes, as pairs in the order of their names
+    attributes: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def compacted(self) -> bool:
+        """Whether the topic keeps the latest message of each key (store/compaction)."""
+        return (CLEANUP_POLICY, COMPACTION) in self.attributes
+
+    def shard_of(self, queue_id: int) -> int:
+        """The shard that stores a queue."""
+        return self.shards[queue_id % len(self.shards)]
+
+
+class Admission(NamedTuple):
+    """The part of a batch that is already stored."""
+
+    duplicates: int
+    first_offset: int
+    end_offset: int
+
+
+#: the admission of a batch without a stored row
+ALL_NEW = Admission(0, UNKNOWN_OFFSET, 0)
+
+
+class ShardState:
+    """Topics, counters, sequences and offsets of one shard. Not thread-safe: the put lock guards it."""
+
+    def __init__(self, producers: ProducerTable | None = None) -> None:
+        #: sequences and epochs of producers
+        self.producers = ProducerTable() if producers is None else producers
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.topics: dict[str, TopicInfo] = {}
+        #: next queue offset of every queue that has records, over the full local log
+        self.next_offsets: dict[tuple[str, int], int] = {}
+        self.producers.clear()
+        #: (group, topic) -> queue -> next offset to consume
+        self.offsets: dict[tuple[str, str], dict[int, int]] = {}
+        #: service -> key -> JSON value: the progress of delay levels, timers, transactions and other services
+        self.progress: dict[str, dict[str, Any]] = {}
+        self.store_time_ms = 0
+        self._parts = SnapshotParts()
+
+    # --- admission ------------------------------------------------------------------------------------------
+
+    def admit(
+        self, producer: int, epoch: int, topic: str, queue_id: int, first_sequence: int, count: int
+    ) -> Admission:
+        """Check a batch's producer, epoch and sequence before anything is stored.
+
+        Returns: how many leading rows are duplicates, and the offset of the first one, if it is known here.
+        Raises: Fenced for an old epoch. Rejected for a gap in the sequence, and for a new producer or queue if the
+        shard remembers as many as it may.
+        Source: KIP-98. Unlike Kafka, RayMQ trims a known prefix and does not refuse it.
+        """
+        producers = self.producers
+        known = producers.recent_epochs.get(producer)
+        if known is None:
+            known = producers.epoch(producer)
+        if known is not None and epoch < known:
+            raise Fenced(
+                f"producer {producer:#x} has epoch {known}; epoch {epoch} is fenced",
+                field="epoch",
+                limit=known,
+            )
+
+        entry = producers.open((producer, topic, queue_id))
+        if entry is None:
+            if first_sequence:
+                raise Rejected(
+                    f"producer {producer:#x} is unknown in queue {queue_id} of {topic} but sent sequence "
+                    f"{first_sequence}; a new producer starts at 0",
+                    field="sequence",
+                    limit=0,
+                )
+            producers.check_room(producer, self.store_time_ms)
+            return ALL_NEW
+
+        if first_sequence > entry.next_sequence:
+            raise Rejected(
+                f"producer {producer:#x} sent sequence {first_sequence} to queue {queue_id} of {topic}, "
+                f"expected {entry.next_sequence}: the rows between are missing",
+                field="sequence",
+                limit=entry.next_sequence,
+            )
+
+        duplicates = min(count, entry.next_sequence - first_sequence)
+        if not duplicates:
+            return ALL_NEW
+        return Admission(duplicates, entry.offset_of(first_sequence), entry.end_offset)
+
+    # --- applying records -----------------------------------------------------------------------------------
+
+    def apply_rows(
+        self,
+        topic: str,
+        queue_id: int,
+        first_offset: int,
+        count: int,
+        end_offset: int,
+        store_time_ms: int,
+        *,
+        producer: int | None = None,
+        epoch: int = 0,
+        first_sequence: int = 0,
+    ) -> None:
+        """Account for consecutive rows of one queue (and one producer) in the log."""
+        self.next_offsets[topic, queue_id] = first_offset + count
+        self.store_time_ms = max(self.store_time_ms, store_time_ms)
+        if producer is None:
+            return
+        producers = self.producers
+        if producers.recent_epochs.get(producer, -1) < epoch:
+            self.raise_epoch(producer, epoch)
+        key = (producer, topic, queue_id)
+        # `admit` has just made this entry the newest.
+        entry = producers.recent.get(key) or producers.open(key) or producers.make(key)
+        entry.extend(first_sequence, count, first_offset, end_offset)
+        entry.time_ms = self.store_time_ms
+
+    def raise_epoch(self, producer: int, epoch: int) -> None:
+        """Remember the highest epoch of a producer."""
+        self.producers.raise_epoch(producer, epoch, self.store_time_ms)
+
+    def next_epoch(self, producer: int) -> int:
+        """The epoch after the highest one that a producer had. Raises: Rejected if the table has no room for another
+        producer."""
+        known = self.producers.epoch(producer)
+        if known is None:
+            self.producers.check_room(producer, self.store_time_ms)
+            return 0
+        return known + 1
+
+    def apply_internal(self, kind: str, body: bytes) -> bool:
+        """Account for one internal record. Unknown kinds are a newer version's and are ignored.
+
+        Returns: whether it completed a snapshot, which replaces the whole state.
+        Raises: an error that `reading_internal` turns into Corrupt, for a body that no RayMQ store wrote.
+        """
+        if kind == SNAPSHOT:
+            parts = self._parts.add(body)
+            if parts is not None:
+                self._restore(parts)
+            return parts is not None
+
+        value = json.loads(body)
+        if kind == TOPIC:
+            self._add_topic(
+                value["name"], value["queues"], value["shards"], value.get("attributes", {})
+            )
+        elif kind == OFFSETS:
+            offsets = self.offsets.setdefault((_text(value["group"]), _text(value["topic"])), {})
+            offsets.update({int(queue): int(offset) for queue, offset in value["offsets"].items()})
+        elif kind == PRODUCER:
+            self.raise_epoch(int(value["producer"]), int(value["epoch"]))
+        elif kind == PROGRESS:
+            self._apply_progress(_text(value["service"]), value["set"])
+        return False
+
+    def _apply_progress(self, service: str, values: dict[str, Any]) -> None:
+        table = self.progress.setdefault(service, {})
+        for key, value in values.items():
+            if value is None:
+                table.pop(key, None)
+            else:
+                table[key] = value
+
+    # --- snapshots ------------------------------------------------------------------------------------------
+
+    def snapshot(self, part_bytes_max: int) -> list[bytes]:
+        """The whole state as bodies of SNAPSHOT records, each at most about `part_bytes_max` bytes.
+
+        The parts are numbered: a reader believes them after it has read all in order. A body is a line of JSON. Entries
+        of producers, of which there may be a million, follow it as columns (snapshot_columns.py).
+        """
+        parts: list[tuple[str, bytes]] = []
+        rows: list[str] = []
+        size = 0
+        for text in self._rows():
+            if rows and size + len(text) > part_bytes_max:
+                parts.append((",".join(rows), b""))
+                rows, size = [], 0
+            rows.append(text)
+            size += len(text) + 1
+        parts.append((",".join(rows), b""))
+
+        for header, data in self._columns(part_bytes_max):
+            parts.append((_json(header), data))
+
+        bodies: list[bytes] = []
+        for number, (text, data) in enumerate(parts):
+            parts[number] = "", b""
+            head = f'{{"part":{number},"parts":{len(parts)},"rows":[{text}]}}'.encode()
+            bodies.append(b"\n".join((head, data)) if data else head)
+
+        return bodies
+
+    def _rows(self) -> Iterator[str]:
+        """The rows as JSON. Rows of queues are made as text, which is quicker: there are many queues, and puts wait
+        meanwhile."""
+        yield from map(_json, self._small_rows())
+        names = {name: _json(name) for name, _ in self.next_offsets}
+        for (name, queue_id), offset in self.next_offsets.items():
+            yield f'{{"t":"queue","n":{names[name]},"q":{queue_id},"o":{offset}}}'
+
+    def _columns(self, part_bytes_max: int) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """Epochs and entries of producers."""
+        for epochs in self.producers.epoch_rows():
+            for part in snapshot_columns.cut(epochs, part_bytes_max):
+                yield snapshot_columns.pack("epochs", part)
+
+        queues = self.producers.queues
+        named = np.array([len(name) + 16 for name, _ in queues], dtype=np.int64)
+        for entries in self.producers.entries():
+            for part in snapshot_columns.cut(entries, part_bytes_max, named):
+                rows = part.copy()
+                used, rows["queue"] = np.unique(part["queue"], return_inverse=True)
+                header, data = snapshot_columns.pack("entries", rows)
+                yield {**header, "queues": [queues[number] for number in used.tolist()]}, data
+
+    def _small_rows(self) -> Iterator[dict[str, Any]]:
+        yield {"t": "time", "v": self.store_time_ms}
+        for topic in self.topics.values():
+            attributes = {"a": dict(topic.attributes)} if topic.attributes else {}
+            shards = list(topic.shards)
+            yield {"t": "topic", "n": topic.name, "q": topic.queues, "s": shards, **attributes}
+        for (group, name), table in self.offsets.items():
+            offsets = {str(queue_id): offset for queue_id, offset in table.items()}
+            yield {"t": "offsets", "g": group, "n": name, "o": offsets}
+        for service, values in self.progress.items():
+            for key, value in values.items():
+                yield {"t": "progress", "s": service, "k": key, "v": value}
+
+    def _restore(self, parts: list[list[dict[str, Any]]]) -> None:
+        """Replace the state by that of a complete snapshot."""
+        self.clear()
+        entries: list[Any] = []
+        epochs: list[Any] = []
+
+        for row in itertools.chain.from_iterable(parts):
+            match row["t"]:
+                case "time":
+                    self.store_time_ms = int(row["v"])
+                case "topic":
+                    self._add_topic(row["n"], row["q"], row["s"], row.get("a", {}))
+                case "queue":
+                    self.next_offsets[_text(row["n"]), int(row["q"])] = int(row["o"])
+                case "offsets":
+                    table = {int(q): int(o) for q, o in row["o"].items()}
+                    self.offsets[_text(row["g"]), _text(row["n"])] = table
+                case "progress":
+                    self.progress.setdefault(_text(row["s"]), {})[_text(row["k"])] = row["v"]
+                case "entries":
+                    entries.append(self._unpack_entries(row))
+                case "epochs":
+                    epochs.append(snapshot_columns.unpack(row, EPOCH))
+                case "epoch":
+                    self.raise_epoch(int(row["p"]), int(row["e"]))
+                case "seq":
+                    self._restore_entry(row)
+
+        if entries or epochs:
+            self.producers.load(entries, epochs)
+
+    def _unpack_entries(self, row: dict[str, Any]) -> Any:
+        """Entries of producers, with the numbers that their queues have in this table."""
+        part = snapshot_columns.unpack(row, ENTRY)
+        queues = [(_text(name), int(number)) for name, number in row["queues"]]
+        part["queue"] = self.producers.queue_numbers(queues)[part["queue"]]
+        return part
+
+    def _restore_entry(self, row: dict[str, Any]) -> None:
+        """An entry as earlier versions wrote it."""
+        key = (int(row["p"]), _text(row["n"]), int(row["q"]))
+        entry = self.producers.open(key) or self.producers.make(key)
+        entry.runs = [Run(int(first), int(count), int(at)) for first, count, at in row["r"]]
+        entry.next_sequence, entry.end_offset = int(row["s"]), int(row["e"])
+        entry.time_ms = self.store_time_ms
+
+    def _add_topic(self, name: Any, queues: Any, shards: Any, attributes: Any) -> None:
+        ids = tuple(int(shard) for shard in shards)
+        if int(queues) < 1 or not ids:
+            raise ValueError(f"a topic has queues and shards, not {queues!r} and {shards!r}")
+        pairs = tuple(sorted(attributes.items()))
+        self.topics[_text(name)] = TopicInfo(name, int(queues), ids, pairs)
+
+
+#: one encoder for all calls: json.dumps makes one for each
+_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def topic_body(
+    name: str, queues: int, shards: Iterable[int], attributes: Mapping[str, str]
+) -> bytes:
+    """The body of a TOPIC record."""
+    value = {"name": name, "queues": queues, "shards": list(shards)}
+    return _json({**value, "attributes": dict(attributes)} if attributes else value).encode()
+
+
+def offsets_body(group: str, topic: str, offsets: Mapping[int, int]) -> bytes:
+    """The body of an OFFSETS record."""
+    texts = {str(queue_id): offset for queue_id, offset in offsets.items()}
+    return _json({"group": group, "topic": topic, "offsets": texts}).encode()
+
+
+def producer_body(producer: int, epoch: int) -> bytes:
+    """The body of a PRODUCER record."""
+    return _json({"producer": producer, "epoch": epoch}).encode()
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a name")
+    return value
+
+
+@contextmanager
+def reading_internal(kind: str, at: int) -> Iterator[None]:
+    """Read a record of the internal topic at physical offset `at`. Raises: Corrupt if it cannot be read."""
+    try:
+        yield
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
+        raise Corrupt(
+            f"the internal record at offset {at} ({kind or 'of no kind'}) cannot be read: {error!r}. RayMQ never "
+            "writes such a record; restore the replica from its peer, or from a copy.",
+            offset=at,
+            rule="internal records can be read",
+            found=kind,
+        ) from error
+
+
+class SnapshotParts:
+    """Puts the parts of snapshots together. An unfinished snapshot has no last part, so it is never complete."""
+
+    def __init__(self) -> None:
+        self._parts: list[list[dict[str, Any]]] = []
+
+    def add(self, body: bytes) -> list[list[dict[str, Any]]] | None:
+        """Add the body of the next SNAPSHOT record. Returns: the rows of all parts after the last part; otherwise
+        None."""
+        text, _, columns = body.partition(b"\n")
+        value = json.loads(text)
+        part, parts = int(value["part"]), int(value["parts"])
+        rows = list(value["rows"])
+        if columns:
+            (row,) = rows
+            row["data"] = columns
+        if part == 0:
+            self._parts = []
+        if part != len(self._parts):
+            return None
+        self._parts.append(rows)
+        return self._parts if len(self._parts) == parts else None

@@ -1,0 +1,92 @@
+"""Names of topics, and the rule for those that are for users."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from raymq.store.base import format as fmt
+from raymq.store.base.errors import Rejected
+from raymq.store.state.shard_state import CLEANUP_POLICY, COMPACTION, DELETE, TopicInfo
+
+#: prefix of RocketMQ's own topics (TopicValidator.SYSTEM_TOPIC_PREFIX), and of RayMQ's
+SYSTEM_PREFIX = "rmq_sys_"
+QUEUES_MAX = 65_536
+
+#: topic and queue id
+QueueKey = tuple[str, int]
+
+
+def check_new_topic(
+    name: str,
+    queues: int,
+    shards: tuple[int, ...],
+    known: Mapping[str, TopicInfo],
+    attributes: Mapping[str, str] | None = None,
+) -> TopicInfo | None:
+    """The topic to create; None if the same topic exists already.
+
+    Raises: Rejected for a bad name, number or attribute, or if it exists with other queues or attributes.
+    """
+    fmt.check_topic_name(name)
+    refuse_system_topic(name)
+
+    # The type must be int exactly: True and 1.5 come from mistakes.
+    if type(queues) is not int or not 1 <= queues <= QUEUES_MAX:
+        fault = f"{queues!r} queues: a topic has 1 to {QUEUES_MAX}"
+        raise Rejected(fault, field="queues", limit=f"1..{QUEUES_MAX}")
+
+    info = TopicInfo(name, queues, shards, _checked_attributes(attributes or {}))
+    have = known.get(name)
+    if have == info:
+        return None
+    if have is not None:
+        same_queues = replace(have, attributes=info.attributes) == info
+        differs = "attributes" if same_queues else "queues"
+        raise Rejected(
+            f"topic {name} exists with {have.queues} queues on shards {list(have.shards)} and "
+            f"{dict(have.attributes) or 'no'} attributes, which stay: use it as it is, or another name",
+            field=differs,
+            limit=getattr(have, differs),
+        )
+
+    return info
+
+
+def _checked_attributes(attributes: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    for name, value in attributes.items():
+        if name != CLEANUP_POLICY or value not in (COMPACTION, DELETE):
+            raise Rejected(
+                f"topic attribute {name}={value} is not known; {CLEANUP_POLICY} may be {COMPACTION} or {DELETE}",
+                field="attributes",
+                limit=f"{CLEANUP_POLICY}={COMPACTION}|{DELETE}",
+            )
+    return tuple(sorted(attributes.items()))
+
+
+def check_target(topic: str, queue_id: int, known: Mapping[str, TopicInfo]) -> None:
+    """Refuse a put to a queue that does not exist, or to a topic that is not for users. Raises: Rejected."""
+    info = known.get(topic)
+    if info is None:
+        refuse_system_topic(topic)
+        fmt.check_topic_name(topic)
+        fault = f"topic {topic} does not exist; create it first (`raymq topic create {topic}`)"
+        raise Rejected(fault, field="topic", limit="an existing topic")
+    if not 0 <= queue_id < info.queues:
+        raise Rejected(
+            f"queue {queue_id} of topic {topic} does not exist; it has queues 0 to {info.queues - 1}",
+            field="queue_id",
+            limit=info.queues - 1,
+        )
+
+
+def is_system_topic(name: str) -> bool:
+    """Whether a topic is not for users: a broker makes it itself, with as many queues as it wants."""
+    return name.startswith(SYSTEM_PREFIX) or name in fmt.SYSTEM_TOPICS
+
+
+def refuse_system_topic(name: str) -> None:
+    """Refuse a topic that is not for users. Raises: Rejected."""
+    if is_system_topic(name):
+        fault = f"topic {name} is a system topic; choose another name"
+        raise Rejected(fault, field="topic", limit="not a system topic")
