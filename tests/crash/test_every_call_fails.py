@@ -1,7 +1,7 @@
 """The k-th call of the disk fails, for every k of nine workloads, once and for ever (SQLite's loop).
 
-Nothing acknowledged is lost, nothing refused comes back, a failed sync ends writing and is never tried again, what is
-left opens with all that was promised or says that it is poisoned, and no error is of an unexpected kind.
+No acknowledged message is lost, and no refused one comes back. A failed sync ends writing and is never tried again. The
+disk that is left opens with all that was promised, or says that it is poisoned. No error is of an unexpected kind.
 """
 
 from __future__ import annotations

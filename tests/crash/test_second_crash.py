@@ -102,6 +102,7 @@ def break_off_a_snapshot() -> Trace:
     trace.open()
     trace.ack()
     trace.store.sync_queues()
+
     return trace
 
 
@@ -113,6 +114,7 @@ def lose_power_within_a_snapshot(trace: Trace, parts: int) -> SimulatedDisk:
     disk = trace.disk
     begun = len(disk.snapshot())
     trace.put(0, 1, 50)
+
     segment = disk.number_of(f"/s/commitlog/{SIZE:020d}")
     writes = [
         at
@@ -122,6 +124,7 @@ def lose_power_within_a_snapshot(trace: Trace, parts: int) -> SimulatedDisk:
     # Of the disks at this place the first ones hold a part of the write, the last one holds all of it.
     *_, written = (image for image in kill_states(disk) if image.crashed_at == writes[parts - 1])
     trace.store.abandon()
+
     lost = disk_of(written.tree(), boot=disk.boot + 1)
     lost.notes = (Promise(trace.acked, trace.acked),)
     return lost
@@ -131,12 +134,14 @@ def test_a_segment_full_of_broken_off_snapshots_is_ended() -> None:
     """Three crashes in a row, each within a snapshot in the same segment. The fourth snapshot finds no room there."""
     trace = break_off_a_snapshot()
     assert trace.acked.ends == ((0, 3), (1, 2))
+
     for parts, end in ((4, 23_374), (2, 27_687)):
         lost = lose_power_within_a_snapshot(trace, parts)
         trace.begin_with_crash(lost, power=True)
         trace.go_on()
         assert trace.store.log.end == end
         assert read_head(trace.store.log.segments.files[1]) == (None, end)
+
     trace.store.abandon()
     disk = lost.recording()
     Checker(trace).check(lost, power=True)
@@ -144,19 +149,24 @@ def test_a_segment_full_of_broken_off_snapshots_is_ended() -> None:
     # The state comes from the snapshot of the first segment, and all that was acknowledged is there.
     store = open_store(disk)
     assert [*snapshot_starts(store.log, store.log.end)] == [0]
-    topics, ends = dict(store.state.topics), dict(store.state.next_offsets)
+    topics = dict(store.state.topics)
+    ends = dict(store.state.next_offsets)
+
+    # The next put ends the full segment, and begins a newer one with a whole snapshot.
     assert store.put(request([b"next"])).first_offset == 3
     ended, newest = store.log.segments.files[1:]
     walk = record.walk(ended.read_view(), ended.start, stop=SIZE)
     assert (walk.reason, walk.end) == (record.WalkStop.BLANK, 27_687)
     assert read_head(newest)[0] is not None
     assert [*snapshot_starts(store.log, store.log.end)] == [2 * SIZE, 0]
+
     confirm(store)
     store.abandon()
     again = open_store(disk_of(disk.tree(), boot=disk.boot + 1))
     assert again.state.topics == topics
     assert again.state.next_offsets["t", 0] == ends["t", 0] + 1 == 4
     assert again.state.next_offsets["t", 1] == ends["t", 1]
+
     for made in trace.acked.batches:
         values = request(
             [*made.bodies],
@@ -181,6 +191,7 @@ def test_the_check_refuses_any_other_segment_without_a_snapshot() -> None:
     store.put(request([b"next"]))
     with pytest.raises(AssertionError, match="newest segment"):
         check_snapshots(store)
+
     store.log.seal(0)
     store.put(request([b"next"]))
     with pytest.raises(AssertionError, match="record follows"):
@@ -193,19 +204,23 @@ def broken_off_first_starts(trace: Trace) -> list[SimulatedDisk]:
     Returns: those with marks.
     """
     found = []
+
     for power, image in states(trace, 2):
         if read_meta(ROOT / "raymq/meta", files=image).get("store_id") is None:
             faults = inspect_store(ROOT, image).faults
             assert faults == [], f"power loss: {power}, at {image.crashed_at}"
             if read_marks(ROOT / "raymq/marks", files=image).appended_end:
                 found.append(image)
+
     return found
 
 
 def test_verify_calls_nothing_a_fault_that_a_broken_off_first_start_leaves() -> None:
     trace = make_trace("foreign", 512)
     once = broken_off_first_starts(trace)
+
     trace.begin_with_crash(once[0], power=True)
     trace.go_on()
+
     # The second start empties the consume queues, which no mark proves.
     assert len(once) > 1 < len(broken_off_first_starts(trace))

@@ -91,7 +91,7 @@ class FileState:
         return found
 
     def image(self, chosen: dict[int | str, int]) -> tuple[Blocks, int]:
-        """Content with the chosen versions. What is not named is as on disk."""
+        """Content with the chosen versions. Blocks that are not named are as on disk."""
         if not chosen:
             return self.blocks, self.size
         width = self.width

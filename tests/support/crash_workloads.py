@@ -1,4 +1,4 @@
-"""The workloads whose every crash is tried, by name. What drives them is `crash_traces.py`."""
+"""The workloads whose every crash is tried, by name. `crash_traces.py` drives them."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def truncations(width: int) -> Trace:
 
 
 def _cut(trace: Trace, log: CommitLog, left: Trace) -> None:
-    """Cut a follower to what `left` has. What the follower promised of the rest falls before."""
+    """Cut a follower to what `left` has. Its promises about the rest end before that."""
     trace.ends, trace.batches = dict(left.ends), dict(left.batches)
     trace.promise_all()
     assert left.store.log.end >= log.confirmed, "a follower never cuts below its C"
