@@ -68,7 +68,7 @@ if _soft not in (resource.RLIM_INFINITY, DESCRIPTORS):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let every interpreter of this run keep what it compiles, also where the environment forbids it.
+    """Let every interpreter of this run keep what it compiles, also if the environment forbids it.
 
     Ray starts hundreds of them, and to compile all modules takes longer than to run most of these processes.
     """
@@ -83,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark by folder, so that no test can forget it; what needs Ray or Spark runs last.
 
-    What needs network namespaces is left out where none can be made.
+    Tests of network namespaces are left out if none can be made.
     """
     for item in items:
         if item.path.is_relative_to(TESTS / "ray"):

@@ -1,4 +1,4 @@
-"""The oracle for this folder: left out loudly where it cannot run, an error where it must."""
+"""The oracle for this folder: left out loudly if it cannot run, an error if it must."""
 
 from __future__ import annotations
 

@@ -54,14 +54,14 @@ class Fed(NamedTuple):
     crashed: Path
     #: body of each receipt
     receipts: dict[Place, bytes]
-    #: where the group goes on, by queue
+    #: the offsets from which the group goes on, by queue
     offsets: dict[int, int]
     #: key and body of the messages of the compacted topic
     latest: dict[str, bytes]
 
     @property
     def left(self) -> dict[Place, bytes]:
-        """What the group has not read."""
+        """The messages that the group has not read."""
         return {
             place: body
             for place, body in self.receipts.items()
@@ -153,7 +153,7 @@ def bodies_of(lines: list[Line], kind: str, topic: str) -> dict[Place, bytes]:
 
 
 class Served(NamedTuple):
-    """What the clients of a broker on a shard consume."""
+    """The messages that the clients of a broker on a shard consume."""
 
     #: whether the shard was marked as not closed before
     unclean: bool
@@ -177,7 +177,7 @@ def served(rocketmq: RocketMQ, fed: Fed) -> Iterator[dict[Path, Served]]:
 
 
 def check_consumed(served: Served, fed: Fed, shard: Path) -> None:
-    """All of a shard comes through a broker, and RayMQ goes on where that stopped."""
+    """All of a shard comes through a broker, and RayMQ goes on at the broker's last offsets."""
     left = fed.left
     assert 0 < len(left) < len(fed.receipts)
     lines = served.lines.result()

@@ -1,8 +1,8 @@
 """Modules of tests that a second pytest runs beside the other tests of a run (mark `background`).
 
 A worker (`workers.py`) runs them, module by module. In the first pytest a BackgroundItem stands for each of their
-tests: it waits for the second one and reports the same outcome. The second
-pytest is `python -m tests.support.background REPORTS [OPTION...] NODE_ID...`.
+tests: it waits for the second one and reports the same outcome. The second pytest is
+`python -m tests.support.background REPORTS [OPTION...] NODE_ID...`.
 """
 
 from __future__ import annotations

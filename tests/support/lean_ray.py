@@ -10,7 +10,11 @@ LEAN = {"RAY_START_HOOK": f"{__name__}.leave_out"}
 
 def leave_out(parameters: Any, head: bool) -> None:
     """Callers: `ray start`. Args: `parameters`: its RayParams."""
+    from ray._private.node import Node
+
     # A Ray that does not grow; output of workers, which no test reads; drivers of other machines.
     parameters.no_monitor = True
     parameters.include_log_monitor = False
     parameters.ray_client_server_port = None
+    # Ray's state over HTTP: without a dashboard, too, this server starts, and its imports take two seconds.
+    Node.start_api_server = lambda self, **options: None

@@ -48,7 +48,7 @@ def sweep(roots: list[Path]) -> list[Path]:
 
 
 def _is_left(marker: str) -> bool:
-    """Whether the process that wrote the marker is gone; False where this process cannot know."""
+    """Whether the process that wrote the marker is gone; False if this process cannot know."""
     words = re.fullmatch(r"(pid:\[\d+\]) (\d+) (\d+)", marker)
     if words is None or words[1] != _namespace():
         return False
