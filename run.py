@@ -104,8 +104,8 @@ def parse_version(text: str) -> tuple[int, int]:
 def available_memory_bytes(meminfo: str, limit: str, used: str) -> int:
     """The memory that a new program may use: /proc/meminfo's MemAvailable, or less inside a container.
 
-    Args: meminfo is the text of /proc/meminfo; limit and used those of a cgroup's memory.max and
-    memory.current ("max" or empty: no limit).
+    Args: `meminfo`: the text of /proc/meminfo. `limit`: the text of a cgroup's memory.max. `used`: that of its
+    memory.current. "max" or empty: no limit.
     """
     found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
     available = int(found[1]) * 1024 if found else 0

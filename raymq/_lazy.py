@@ -11,7 +11,7 @@ from typing import Any
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """The `__getattr__` of a package.
 
-    Args: `homes` is name -> module, or "module:attribute" where the attribute has another name; "module:" is the
+    Args: `homes`: name -> module, or "module:attribute" where the attribute has another name; "module:" is the
     module itself.
     """
 

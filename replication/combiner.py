@@ -42,7 +42,7 @@ class LatePuts(NamedTuple):
 class _Group:
     """Puts that began to wait within DEADLINE_STEP_MS of each other."""
 
-    #: of the last put
+    #: number of the last put
     number: int
     #: the highest end of all puts so far
     end: int
@@ -131,7 +131,7 @@ class PutCombiner:
             if waited_ms < self._least_timeout_ms:
                 break
 
-        flushed, copied = self._promise.flushed(ends), self._promise.copied(ends)
+        flushed, copied = self._promise.flush_complete(ends), self._promise.replicas_complete(ends)
         late = []
         late_by_one = flush_late if flushed < copied else replica_late
         if late_by_one:

@@ -90,6 +90,7 @@ class MatchSearch:
             self._ask()
 
     def _finish(self, start: int) -> None:
+        """End the search at the lowest offset that can be compared: a match only at 0."""
         # Logs that begin at 0 are equal there. Bytes that a leader has deleted cannot be compared.
         if start == self._log_start == 0:
             self.found = Match(0, 0)
@@ -97,6 +98,7 @@ class MatchSearch:
             self.failed = True
 
     def _load(self, segment: int) -> None:
+        """Search among the boundaries of one segment: the starts of its units, and the end of the last."""
         start = max(segment, self._log_start)
         units = self._chain.read_from(start, _WHOLE_SEGMENT)
         units = [unit for unit in units if unit.end <= self._upto]
@@ -117,6 +119,7 @@ class MatchSearch:
         self._ask()
 
     def _ask(self) -> None:
+        """Choose the candidates of the next probe."""
         self._asked = _spread(self._boundaries, PROBE_LIMIT)
 
 

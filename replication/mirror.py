@@ -203,7 +203,7 @@ class MirrorLeader:
             self._receive(event)
         elif isinstance(event, Connected):
             self._log_start = max(self._log_start, event.log_start)
-            self._greet()
+            self._send_hello()
         elif isinstance(event, Disconnected) and self.phase is not Phase.IDLE:
             # While idle it reports a connection that this side has dropped, with its own delay.
             self._drop(self._limits.retry_ms, event.reason)
@@ -212,7 +212,7 @@ class MirrorLeader:
 
         self._check_time()
         if self.phase is Phase.STREAMING:
-            self._stream()
+            self._send_units()
         return self._effects
 
     def wait_ms(self, now_ms: int) -> int:
@@ -225,7 +225,8 @@ class MirrorLeader:
 
     # --- the session ------------------------------------------------------------------------------
 
-    def _greet(self) -> None:
+    def _send_hello(self) -> None:
+        """Begin a session on a new connection."""
         if self.phase is not Phase.CONNECTING:
             return
         self._session += 1
@@ -237,6 +238,7 @@ class MirrorLeader:
         self._send(wire.Hello(self._appended, self.confirmed))
 
     def _receive(self, event: FrameReceived) -> None:
+        """Take a frame of this session. Others are only counted."""
         header, message = event
         if not self._is_mine(header):
             self.dropped += 1
@@ -247,12 +249,12 @@ class MirrorLeader:
             self._halt(f"the follower refuses: {message.text}")
         elif isinstance(message, wire.HelloOk) and self.phase is Phase.GREETING:
             self._peer = header.sender
-            self._meet(message)
+            self._handle_hello_ok(message)
         elif isinstance(message, wire.ProbeOk) and self._search is not None:
             self._search.answer(*message)
             self._continue_search()
         elif isinstance(message, wire.Ack) and self.phase is Phase.STREAMING:
-            self._acknowledge(message)
+            self._handle_ack(message)
         elif isinstance(message, wire.Conflict) and self.phase is Phase.STREAMING:
             # The follower's log is not as this session assumed: a new session finds the match again.
             self._effects.append(Disconnect("conflict"))
@@ -270,7 +272,8 @@ class MirrorLeader:
             and self._peer.incarnation in (0, header.sender.incarnation)
         )
 
-    def _meet(self, theirs: wire.HelloOk) -> None:
+    def _handle_hello_ok(self, theirs: wire.HelloOk) -> None:
+        """Find where both logs match: at the follower's end if their chain values are equal there, else by a search."""
         if theirs.epoch > self._epoch:
             self._halt(f"the follower's log is of epoch {theirs.epoch}, newer than {self._epoch}")
             return
@@ -301,6 +304,7 @@ class MirrorLeader:
         return following[0].previous if following else None
 
     def _continue_search(self) -> None:
+        """Send the next probe, or end the search."""
         search = self._search
         if search is None:
             return
@@ -322,7 +326,8 @@ class MirrorLeader:
         # The first frame, even without units, lets the follower check the match and report its durable end.
         self._append(())
 
-    def _acknowledge(self, ack: wire.Ack) -> None:
+    def _handle_ack(self, ack: wire.Ack) -> None:
+        """Raise the matched end, and the replicated end by what is durable below it."""
         if ack.matched_end > self._sent_end:
             self.dropped += 1
             return
@@ -336,6 +341,7 @@ class MirrorLeader:
             self._effects.append(Replicated(durable))
 
     def _halt(self, reason: str) -> None:
+        """Disconnect, report a new reason to the operator, and try again later."""
         self._effects.append(Disconnect("halted"))
         if reason != self.stall_reason:
             self._effects.append(Halt(reason))
@@ -364,7 +370,8 @@ class MirrorLeader:
 
     # --- the stream -------------------------------------------------------------------------------
 
-    def _stream(self) -> None:
+    def _send_units(self) -> None:
+        """Send units while the window has room, and a heartbeat if nothing was sent for long."""
         limits = self._limits
         while (
             self._sent_end < self._appended

@@ -198,6 +198,7 @@ class MirrorFollower:
     def _append(
         self, message: wire.AppendEntries, data: memoryview | None, log: LogView
     ) -> list[Effect]:
+        """Store the units if they continue the log, then move the confirmed end."""
         known = (self.matched_end, self._matched_value) == message[:2]
         if not known and not _holds(log, message.prev_end, message.prev_chain):
             end, _, epoch = log.end()
@@ -224,6 +225,7 @@ class MirrorFollower:
     def _store(
         self, message: wire.AppendEntries, data: memoryview | None, log: LogView
     ) -> list[Effect]:
+        """The effects that make the log hold the units: none for those that it holds already."""
         units = message.units
         end, value, _ = log.end()
         if units and units[0].start == end and units[0].previous == value:

@@ -167,9 +167,8 @@ def decode(frame: bytes | memoryview) -> tuple[FrameHeader, Message]:
     """The inverse. Raises: Rejected for other bytes, another version, or a damaged frame."""
     data = bytes(frame)
     if len(data) < _HEADER.size or data[:4] != MAGIC:
-        raise Rejected(
-            "not a replication frame", field="magic", limit=MAGIC.hex(), found=data[:4].hex()
-        )
+        fault = "not a replication frame"
+        raise Rejected(fault, field="magic", limit=MAGIC.hex(), found=data[:4].hex())
 
     _, version, kind, *fields, crc, length = _HEADER.unpack_from(data)
     if version != VERSION:
@@ -183,9 +182,8 @@ def decode(frame: bytes | memoryview) -> tuple[FrameHeader, Message]:
 
     payload = data[_HEADER.size :]
     if len(payload) != length or crc32c(payload, crc32c(data[:_CRC_AT])) != crc:
-        raise Rejected(
-            "replication frame is damaged", field="crc", limit=length, found=len(payload)
-        )
+        fault = "replication frame is damaged"
+        raise Rejected(fault, field="crc", limit=length, found=len(payload))
     if not 1 <= kind <= len(_KINDS):
         raise Rejected(f"unknown replication message {kind}", field="kind", limit=len(_KINDS))
 
@@ -195,9 +193,8 @@ def decode(frame: bytes | memoryview) -> tuple[FrameHeader, Message]:
     try:
         return header, _unpack(_KINDS[kind - 1], payload)
     except struct.error as error:
-        raise Rejected(
-            f"replication message {kind} has a wrong length", field="length", found=length
-        ) from error
+        fault = f"replication message {kind} has a wrong length"
+        raise Rejected(fault, field="length", found=length) from error
 
 
 def _pack(message: Message) -> bytes:

@@ -154,7 +154,7 @@ def identity(write_id: str, part: object) -> int:
 
 
 def _checked(df: Any) -> Any:
-    from pyspark.sql import functions as f
+    from pyspark.sql import functions
 
     types = dict(df.dtypes)
     if "value" not in types:
@@ -164,7 +164,7 @@ def _checked(df: Any) -> Any:
         _check_column(name, kind)
 
     def column(name: str, kind: str) -> Any:
-        have = f.col(name) if name in types else f.lit(None)
+        have = functions.col(name) if name in types else functions.lit(None)
         return have.cast(kind).alias(name)
 
     return df.select(
@@ -295,7 +295,7 @@ def split(batch: pa.RecordBatch, queues: int, turn: int) -> Iterator[tuple[int, 
 
     table = pa.record_batch(
         [values, tags, key_properties(keys), pa.array(np.zeros(count, dtype=np.int64))],
-        schema=pa.schema([f.with_nullable(True) for f in PUT_SCHEMA]),
+        schema=pa.schema([field.with_nullable(True) for field in PUT_SCHEMA]),
     )
 
     order = np.argsort(queue_of_row, kind="stable")

@@ -81,17 +81,17 @@ def read(
         OffsetOutOfRange: an offset is outside its queue.
         Unavailable: the cluster does not answer.
     """
-    facts = cluster.describe_topic(topic)["queues"]
+    queues = cluster.describe_topic(topic)["queues"]
     begin = _offsets("startingOffsets", startingOffsets)
     end = _offsets("endingOffsets", endingOffsets)
 
     ranges: list[tuple[int, int, int, int]] = []
-    for f in facts:
-        queue_id, low, high = f["queue_id"], f["min_offset"], f["max_offset"]
+    for queue in queues:
+        queue_id, low, high = queue["queue_id"], queue["min_offset"], queue["max_offset"]
         first = _resolve("startingOffsets", begin, queue_id, low, high)
         last = _resolve("endingOffsets", end, queue_id, low, high)
         if last > first:
-            ranges.append((queue_id, f["shard"], first, last))
+            ranges.append((queue_id, queue["shard"], first, last))
 
     ranges = _split(ranges, minPartitions or 1)
     plan = spark.createDataFrame(

@@ -4,6 +4,9 @@
 queries by key, id and time, tag filters and SQL92 filters.
 """
 
+# The folders, from the outermost layer to the innermost; each imports only those after it (`lint-imports`):
+# embedded engine tools services config_files compaction delay put index queues log records state config base
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -11,23 +14,23 @@ from typing import TYPE_CHECKING
 from raymq._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from raymq.store.base.status import PutStatus
-    from raymq.store.config.store_config import StoreConfig
-    from raymq.store.embedded.embedded_store import EmbeddedStore
-    from raymq.store.embedded.put_message import PutResult
-    from raymq.store.index.query import QueryResult
-    from raymq.store.put.inner_message import InnerMessage
-    from raymq.store.put.put_hooks import PutHook
-    from raymq.store.queues.get_message import GetMessageResult, expression_filter
-    from raymq.store.queues.message_filter import MessageFilter
-    from raymq.store.queues.raw_records import decode_records
-    from raymq.store.records.properties import decode as decode_properties
-    from raymq.store.records.record import PUT_SCHEMA, RECORD_SCHEMA
-    from raymq.store.records.requests import Append, FetchSlice, PutRequest
-    from raymq.store.records.rows import producer_stamps
-    from raymq.store.services.resolutions import Resolution
-    from raymq.store.services.transaction import Half
-    from raymq.store.tools.inspect import verify
+    from .base.status import PutStatus
+    from .config.store_config import StoreConfig
+    from .embedded.embedded_store import EmbeddedStore
+    from .embedded.put_message import PutResult
+    from .index.query import QueryResult
+    from .put.inner_message import InnerMessage
+    from .put.put_hooks import PutHook
+    from .queues.get_message import GetMessageResult, expression_filter
+    from .queues.message_filter import MessageFilter
+    from .queues.raw_records import decode_records
+    from .records.properties import decode as decode_properties
+    from .records.record import PUT_SCHEMA, RECORD_SCHEMA
+    from .records.requests import Append, FetchSlice, PutRequest
+    from .records.rows import producer_stamps
+    from .services.resolutions import Resolution
+    from .services.transaction import Half
+    from .tools.inspect import verify
 
 __all__ = [
     "PUT_SCHEMA",

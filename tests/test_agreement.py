@@ -278,7 +278,7 @@ def test_the_records_of_all_roles_fit_into_the_control_block() -> None:
     words = control_block.FILE_BYTES // 8
     records = control_block._FIRST_ROLE + roles * control_block._ROLE_FIELDS
     latencies = control_block._FIRST_LATENCY + roles * control_block._ROLE_FIELDS
-    assert control_block._FIRST_ROLE > control_block._GROUP_COMMIT_POLLS
+    assert control_block._FIRST_ROLE > control_block._POOLED
     assert control_block._ROLE_FIELDS > control_block._R_BASE
     assert control_block._ROLE_FIELDS >= control_block.LATENCY_FIELDS
     assert records <= control_block._FIRST_LATENCY

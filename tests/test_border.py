@@ -113,7 +113,7 @@ def test_the_border_check_sees_every_kind_of_import() -> None:
         import raymq.cluster.paths
         from raymq.spark.sink import write
         from raymq import Queue, nothing
-        from raymq.store.base import format
+        from raymq.store import format
         raymq.Cluster, raymq.store.verify, raymq.cluster.paths, raymq.errors.Rejected
     """
     assert sorted(foreign_names(textwrap.dedent(source))) == [
@@ -121,7 +121,7 @@ def test_the_border_check_sees_every_kind_of_import() -> None:
         "raymq.cluster.paths",
         "raymq.nothing",
         "raymq.spark.sink.write",
-        "raymq.store.base.format",
+        "raymq.store.format",
     ]
 
 

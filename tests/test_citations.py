@@ -215,11 +215,7 @@ def test_nothing_is_cited_in_a_way_that_cannot_be_resolved() -> None:
         ("see design section 4", UNRESOLVABLE, ["design section 4"]),
         ("RocketMQ 5.3.3 (reference 6.7)", UNRESOLVABLE, ["(reference "]),
         ("see ADR 0009", DECISION_RECORD, ["0009"]),
-        (
-            "`store/config/promise.py`, put_acks.py",
-            MODULE,
-            ["store/config/promise.py", "put_acks.py"],
-        ),
+        ("`store/base/files.py`, put_acks.py", MODULE, ["store/base/files.py", "put_acks.py"]),
         (
             'see docs/operating.md, "Security"',
             DOCUMENT,

@@ -37,9 +37,9 @@ SENT = {A: 3}
 GOOD = [
     Case("nothing happened", [], [], {}, {}),
     Case("all is there", [], log(0, 1, 2), RECEIPTS, SENT),
-    Case("nobody knows, and it is there", [], log(0, 1, 2), {A: {0: 0}}, SENT),
-    Case("nobody knows, and it is not there", [], log(0), {A: {0: 0}}, SENT),
-    Case("nobody knows of any, some are there", [], log(0, 1), {}, SENT),
+    Case("no receipt, and it is there", [], log(0, 1, 2), {A: {0: 0}}, SENT),
+    Case("no receipt, and it is not there", [], log(0), {A: {0: 0}}, SENT),
+    Case("no receipt at all, some are there", [], log(0, 1), {}, SENT),
     Case(
         "its receipt came after its successor's",
         [],
@@ -58,7 +58,7 @@ GOOD = [
         {A: 2, B: 2},
     ),
     Case(
-        "two queues, read one behind the other",
+        "two queues, read one after the other",
         [],
         [*log(0, 1), *log(0, queue=1)],
         {A: {0: 0, 1: 1}, C: {0: 0}},
@@ -72,7 +72,14 @@ GOOD = [
         SENT,
         seen=(log(0, 1, 2), log(0), []),
     ),
-    Case("a reader saw what nobody knows of", [], log(0, 1), {A: {0: 0}}, SENT, seen=(log(0, 1),)),
+    Case(
+        "a reader saw a message without a receipt",
+        [],
+        log(0, 1),
+        {A: {0: 0}},
+        SENT,
+        seen=(log(0, 1),),
+    ),
 ]
 
 BAD = [
@@ -96,7 +103,7 @@ BAD = [
     ),
     Case("one that was never sent", ["phantom"], log(0, 1, 2, 3), RECEIPTS, SENT),
     Case("one of a producer that never was", ["phantom"], log(0, producer=7), {}, SENT),
-    Case("bytes of somebody else", ["phantom"], [Read(0, 0, b"?")], {}, SENT),
+    Case("bytes that no producer sent", ["phantom"], [Read(0, 0, b"?")], {}, SENT),
     Case("an empty message", ["phantom"], [Read(0, 0, b"")], {}, SENT),
     Case(
         "the last byte is missing",
@@ -120,10 +127,10 @@ BAD = [
         {A: {0: 0}},
         SENT,
     ),
-    Case("twice, one behind the other", ["duplicate"], log(0, 0), {A: {0: 0}}, SENT),
+    Case("twice, one after the other", ["duplicate"], log(0, 0), {A: {0: 0}}, SENT),
     Case("again after others", ["duplicate"], log(0, 1, 2, 1), RECEIPTS, SENT),
     Case("a whole batch again", ["duplicate"] * 2, log(0, 1, 0, 1), {A: {0: 0, 1: 1}}, SENT),
-    Case("twice, and nobody knows of it", ["duplicate"], log(0, 0), {}, SENT),
+    Case("twice, without a receipt", ["duplicate"], log(0, 0), {}, SENT),
     Case(
         "one offset promised to two producers",
         ["misplaced", "duplicate"],

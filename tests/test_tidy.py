@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -77,7 +78,20 @@ def files_in(places: tuple[str, ...], endings: set[str]) -> Iterator[Path]:
 def sources(*places: str) -> Iterator[tuple[str, ast.Module]]:
     """(path from the root, syntax tree) of every Python file in the places."""
     for path in files_in(places or PYTHON_PLACES, {".py"}):
-        yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+        yield path.relative_to(ROOT).as_posix(), syntax_tree(path)
+
+
+@functools.cache
+def syntax_tree(path: Path) -> ast.Module:
+    """Several bans look at the same files."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_trees() -> Iterator[None]:
+    """The trees of all files take more memory than all that the other tests hold."""
+    yield
+    syntax_tree.cache_clear()
 
 
 def imported(node: ast.AST) -> list[str]:

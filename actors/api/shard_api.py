@@ -87,7 +87,10 @@ class ShardBackend(Protocol):
         *,
         alone: bool = False,
     ) -> list[PutTicket | RayMQError]:
-        """Append small batches together, in their order. Returns: the ticket, or the refusal, of each."""
+        """Append small batches together, in their order. Arguments as of `put`.
+
+        Returns: the ticket, or the refusal, of each. Raises: nothing.
+        """
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """The requested queues that have records or an error. Blocks up to `wait_ms` while there are none."""

@@ -163,11 +163,7 @@ class FollowerHost(ReplicaHost):
         self, request: PutRequest, notify: Callable[[], None] | None = None, *, alone: bool = False
     ) -> PutTicket:
         """A follower takes no puts."""
-        raise Unavailable(
-            "this replica is a follower; send to the leader",
-            field="mode",
-            status=PutStatus.SERVICE_NOT_AVAILABLE.value,
-        )
+        raise _takes_no_puts()
 
     def put_many(
         self,
@@ -176,8 +172,8 @@ class FollowerHost(ReplicaHost):
         *,
         alone: bool = False,
     ) -> list[PutTicket | RayMQError]:
-        """As `put`."""
-        return [self.put(request) for request in requests]
+        """A follower takes no puts."""
+        return [_takes_no_puts() for _ in requests]
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """A mirror's follower serves no reads."""
@@ -230,3 +226,11 @@ class FollowerHost(ReplicaHost):
         self._maintenance.wake()
         with self._changed:
             self._changed.notify_all()
+
+
+def _takes_no_puts() -> Unavailable:
+    return Unavailable(
+        "this replica is a follower; send to the leader",
+        field="mode",
+        status=PutStatus.SERVICE_NOT_AVAILABLE.value,
+    )

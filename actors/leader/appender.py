@@ -17,7 +17,7 @@ from typing import NamedTuple
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
 from raymq.store.base.errors import Bug, RayMQError, Unavailable
 from raymq.store.config.promise import Acks
-from raymq.store.put.put_path import CheckedPut
+from raymq.store.put.small_unit import CheckedPut
 from raymq.store.records.record import batch_bytes
 from raymq.store.records.requests import Append
 
@@ -56,10 +56,11 @@ class Appender:
 
     def __init__(
         self,
-        append: Callable[[CheckedPut], Append],
+        append: Callable[[list[CheckedPut]], list[Append | RayMQError]],
         hand_over: Callable[[list[AppendedPut]], list[PutTicket]],
     ) -> None:
-        """Args: `append` is called by one thread at a time; it raises RayMQError for a put that it refuses.
+        """Args: `append`: called by one thread at a time, with one put or several small ones. It returns the append
+        or the refusal of each.
 
         `hand_over` gets the appended puts in order and returns the tickets that are finished. It must not raise.
         """
@@ -155,31 +156,42 @@ class Appender:
         size = 0
         try:
             while self._queued and len(puts) < GROUP_PUTS_MAX and size < GROUP_BYTES_MAX:
-                entry = self._queued.popleft()
-                entry.taken = True
-                if entry.size:
-                    size += entry.size
-                    with self._space:
-                        self._bytes -= entry.size
-                        self._space.notify_all()
-
-                try:
-                    appended = self._append(entry.checked)
-                except Exception as error:
-                    # An answer must be sent, and the puts queued after this one must still be appended.
-                    if not isinstance(error, RayMQError):
-                        logger.exception("put")
-                    refusal = error if isinstance(error, RayMQError) else Bug(f"put: {error!r}")
-                    entry.ticket.finish(refusal)
-                    finished.append(entry.ticket)
-                else:
-                    puts.append(AppendedPut(entry.ticket, appended, entry.checked.request.acks))
+                entries = self._take()
+                size += entries[0].size
+                for entry, appended in zip(entries, self._appended(entries), strict=True):
+                    if isinstance(appended, RayMQError):
+                        entry.ticket.finish(appended)
+                        finished.append(entry.ticket)
+                    else:
+                        puts.append(AppendedPut(entry.ticket, appended, entry.checked.request.acks))
 
             if puts:
                 finished += self._hand_over(puts)
         finally:
             self._appending.release()
         notify_all_done(finished)
+
+    def _take(self) -> list[QueuedPut]:
+        """The first queued put, with the small ones after it if it is small. There is one."""
+        entries = [self._queued.popleft()]
+        if entries[0].size:
+            with self._space:
+                self._bytes -= entries[0].size
+                self._space.notify_all()
+        else:
+            while self._queued and not self._queued[0].size and len(entries) < GROUP_PUTS_MAX:
+                entries.append(self._queued.popleft())
+        for entry in entries:
+            entry.taken = True
+        return entries
+
+    def _appended(self, entries: list[QueuedPut]) -> list[Append | RayMQError]:
+        """Append. Raises: nothing; later puts must still be appended, and all be answered."""
+        try:
+            return self._append([entry.checked for entry in entries])
+        except Exception as error:
+            logger.exception("put")
+            return [Bug(f"put: {error!r}")] * len(entries)
 
     def end(self) -> None:
         """Refuse queued and later puts: the shard has stopped writing."""

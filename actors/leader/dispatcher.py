@@ -11,6 +11,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange, StorageFull, Unavailable
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.records.requests import FetchRequest, FetchSlice
+from raymq.store.state.topics import QueueKey
 
 #: while no reader waits for a unit, units are dispatched together: each dispatch alone takes the interpreter from the
 #: puts
@@ -24,8 +25,6 @@ CONFIRMED_WAIT_MS = 10_000
 DISPATCH_RETRY_S = 0.2
 #: how often to check without a wakeup
 CHECK_S = 1.0
-
-QueueKey = tuple[str, int]
 
 
 class Dispatcher:

@@ -7,6 +7,7 @@ cluster/transport/flight_server.py), so nothing here knows the network.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,12 +18,19 @@ from raymq.actors.shared.maintenance import Maintenance
 from raymq.actors.supervise.lease import FLUSH_ROLES
 from raymq.actors.supervise.replica_host import Body, ReplicaHost
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavailable
+from raymq.store.base.errors import (
+    Bug,
+    DeliveryUnknown,
+    RayMQError,
+    Rejected,
+    StorageFull,
+    Unavailable,
+)
 from raymq.store.compaction.compaction_store import CompactionService
 from raymq.store.config.promise import awaits_commit, own_durable, promises
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.flush import PAGE_BYTES
-from raymq.store.put.put_path import CheckedPut
+from raymq.store.put.small_unit import CheckedPut
 from raymq.store.records.requests import Append, FetchRequest, FetchSlice, PutRequest
 
 from . import leader_metrics
@@ -32,6 +40,8 @@ from .delays import Delays
 from .dispatcher import Dispatcher
 from .metrics import MetricValues
 from .put_acks import PutAcks, PutCounters
+
+logger = logging.getLogger("raymq.commit_log")
 
 #: batches up to this are encoded in about the time that a process needs to wake up
 ANNOUNCED_ROWS_MAX = 16
@@ -108,7 +118,7 @@ class LeaderHost(ReplicaHost):
         if self._mirrored:
             # Replication maps files, too, and this process does not see for how long.
             log.segments.spares = None
-        self._ahead = log.allocate_ahead()
+        self._allocator = log.allocate_ahead()
 
         self.maintenance = Maintenance(
             store.clean_service,
@@ -131,7 +141,7 @@ class LeaderHost(ReplicaHost):
             "append": lambda: self._appender.run(self._is_stopping),
             "dispatch": self._dispatcher.run,
             "delays": self._delays.run,
-            "allocate": lambda: self._ahead.run(self._is_stopping),
+            "allocate": lambda: self._allocator.run(self._is_stopping),
             "maintenance": lambda: self.maintenance.run(self._is_stopping),
         }
 
@@ -176,26 +186,17 @@ class LeaderHost(ReplicaHost):
         alone: bool = False,
     ) -> list[PutTicket | RayMQError]:
         """Append small batches together. Returns: the ticket, or the refusal, of each."""
-        if len(requests) == 1:
-            try:
-                return [self.put(requests[0], notify, alone=alone)]
-            except RayMQError as error:
-                return [error]
-
         began = self.clock.monotonic()
-        if not self.acks.waiting:
+        rows = sum(request.batch.num_rows for request in requests)
+        if not self.acks.waiting and rows <= ANNOUNCED_ROWS_MAX:
             self.supervisor.appends.announce()
 
         results: list[PutTicket | RayMQError] = []
         puts: list[tuple[PutTicket, CheckedPut]] = []
         for request in requests:
-            try:
-                if self.failed is not None or self._stopping:
-                    self.check_serving()
-                checked = self._put_path.check(request)
-            except RayMQError as error:
-                self.counters.rejected += 1
-                results.append(error)
+            checked = self._checked(request)
+            if isinstance(checked, RayMQError):
+                results.append(checked)
                 continue
             ticket = PutTicket(notify, began)
             puts.append((ticket, checked))
@@ -206,48 +207,61 @@ class LeaderHost(ReplicaHost):
             self.acks.await_sync(puts[0][0], puts[0][1].request.acks, self._appender)
         return results
 
+    def _checked(self, request: PutRequest) -> CheckedPut | RayMQError:
+        """One of several puts: an error of one must not affect the others."""
+        try:
+            if self.failed is not None or self._stopping:
+                self.check_serving()
+            return self._put_path.check(request)
+        except RayMQError as error:
+            self.counters.rejected += 1
+            return error
+        except Exception as error:
+            logger.exception("put")
+            return Bug(f"put: {error!r}")
+
     def _on_appended(self) -> None:
         """Let the flusher, which is awake for a small put, sync while the put is counted and handed over."""
         if self._small_put and not self._appender.waiting:
             self.acks.publish_early()
 
-    def _append(self, checked: CheckedPut) -> Append:
-        self._small_put = checked.prepared.count <= ANNOUNCED_ROWS_MAX
+    def _append(self, puts: list[CheckedPut]) -> list[Append | RayMQError]:
+        self._small_put = sum(put.prepared.count for put in puts) <= ANNOUNCED_ROWS_MAX
         end = self.log.end
         try:
-            appended = self._put_path.append(checked)
-        except DeliveryUnknown as error:
-            self.counters.unknown += 1
-            self._note_append_failure(error)
-            raise
-        except RayMQError as error:
-            self.counters.rejected += 1
-            if isinstance(error, (StorageFull, Unavailable)):
-                self._note_append_failure(error)
-            raise
-        except OSError as error:
-            self.counters.rejected += 1
-            self._note_append_failure(error)
-            raise Unavailable(f"the log could not be written: {error}", field="store") from error
+            results = self._put_path.append_many(puts)
         except Exception as error:
             if self.log.end != end:
                 # The accounts and the log may differ now: only a recovery makes them equal.
                 self.fail(Unavailable(f"append: {error!r}", field="store"))
             raise
+        return [self._counted(put, result) for put, result in zip(puts, results, strict=True)]
 
-        if self._append_failed:
-            self._append_failed = False
-            self.failures.clear("append")
+    def _counted(
+        self, put: CheckedPut, result: Append | RayMQError | OSError
+    ) -> Append | RayMQError:
+        """Count a put with its result. Returns: the result for the producer."""
+        counters = self.counters
+        if isinstance(result, Append):
+            if self._append_failed:
+                self._append_failed = False
+                self.failures.clear("append")
+            counters.puts += 1
+            counters.rows += result.count
+            counters.bytes += put.prepared.bytes_from(result.duplicates)
+            counters.duplicates += result.duplicates
+            return result
 
-        self.counters.puts += 1
-        self.counters.rows += appended.count
-        self.counters.bytes += checked.prepared.bytes_from(appended.duplicates)
-        self.counters.duplicates += appended.duplicates
-        return appended
-
-    def _note_append_failure(self, error: Exception) -> None:
-        self._append_failed = True
-        self.failures.note("append", error)
+        if isinstance(result, DeliveryUnknown):
+            counters.unknown += 1
+        else:
+            counters.rejected += 1
+        if isinstance(result, (DeliveryUnknown, StorageFull, Unavailable, OSError)):
+            self._append_failed = True
+            self.failures.note("append", result)
+        if isinstance(result, OSError):
+            return Unavailable(f"the log could not be written: {result}", field="store")
+        return result
 
     def _await_pool_space(self) -> None:
         self.check_serving()
@@ -322,8 +336,8 @@ class LeaderHost(ReplicaHost):
 
     def _active_failures(self) -> dict[str, str]:
         found, log = super()._active_failures(), self.log
-        if self._ahead.failed is not None:
-            found["allocate"] = str(self._ahead.failed)
+        if self._allocator.failed is not None:
+            found["allocate"] = str(self._allocator.failed)
         # Without a replica both ends move together, and only Replication writes the file.
         if log.confirmed < own_durable(self.config.flush, log.ends):
             cause = self._replication_failure.read()
@@ -341,7 +355,7 @@ class LeaderHost(ReplicaHost):
             "transient_pool": self.config.transient_pool,
             "committed": log.committed,
             "dispatched": store.dispatched,
-            "prewritten_bytes": self._ahead.ready,
+            "prewritten_bytes": self._allocator.ready,
             "counters": vars(self.counters),
             "damage": [{"message": str(error), **error.fields} for error in store.damage],
             "compaction": {"error": self.compaction.failed},
@@ -421,7 +435,7 @@ class LeaderHost(ReplicaHost):
 
     def _wake_threads(self) -> None:
         self._appender.wake()
-        self._ahead.wake()
+        self._allocator.wake()
         self.compaction.wake()
         self.maintenance.wake()
         self._dispatcher.stop()

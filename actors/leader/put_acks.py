@@ -49,7 +49,7 @@ class AckQueue:
     def __init__(self, promise: Promise, config: StoreConfig, acknowledged: int) -> None:
         self.promise = promise
         #: Replication combines these
-        self.replicated = "replicated" in promise.acknowledged_by
+        self.replicated = promise.waits_for_replicas
         silence_ms = REPLICATION_SILENCE_MS if self.replicated else 0
         self.combiner = PutCombiner(
             promise,
@@ -110,7 +110,7 @@ class PutAcks:
         counters: PutCounters,
         on_confirmed: Callable[[], None],
     ) -> None:
-        """Args: promises: of this shard, by ack mode; on_confirmed: the confirmed end has moved."""
+        """Args: `promises`: of this shard, by ack mode. `on_confirmed`: called after the confirmed end has moved."""
         self._log = host.log
         self._supervisor = host.supervisor
         self._appends = host.supervisor.appends
@@ -124,18 +124,15 @@ class PutAcks:
 
         #: the confirmed end is the same for all ack modes
         self._readable = promises["quorum"].readable
-        nothing, memory = Ends(0, 0, 0, 0), Ends(1, 1, 0, 0)
-        #: readers see a message as soon as it is appended, without a satellite
-        self._readable_at_once = self._readable(memory) > self._readable(nothing)
+        #: readers see a message before a sync and before any replica has it
+        self._readable_at_once = promises["quorum"].readable_in_memory
         #: receipts wait for the sync that the next append begins
-        self._awaits_sync = any(
-            "synced" in queue.promise.acknowledged_by for queue in self._queues.values()
-        )
+        self._awaits_sync = any(promise.waits_for_sync for promise in promises.values())
 
         #: how many puts wait, in all queues
         self.waiting = 0
         self._counters = counters
-        #: of puts whose promise was kept; guarded by `_submit_lock`
+        #: latency of puts whose promise was kept; guarded by `_submit_lock`
         self.latency = LatencyCounter()
 
         self._submit_lock = threading.Lock()
@@ -258,7 +255,8 @@ class PutAcks:
         """
         queue = self._queues[acks]
         if (
-            queue.promise.acknowledged_by != ("synced",)
+            queue.replicated
+            or not queue.promise.waits_for_sync
             or not self._await_sync_throttle.should_try()
         ):
             return
@@ -342,7 +340,7 @@ class PutAcks:
         ticket = put.ticket
         if ticket.began:
             self.latency.add(now_s - ticket.began)
-        ticket.finish(PutOutcome(*put.appended[:5], put.appended.last_offset))
+        ticket.finish(PutOutcome.of(put.appended))
 
     def _finish_unknown(self, put: AppendedPut, status: PutStatus | None = None) -> None:
         """Stored, without knowing whether the promise will be kept. Args: `status`: None if the shard has ended."""

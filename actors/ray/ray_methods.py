@@ -18,6 +18,7 @@ from raymq.actors.api.call_arguments import fetch_request
 from raymq.actors.api.shard_api import PutTicket, ShardBackend, put_request
 from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
 from raymq.actors.protocol.ray_calls import pack_acks, unpack_call
+from raymq.actors.protocol.small_puts import SmallPut
 from raymq.store.base.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
 from raymq.store.records.record import PUT_SCHEMA, SmallBatch
 from raymq.store.records.requests import FetchSlice, PutOutcome
@@ -85,18 +86,21 @@ class RayMethods:
         this call was stored then, and the stream takes no more.
         """
         head, batches = unpack_call(call, buffers)
-        alone = head["alone"] and len(batches) == 1
+        small = [(meta, data) for meta, data in batches if isinstance(data, SmallBatch)]
         turn = self._take_turn(head["stream"], head["number"])
-        results = []
         try:
-            for meta, data in batches:
-                results.append((meta, self._put(meta, data, alone)))
+            if len(small) == len(batches):
+                results = self._put_small(small, head["alone"])
+            else:
+                alone = head["alone"] and len(batches) == 1
+                results = [self._put(meta, data, alone) for meta, data in batches]
         finally:
             with self._lock:
                 turn.next += 1
                 if self._early:
                     self._changed.notify_all()
-        return pack_acks([(meta.get("id", 0), _outcome(result)) for meta, result in results])
+        ids = [meta.get("id", 0) for meta, _ in batches]
+        return pack_acks([*zip(ids, map(_outcome, results), strict=True)])
 
     def _take_turn(self, stream: str, number: int) -> _PutTurns:
         with self._lock:
@@ -126,11 +130,21 @@ class RayMethods:
 
             return turn
 
+    def _put_small(self, puts: list[SmallPut], alone: bool) -> list[PutTicket | RayMQError]:
+        """Put the small batches of one call together."""
+        try:
+            requests = [put_request(meta, batch) for meta, batch in puts]
+            return self._backend.put_many(requests, alone=alone)
+        except RayMQError as error:
+            return [error] * len(puts)
+        except Exception as error:
+            # The calls after it must still be answered.
+            return [Bug(f"put: {error!r}")] * len(puts)
+
     def _put(self, meta: dict[str, Any], data: Any, alone: bool) -> PutTicket | RayMQError:
         try:
-            if not isinstance(data, SmallBatch):
-                data = pa.ipc.read_record_batch(data, PUT_SCHEMA)
-            return self._backend.put(put_request(meta, data), alone=alone)
+            batch = pa.ipc.read_record_batch(data, PUT_SCHEMA)
+            return self._backend.put(put_request(meta, batch), alone=alone)
         except RayMQError as error:
             return error
         except (KeyError, TypeError, ValueError, pa.ArrowException) as error:

@@ -39,32 +39,28 @@ class FlushService(Service):
     def _group_commit(self) -> GrantStatus:
         """Source: GroupCommitService#run. The wait is adaptive so that an idle shard costs next to nothing."""
         satellite = self._satellite
-        commit = GroupCommit(
+        group_commit = GroupCommit(
             self._syncer,
-            flushed=satellite.base,
+            synced=satellite.base,
             on_sync_started=satellite.publish_sync_started,
-            on_flushed=satellite.publish_synced,
+            on_synced=satellite.publish_synced,
         )
 
         wait_ms = BUSY_WAIT_MS
         while (status := satellite.grant_status()) is GrantStatus.GRANTED:
-            synced = commit.flushed
-            if self._commit_once(commit):
+            if self._sync_once(group_commit):
                 wait_ms = BUSY_WAIT_MS
             elif not satellite.wait(wait_ms):
                 wait_ms = min(wait_ms * 2, IDLE_WAIT_MS)
             else:
                 wait_ms = BUSY_WAIT_MS
-                satellite.appends.await_announced(synced)
+                satellite.appends.await_announced(group_commit.synced)
                 # Before the grant is checked again, which would delay the put. Under a revoked grant CommitLog ignores
                 # the published end.
-                self._commit_once(commit)
-
-            if commit.flushed > synced:
-                satellite.appends.poll_next(commit.flushed)
+                self._sync_once(group_commit)
 
         if status is not GrantStatus.FENCED:
-            self._commit_once(commit)
+            self._sync_once(group_commit)
         return status
 
     def _real_time(self) -> GrantStatus:
@@ -74,9 +70,9 @@ class FlushService(Service):
             self._syncer,
             self._clock,
             self._config,
-            flushed=satellite.base,
+            synced=satellite.base,
             on_sync_started=satellite.publish_sync_started,
-            on_flushed=satellite.publish_synced,
+            on_synced=satellite.publish_synced,
         )
 
         while (status := satellite.grant_status()) is GrantStatus.GRANTED:
@@ -91,13 +87,13 @@ class FlushService(Service):
             satellite.publish_count(self._syncer.syncs)
         return status
 
-    def _commit_once(self, commit: GroupCommit) -> bool:
+    def _sync_once(self, group_commit: GroupCommit) -> bool:
         """Sync once for every put whose bytes are in the files. Returns: whether there was anything to sync."""
         satellite = self._satellite
         committed = satellite.committed
-        if committed <= commit.flushed:
+        if committed <= group_commit.synced:
             return False
         with satellite.blocking_call:
-            commit.flush(committed)
+            group_commit.flush(committed)
         satellite.publish_count(self._syncer.syncs)
         return True

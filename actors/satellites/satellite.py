@@ -130,9 +130,6 @@ class Satellite:
             )
             undo.callback(self._control.close)
 
-            if self.role == "group_commit":
-                # The predecessor may have been killed while it polled: CommitLog would never wake this process.
-                self._control.group_commit_polls = 0
             if self.role == "replication":
                 #: the puts that wait for replicas
                 self.rings = ReplicationRings.open(

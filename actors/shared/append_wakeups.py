@@ -11,13 +11,12 @@ latest after the timeout of the satellite's wait. No promise depends on any of t
                             CommitRealTime
     publish early           CommitLog    publishes that put's end before accounting for it (PutAcks.publish_early)
     wake for an append      CommitLog    after publishing, unless `_group_commit_is_awake`
-    poll for the next       GroupCommit  after the sync of an announced append, polls the appended end for POLL_US: the
-                                         producer has its receipt now and may send the next put
     await the sync          CommitLog    the thread that brought a put that waits alone polls the synced end for
                                          WATCH_US, and answers the put itself
 
-The last two are tried less and less often while they do not help (RetryThrottle). A polling loop yields its core at
-each step. The first worker is GroupCommit. With a transient pool it is CommitRealTime, which wakes GroupCommit after
+The last one is tried less and less often while it does not help (RetryThrottle). A polling loop yields its core at
+each step. No process polls between two puts: it would keep a core busy while a producer sends one put after the
+other. The first worker is GroupCommit. With a transient pool it is CommitRealTime, which wakes GroupCommit after
 each commit. FlushRealTime works by its period and is never woken for an append, as in RocketMQ.
 """
 
@@ -31,11 +30,8 @@ from typing import Protocol
 from raymq.store.base.clock import Clock
 
 from .control_block import COMMIT_REAL_TIME, ControlBlock
-from .retry_throttle import RetryThrottle
 
 ANNOUNCED_US = 500
-#: a client's round trip
-POLL_US = 1_500
 #: a few syncs of a good disk
 WATCH_US = 800
 
@@ -107,9 +103,7 @@ class AppendNotifier:
     def announce(self) -> None:
         """Announce a small put: the first worker wakes up while the put is encoded."""
         self._control.appending = 1
-        if self._control.group_commit_polls:
-            self._announced_s = -math.inf
-        elif self._announced_to:
+        if self._announced_to:
             # A busy flusher takes this wakeup for one about earlier work, and sleeps after that work.
             idle = self._flusher is not None and self._flusher.position >= self.appended
             self._announced_s = self._clock.monotonic() if idle else -math.inf
@@ -123,9 +117,7 @@ class AppendNotifier:
             return
         # First: no satellite may report an end beyond it.
         self.appended = end_offset
-        self._control.publish_appended(
-            end_offset, announced=announced and self._announced_to == "group_commit"
-        )
+        self._control.publish_appended(end_offset)
         self._published = end_offset
         if announced:
             self._announced_end = end_offset
@@ -140,9 +132,6 @@ class AppendNotifier:
 
     def _group_commit_is_awake(self) -> bool:
         """Whether GroupCommit will see the newest append without being woken. A wrong True only delays the sync."""
-        if self._control.group_commit_polls:
-            # GroupCommit polls the appended end, and checks once more before it sleeps.
-            return True
         if self._flusher is not None and self._flusher.sync_started >= self.appended:
             # The running sync covers the append, and GroupCommit checks again after each sync.
             return True
@@ -183,7 +172,6 @@ class AppendWaiter:
     def __init__(self, control: ControlBlock, *, clock: Clock) -> None:
         self._control = control
         self._clock = clock
-        self._throttle = RetryThrottle()
 
     def await_announced(self, done: int) -> None:
         """Poll, after a wakeup, for the announced append that ends after `done`, for ANNOUNCED_US at most."""
@@ -193,19 +181,3 @@ class AppendWaiter:
             os.sched_yield()
             if self._clock.monotonic() > deadline:
                 return
-
-    def poll_next(self, synced: int) -> None:
-        """Poll, after a sync, for the next append of a producer that sends one put after the other.
-
-        For POLL_US at most: a core that sleeps in between wakes up slowly, for every process on it. Callers:
-        GroupCommit, which must check once more before it sleeps.
-        """
-        control = self._control
-        if not control.announced or not self._throttle.should_try():
-            return
-        deadline = self._clock.monotonic() + POLL_US / 1e6
-        control.group_commit_polls = 1
-        while control.appended <= synced and self._clock.monotonic() <= deadline:
-            os.sched_yield()
-        control.group_commit_polls = 0
-        self._throttle.note_result(worked=control.appended > synced)

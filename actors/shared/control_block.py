@@ -16,12 +16,10 @@ writing process. It is read and written only as an item of an aligned `memoryvie
     9      CommitLog  1: the heartbeat runs, even during recovery and on a slow disk; satellites kill a CommitLog whose
                       running heartbeat stops, see heartbeat.py
     16     CommitLog  appended end, packed with the log generation
-    17-18, 20-21      hints that save wakeups, see append_wakeups.py:
+    17-18             hints that save wakeups, see append_wakeups.py:
     17     CommitLog  1: an append has begun whose end is not in field 16 yet
     18     CommitLog  1: CommitLog polls the synced end; GroupCommit need not wake it
     19     CommitLog  1: appended bytes are in the transient pool until CommitRealTime has committed them
-    20     CommitLog  1: field 17 announced the append that ends at field 16
-    21     GroupCommit  1: GroupCommit polls the appended end; CommitLog need not wake it
     32 + 32 * r       the record of role r:
       +0, +1  satellite  pid, start time
       +2      satellite  incarnation; written last, 0 while the fields beside it change
@@ -37,8 +35,8 @@ writing process. It is read and written only as an item of an aligned `memoryvie
       +18     CommitLog  base: end that was synced (committed, acknowledged) when the grant was given
     384 + 32 * r      satellite  how long the syncs of role r took: counts and sum, see latency.py; written like +7
 
-A packed field is (tag & 0x7FFF) << 48 | value, so tag and value change in one move. The tag is a fencing token or the
-log generation. A reader that expects another tag reads 0. Tag 0 is never given, so a zeroed page says nothing.
+A packed field is (tag & 0x7FFF) << 48 | value, so one 8-byte store changes tag and value. The tag is a fencing token or
+the log generation. A reader that expects another tag reads 0. Tag 0 is never given, so a zeroed page says nothing.
 
 Fields +4 to +6 survive their writer. If both processes die, these fields hold an error that the kernel will not report
 again. CommitLog clears them when it begins, while no grant is out. CommitRealTime's position counts under any token:
@@ -96,7 +94,7 @@ FLUSHERS: dict[Flush, str] = {"sync": "group_commit", "async": "flush_real_time"
 
 _MAGIC, _VERSION, _BOOT, _INCARNATION, _STATE, _LOG_GENERATION = range(6)
 _PID, _START_TIME, _HEARTBEAT, _HEARTBEAT_ON = range(6, 10)
-_APPENDED, _APPENDING, _COMMIT_LOG_POLLS, _POOLED, _ANNOUNCED, _GROUP_COMMIT_POLLS = range(16, 22)
+_APPENDED, _APPENDING, _COMMIT_LOG_POLLS, _POOLED = range(16, 20)
 _FIRST_ROLE, _ROLE_FIELDS = 32, 32
 _FIRST_LATENCY = 384
 _R_PID, _R_START_TIME, _R_INCARNATION, _R_HEARTBEAT, _R_SYNC_STARTED = range(5)
@@ -280,7 +278,7 @@ class RoleRecord:
         return token
 
     def revoke_grant(self) -> None:
-        """From this move on, fields of the old token count as 0 and no process may work."""
+        """After this 8-byte store fields of the old token count as 0 and no process may work."""
         self._words[_R_GRANT] = pack_field(next_tag(self.grant[0]), 0)
 
     def release(self) -> None:
@@ -290,7 +288,7 @@ class RoleRecord:
 
 
 class ControlBlock:
-    """The page, mapped. CommitLog writes everything but `roles` and `group_commit_polls`."""
+    """The page, mapped. CommitLog writes everything but `roles`."""
 
     #: CommitLog's; 0: never begun
     incarnation: int = _field(_INCARNATION)
@@ -305,12 +303,8 @@ class ControlBlock:
     #: hints, see append_wakeups.py. 1: `appended` is about to move. The next `publish_appended` ends it, also when the
     #: put is refused
     appending: int = _field(_APPENDING)
-    #: 1: the last append was announced to GroupCommit
-    announced: int = _field(_ANNOUNCED)
     #: 1: CommitLog polls the synced end and needs no wakeup
     commit_log_polls: int = _field(_COMMIT_LOG_POLLS)
-    #: 1: GroupCommit polls the appended end and needs no wakeup
-    group_commit_polls: int = _field(_GROUP_COMMIT_POLLS)
 
     def __init__(self, view: memoryview, *, files: Files) -> None:
         self._view = view
@@ -365,7 +359,6 @@ class ControlBlock:
         words[_HEARTBEAT] = now_ms
         # The previous process may have ended while it polled.
         words[_APPENDING] = words[_COMMIT_LOG_POLLS] = 0
-        words[_ANNOUNCED] = words[_GROUP_COMMIT_POLLS] = 0
         words[_POOLED] = pooled
         # The field before its generation: in between, readers of either generation see 0.
         words[_APPENDED] = pack_field(generation, appended)
@@ -400,10 +393,9 @@ class ControlBlock:
             return self.roles[COMMIT_REAL_TIME].committed
         return value_of(words[_APPENDED], words[_LOG_GENERATION])
 
-    def publish_appended(self, end_offset: int, *, announced: bool = False) -> None:
-        """Callers: CommitLog's writer, after the bytes. Args: `announced`: see the property of that name."""
+    def publish_appended(self, end_offset: int) -> None:
+        """Callers: CommitLog's writer, after the bytes."""
         words = self._words
-        words[_ANNOUNCED] = announced
         words[_APPENDED] = pack_field(words[_LOG_GENERATION], end_offset)
         words[_APPENDING] = 0
 

@@ -56,7 +56,7 @@ def linear_axis(low: float, high: float, name: str = "", *, marks: int = 5) -> A
 
 
 def log_axis(low: float, high: float, name: str = "") -> Axis:
-    """A logarithmic axis over whole powers of ten; between them 2 and 5 where they fit."""
+    """A logarithmic axis over whole powers of ten; between them 2 and 5 if they fit."""
     first = math.floor(math.log10(max(low, 1e-3)))
     last = max(math.ceil(math.log10(max(high, 1e-3)) - 1e-9), first + 1)
     factors = (1, 2, 5) if last - first <= 3 else (1,)
@@ -317,7 +317,7 @@ def _percentile_table(latency: dict[str, Any]) -> str:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
-    """A table that is scrolled where the window is too narrow, instead of the page."""
+    """A table that is scrolled if the window is too narrow, instead of the page."""
     found = f"<tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>"
     for row in rows:
         found += f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>"

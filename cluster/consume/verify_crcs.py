@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from raymq.store.base.errors import Corrupt, Rejected, Unavailable
 from raymq.store.base.format import PHYSICAL_OFFSET_AT
-from raymq.store.queues.raw_records import before, fault_of
+from raymq.store.queues.raw_records import fault_of, records_before
 from raymq.store.records.record_walk import RecordFault
 from raymq.store.records.requests import FetchSlice
 
@@ -37,7 +37,7 @@ def _verify_slice(part: FetchSlice, routes: Routes, topic: str, shard: int) -> F
     if fault is None:
         return part
     if fault.row:
-        return before(part, fault.row)
+        return records_before(part, fault.row)
     return part._replace(records=None, error=_ask_the_shard(part, routes, topic, shard, fault))
 
 

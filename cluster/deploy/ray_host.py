@@ -107,7 +107,7 @@ def running_target(paths: ClusterPaths, files: Files) -> RayTarget | None:
 
 
 def running_target_of(data_dir: str | None) -> RayTarget | None:
-    """`running_target` of a cluster's data directory; None, too, where the cluster has none on this machine."""
+    """`running_target` of a cluster's data directory; None, too, if the cluster has none on this machine."""
     return None if data_dir is None else running_target(ClusterPaths(data_dir), Files())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from functools import cache
 
 import pyarrow as pa
 
@@ -28,29 +27,19 @@ def received_messages(shard: int, records: pa.Array) -> list[ReceivedMessage]:
     return [_message(shard, data, at) for at in (offsets[:-1] - low).tolist()]
 
 
-@cache
-def _header(born_v6: bool, store_v6: bool) -> struct.Struct:
-    """A record's header up to the body; `fmt.HEADER` with hosts of other lengths."""
-    born, store = 20 if born_v6 else 8, 20 if store_v6 else 8
-    return struct.Struct(f">iIiiiqqiq{born}sq{store}siqi")
-
-
 def _message(shard: int, data: bytes, at: int) -> ReceivedMessage:
     """The message of the record at a position."""
     header = fmt.HEADER
     sys_flag = int.from_bytes(data[at + fmt.SYS_FLAG_AT : at + fmt.SYS_FLAG_AT + 4], "big")
     if sys_flag & fmt.SYS_ANY_HOST_V6:
-        header = _header(
-            bool(sys_flag & fmt.SYS_BORN_HOST_V6), bool(sys_flag & fmt.SYS_STORE_HOST_V6)
-        )
-    fields = header.unpack_from(data, at)
-    _, magic, _, queue_id, _, offset, physical_offset, _, born_time_ms, _ = fields[:10]
-    store_time_ms, store_host, _, _, body_bytes = fields[10:]
+        born_v6, store_v6 = sys_flag & fmt.SYS_BORN_HOST_V6, sys_flag & fmt.SYS_STORE_HOST_V6
+        header = fmt.header_struct(bool(born_v6), bool(store_v6))
+    fields = fmt.HeaderFields._make(header.unpack_from(data, at))
 
     body_at = at + header.size
-    topic_at = body_at + body_bytes
+    topic_at = body_at + fields.body_length
     body = data[body_at:topic_at]
-    if magic == fmt.MAGIC_V1:
+    if fields.magic == fmt.MAGIC_V1:
         topic_bytes, topic_at = data[topic_at], topic_at + 1
     else:
         topic_bytes, topic_at = _SHORT.unpack_from(data, topic_at)[0], topic_at + 2
@@ -71,10 +60,10 @@ def _message(shard: int, data: bytes, at: int) -> ReceivedMessage:
         properties={n: v for n, v in properties.items() if n not in SYSTEM_PROPERTIES},
         deliver_at_ms=None,
         shard=shard,
-        queue_id=queue_id,
-        offset=offset,
-        store_time_ms=store_time_ms,
-        born_time_ms=born_time_ms,
-        message_id=(store_host + physical_offset.to_bytes(8, "big")).hex().upper(),
+        queue_id=fields.queue_id,
+        offset=fields.queue_offset,
+        store_time_ms=fields.store_time_ms,
+        born_time_ms=fields.born_time_ms,
+        message_id=(fields.store_host + fields.physical_offset.to_bytes(8, "big")).hex().upper(),
     )
     return message

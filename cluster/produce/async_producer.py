@@ -34,7 +34,7 @@ class DeferredSend(TaskSteps):
 
     message: EncodedMessage
     #: when its wait for room ends, seconds of the loop's clock
-    until: float
+    until_s: float
     accepted: asyncio.Future[AsyncSendFuture]
     #: a caller has seen that it was not accepted
     observed: bool = False
@@ -98,7 +98,7 @@ class AsyncProducer(OpenClient):
             order; deferred messages take memory beyond this limit.
         max_block_ms: milliseconds (default 60,000) that a deferred message waits for room, or a look-up for an answer.
             Then its await raises Unavailable.
-        delivery_timeout_ms: milliseconds (default 120,000) after which a batch without a receipt fails.
+        delivery_timeout_ms: milliseconds (default 120,000) from a batch's close until it fails without a receipt.
         request_timeout_ms: milliseconds (default 30,000) of silence after which a shard is connected to again.
         in_flight_bytes: bytes (default 16 MiB) under way to one shard.
         codec: makes bodies: "bytes" (default), "json", "msgpack" or "arrow-ipc". It runs in the event loop.
@@ -186,8 +186,8 @@ class AsyncProducer(OpenClient):
         ready = not self._deferred and message.topic in self._known
         if ready and self._acquire_nowait(message.size):
             return self._add(message)
-        until = loop.time() + self.config.max_block_ms / 1000
-        deferred = DeferredSend(message, until, loop.create_future())
+        until_s = loop.time() + self.config.max_block_ms / 1000
+        deferred = DeferredSend(message, until_s, loop.create_future())
         self._deferred.append(deferred)
         self._start_drainer(loop)
         return deferred
@@ -212,7 +212,7 @@ class AsyncProducer(OpenClient):
     async def resend(self, sent: Coroutine[Any, Any, Receipt]) -> Receipt:
         """Send a message again that raised DeliveryUnknown, with the same sequence number: see `Producer.resend`.
 
-        Args: `sent` is the result of `send`. A cancelled wait does not take the message back.
+        Args: `sent`: the result of `send`. A cancelled wait does not take the message back.
         """
         self._bind()
         if isinstance(sent, DeferredSend) and sent.done():
@@ -265,16 +265,16 @@ class AsyncProducer(OpenClient):
                 return self._add(message)
             # Open batches have to be sent, or no bytes would ever be answered.
             self._batcher.request_flush_open()
-            left = deferred.until - asyncio.get_running_loop().time()
+            left = deferred.until_s - asyncio.get_running_loop().time()
             if left <= 0:
                 raise self._batcher.limiter.full_error()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._released.wait(), left)
 
-    async def _drained(self, loop: asyncio.AbstractEventLoop, until: float | None) -> bool:
+    async def _drained(self, loop: asyncio.AbstractEventLoop, until_s: float | None) -> bool:
         """Wait until no message is deferred, up to a time of the loop's clock. Returns: whether none is."""
         while (drainer := self._start_drainer(loop)) is not None:
-            left = None if until is None else max(0.0, until - loop.time())
+            left = None if until_s is None else max(0.0, until_s - loop.time())
             _, late = await asyncio.wait({drainer}, timeout=left)
             if late:
                 return False
@@ -297,12 +297,13 @@ class AsyncProducer(OpenClient):
 
     async def _flush(self, timeout: float | None) -> None:
         loop = asyncio.get_running_loop()
-        until = None if timeout is None else loop.time() + timeout
-        if not await self._drained(loop, until):
+        until_s = None if timeout is None else loop.time() + timeout
+        if not await self._drained(loop, until_s):
             raise TimeoutError(
-                f"{len(self._deferred)} messages wait for room after {timeout} s; they still do: flush again"
+                f"{len(self._deferred)} messages wait for room or for their topic's look-up after {timeout} s; "
+                "they are not sent yet: flush again"
             )
-        left = None if until is None else max(0.0, until - loop.time())
+        left = None if until_s is None else max(0.0, until_s - loop.time())
         await asyncio.to_thread(self._batcher.flush, left)
 
     def _raise_failure(self) -> None:

@@ -45,7 +45,7 @@ _ANY_SIZE = 2**31 - 1
 class BatchSender:
     """Sends batches of PUT_SCHEMA. Threads: any; rows of one queue keep the order of the calls.
 
-    Args: `producer_id` and `epoch` identify the producer for idempotence. A restart with the same id that sends the
+    Args: `producer_id`, `epoch`: identify the producer for idempotence. A restart with the same id that sends the
     same rows of each queue in the same order stores nothing twice. The default is a random id. The options are those
     of `Producer`; `linger_ms`, `batch_bytes`, `codec` and `max_message_bytes` have no effect here. `send` blocks for up
     to `max_block_ms` beyond `buffer_bytes`; the first look-up of a topic waits as long.
@@ -158,7 +158,7 @@ class BatchSender:
 
         For callers that keep order with a lock of their own, which they must not hold while writing.
 
-        Args: `acks` of this batch, by default the sender's. `future`: the caller has acquired its `size` of the
+        Args: `acks`: of this batch, by default the sender's. `future`: the caller has acquired its `size` of the
         limiter, and releases that when this raises.
         """
         self.check_process()
@@ -214,12 +214,10 @@ class BatchSender:
         found = self._queues.get((topic, queue_id))
         if found is not None:
             return found[1]
-        return self._senders.get(self._shard_of(topic, queue_id))
-
-    def stalled(self, topic: str, queue_id: int) -> bool:
-        """Whether a batch that is sent now would not be written before others are answered."""
-        sender = self.sender_of(topic, queue_id)
-        return sender is not None and sender.stalled
+        if topic == TIMER_TOPIC:
+            return self._senders.get(queue_id)
+        route = self._routes.cached_topic(topic)
+        return None if route is None else self._senders.get(route.shard_of(queue_id))
 
     def _queue(self, topic: str, queue_id: int) -> tuple[QueueSequence, ShardSender]:
         found = self._queues.get((topic, queue_id))
@@ -355,15 +353,15 @@ class SendStatistics:
         self._queue_s = 0.0
         self._ack_s = 0.0
 
-    def add(self, batch: BatchFuture, now: float, *, failed: bool) -> None:
-        """Count a batch that was answered at `now`, seconds of the monotonic clock."""
+    def add(self, batch: BatchFuture, now_s: float, *, failed: bool) -> None:
+        """Count a batch that was answered at `now_s`, seconds of the monotonic clock."""
         with self._lock:
             self._batches += 1
             self._messages += batch.rows
             self._failed_messages += batch.rows if failed else 0
             self._bytes += batch.size
-            self._queue_s += batch.closed - batch.begun
-            self._ack_s += now - batch.closed
+            self._queue_s += batch.closed_s - batch.begun_s
+            self._ack_s += now_s - batch.closed_s
 
     def read(self) -> dict[str, int | float]:
         """Counters and means; see `Producer.statistics`."""

@@ -58,9 +58,11 @@ class ByteLimiter:
     def acquire_nowait(self, size: int) -> bool:
         """Take `size` bytes if they fit now. Returns: whether they did."""
         with self._lock:
-            if not self._fits(size):
+            # `_fits`, without a call for each message
+            used = self._used
+            if used and used + size > self._limit:
                 return False
-            self._used += size
+            self._used = used + size
             return True
 
     def _fits(self, size: int) -> bool:

@@ -1,8 +1,8 @@
 """Batches messages per queue, and sends what came together.
 
-Leaving   A message leaves at once when nothing is under way to its shard. Later messages are gathered. They leave
-          together when everything is answered that was under way as their batch began (Nagle's rule). A batch leaves
-          earlier when it is full or has lingered long enough.
+A message is sent at once when nothing is under way to its shard. Later messages are gathered in a batch. The batch is
+sent after the shard has answered all batches that were under way when it began (Nagle's rule). It is sent earlier when
+it is full or has lingered long enough.
 
 `Producer`, `AsyncProducer` and `Queue` are built on `MessageBatcher`.
 """
@@ -58,11 +58,11 @@ class OpenBatch:
     queue_key: tuple[str, int]
     acks: Acks
     #: when its first message came, seconds of the monotonic clock
-    begun: float
+    begun_s: float
     #: when its linger time is over, on the same clock; 0: a flush was requested
-    due: float
+    due_s: float
     batcher: MessageBatcher
-    #: of its shard; None: nothing was sent to the shard before
+    #: sender of the queue's shard; None: nothing was sent to the shard before
     sender: ShardSender | None
     #: the batch may leave when the shard has answered all batches up to this number
     leaves_after: int
@@ -84,15 +84,20 @@ class OpenBatch:
         """Whether nothing is under way that it waits for."""
         return self.sender is None or self.sender.answered_up_to >= self.leaves_after
 
-    def close(self, now: float) -> None:
+    @property
+    def is_stalled(self) -> bool:
+        """Whether it could not be written before others are answered."""
+        return self.sender is not None and self.sender.stalled
+
+    def close(self, now_s: float) -> None:
         """Take no more messages; `encode` comes next."""
         future = self.future
         self.closed = True
         future.rows, future.size = len(self.bodies), self.size
-        future.begun, future.closed = self.begun, now
+        future.begun_s, future.closed_s = self.begun_s, now_s
 
     def encode(self) -> pa.RecordBatch | SmallBatch:
-        """The messages as columns; they are dropped here.
+        """The messages as columns. The batch forgets its messages.
 
         Raises: Rejected for a value that its column cannot hold.
         """
@@ -147,7 +152,7 @@ class MessageBatcher:
         clock: Clock | None = None,
         **options: Unpack[ProducerOptions],
     ) -> None:
-        """Args: `owner` is the class that a warning about an unclosed producer names."""
+        """Args: `owner`: the class that a warning about an unclosed producer names."""
         self._owner = owner
         self._future_type = future_type
         self._clock = clock or Clock()
@@ -166,12 +171,12 @@ class MessageBatcher:
         self.limiter = self.sender.limiter
         self._linger_s = self.config.linger_ms / 1000
         #: batches under way that a message does not wait for
-        self._ahead = 0 if self._linger_s else UNLINGERED_BATCHES
+        self._not_waited_for = 0 if self._linger_s else UNLINGERED_BATCHES
         #: guards everything below
         self._changed = threading.Condition()
         self._open: dict[tuple[str, int], OpenBatch] = {}
         #: open batches, and some that are closed already, by the end of their linger time
-        self._due: deque[OpenBatch] = deque()
+        self._by_due_time: deque[OpenBatch] = deque()
         #: topic -> queue of messages without a key; moves on with every batch
         self._sticky: dict[str, int] = {}
         #: senders that the linger thread must pump, besides those of due batches
@@ -180,7 +185,7 @@ class MessageBatcher:
         self._linger_state = _LingerState()
         self._linger_thread: threading.Thread | None = None
         #: when that thread wakes by itself, seconds of the monotonic clock; 0: it is awake
-        self._linger_wakes = math.inf
+        self._linger_wakes_s = math.inf
 
     # --- messages -------------------------------------------------------------------------------
 
@@ -204,7 +209,7 @@ class MessageBatcher:
     ) -> tuple[SendFuture, ShardSender | None]:
         """Add a message, whose bytes are acquired, to its batch.
 
-        Args: without `may_block` the linger thread writes full batches.
+        Args: `may_block`: False leaves full batches to the linger thread.
         Returns: the message's future; the sender that the caller must pump.
         Raises: as `Producer.send`; the bytes are released.
         """
@@ -265,8 +270,8 @@ class MessageBatcher:
     ) -> None:
         """Add bodies, together no larger than a batch, to the open batch of a queue.
 
-        Args: `body_bytes` of all of them; `properties`, encoded, of each. They have no futures: `sender.raise_failure`
-        raises their failures. Raises: as `Producer.send`.
+        Args: `body_bytes`: of all messages. `properties`: encoded, of each. They have no futures:
+        `sender.raise_failure` raises their failures. Raises: as `Producer.send`.
         """
         self.sender.check_process()
         self.sender.topic(topic).shard_of(queue_id)
@@ -383,14 +388,16 @@ class MessageBatcher:
             # Messages with other acks go first, because order holds over both.
             ready = self._close_batch(batch)
 
-        now = self._clock.monotonic()
+        now_s = self._clock.monotonic()
         sender = self.sender.sender_of(*queue_key)
-        leaves_after = 0 if sender is None else sender.newest - self._ahead
-        batch = OpenBatch(queue_key, acks, now, now + self._linger_s, self, sender, leaves_after)
+        leaves_after = 0 if sender is None else sender.newest - self._not_waited_for
+        batch = OpenBatch(
+            queue_key, acks, now_s, now_s + self._linger_s, self, sender, leaves_after
+        )
         self._open[queue_key] = batch
         if self._linger_s:
-            self._due.append(batch)
-            if self._linger_wakes > batch.due:
+            self._by_due_time.append(batch)
+            if self._linger_wakes_s > batch.due_s:
                 self._wake_linger()
         return batch, ready
 
@@ -448,25 +455,25 @@ class MessageBatcher:
                 self._request_flush(batch)
 
     def _request_flush(self, batch: OpenBatch) -> None:
-        if not batch.closed and batch.due:
-            batch.due = 0.0
-            self._due.appendleft(batch)
+        if not batch.closed and batch.due_s:
+            batch.due_s = 0.0
+            self._by_due_time.appendleft(batch)
             self._wake_linger()
 
     def flush_open(self, *, keep_stalled: bool = False) -> None:
         """Close and write all open batches.
 
-        Args: with `keep_stalled`, batches that cannot be written yet are left to the linger thread.
+        Args: `keep_stalled`: batches that cannot be written yet are left to the linger thread.
         """
         senders: set[ShardSender | None] = set()
-        now = self._clock.monotonic()
+        now_s = self._clock.monotonic()
         with self._changed:
             for batch in list(self._open.values()):
-                if not keep_stalled or not self.sender.stalled(*batch.queue_key):
+                if not keep_stalled or not batch.is_stalled:
                     senders.add(self._close_batch(batch))
-                elif batch.due > now + STALLED_S:
-                    batch.due = now
-                    self._due.appendleft(batch)
+                elif batch.due_s > now_s + STALLED_S:
+                    batch.due_s = now_s
+                    self._by_due_time.appendleft(batch)
                     self._wake_linger()
         _pump(senders)
 
@@ -486,47 +493,49 @@ class MessageBatcher:
         else:
             self._changed.notify_all()
 
-    def _keep_open(self, batch: OpenBatch, now: float) -> bool:
+    def _keep_open(self, batch: OpenBatch, now_s: float) -> bool:
         """Whether a batch whose linger time is over should stay open and collect more messages.
 
         A batch that cannot be written yet would only wait in the shard's queue. Kept open, it goes out as one larger
         batch. It is closed in any case once a caller waits for its receipt, or after `delivery_timeout_ms`. That
         timeout starts when a batch is closed, so an open batch would never expire.
         """
-        expired = now - batch.begun >= self.config.delivery_timeout_ms / 1000
-        if batch.closed or not batch.due or expired:
+        expired = now_s - batch.begun_s >= self.config.delivery_timeout_ms / 1000
+        if batch.closed or not batch.due_s or expired:
             return False
-        return self.sender.stalled(*batch.queue_key)
+        return batch.is_stalled
 
-    def _has_due(self, now: float) -> bool:
+    def _has_due(self, now_s: float) -> bool:
         """Whether the first linger time is over. Needs the lock."""
-        return bool(self._due) and (self._due[0].closed or self._due[0].due <= now)
+        return bool(self._by_due_time) and (
+            self._by_due_time[0].closed or self._by_due_time[0].due_s <= now_s
+        )
 
-    def _close_due(self, now: float) -> set[ShardSender]:
+    def _close_due(self, now_s: float) -> set[ShardSender]:
         """Close the batches whose linger time is over. Needs the lock. Returns: the senders to pump."""
         senders = self._to_pump.copy()
         self._to_pump.clear()
         kept: list[OpenBatch] = []
-        while self._has_due(now):
-            batch = self._due.popleft()
-            if self._keep_open(batch, now):
-                batch.due = now + STALLED_S
+        while self._has_due(now_s):
+            batch = self._by_due_time.popleft()
+            if self._keep_open(batch, now_s):
+                batch.due_s = now_s + STALLED_S
                 kept.append(batch)
             else:
                 batch.future.gathered = True
                 if (sender := self._close_batch(batch)) is not None:
                     senders.add(sender)
-        self._due.extendleft(reversed(kept))
+        self._by_due_time.extendleft(reversed(kept))
         return senders
 
-    def _next_wakeup(self, now: float, was_busy: bool) -> float:
+    def _next_wakeup(self, now_s: float, was_busy: bool) -> float:
         """When the linger thread must wake by itself; math.inf: a message wakes it. Needs the lock.
 
         A thread that `was_busy` stays for one more linger time, so that the next messages need not wake it.
         """
-        if self._due:
-            return self._due[0].due
-        return now + self._linger_s if was_busy else math.inf
+        if self._by_due_time:
+            return self._by_due_time[0].due_s
+        return now_s + self._linger_s if was_busy else math.inf
 
     # --- end ------------------------------------------------------------------------------------
 
@@ -600,17 +609,17 @@ def _linger(state: _LingerState, changed: threading.Condition) -> None:
                 changed.wait()
                 continue
 
-            now = batcher._clock.monotonic()
-            was_busy = was_busy or batcher._has_due(now)
-            senders = batcher._close_due(now)
-            wakeup = 0.0 if senders else batcher._next_wakeup(now, was_busy)
-            batcher._linger_wakes = wakeup
+            now_s = batcher._clock.monotonic()
+            was_busy = was_busy or batcher._has_due(now_s)
+            senders = batcher._close_due(now_s)
+            wakeup = 0.0 if senders else batcher._next_wakeup(now_s, was_busy)
+            batcher._linger_wakes_s = wakeup
             was_busy = bool(senders)
             if wakeup == math.inf:
                 # Perhaps the last reference: then `__del__` runs here.
                 state.batcher = batcher = None
             elif not senders:
-                changed.wait(wakeup - now)
+                changed.wait(wakeup - now_s)
 
         _pump(senders)
 

@@ -74,13 +74,17 @@ class MessageEncoder:
         if not isinstance(body, bytes):
             body = self._raw.encode(body)
 
-        self.check_size(len(body))
+        size = len(body)
+        if size > self._max_message_bytes:
+            self.check_size(size)
         if acks is not None:
             check_acks(acks)
 
-        encoded = property_bytes(key, tag, index_keys, properties)
-        size = len(body) + MESSAGE_BYTES + (0 if encoded is None else len(encoded))
-        later = None
+        size += MESSAGE_BYTES
+        encoded = later = None
+        if key is not None or tag is not None or index_keys or properties:
+            encoded = property_bytes(key, tag, index_keys, properties)
+            size += 0 if encoded is None else len(encoded)
         if deliver_at_ms is not None:
             later = timer_properties(deliver_at_ms, self._clock.now_ms())
             if later is not None:

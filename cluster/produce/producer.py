@@ -59,8 +59,9 @@ class Producer(OpenClient):
             blocks while the buffer is full.
         max_block_ms: milliseconds (default 60,000) that `send` waits for room in the buffer, or for an answer to the
             first look-up of a topic. Then it raises Unavailable.
-        delivery_timeout_ms: milliseconds (default 120,000) from the end of a batch's linger time until it fails without
-            a receipt. A shorter time fails sends that a restart of the shard would have completed.
+        delivery_timeout_ms: milliseconds (default 120,000) from the moment a batch is closed (full, answered, or
+            lingered long enough) until it fails without a receipt. A shorter time fails sends that a restart of the
+            shard would have completed.
         request_timeout_ms: milliseconds (default 30,000) of silence after which the producer connects to the shard
             again and resends. A time below that of a slow sync costs needless resends.
         in_flight_bytes: bytes (default 16 MiB) under way to one shard. With less than 4 MiB the disk waits for batches.
@@ -142,7 +143,7 @@ class Producer(OpenClient):
     ) -> list[Future[BatchReceipt]]:
         """Send columns of messages, without a Python object per message.
 
-        Args: `data` has the column `body` and may have `key`, `tag`, `properties` and `born_time_ms`. Rows go to
+        Args: `data`: has the column `body` and may have `key`, `tag`, `properties` and `born_time_ms`. Rows go to
         `queue_id`, else to the queue of their key. Without keys all rows go to one queue.
         Returns: one future per batch. Rows of one queue keep their order, and come after earlier sends.
         Raises: Rejected naming the column; Unavailable when the buffer stays full.

@@ -49,7 +49,7 @@ class UnknownBatch(NamedTuple):
     shard: int
     producer_id: int
     epoch: int
-    #: of the first row
+    #: sequence number of the first row
     sequence: int
     batch: pa.RecordBatch | SmallBatch
     size: int

@@ -1,8 +1,8 @@
 """The rules by which the batches for one shard are written, answered and sent again. A pure state machine.
 
-    add -> waiting -- next_write --> unacked -- ack --> Complete
-              ^                        |  |
-              |<-- broke: the stream --+  +-- ack with an error: drain
+    add -> waiting -- next_writes --> unacked -- ack --> Complete
+              ^                         |  |
+              |<-- broke: the stream ---+  +-- ack with an error: drain
               |
               +<-- resume: all acks of a drain are in
 
@@ -14,7 +14,8 @@ Drain     When the shard refuses a batch, writing stops until all acks are in. S
 
 The window has no thread, clock or socket. Events are method calls with the time in milliseconds. They append their
 effects to a list of the caller, so that an interrupted caller still has the effects decided until then.
-`next_write` is the effect *write*: the caller asks for one batch at a time and writes it before it asks again.
+`next_writes` is the effect *write*. It returns the batches of one message: one, or several small ones. The caller
+writes them before it asks again.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class ShardSender:
         on_answered: Callable[[ShardSender], None],
         clock: Clock,
     ) -> None:
-        """Args: `on_outcome` completes a future, outside the lock. It may be called twice for one.
+        """Args: `on_outcome`: completes a future, outside the lock. It may be called twice for one.
 
         `on_answered` is called after outcomes, outside the lock: `answered_up_to` may have moved.
         """
@@ -288,10 +288,10 @@ class ShardSender:
     def read_while_waiting(self, future: BatchFuture, timeout: float | None) -> float | None:
         """Read acks on the caller's thread until `future` is done.
 
-        A caller that blocks on a receipt anyway reads it itself: waking the receiver thread costs half as much again
-        as the round trip. Does nothing while the receiver thread or another caller reads.
+        A caller that blocks on a receipt anyway reads it itself (`ReadTurn` says why). Does nothing while the receiver
+        thread or another caller reads.
 
-        Args: `timeout` in seconds; None waits without limit. Below CALLER_TIMEOUT_MIN_S the receiver thread keeps the
+        Args: `timeout`: seconds; None waits without limit. Below CALLER_TIMEOUT_MIN_S the receiver thread keeps the
         stream, because a blocked read cannot be timed out.
         Returns: the seconds of `timeout` that are left.
         """

@@ -228,14 +228,14 @@ class Queue:
                 f"queue {self.name!r}: {not_in_this_ray(self._cluster)}", field=_COORDINATOR
             ) from error
 
-    def _lost_coordinator(self, error: Exception, until: float) -> None:
+    def _lost_coordinator(self, error: Exception, until_s: float) -> None:
         """Look the coordinator up again after a failure, or give up."""
         if isinstance(error, Unavailable) and error.fields.get("field") != _COORDINATOR:
             # The coordinator answers: its shard does not.
             raise error
         with self._lock:
             self._actor = None
-        if Clock().monotonic() > until:
+        if Clock().monotonic() > until_s:
             raise Unavailable(
                 f"queue {self.name!r}: its coordinator has not answered for {RETRY_TIMEOUT_S:g} s: {error}",
                 field=_COORDINATOR,
@@ -264,21 +264,22 @@ class Queue:
         if wait_s is None or wait_s <= SOCKET_WAIT_S:
             with contextlib.suppress(NotLocal):
                 return self._local.call(method, *arguments)
-        until = Clock().monotonic() + RETRY_TIMEOUT_S
+
+        until_s = Clock().monotonic() + RETRY_TIMEOUT_S
         while True:
             try:
                 return ray.get(self._submit(method, arguments))
             except (ray.exceptions.RayActorError, Unavailable) as error:
-                self._lost_coordinator(error, until)
+                self._lost_coordinator(error, until_s)
             Clock().sleep_ms(RETRY_MS)
 
     async def _call_async(self, method: str, *arguments: Any) -> Any:
-        until = Clock().monotonic() + RETRY_TIMEOUT_S
+        until_s = Clock().monotonic() + RETRY_TIMEOUT_S
         while True:
             try:
                 return await self._submit(method, arguments)
             except (ray.exceptions.RayActorError, Unavailable) as error:
-                self._lost_coordinator(error, until)
+                self._lost_coordinator(error, until_s)
             await asyncio.sleep(RETRY_MS / 1000)
 
     def _client(self) -> QueueClient:
@@ -401,8 +402,8 @@ class Queue:
             elif lingers:
                 client.send_lingering(bodies)
             else:
-                parts = client.send_parts(bodies)
-                end = [part.result() for part in parts][-1].last_offset + 1
+                receipts = [part.result() for part in client.send_parts(bodies)]
+                end = receipts[-1].last_offset + 1
 
             if lingers:
                 batcher.sender.raise_failure()
@@ -639,9 +640,9 @@ def _waits(block: bool, timeout: float | None, first_s: float = SOCKET_WAIT_S) -
 
 
 def _slices(timeout: float, first_s: float) -> Iterator[float]:
-    until = Clock().monotonic() + timeout
+    until_s = Clock().monotonic() + timeout
     yield min(timeout, first_s)
-    while (left := until - Clock().monotonic()) > 0:
+    while (left := until_s - Clock().monotonic()) > 0:
         yield min(left, WAIT_S)
 
 

@@ -277,19 +277,22 @@ class FlightFetchStream(_FlightStream):
         while True:
             chunk = self._read()
             meta = flight_messages.unpack(chunk.app_metadata)
+            if "queue" in meta:
+                found.append(_fetched(meta, chunk.data))
+            elif not meta.get("end"):
+                raise from_wire(meta["error"])
             if meta.get("end"):
                 return found
-            if "queue" not in meta:
-                raise from_wire(meta["error"])
 
-            queue_id = int(meta["queue"])
-            if "error" in meta:
-                found.append(FetchSlice(queue_id, -1, -1, -1, -1, None, from_wire(meta["error"])))
-                continue
 
-            ends = {name: meta[name] for name in flight_messages.SLICE_ENDS}
-            records = chunk.data.column(0)
-            found.append(FetchSlice(queue_id, **ends, records=records, error=None))
+def _fetched(meta: dict[str, Any], data: pa.RecordBatch | None) -> FetchSlice:
+    """The answer for one queue."""
+    queue_id = int(meta["queue"])
+    if "error" in meta:
+        return FetchSlice(queue_id, -1, -1, -1, -1, None, from_wire(meta["error"]))
+    ends = {name: meta[name] for name in flight_messages.SLICE_ENDS}
+    records = None if data is None else data.column(0)
+    return FetchSlice(queue_id, **ends, records=records, error=None)
 
 
 class ReplicaStream(_FlightStream):

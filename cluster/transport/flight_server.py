@@ -158,9 +158,10 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
                     send(flight_messages.pack({"id": number, "error": to_wire(error)}))
                     continue
 
+                if not slices:
+                    send(flight_messages.pack({"id": number, "end": True}))
                 for part in slices:
-                    self._send_slice(send, number, part)
-                send(flight_messages.pack({"id": number, "end": True}))
+                    self._send_slice(send, number, part, is_last=part is slices[-1])
 
     def _read(self, context: Any, request: FetchRequest) -> list[FetchSlice]:
         """One fetch, whose wait ends early when the client has left or the server stops.
@@ -178,8 +179,8 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
                 return found
 
     @staticmethod
-    def _send_slice(send: _LockedSend, number: int, part: FetchSlice) -> None:
-        head: dict[str, Any] = {"id": number, "queue": part.queue_id}
+    def _send_slice(send: _LockedSend, number: int, part: FetchSlice, *, is_last: bool) -> None:
+        head: dict[str, Any] = {"id": number, "queue": part.queue_id, "end": is_last}
         if part.error is not None or part.records is None:
             error = part.error or Bug("a slice has neither records nor an error")
             send(flight_messages.pack({**head, "error": to_wire(error)}))

@@ -73,7 +73,7 @@ class PutStreamServer:
     def __init__(
         self, backend: ShardBackend, reader: Any, writer: Any, memory: ReceiveMemory | None = None
     ) -> None:
-        """Args: memory: shared by all streams of the server."""
+        """Args: `memory`: shared by all streams of the server."""
         self._backend = backend
         self._memory = memory or ReceiveMemory()
         #: the share of the memory that was sent to the client
@@ -178,9 +178,12 @@ class PutStreamServer:
         requests = [put_request(meta, batch) for meta, batch in puts]
         results: list[PutTicket | RayMQError]
         try:
+            _check_size(size)
             # A client that has read all acks may be waiting for these.
             alone = first["read"] == first["id"] - 1
             results = self._backend.put_many(requests, self._send_ready, alone=alone)
+        except RayMQError as error:
+            results = [error] * len(puts)
         except Exception as error:
             # Without answers the producer would wait for these and all later batches without end.
             results = [Bug(f"put: {error!r}")] * len(puts)
@@ -196,13 +199,7 @@ class PutStreamServer:
             number, read = int(meta["id"]), int(meta.get("read", -1))
             if batch is None:
                 raise Rejected("the message has no rows", field="batch", limit="a record batch")
-            if size > RECEIVED_BATCH_BYTES_MAX:
-                raise Rejected(
-                    f"the batch has {size} bytes; send it in parts of at most {RECEIVED_BATCH_BYTES_MAX}",
-                    field="batch",
-                    limit=RECEIVED_BATCH_BYTES_MAX,
-                )
-
+            _check_size(size)
             request = put_request(meta, batch)
         except RayMQError as error:
             result = error
@@ -299,6 +296,15 @@ class PutStreamServer:
             # Stored batches stay stored. The producer sends them again with the same sequences.
             self._gone = True
             self._memory.wake()
+
+
+def _check_size(size: int) -> None:
+    if size > RECEIVED_BATCH_BYTES_MAX:
+        raise Rejected(
+            f"the batch has {size} bytes; send it in parts of at most {RECEIVED_BATCH_BYTES_MAX}",
+            field="batch",
+            limit=RECEIVED_BATCH_BYTES_MAX,
+        )
 
 
 def _ack(answer: _Answer) -> bytes:

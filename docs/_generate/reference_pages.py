@@ -395,7 +395,7 @@ def configuration_page() -> str:
     lines += [
         "## Store",
         "",
-        "The fields of `raymq.store.config.store_config.StoreConfig`. *Embedded only*: a program that embeds the store "
+        "The fields of `raymq.store.StoreConfig`. *Embedded only*: a program that embeds the store "
         "sets the option, a cluster has the default. The options that name the size of a file must be those "
         "with which the files were made.",
         "",

@@ -1,4 +1,4 @@
-"""Names of array types."""
+"""Names of array types, and the count of the first rows that a mask has."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ UInt32s = npt.NDArray[np.uint32]
 Int64s = npt.NDArray[np.int64]
 #: rows of several fields
 Structs = npt.NDArray[Any]
+
+
+def leading(mask: Bools) -> int:
+    """The number of rows before the first one for which the mask is false."""
+    return len(mask) if mask.all() else int(mask.argmin())

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raymq.store.base.errors import require
+from .errors import require
 
 try:
     # several times faster than zlib: an SSE/PCLMUL or NEON implementation of the same polynomial

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from raymq.store.base.errors import Corrupt, StorageFull, Unavailable
-from raymq.store.base.failpoints import fail_point
+from .errors import Corrupt, StorageFull, Unavailable
+from .failpoints import fail_point
 
 PathLike = str | os.PathLike[str]
 #: anything with the buffer protocol

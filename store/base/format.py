@@ -5,7 +5,7 @@ All integers are big-endian and signed unless said otherwise, all times are ms s
 A message record (offsets for IPv4 hosts; each IPv6 host adds 12 bytes)::
 
       0  4  size            whole record
-      4  4  magic           V1 or V2; a blank record has BLANK
+      4  4  magic           V1 or V2; a blank record has MAGIC_BLANK
       8  4  body_crc        CRC-32 of the body & 0x7FFFFFFF, 0 for an empty body
      12  4  queue_id
      16  4  flag            the user's, opaque
@@ -25,7 +25,7 @@ A message record (offsets for IPv4 hosts; each IPv6 host adds 12 bytes)::
          2  properties_length p
          p  properties      name 0x01 value 0x02, repeated
 
-A blank record fills the rest of a file: 4 bytes the rest's length, 4 bytes BLANK_MAGIC. At least 8 bytes follow a
+A blank record fills the rest of a file: 4 bytes the rest's length, 4 bytes MAGIC_BLANK. At least 8 bytes follow a
 record in its file, so that a blank always fits.
 
 A consume queue unit: 8 bytes physical offset, 4 record size, 8 tags code.
@@ -39,11 +39,11 @@ import ipaddress
 import re
 import struct
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from raymq.store.base.errors import Rejected, require
+from .errors import Rejected, require
 
 MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
@@ -70,6 +70,9 @@ TOPIC_V1_MAX_CHARS = 127
 #: the longest %RETRY% or %DLQ% topic (Validators, TopicValidator)
 TOPIC_MAX_CHARS = 255
 
+#: first parts of the names of a consumer group's topics for retries and for dead letters
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
 #: topic of messages that wait for a delay level: those of level n are in queue n - 1
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 #: topic of messages that wait for a delivery time of their own, in queue 0
@@ -94,6 +97,8 @@ SYSTEM_TOPICS = frozenset(
 #: one unit of a consume queue, 20 bytes
 QUEUE_UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 QUEUE_UNIT_BYTES = QUEUE_UNIT_DTYPE.itemsize
+#: the same unit
+QUEUE_UNIT = struct.Struct(">qiq")
 
 
 @lru_cache(maxsize=4)
@@ -125,8 +130,37 @@ def header_dtype(born_v6: bool = False, store_v6: bool = False) -> np.dtype[Any]
 HEADER_DTYPE = header_dtype()
 HEADER_BYTES = HEADER_DTYPE.itemsize
 IPV6_EXTRA_BYTES = 12
-#: the same header, both hosts IPv4 and 8 bytes each
-HEADER = struct.Struct(">iIiiiqqiq8sq8siqi")
+
+
+class HeaderFields(NamedTuple):
+    """The values of `header_struct`, in its order."""
+
+    size: int
+    magic: int
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    born_time_ms: int
+    born_host: bytes
+    store_time_ms: int
+    store_host: bytes
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body_length: int
+
+
+@lru_cache(maxsize=4)
+def header_struct(born_v6: bool = False, store_v6: bool = False) -> struct.Struct:
+    """`header_dtype` for single records; each host is one value of 8 or 20 bytes."""
+    born, store = 20 if born_v6 else 8, 20 if store_v6 else 8
+    return struct.Struct(f">iIiiiqqiq{born}sq{store}siqi")
+
+
+#: the header with hosts of IPv4
+HEADER = header_struct()
 #: only size, magic, body_crc, physical_offset, sys_flag, store_time_ms and body_length of the header
 HEADER_ESSENTIALS = struct.Struct(">iIi16xqi16xq20xi")
 
@@ -156,7 +190,8 @@ SECTOR_BYTES = 512
 require(HEADER_BYTES == 88, "a record header has 88 bytes", found=HEADER_BYTES)
 for _layout in (HEADER, HEADER_ESSENTIALS):
     require(_layout.size == HEADER_BYTES, "the header's layouts agree", found=_layout.size)
-require(QUEUE_UNIT_BYTES == 20, "a consume queue unit has 20 bytes", found=QUEUE_UNIT_BYTES)
+for _unit_bytes in (QUEUE_UNIT_BYTES, QUEUE_UNIT.size):
+    require(_unit_bytes == 20, "a consume queue unit has 20 bytes", found=_unit_bytes)
 
 _INT, _LONG = struct.Struct(">i"), struct.Struct(">q")
 _TOPIC_BAD = re.compile(r"[^%|a-zA-Z0-9_-]")
@@ -181,7 +216,7 @@ def check_topic_name(topic: str) -> None:
     A name has letters, digits and %|_- only, so a topic is a safe directory name. It has 1 to 127 characters, or up to
     255 in a %RETRY% or %DLQ% topic. Raises: Rejected. Source: TopicValidator#validateTopic.
     """
-    long = isinstance(topic, str) and topic.startswith(("%RETRY%", "%DLQ%"))
+    long = isinstance(topic, str) and topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
     _check_name("topic", topic, TOPIC_MAX_CHARS if long else TOPIC_V1_MAX_CHARS)
 
 
@@ -190,7 +225,7 @@ def check_group_name(group: str) -> None:
 
     Raises: Rejected. Source: Validators#checkGroup.
     """
-    _check_name("group", group, TOPIC_MAX_CHARS - len("%RETRY%"))
+    _check_name("group", group, TOPIC_MAX_CHARS - len(RETRY_PREFIX))
 
 
 def _check_name(field: str, name: str, limit: int) -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 
-from raymq.store.base.errors import StorageFull, Unavailable
-from raymq.store.base.status import PutStatus
+from .errors import StorageFull, Unavailable
+from .status import PutStatus
 
 #: reads are refused
 NOT_READABLE = 1
@@ -101,6 +101,5 @@ class RunningFlags:
                 status=status,
             )
 
-        raise Unavailable(
-            f"the store takes no puts at present ({names})", field="flags", status=status
-        )
+        fault = f"the store takes no puts at present ({names})"
+        raise Unavailable(fault, field="flags", status=status)

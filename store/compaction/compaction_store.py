@@ -16,17 +16,6 @@ import pyarrow as pa
 
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, RayMQError, Unavailable
-from raymq.store.compaction import swap
-from raymq.store.compaction.compactor import write_compacted
-from raymq.store.compaction.sparse_log import CompactedSlice, SparseLog
-from raymq.store.compaction.units import (
-    COMPACTED_UNIT_DTYPE,
-    COMPACTING,
-    DIRECTORY,
-    LOG,
-    directories,
-    file_sizes,
-)
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE
 from raymq.store.queues.consume_queues import ConsumeQueues
@@ -36,6 +25,11 @@ from raymq.store.records.keys import key_column
 from raymq.store.records.requests import FetchSlice
 from raymq.store.state.shard_state import ShardState
 from raymq.store.state.topics import QueueKey
+
+from . import swap
+from .compactor import write_compacted
+from .sparse_log import CompactedSlice, SparseLog
+from .units import COMPACTED_UNIT_DTYPE, COMPACTING, DIRECTORY, LOG, directories, file_sizes
 
 #: messages, and bytes of them, copied in one go
 _COPIED_MAX = 4096
@@ -85,7 +79,7 @@ class CompactionStore:
         for topic in self._files.list(base):
             for name in self._files.list(base / topic):
                 if name.isdigit():
-                    self._load(topic, int(name), noted.get((topic, int(name))))
+                    self._load_queue(topic, int(name), noted.get((topic, int(name))))
 
         self._synced = noted
         self._note({key: sparse.end for key, sparse in self._logs.items()})
@@ -99,9 +93,10 @@ class CompactionStore:
                 self._files.sync_dir(directory)
                 waiting += [directory / name for name in self._files.list(directory)]
 
-    def _load(self, topic: str, queue_id: int, synced: tuple[int, int] | None) -> None:
+    def _load_queue(self, topic: str, queue_id: int, synced: tuple[int, int] | None) -> None:
+        """Open a compacted queue and cut what a crash may have left unsynced. Args: `synced`: its noted end."""
         swap.drop_unfinished(self._commit_log.root, topic, queue_id, files=self._files)
-        sparse = self._make(topic, queue_id)
+        sparse = self._new_log(topic, queue_id)
         sparse.load()
 
         end = sparse.end
@@ -121,7 +116,7 @@ class CompactionStore:
         if following and self._positions.get(name, -1) >= following:
             self._positions[name] = following - 1
 
-    def _make(self, topic: str, queue_id: int) -> SparseLog:
+    def _new_log(self, topic: str, queue_id: int) -> SparseLog:
         config = self._commit_log.config
         sizes = file_sizes(
             config.compaction_file_size_bytes, config.compaction_queue_file_size_bytes
@@ -179,7 +174,7 @@ class CompactionStore:
 
             sparse = self._logs.get((topic, queue_id))
             if sparse is None:
-                sparse = self._logs[topic, queue_id] = self._make(topic, queue_id)
+                sparse = self._logs[topic, queue_id] = self._new_log(topic, queue_id)
 
             total = np.cumsum(np.where(units["size"] == BLANK_SIZE, 0, units["size"]))
             fits = max(1, int(np.searchsorted(total, _COPIED_BYTES, side="right")))
@@ -189,9 +184,10 @@ class CompactionStore:
             return True
 
     def _copy(self, sparse: SparseLog, units: Any, offset: int) -> None:
-        offsets = offset + np.arange(len(units))
-        solid = units["size"] != BLANK_SIZE
-        units, offsets = units[solid], offsets[solid]
+        """Copy the records with KEYS of a slice of units, the first of which has queue offset `offset`."""
+        has_record = units["size"] != BLANK_SIZE
+        offsets = offset + np.flatnonzero(has_record)
+        units = units[has_record]
         if not len(units):
             return
 
@@ -199,16 +195,18 @@ class CompactionStore:
         # Damaged records are noted and left out: they must not block all later ones.
         found, rows = self._commit_log.undamaged_records(positions, sizes)
         batch = record.decode(*found)
-        keyed = key_column(batch.column("properties")).is_valid().to_numpy(zero_copy_only=False)
-        times = batch.column("store_time_ms").to_numpy()
+        has_key = key_column(batch.column("properties")).is_valid().to_numpy(zero_copy_only=False)
+        times_ms = batch.column("store_time_ms").to_numpy()
 
-        if keyed.any():
-            kept = rows[keyed]
+        if has_key.any():
+            kept = rows[has_key]
             copied: Any = np.zeros(len(kept), dtype=COMPACTED_UNIT_DTYPE)
-            copied["size"], copied["tags_code"] = found.sizes[keyed], units["tags_code"][kept]
-            copied["store_time_ms"], copied["offset"] = times[keyed], offsets[kept]
+            copied["size"] = found.sizes[has_key]
+            copied["tags_code"] = units["tags_code"][kept]
+            copied["store_time_ms"] = times_ms[has_key]
+            copied["offset"] = offsets[kept]
             with sparse.lock:
-                sparse.append(found.data, found.starts[keyed], copied)
+                sparse.append(found.data, found.starts[has_key], copied)
 
     def queues(self) -> list[QueueKey]:
         """Topic and queue id of every compacted queue."""
@@ -216,15 +214,13 @@ class CompactionStore:
 
     def advance_all(self) -> bool:
         """`advance` of every queue of every compaction topic, once. Returns: whether there was anything."""
-        found = False
-        for topic, queue_id in self._dispatched():
-            found = self.advance(topic, queue_id) or found
-        return found
+        advanced = [self.advance(topic, queue_id) for topic, queue_id in self._dispatched()]
+        return any(advanced)
 
     def _dispatched(self) -> list[QueueKey]:
         """The consume queues of compaction topics."""
-        dispatched = self._queues.keys()
-        return [key for key in dispatched if self.owns(key[0])]
+        keys = self._queues.keys()
+        return [(topic, queue_id) for topic, queue_id in keys if self.owns(topic)]
 
     def sync(self) -> None:
         """fdatasync the copied records, and note how far they go. Durable: at return. Raises: OSError, StorageFull."""
@@ -247,6 +243,7 @@ class CompactionStore:
             self._synced = ends
 
     def _read_synced(self) -> dict[QueueKey, tuple[int, int]]:
+        """The noted ends of all queues. Without a readable note no queue counts as synced."""
         try:
             value: Any = json.loads(
                 self._files.read_file(self._commit_log.root / "raymq" / _SYNCED_FILE)

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store.base.arrays import Bools
-from raymq.store.compaction.sparse_log import SegmentPair, SparseLog
 from raymq.store.records import record
 from raymq.store.records.keys import key_column
+
+from .sparse_log import SegmentPair, SparseLog
 
 #: units decoded at a time
 _SLICE_UNITS = 8192
@@ -64,8 +65,8 @@ def write_compacted(pairs: list[SegmentPair], log: SparseLog) -> list[str]:
     """
     keep = rows_to_keep(pairs)
     with closing(log.compacting()) as new:
-        for pair, flags in zip(pairs, keep, strict=True):
-            units = pair.units()[flags]
+        for pair, is_kept in zip(pairs, keep, strict=True):
+            units = pair.units()[is_kept]
             for low in range(0, len(units), _SLICE_UNITS):
                 part = units[low : low + _SLICE_UNITS]
                 new.append(*pair.records_of(part), part)

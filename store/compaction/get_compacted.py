@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from raymq.store.compaction.compaction_store import CompactionStore
 from raymq.store.queues.get_message import (
     BYTES_MAX,
     BYTES_MIN,
@@ -21,10 +20,12 @@ from raymq.store.queues.get_message import (
 from raymq.store.queues.message_filter import MessageFilter
 from raymq.store.records import record
 
+from .compaction_store import CompactionStore
+
 
 def get_compacted(
     store: CompactionStore,
-    plain: GetMessage,
+    get_message: GetMessage,
     topic: str,
     queue_id: int,
     offset: int,
@@ -35,7 +36,7 @@ def get_compacted(
 ) -> GetMessageResult:
     """`GetMessage.get` of a compacted queue, which holds messages from the first one that is left on."""
     low, high = store.queue_range(topic, queue_id)
-    refused = plain.refuse(topic, queue_id, offset, low, high)
+    refused = get_message.refuse(topic, queue_id, offset, low, high)
     if refused is not None:
         return refused
 
@@ -48,17 +49,17 @@ def get_compacted(
         following = max(offset, min(store.next_offset(topic, queue_id), high))
         return nothing(GetMessageStatus.NO_MATCHED_MESSAGE, following, low, high)
 
-    good = np.ones(len(found.units), dtype=np.bool_)
+    is_wanted = np.ones(len(found.units), dtype=np.bool_)
     if wanted is not None:
         matching = wanted.units(found.units["tags_code"].astype(np.int64))
-        good = good if matching is None else matching
+        is_wanted = is_wanted if matching is None else matching
         if wanted.looks_at_records:
             sizes = found.units["size"].astype(np.int64)
             data = memoryview(b"".join(found.records.to_pylist()))
             batch = record.decode(data, np.cumsum(sizes) - sizes, sizes, columns=("properties",))
-            good = good & wanted.records(batch.column(0))
+            is_wanted = is_wanted & wanted.records(batch.column(0))
 
-    rows = np.flatnonzero(good)
+    rows = np.flatnonzero(is_wanted)
     offsets = found.units["offset"].astype(np.int64)
     # Among these records more may be wanted than were asked for.
     following = int(offsets[rows[max_nums]]) if len(rows) > max_nums else found.next_offset

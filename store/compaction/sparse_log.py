@@ -17,15 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.store.base import format as fmt
-from raymq.store.base.arrays import Int64s
+from raymq.store.base.arrays import Int64s, leading
 from raymq.store.base.errors import Corrupt
 from raymq.store.base.files import Files
-from raymq.store.compaction.units import (
-    COMPACTED_UNIT_BYTES,
-    COMPACTED_UNIT_DTYPE,
-    COMPACTING,
-    end_unit,
-)
 from raymq.store.log.segments.mapped_file import MappedFile, not_yet_made
 from raymq.store.log.segments.read_together import read_together
 from raymq.store.log.segments.segment_paths import offset_names
@@ -33,7 +27,9 @@ from raymq.store.records import record
 from raymq.store.records.binary_columns import value_bytes, value_offsets
 from raymq.store.records.record_walk import first_fault
 
-_LONG = np.arange(8)
+from .units import COMPACTED_UNIT_BYTES, COMPACTED_UNIT_DTYPE, COMPACTING, end_unit, is_record_unit
+
+_LONG_BYTES = np.arange(8)
 #: units read at a time while their end is looked for
 SCAN_UNITS = 8192
 POINTS = "no record where its unit says"
@@ -77,7 +73,7 @@ class SegmentPair:
         ends = starts + sizes
         good = (starts >= 0) & (sizes >= fmt.RECORD_MIN_BYTES) & (ends <= self.log.size)
         good[1:] &= starts[1:] >= ends[:-1]
-        row = len(good) if good.all() else int(good.argmin())
+        row = leading(good)
 
         data, heads = memoryview(b""), starts[:0]
         if row:
@@ -102,9 +98,9 @@ class SegmentPair:
         while self.count < room:
             low, self.count = self.count, min(room, self.count + SCAN_UNITS)
             units = self.units(low)
-            valid = (units["position"] >= 0) & (units["size"] > 0) & (units["count"] > 0)
-            if not valid.all():
-                self.count = low + int(valid.argmin())
+            valid = leading(is_record_unit(units))
+            if valid < len(units):
+                self.count = low + valid
                 break
         self.set_unit_count(self.count)
 
@@ -254,18 +250,20 @@ class SparseLog:
     def _write(
         self, pair: SegmentPair, view: memoryview, starts: Int64s, units: npt.NDArray[Any]
     ) -> None:
+        """Write records and their units to the end of a pair. The records get their physical offsets in this log."""
         records = record.select(view, starts, units["size"])
         edges = value_offsets(records).astype(np.int64)
         data = value_bytes(records)[edges[0] : edges[-1]].copy()
         data_starts = edges[:-1] - edges[0]
         positions = pair.start + pair.log_bytes + data_starts
-        data[data_starts[:, None] + fmt.PHYSICAL_OFFSET_AT + _LONG] = (
-            positions.astype(">i8").view(np.uint8).reshape(-1, 8)
-        )
+        field_bytes = (data_starts + fmt.PHYSICAL_OFFSET_AT)[:, None] + _LONG_BYTES
+        data[field_bytes] = positions.astype(">i8").view(np.uint8).reshape(-1, 8)
 
         written = units.copy()
-        written["position"], written["count"] = positions, 1
-        written["compacted"], written["reserved"] = -1, 0
+        written["position"] = positions
+        written["count"] = 1
+        written["compacted"] = -1
+        written["reserved"] = 0
 
         pair.log.pwrite(data.data, pair.log_bytes)
         pair.queue.pwrite(written.tobytes(), pair.count * COMPACTED_UNIT_BYTES)
@@ -284,6 +282,7 @@ class SparseLog:
         pair.sealed = True
 
     def _create_next(self) -> None:
+        """Make and open the next pair. Durable: both names."""
         last = self.pairs[-1] if self.pairs else None
         start = 0 if last is None else last.start + last.log.size
         for directory, size in zip(self.directories, self._sizes, strict=True):
@@ -313,7 +312,7 @@ class SparseLog:
             units = pair.units()
             keep = units["offset"] < next_offset
             keep &= units["position"].astype(np.int64) + units["size"] <= start + log_bytes
-            count = pair.count if keep.all() else int(keep.argmin())
+            count = leading(keep)
 
             if count == 0 and pair.start > start:
                 self._remove(self.pairs.pop())

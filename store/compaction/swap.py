@@ -15,7 +15,8 @@ from typing import Any
 from raymq.store.base.errors import RayMQError
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import Files
-from raymq.store.compaction.units import COMPACTING, DIRECTORY, POSITIONS, directories
+
+from .units import COMPACTING, DIRECTORY, POSITIONS, directories
 
 _RECORD = "compaction-swap"
 

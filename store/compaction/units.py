@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from raymq.store.base.arrays import Bools, Structs
 from raymq.store.base.errors import require
 
 COMPACTED_UNIT_DTYPE = np.dtype(
@@ -54,6 +55,12 @@ def directories(root: Path, topic: str, queue_id: int) -> tuple[Path, Path]:
     """The directories of a compacted queue's records and of its units. Files of both have the same names."""
     log, queue = (root / DIRECTORY / kind / topic / str(queue_id) for kind in (LOG, QUEUES))
     return log, queue
+
+
+def is_record_unit(units: Structs) -> Bools:
+    """A mask of the units of records. End units, and zeros after the last unit, are none."""
+    mask: Bools = (units["position"] >= 0) & (units["size"] > 0) & (units["count"] > 0)
+    return mask
 
 
 def end_unit() -> bytes:

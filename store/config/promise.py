@@ -50,6 +50,26 @@ class Promise(NamedTuple):
     #: the ends that must have passed a record before readers see it
     readable_by: tuple[str, ...]
 
+    @property
+    def waits_for_nothing(self) -> bool:
+        """Whether a put has its receipt as soon as it is appended."""
+        return self.acknowledged_by == ("appended",)
+
+    @property
+    def waits_for_sync(self) -> bool:
+        """Whether receipts wait for the leader's disk."""
+        return "synced" in self.acknowledged_by
+
+    @property
+    def waits_for_replicas(self) -> bool:
+        """Whether receipts wait for the replicas."""
+        return "replicated" in self.acknowledged_by
+
+    @property
+    def readable_in_memory(self) -> bool:
+        """Whether readers see records that are neither on disk nor on a replica."""
+        return not {"synced", "replicated"}.intersection(self.readable_by)
+
     def acknowledged(self, ends: Ends) -> int:
         """The end up to which puts have kept their promise."""
         return _least(ends, self.acknowledged_by)
@@ -58,21 +78,21 @@ class Promise(NamedTuple):
         """The confirmed end: readers may see everything below it."""
         return _least(ends, self.readable_by)
 
-    def flushed(self, ends: Ends) -> int:
+    def flush_complete(self, ends: Ends) -> int:
         """The end up to which the flush future of puts is complete."""
         return _least(ends, [name for name in self.acknowledged_by if name != "replicated"])
 
-    def copied(self, ends: Ends) -> int:
+    def replicas_complete(self, ends: Ends) -> int:
         """The end up to which the replica future of puts is complete; above every log if receipts wait for no
         replica."""
-        return ends.replicated if "replicated" in self.acknowledged_by else COMPLETE
+        return ends.replicated if self.waits_for_replicas else COMPLETE
 
     def late(self, ends: Ends, end: int) -> PutStatus:
         """The status of a put that ends at `end`, was not acknowledged, and has waited long enough.
 
         If both futures are late, the replica's status wins.
         """
-        if end > self.copied(ends):
+        if end > self.replicas_complete(ends):
             return PutStatus.FLUSH_SLAVE_TIMEOUT
         return PutStatus.FLUSH_DISK_TIMEOUT
 
@@ -103,7 +123,7 @@ def own_durable(flush: Flush, ends: Ends) -> int:
 def awaits_commit(flush: Flush, *, mirrored: bool) -> bool:
     """Whether receipts wait until bytes have left the transient pool: each put's commit is urgent then."""
     rows = promises(flush, mirrored=mirrored).values()
-    return any(promise.acknowledged_by != ("appended",) for promise in rows)
+    return not all(promise.waits_for_nothing for promise in rows)
 
 
 def _least(ends: Ends, names: tuple[str, ...] | list[str]) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from raymq.store.base.errors import Rejected
-from raymq.store.config.delay_levels import DEFAULT_LEVELS, parse_levels
-from raymq.store.config.promise import FLUSHES, Flush
+
+from .delay_levels import DEFAULT_LEVELS, parse_levels
+from .promise import FLUSHES, Flush
 
 MIB = 1024 * 1024
 #: entries are numbered by int32, and RocketMQ maps a file whole: at most 2 GiB
@@ -172,9 +173,8 @@ class StoreConfig:
 
     def _check(self, good: bool, field: str, advice: str, limit: object) -> None:
         if not good:
-            raise Rejected(
-                f"{field} is {getattr(self, field)!r}; {advice}", field=field, limit=limit
-            )
+            fault = f"{field} is {getattr(self, field)!r}; {advice}"
+            raise Rejected(fault, field=field, limit=limit)
 
     def _check_multiple(self, field: str, unit: int) -> None:
         value = getattr(self, field)

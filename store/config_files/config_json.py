@@ -19,17 +19,12 @@ from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Corrupt, RayMQError
 from raymq.store.base.failpoints import fail_point
 from raymq.store.config.delay_levels import LEVELS_SERVICE
-from raymq.store.config_files import fastjson
 from raymq.store.put.inner_message import ServiceProgress
-from raymq.store.state.shard_state import (
-    INTERNAL_TOPIC,
-    OFFSETS,
-    TOPIC,
-    TopicInfo,
-    offsets_body,
-    topic_body,
-)
+from raymq.store.state import shard_state
+from raymq.store.state.shard_state import INTERNAL_TOPIC, TopicInfo
 from raymq.store.state.topics import QUEUES_MAX, is_system_topic
+
+from . import fastjson
 
 if TYPE_CHECKING:
     from raymq.store.engine.message_store import MessageStore
@@ -91,17 +86,17 @@ def import_changed(store: MessageStore) -> list[str]:
             continue
 
         table, crc = found
-        new = not _is_known(store, name, crc)
-        if not new and store.state_is_whole:
+        is_new = not _is_known(store, name, crc)
+        if not is_new and store.state_is_whole:
             continue
 
         import_table, _ = _FILES[name]
         try:
-            import_table(store, table, new)
+            import_table(store, table, is_new)
         except (AttributeError, TypeError, ValueError) as error:
-            raise _unlike(name, str(error)) from error
+            raise _not_rocketmqs(name, str(error)) from error
 
-        if new:
+        if is_new:
             fail_point("config.imported")
             store.put_inner([], progress=ServiceProgress(IMPORT_SERVICE, {name: crc}))
             changed.append(name)
@@ -129,8 +124,8 @@ def write_back(
         table, crc = known.pop(name, None) or _read(store, name) or ({}, None)
 
         before = json.dumps(table, sort_keys=True)
-        _, fill = _FILES[name]
-        fill(tables, table)
+        _, fill_table = _FILES[name]
+        fill_table(tables, table)
         if json.dumps(table, sort_keys=True) != before:
             crc = _write(store, name, table, crc)
             written.append(name)
@@ -195,7 +190,7 @@ def encode(table: Table, now_ms: int) -> bytes:
 
 
 def _is_known(store: MessageStore, name: str, crc: int) -> bool:
-    """Whether a file's content was taken over already, or written by RayMQ."""
+    """Whether a file's content was imported already, or written by RayMQ."""
     written = (store.log.meta.get(WRITTEN) or {}).get(name, [])
     return crc == store.state.progress.get(IMPORT_SERVICE, {}).get(name) or crc in written
 
@@ -207,7 +202,8 @@ def _remember(store: MessageStore, name: str, crcs: list[int]) -> None:
 # --- topics ---------------------------------------------------------------------------------------------------
 
 
-def _import_topics(store: MessageStore, table: Table, new: bool) -> None:
+def _import_topics(store: MessageStore, table: Table, is_new: bool) -> None:
+    """Put a TOPIC record for each user topic of the file that is unknown, or that a new file changes."""
     shard = int(store.log.meta.get("shard") or 0)
     for name, config in _rows(table, "topicConfigTable", TOPICS):
         queues = max(int(config.get("readQueueNums", 0)), int(config.get("writeQueueNums", 0)))
@@ -223,15 +219,16 @@ def _import_topics(store: MessageStore, table: Table, new: bool) -> None:
         try:
             fmt.check_topic_name(name)
         except RayMQError as error:
-            raise _unlike(TOPICS, f"its topic {name!r} cannot be one: {error}") from error
+            raise _not_rocketmqs(TOPICS, f"its topic {name!r} cannot be one: {error}") from error
 
         changed = (queues, attributes) != (known.queues, dict(known.attributes))
-        if changed and (new or not known.queues):
-            body = topic_body(name, queues, known.shards, attributes)
-            store.put_path.put_internal(TOPIC, body)
+        if changed and (is_new or not known.queues):
+            body = shard_state.topic_body(name, queues, known.shards, attributes)
+            store.put_path.put_internal(shard_state.TOPIC, body)
 
 
 def _export_topics(tables: Tables, table: Table) -> None:
+    """Raise the numbers of queues in the file to those of the state, and add missing topics."""
     queues = {info.name: info.queues for info in tables.topics.values()}
     # A queue that has messages must be readable even if its topic was never created here (retry and dead letters).
     for topic, queue_id in tables.queues:
@@ -256,6 +253,7 @@ def add_topics(table: Table, queues: Mapping[str, int], known: Mapping[str, Topi
 
 
 def _new_topic(name: str) -> Table:
+    """The entry that RocketMQ writes for a topic without options."""
     return {
         "attributes": {},
         "order": False,
@@ -271,19 +269,21 @@ def _new_topic(name: str) -> Table:
 # --- offsets and groups ---------------------------------------------------------------------------------------
 
 
-def _import_offsets(store: MessageStore, table: Table, new: bool) -> None:
+def _import_offsets(store: MessageStore, table: Table, is_new: bool) -> None:
+    """Put an OFFSETS record for each group and topic whose offsets in the file are to be imported."""
     for name, offsets in _rows(table, "offsetTable", CONSUMER_OFFSETS):
         topic, _, group = name.partition("@")
         have = store.state.offsets.get((group, topic), {})
         found = {int(queue): int(offset) for queue, offset in offsets.items()}
-        taken = {queue: found[queue] for queue in _to_take(found, have, new)}
-        if taken:
-            store.put_path.put_internal(OFFSETS, offsets_body(group, topic, taken))
+        changes = {queue: found[queue] for queue in _keys_to_import(found, have, is_new)}
+        if changes:
+            body = shard_state.offsets_body(group, topic, changes)
+            store.put_path.put_internal(shard_state.OFFSETS, body)
 
 
-def _to_take(found: Table, have: Table, new: bool) -> list[Any]:
+def _keys_to_import(found: Table, have: Table, is_new: bool) -> list[Any]:
     """The keys that an import changes: of a new file those that differ, else those that are missing."""
-    if new:
+    if is_new:
         return [key for key in found if found[key] != have.get(key)]
     return [key for key in found if key not in have]
 
@@ -303,7 +303,7 @@ def add_offsets(table: Table, known: Mapping[tuple[str, str], Mapping[int, int]]
         offsets[f"{topic}@{group}"] = {**{int(queue): at for queue, at in theirs.items()}, **ours}
 
 
-def _import_groups(store: MessageStore, table: Table, new: bool) -> None:
+def _import_groups(store: MessageStore, table: Table, is_new: bool) -> None:
     """Nothing is imported: a group exists as soon as it commits offsets, and its settings stay in the file."""
 
 
@@ -317,6 +317,7 @@ def _export_groups(tables: Tables, table: Table) -> None:
 
 
 def _new_group(name: str) -> Table:
+    """The entry that RocketMQ writes for a consumer group without options."""
     return {
         "attributes": {},
         "brokerId": 0,
@@ -338,11 +339,12 @@ def _new_group(name: str) -> Table:
 # --- delay levels ---------------------------------------------------------------------------------------------
 
 
-def _import_levels(store: MessageStore, table: Table, new: bool) -> None:
+def _import_levels(store: MessageStore, table: Table, is_new: bool) -> None:
+    """Note the offset of each delay level as the progress of the delay service."""
     found = {str(level): int(offset) for level, offset in table.get("offsetTable", {}).items()}
-    taken = _to_take(found, store.state.progress.get(LEVELS_SERVICE, {}), new)
-    if taken:
-        values = {level: found[level] for level in taken}
+    changes = _keys_to_import(found, store.state.progress.get(LEVELS_SERVICE, {}), is_new)
+    if changes:
+        values = {level: found[level] for level in changes}
         store.put_inner([], progress=ServiceProgress(LEVELS_SERVICE, values))
 
 
@@ -357,11 +359,11 @@ def _rows(table: Table, name: str, file: str) -> list[tuple[str, Table]]:
     """The rows of a table whose values are tables. Raises: Corrupt."""
     rows = table.get(name) or {}
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
-        raise _unlike(file, f"its {name} is not a table of tables")
+        raise _not_rocketmqs(file, f"its {name} is not a table of tables")
     return [(str(key), row) for key, row in rows.items()]
 
 
-def _unlike(name: str, reason: str) -> Corrupt:
+def _not_rocketmqs(name: str, reason: str) -> Corrupt:
     return Corrupt(
         f"config/{name} is not a file of RocketMQ: {reason}; repair it or move it away",
         path=str(Path("config") / name),

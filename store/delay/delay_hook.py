@@ -22,24 +22,19 @@ from raymq.store.base.errors import Rejected
 from raymq.store.base.format import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.store.base.status import PutStatus
 from raymq.store.config.store_config import StoreConfig
-from raymq.store.delay.delayed_record import (
-    GROUP_RESERVE_BYTES,
-    REAL_QUEUE,
-    REAL_TOPIC,
-    ROW_RESERVE_BYTES,
-)
-from raymq.store.delay.timer_rule import DELETE_KEY, OUT_MS, PRECISION_MS
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.put.put_errors import error_of
 from raymq.store.put.put_hooks import PutHook
 from raymq.store.records.key_check import check_keys
-from raymq.store.records.properties import decode
+from raymq.store.records.properties import DELAY, decode
 from raymq.store.records.requests import PutRequest
 from raymq.store.records.small_batch import SmallBatch
 from raymq.store.state.shard_state import TopicInfo
 from raymq.store.state.topics import check_target
 
-DELAY = "DELAY"
+from .delayed_record import GROUP_RESERVE_BYTES, REAL_QUEUE, REAL_TOPIC, ROW_RESERVE_BYTES
+from .timer_rule import DELETE_KEY, OUT_MS, PRECISION_MS
+
 DELAY_S, DELAY_MS, DELIVER_MS = "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"
 
 _OUT = r"(?:^|\x02)TIMER_OUT_MS\x01(?P<v>[0-9]{1,18})\x02"
@@ -160,18 +155,18 @@ class DelayHook(PutHook):
                 limit="TIMER_OUT_MS, REAL_TOPIC, REAL_QID",
             )
 
-        seconds = out.cast(pa.string()).cast(pa.int64()).to_numpy()
+        out_ms = out.cast(pa.string()).cast(pa.int64()).to_numpy()
         now_ms = self._clock.now_ms()
         # The clocks of producer and shard differ a little.
-        check_deliver_at(int(np.max(seconds)) + PRECISION_MS, now_ms + 60_000, self._config)
-        for time_ms in np.unique(seconds - seconds % PRECISION_MS).tolist():
+        check_deliver_at(int(np.max(out_ms)) + PRECISION_MS, now_ms + 60_000, self._config)
+        for time_ms in np.unique(out_ms - out_ms % PRECISION_MS).tolist():
             check_congestion(time_ms, self.waiting, self._config)
 
         for raw in pc.unique(topic).to_pylist():
             rows = pc.equal(topic, raw)
-            mine = queue.filter(rows).cast(pa.string()).cast(pa.int64())
+            queue_ids = queue.filter(rows).cast(pa.string()).cast(pa.int64())
             name = raw.decode("utf-8", "replace")
-            check_target(name, pc.max(mine).as_py(), topics)
+            check_target(name, pc.max(queue_ids).as_py(), topics)
             if topics[name].compacted:
                 check_keys(name, batch, rows)
 
@@ -186,6 +181,7 @@ def out_time_ms(deliver_ms: int) -> int:
 
 
 def _deliver_ms(properties: dict[str, str], now_ms: int) -> int | None:
+    """The delivery time that a message names; None without one."""
     if OUT_MS in properties:
         # Delivered by a timer before.
         return None
@@ -207,6 +203,7 @@ def delay_level(properties: Mapping[str, str]) -> int:
 
 
 def _number(properties: dict[str, str], name: str) -> int:
+    """The value of a property. Raises: Rejected if it is not a whole number of 64 bits."""
     text = properties[name]
     try:
         value = int(text) if text.isascii() and "_" not in text else None

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from raymq.store.base.arrays import leading
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.format import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.store.config.delay_levels import LEVELS_SERVICE
-from raymq.store.delay.delayed_record import SLICE_ROWS, by_queue, fitting, waiting_rows
-from raymq.store.delay.timer_store import TimerMessageStore
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue, QueueUnits
+
+from .delayed_record import SLICE_ROWS, by_queue, fitting, waiting_rows
+from .timer_store import TimerMessageStore
 
 if TYPE_CHECKING:
     from raymq.store.engine.message_store import MessageStore
@@ -69,26 +71,26 @@ class ScheduleMessageService:
         A delay begins at the message's store time, which may be ahead of the wall clock (StoreTimeClock).
         Raises: StorageFull, Unavailable, OSError. The next call delivers the rest.
         """
-        ahead_ms = self._store.put_path.stamps.ahead_ms(self._store.state.store_time_ms)
+        ahead_ms = self._store.put_path.store_times.ahead_ms(self._store.state.store_time_ms)
         now_ms += ahead_ms
 
         count = 0
-        next_due: int | None = None
+        next_due_ms: int | None = None
         offsets = level_offsets(self._store)
         for level in range(1, len(self.levels_ms) + 1):
             queue = self._store.consume_queues.find(SCHEDULE_TOPIC, level - 1)
             if queue is None:
                 continue
             offset = self._corrected(level, offsets.get(level, 0), queue)
-            due: int | None = now_ms
-            while due is not None and due <= now_ms and count < limit:
+            due_ms: int | None = now_ms
+            while due_ms is not None and due_ms <= now_ms and count < limit:
                 found = self._deliver_slice(level, queue, offset, now_ms)
                 count += found.delivered
-                offset, due = found.next_offset, found.due_ms
-            if due is not None:
-                next_due = due if next_due is None else min(next_due, due)
+                offset, due_ms = found.next_offset, found.due_ms
+            if due_ms is not None:
+                next_due_ms = due_ms if next_due_ms is None else min(next_due_ms, due_ms)
 
-        return DelayRun(count, None if next_due is None else next_due - ahead_ms)
+        return DelayRun(count, None if next_due_ms is None else next_due_ms - ahead_ms)
 
     def _corrected(self, level: int, offset: int, queue: ConsumeQueue) -> int:
         """An offset inside the queue. After a start the queue may be shorter than in the log: then there is nothing to
@@ -116,16 +118,16 @@ class ScheduleMessageService:
         if not due_count:
             return LevelSlice(0, offset, int(units["tags_code"][0]))
 
-        blank = units["size"] == BLANK_SIZE
-        sizes = np.where(blank, 0, units["size"])[:due_count].astype(np.int64)
+        is_blank = units["size"] == BLANK_SIZE
+        sizes = np.where(is_blank, 0, units["size"])[:due_count].astype(np.int64)
         count = fitting(sizes, self._store.config.group_bytes_max)
         positions = units["position"][:count].astype(np.int64)
-        is_stored = ~blank[:count] & (positions >= self._store.log.start)
+        is_stored = ~is_blank[:count] & (positions >= self._store.log.start)
 
         found, _ = waiting_rows(self._store.log, positions[is_stored], sizes[:count][is_stored])
         delivered = [each.delivered() for each in found]
         messages = [message for message in delivered if message is not None]
-        self.skipped += int((~blank[:count]).sum()) - len(messages)
+        self.skipped += int((~is_blank[:count]).sum()) - len(messages)
 
         next_offset = offset + count
         self._note(level, next_offset, by_queue(messages))
@@ -144,7 +146,7 @@ class ScheduleMessageService:
         # No store time is in the future: the level's delay was configured longer when the record was stored.
         is_too_far = deliver_ms > now_ms + self.levels_ms[level - 1]
         is_due = (deliver_ms <= now_ms) | is_too_far | (units["size"] == BLANK_SIZE)
-        return len(is_due) if is_due.all() else int(is_due.argmin())
+        return leading(is_due)
 
 
 class DelayService:
@@ -170,9 +172,11 @@ class DelayService:
         Durable: after the flush service's sync. Raises: StorageFull, Unavailable, OSError. Call again later.
         """
         levels = self.levels.deliver_due(now_ms, limit=limit)
-        count, timer_due = self.timers.run(now_ms, limit=max(1, limit - levels.messages))
-        dues = [due for due in (levels.next_due_ms, timer_due) if due is not None]
-        return DelayRun(levels.messages + count, min(dues, default=None))
+        count, timer_due_ms = self.timers.run(now_ms, limit=max(1, limit - levels.messages))
+        times_ms = [
+            time_ms for time_ms in (levels.next_due_ms, timer_due_ms) if time_ms is not None
+        ]
+        return DelayRun(levels.messages + count, min(times_ms, default=None))
 
     def holds_from(self) -> int | None:
         """The physical offset from which on records may still wait here; None: none waits. Deletion stops there."""

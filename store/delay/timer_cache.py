@@ -26,22 +26,11 @@ from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import Corrupt
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import Files
-from raymq.store.delay.timer_log import (
-    NONE,
-    TIMER_UNIT_BYTES,
-    TIMER_UNIT_DTYPE,
-    TimerLog,
-    TimerUnits,
-)
-from raymq.store.delay.timer_rule import (
-    MAGIC_DELETE,
-    PRECISION_MS,
-    ROLL_WINDOW_MS,
-    WHEEL_SLOTS,
-    Due,
-)
-from raymq.store.delay.timer_wheel import Slot, TimerWheel
 from raymq.store.log.commit_log import CommitLog
+
+from .timer_log import NONE, TIMER_UNIT_BYTES, TIMER_UNIT_DTYPE, TimerLog, TimerUnits
+from .timer_rule import MAGIC_DELETE, PRECISION_MS, ROLL_WINDOW_MS, WHEEL_SLOTS, Due
+from .timer_wheel import Slot, TimerWheel
 
 CHECK_BYTES = 4096
 #: state version that RayMQ writes. RocketMQ replaces it by its own with the first second that it has read
@@ -134,6 +123,7 @@ class TimerCache:
         self._last = None
 
     def _load(self, check: TimerCheck, time_ms: int) -> bool:
+        """Open the timer log and check its units. Returns: False if the files are not valid."""
         try:
             self._timer_log.load(check.log_end)
             if not self._timer_log.holds(check.log_end):
@@ -209,21 +199,23 @@ class TimerCache:
 
         changed: list[tuple[int, Slot]] = []
         for low, high in _runs(slots):
-            time = int(slots[low])
-            if time < time_ms:
+            second_ms = int(slots[low])
+            if second_ms < time_ms:
                 previous[low:high] = NONE
                 continue
-            old = self.wheel.get(time)
-            first, waiting = int(in_order[low]), int(weights[low:high].sum())
+            first = int(in_order[low])
+            waiting = int(weights[low:high].sum())
+            old = self.wheel.get(second_ms)
             if old is not None:
                 previous[low] = old.last
-                first, waiting = old.first, old.waiting + waiting
-            changed.append((time, Slot(first, int(in_order[high - 1]), waiting)))
+                first = old.first
+                waiting += old.waiting
+            changed.append((second_ms, Slot(first, int(in_order[high - 1]), waiting)))
 
         units["previous"][order] = previous
         self._timer_log.append(units)
-        for time, slot in changed:
-            self.wheel.put(time, slot)
+        for second_ms, slot in changed:
+            self.wheel.put(second_ms, slot)
         self._known_end = max(self._known_end, int(positions[-1] + sizes[-1]))
 
     def units_of(self, time_ms: int) -> TimerUnits:

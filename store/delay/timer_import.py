@@ -12,30 +12,36 @@ from dataclasses import replace
 import numpy as np
 
 from raymq.store.base.format import TIMER_TOPIC
-from raymq.store.delay.delayed_record import SLICE_ROWS, WaitingMessage, waiting_rows
-from raymq.store.delay.timer_cache import TimerCheck
-from raymq.store.delay.timer_rule import MAGIC_ROLL, OUT_MS, PRECISION_MS, ROLL_TIMES, TimerProgress
-from raymq.store.delay.timer_topic import TimerTopic
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.properties import decode
 
+from .delayed_record import SLICE_ROWS, WaitingMessage, waiting_rows
+from .timer_cache import TimerCheck
+from .timer_rule import MAGIC_ROLL, OUT_MS, PRECISION_MS, ROLL_TIMES, TimerProgress
+from .timer_topic import TimerTopic
 
-def taken_over(check: TimerCheck, before: TimerProgress, topic_end: int) -> TimerProgress:
+#: real topic, unique key and number of a roll
+RollKey = tuple[str, str, int]
+
+
+def imported_progress(check: TimerCheck, before: TimerProgress, topic_end: int) -> TimerProgress:
     """The progress after RocketMQ's, which began at `before` (nothing at first) or a little earlier.
 
     Earlier deliveries of this store count, even if RocketMQ's time is earlier. If RocketMQ read less of the topic than
     this store had, nothing later than this store's time counts as delivered.
     """
     end = min(check.queue_offset, topic_end)
-    time = max(0, check.read_time_ms - check.read_time_ms % PRECISION_MS)
+    second_ms = max(0, check.read_time_ms - check.read_time_ms % PRECISION_MS)
     if end < before.next_offset:
-        end, time = before.next_offset, min(time, before.second_ms)
+        end = before.next_offset
+        second_ms = min(second_ms, before.second_ms)
+
     progress = before
-    if time < before.second_ms:
-        progress = before.clock_set_back(time)
-    elif time > before.second_ms:
-        progress = before.at_time(time)
+    if second_ms < before.second_ms:
+        progress = before.clock_set_back(second_ms)
+    elif second_ms > before.second_ms:
+        progress = before.at_time(second_ms)
     return replace(progress, next_offset=end, imported=end)
 
 
@@ -48,19 +54,18 @@ def pending_rolls(
     itself, if a crash left its older files. Only RocketMQ's messages all have a unique key.
     """
     ours: list[WaitingMessage] = []
-    rolls: list[tuple[tuple[str, str, int], WaitingMessage]] = []
-    made: set[tuple[str, str, int]] = set()
+    rolls: list[tuple[RollKey, WaitingMessage]] = []
+    made: set[RollKey] = set()
 
     offset = before.imported
     while offset < topic.end:
         rows = topic.read(offset, SLICE_ROWS)
         offset = max(rows.next_offset, offset + 1)
         is_roll = rows.due.magic & MAGIC_ROLL != 0
-        left, kept = waiting_rows(log, rows.positions, rows.sizes)
+        messages, kept = waiting_rows(log, rows.positions, rows.sizes)
+        columns = (is_roll[kept].tolist(), rows.due.slot_ms[kept].tolist())
 
-        for waiting, roll, slot_ms in zip(
-            left, is_roll[kept].tolist(), rows.due.slot_ms[kept].tolist(), strict=True
-        ):
+        for waiting, roll, slot_ms in zip(messages, *columns, strict=True):
             properties = decode(waiting.properties)
             turn = _number(properties, ROLL_TIMES)
             key = (properties.get("REAL_TOPIC", ""), properties.get("UNIQ_KEY", ""))
@@ -68,8 +73,8 @@ def pending_rolls(
 
             known = waiting.queue_offset < before.next_offset
             # RocketMQ has delivered the records due before its time, even those that it read too late for a roll.
-            over = _number(properties, OUT_MS) < now.second_ms
-            if not roll or over or waiting.queue_offset >= now.next_offset:
+            is_over = _number(properties, OUT_MS) < now.second_ms
+            if not roll or is_over or waiting.queue_offset >= now.next_offset:
                 continue
 
             if known and now.waits(slot_ms, np.array([waiting.queue_offset])).all():
@@ -77,8 +82,8 @@ def pending_rolls(
             elif not known or key[1]:
                 rolls.append(((*key, turn + 1), waiting))
 
-    put = [*ours, *(waiting for after, waiting in rolls if after not in made)]
-    return [waiting.moved(TIMER_TOPIC, 0, waiting.properties) for waiting in put]
+    not_made = [waiting for key, waiting in rolls if key not in made]
+    return [waiting.moved(TIMER_TOPIC, 0, waiting.properties) for waiting in (*ours, *not_made)]
 
 
 def _number(properties: dict[str, str], name: str) -> int:

@@ -12,7 +12,7 @@ A unit (all numbers big-endian)::
      40  4  topic_hash       Java's hash of the real topic
      44  8  reserved         0
 
-A unit leaves at least 16 bytes of its file for a blank: int rest of the file, long 0, int BLANK_MAGIC.
+A unit leaves at least 16 bytes of its file for a blank: int rest of the file, long 0, int MAGIC_BLANK.
 Source: TimerLog, RocketMQ 5.3.3.
 """
 

@@ -52,26 +52,27 @@ def due(batch: pa.RecordBatch) -> Due:
     does not count as past: store times never go back.
     """
     properties = batch.column("properties")
-    enqueue = _floor(batch.column("store_time_ms").to_numpy())
+    enqueue_ms = _floor(batch.column("store_time_ms").to_numpy())
     text = pc.struct_field(pc.extract_regex(properties, _OUT), 0)
-    out = text.cast(pa.string()).cast(pa.int64()).fill_null(0).to_numpy()
-    slot = _floor(out)
+    out_ms = text.cast(pa.string()).cast(pa.int64()).fill_null(0).to_numpy()
 
-    beyond = slot - enqueue - ROLL_WINDOW_MS
-    roll = beyond >= 0
+    beyond_ms = _floor(out_ms) - enqueue_ms - ROLL_WINDOW_MS
+    is_roll = beyond_ms >= 0
     # Half the window if little would be left after a whole one: the next roll needs time.
-    step = np.where(beyond < ROLL_WINDOW_MS // 3, ROLL_WINDOW_MS // 2, ROLL_WINDOW_MS)
-    slot = np.where(roll, enqueue + step, slot)
+    step_ms = np.where(beyond_ms < ROLL_WINDOW_MS // 3, ROLL_WINDOW_MS // 2, ROLL_WINDOW_MS)
+    slot_ms = np.where(is_roll, enqueue_ms + step_ms, _floor(out_ms))
 
-    magic = np.full(len(slot), MAGIC_DEFAULT, dtype=np.int32)
-    magic[roll] |= MAGIC_ROLL
-    delete = pc.match_substring_regex(properties, _DELETE).to_numpy(zero_copy_only=False)
-    magic[delete] |= MAGIC_DELETE
+    magic = np.full(len(slot_ms), MAGIC_DEFAULT, dtype=np.int32)
+    magic[is_roll] |= MAGIC_ROLL
+    is_delete = pc.match_substring_regex(properties, _DELETE).to_numpy(zero_copy_only=False)
+    magic[is_delete] |= MAGIC_DELETE
 
     topics = pc.struct_field(pc.extract_regex(properties, _TOPIC), 0).dictionary_encode()
     hashes = [fmt.java_hash(name.as_py().decode("utf-8", "replace")) for name in topics.dictionary]
-    index = topics.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return Due(slot, magic, enqueue, np.array([*hashes, 0], dtype=np.int32)[index])
+    # A record without a topic takes the last item.
+    hash_of_row = topics.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    topic_hashes = np.array([*hashes, 0], dtype=np.int32)[hash_of_row]
+    return Due(slot_ms, magic, enqueue_ms, topic_hashes)
 
 
 def _floor(times_ms: Int64s) -> Int64s:

@@ -18,34 +18,31 @@ from raymq.store.base.arrays import Int32s, Int64s
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.config.delay_levels import TIMERS_SERVICE
-from raymq.store.delay import timer_rule
-from raymq.store.delay.delayed_record import (
-    SLICE_ROWS,
-    WaitingMessage,
-    by_queue,
-    fitting,
-    waiting_rows,
-)
-from raymq.store.delay.timer_cache import TimerCache, TimerCheck
-from raymq.store.delay.timer_import import pending_rolls, taken_over
-from raymq.store.delay.timer_topic import TimerRows, TimerTopic
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.records.properties import decode
+
+from . import timer_rule
+from .delayed_record import SLICE_ROWS, WaitingMessage, by_queue, fitting, waiting_rows
+from .timer_cache import TimerCache, TimerCheck
+from .timer_import import imported_progress, pending_rolls
+from .timer_topic import TimerRows, TimerTopic
 
 if TYPE_CHECKING:
     from raymq.store.engine.message_store import MessageStore
 
 
-ENQUEUE_MS, DEQUEUE_MS = "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"
+ENQUEUE_PROPERTY, DEQUEUE_PROPERTY = "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"
 
-#: most such slices of one call
+#: slices of SLICE_ROWS records that one call loads at most
 SLICES_LOADED_MAX = 16
 #: how often the files are completed on disk, while anything moves (timerFlushIntervalMs)
 SYNC_INTERVAL_MS = 1000
 #: how often to check while the log has not reached its former end, or the end that the timers need
 WAIT_MS = 100
 
-_ADDED = re.compile(rb"(?:(?<=\x02)|\A)TIMER_(?:ENQUEUE_MS|DEQUEUE_MS|ROLL_TIMES)\x01[^\x02]*\x02?")
+_TIMER_PROPERTIES = re.compile(
+    rb"(?:(?<=\x02)|\A)TIMER_(?:ENQUEUE_MS|DEQUEUE_MS|ROLL_TIMES)\x01[^\x02]*\x02?"
+)
 
 
 class DueRows(NamedTuple):
@@ -132,34 +129,36 @@ class TimerMessageStore:
             raise
 
     def _run(self, now_ms: int, limit: int) -> tuple[int, int | None]:
-        floor = now_ms - now_ms % timer_rule.PRECISION_MS
-        if floor < self._progress.second_ms:
-            self._append([], self._progress.clock_set_back(floor))
+        """`run` after the start. If the clock was set back, deliveries continue from the new time."""
+        this_second_ms = now_ms - now_ms % timer_rule.PRECISION_MS
+        if this_second_ms < self._progress.second_ms:
+            self._append([], self._progress.clock_set_back(this_second_ms))
             self._second = None
 
         count = self._load_records(now_ms, limit)
         has_more = self._progress.next_offset < self._topic.end
-        first = self._cache.wheel.first()
-        is_due = first is not None and first < floor
+        first_ms = self._cache.wheel.first()
+        is_due = first_ms is not None and first_ms < this_second_ms
 
         # All records are loaded before a second is delivered, so that confirmed cancellations take effect.
         if not has_more or (is_due and self._blocked):
-            count += self._deliver(now_ms, floor, limit - count)
-            first = self._cache.wheel.first()
+            count += self._deliver(now_ms, this_second_ms, limit - count)
+            first_ms = self._cache.wheel.first()
 
         self._sync_if_due(now_ms)
-        if has_more or (first is not None and first < floor):
+        if has_more or (first_ms is not None and first_ms < this_second_ms):
             return count, now_ms
 
-        time = floor if first is None else min(floor, first)
-        if time > self._progress.second_ms:
-            self._progress = self._progress.at_time(time)
+        second_ms = this_second_ms if first_ms is None else min(this_second_ms, first_ms)
+        if second_ms > self._progress.second_ms:
+            self._progress = self._progress.at_time(second_ms)
 
-        due = None if first is None else first + timer_rule.PRECISION_MS
+        due_ms = None if first_ms is None else first_ms + timer_rule.PRECISION_MS
         if self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0) > self._progress.next_offset:
             # A roll or a put is not confirmed yet.
-            due = now_ms + WAIT_MS if due is None else min(due, now_ms + WAIT_MS)
-        return count, due
+            retry_ms = now_ms + WAIT_MS
+            due_ms = retry_ms if due_ms is None else min(due_ms, retry_ms)
+        return count, due_ms
 
     # --- the start ------------------------------------------------------------------------------------------
 
@@ -249,7 +248,7 @@ class TimerMessageStore:
         progress = before
         messages: list[InnerMessage] = []
         if check is not None:
-            progress = taken_over(check, before, self._topic.end)
+            progress = imported_progress(check, before, self._topic.end)
             messages = pending_rolls(self._log, self._topic, before, progress)
         values = {**progress.values(), "foreign": None if check is None else True}
         self._store.put_inner(by_queue(messages), progress=ServiceProgress(TIMERS_SERVICE, values))
@@ -307,11 +306,12 @@ class TimerMessageStore:
             late, done = late[fit:], stop
 
         self._add(rows.select(slice(done, None)))
-        queue = max(rows.next_offset, self._progress.next_offset)
-        self._progress = replace(self._progress, next_offset=queue)
+        next_offset = max(rows.next_offset, self._progress.next_offset)
+        self._progress = replace(self._progress, next_offset=next_offset)
         return count
 
     def _add(self, rows: TimerRows) -> None:
+        """Put rows into the wheel. A second that is being delivered begins again if it gets a row."""
         if not len(rows.offsets):
             return
         self._cache.add(rows.due, rows.positions, rows.sizes, self._progress.second_ms)
@@ -323,31 +323,36 @@ class TimerMessageStore:
 
     # --- delivery -------------------------------------------------------------------------------------------
 
-    def _deliver(self, now_ms: int, floor: int, limit: int) -> int:
+    def _deliver(self, now_ms: int, this_second_ms: int, limit: int) -> int:
+        """Deliver the seconds that are over, group by group. Returns: how many messages."""
         count = 0
         while count < limit:
-            time = self._cache.wheel.first()
-            if time is None or time >= floor:
+            second_ms = self._cache.wheel.first()
+            if second_ms is None or second_ms >= this_second_ms:
                 break
-            if time > self._progress.second_ms:
-                self._progress = self._progress.at_time(time)
-            if self._second is None or self._second.time_ms != time:
-                self._second = self._begin_second(time)
+            if second_ms > self._progress.second_ms:
+                self._progress = self._progress.at_time(second_ms)
+            if self._second is None or self._second.time_ms != second_ms:
+                self._second = self._begin_second(second_ms)
             count += self._deliver_group(self._second, now_ms)
         return count
 
     def _begin_second(self, time_ms: int) -> DueSecond:
+        """The records of a second that are not delivered yet, and the cancellations among them."""
         units = self._cache.units_of(time_ms)
         positions = units["position"].astype(np.int64)
-        left = positions >= self._log.start
-        self.skipped += len(positions) - int(left.sum())
+        is_stored = positions >= self._log.start
+        self.skipped += len(positions) - int(is_stored.sum())
+
+        is_waiting = is_stored
         progress = self._progress
-        if left.any() and (progress.second_offset or progress.past):
+        if is_stored.any() and (progress.second_offset or progress.past):
             offsets = np.full(len(positions), -1, dtype=np.int64)
-            offsets[left] = self._topic.offsets_of(positions[left])
-            left &= progress.waits(time_ms, offsets)
+            offsets[is_stored] = self._topic.offsets_of(positions[is_stored])
+            is_waiting = is_stored & progress.waits(time_ms, offsets)
+
         columns = ("position", "record_size", "magic", "enqueue_time_ms")
-        rows = DueRows(*(units[name][left].astype(np.int64) for name in columns))
+        rows = DueRows(*(units[name][is_waiting].astype(np.int64) for name in columns))
         return DueSecond(time_ms, rows, self._cancelled(rows))
 
     def _cancelled(self, rows: DueRows) -> frozenset[str]:
@@ -371,8 +376,8 @@ class TimerMessageStore:
             rows = second.rows.select(slice(low, high))
             messages, offset = self._messages(rows, second.cancelled, now_ms)
 
-        ends = high == count
-        if ends:
+        is_last_group = high == count
+        if is_last_group:
             progress = self._progress.at_time(second.time_ms + timer_rule.PRECISION_MS)
         else:
             progress = replace(self._progress, second_offset=offset + 1)
@@ -382,7 +387,7 @@ class TimerMessageStore:
         self._progress = progress
         second.next_row = high
 
-        if ends:
+        if is_last_group:
             self._cache.wheel.drop_first()
             self._second = None
         self._dirty = True
@@ -398,7 +403,7 @@ class TimerMessageStore:
         kinds, times_ms = due.magic[rows].tolist(), due.enqueue_ms[rows].tolist()
 
         for each, kind, enqueued in zip(found, kinds, times_ms, strict=True):
-            times = f"{ENQUEUE_MS}\x01{enqueued}\x02{DEQUEUE_MS}\x01{now_ms}\x02"
+            times = f"{ENQUEUE_PROPERTY}\x01{enqueued}\x02{DEQUEUE_PROPERTY}\x01{now_ms}\x02"
             if kind & timer_rule.MAGIC_ROLL:
                 messages.append(_rolled(each, times))
                 continue
@@ -406,7 +411,7 @@ class TimerMessageStore:
                 continue
 
             if timer_rule.ROLL_TIMES.encode() in each.properties:
-                each = each._replace(properties=_ADDED.sub(_only_rolls, each.properties))
+                each = each._replace(properties=_TIMER_PROPERTIES.sub(_only_rolls, each.properties))
             message = each.delivered(times.encode())
             if message is None:
                 self.skipped += 1
@@ -461,7 +466,7 @@ def _rolled(found: WaitingMessage, times: str) -> InnerMessage:
     """The message for another turn in the timer topic."""
     turns = decode(found.properties).get(timer_rule.ROLL_TIMES, "0")
     turn = int(turns) + 1 if turns.isdecimal() else 1
-    bare = found._replace(properties=_ADDED.sub(b"", found.properties))
+    bare = found._replace(properties=_TIMER_PROPERTIES.sub(b"", found.properties))
     text = bare.with_text(f"{times}{timer_rule.ROLL_TIMES}\x01{turn}\x02".encode())
     return found.moved(TIMER_TOPIC, 0, text)
 

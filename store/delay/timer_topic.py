@@ -10,12 +10,13 @@ from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import Corrupt
 from raymq.store.base.format import TIMER_TOPIC
-from raymq.store.delay.delayed_record import undamaged_batch
-from raymq.store.delay.timer_rule import PRECISION_MS, ROLL_WINDOW_MS, Due, due
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.records.record_walk import gather
+
+from .delayed_record import undamaged_batch
+from .timer_rule import PRECISION_MS, ROLL_WINDOW_MS, Due, due
 
 _NOTHING = Due(
     np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from raymq.store.base.files import Files
-from raymq.store.delay.timer_rule import PRECISION_MS, WHEEL_SLOTS
+
+from .timer_rule import PRECISION_MS, WHEEL_SLOTS
 
 SLOT = struct.Struct(">qqqii")
 FILE_BYTES = SLOT.size * WHEEL_SLOTS

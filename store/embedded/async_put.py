@@ -20,7 +20,7 @@ from raymq.store.records.requests import Append, PutRequest
 from raymq.store.records.small_batch import PUT_SCHEMA
 
 if TYPE_CHECKING:
-    from raymq.store.embedded.embedded_store import EmbeddedStore
+    from .embedded_store import EmbeddedStore
 
 #: bytes of one batch, about
 BATCH_BYTES = 1 << 20
@@ -31,8 +31,8 @@ _OVERHEAD_BYTES = 100
 
 
 @dataclass(eq=False, slots=True)
-class _Gathered:
-    """Messages of one queue that travel together."""
+class _Batch:
+    """Messages of one queue that are appended together."""
 
     target: tuple[str, int]
     born_ms: int
@@ -44,17 +44,18 @@ class _Gathered:
     append: Append | None = None
     error: Exception | None = None
     #: one message each, when one of the batch was refused: only that message fails
-    alone: list[_Gathered] = field(default_factory=list)
+    singles: list[_Batch] = field(default_factory=list)
 
-    def split(self) -> list[_Gathered]:
+    def split(self) -> list[_Batch]:
         """Each row by itself."""
         for body, tag, text in zip(self.bodies, self.tags, self.properties, strict=True):
-            self.alone.append(_Gathered(self.target, self.born_ms, [body], [tag], [text]))
-        return self.alone
+            self.singles.append(_Batch(self.target, self.born_ms, [body], [tag], [text]))
+        return self.singles
 
     def request(self) -> PutRequest:
+        """The messages as columns."""
         count = len(self.bodies)
-        batch = pa.RecordBatch.from_arrays(
+        columns = pa.RecordBatch.from_arrays(
             [
                 binary_array(self.bodies),
                 pa.array(self.tags, pa.string()),
@@ -63,35 +64,35 @@ class _Gathered:
             ],
             schema=PUT_SCHEMA,
         )
-        return PutRequest(*self.target, batch, None, 0, 0, "quorum")
+        return PutRequest(*self.target, columns, None, 0, 0, "quorum")
 
 
 @dataclass(eq=False, slots=True)
 class AsyncAppend:
     """The future answer to one message."""
 
-    _gathered: _Gathered
+    _batch: _Batch
     _row: int
 
     def done(self) -> bool:
         """Whether `result` returns or raises at once."""
-        return self._gathered.done.is_set()
+        return self._batch.done.is_set()
 
     def result(self, timeout_s: float | None = None) -> int:
         """The message's queue offset, when the store's promise for it is kept.
 
         Raises: TimeoutError when that is not known yet; the errors of `EmbeddedStore.put`.
         """
-        gathered, row = self._gathered, self._row
-        if not gathered.done.wait(timeout_s):
+        batch, row = self._batch, self._row
+        if not batch.done.wait(timeout_s):
             raise TimeoutError(f"the message is not answered within {timeout_s} s; ask again")
-        if gathered.alone:
-            gathered, row = gathered.alone[row], 0
-        if gathered.error is not None:
-            raise gathered.error
-        if gathered.append is None:
+        if batch.singles:
+            batch, row = batch.singles[row], 0
+        if batch.error is not None:
+            raise batch.error
+        if batch.append is None:
             raise Unavailable("the store was closed before the message was stored", field="store")
-        return gathered.append.first_offset + row
+        return batch.append.first_offset + row
 
 
 class AsyncPut:
@@ -101,8 +102,8 @@ class AsyncPut:
         self._store = store
         self._clock: Clock = store.store.clock
         self._changed = threading.Condition()
-        self._open: dict[tuple[str, int], _Gathered] = {}
-        self._full: deque[_Gathered] = deque()
+        self._open: dict[tuple[str, int], _Batch] = {}
+        self._full: deque[_Batch] = deque()
         self._waiting_bytes = 0
         self._idle = False
         self._closing = False
@@ -130,24 +131,25 @@ class AsyncPut:
             if self._closing:
                 raise Unavailable("no more messages are taken: it is closed", field="store")
 
-            gathered = self._open.get(target)
-            if gathered is None:
-                gathered = self._open[target] = _Gathered(target, self._clock.now_ms())
-            row = len(gathered.bodies)
-            gathered.bodies.append(body)
-            gathered.tags.append(tag)
-            gathered.properties.append(properties)
-            gathered.nbytes += nbytes
+            batch = self._open.get(target)
+            if batch is None:
+                batch = self._open[target] = _Batch(target, self._clock.now_ms())
+            row = len(batch.bodies)
+            batch.bodies.append(body)
+            batch.tags.append(tag)
+            batch.properties.append(properties)
+            batch.nbytes += nbytes
             self._waiting_bytes += nbytes
 
-            if gathered.nbytes >= BATCH_BYTES:
+            if batch.nbytes >= BATCH_BYTES:
                 self._full.append(self._open.pop(target))
             if self._idle:
                 self._idle = False
                 self._changed.notify_all()
-        return AsyncAppend(gathered, row)
+        return AsyncAppend(batch, row)
 
     def _run(self) -> None:
+        """Append and flush gathered batches until `close`: the body of the thread."""
         while True:
             with self._changed:
                 while not (self._full or self._open) and not self._closing:
@@ -159,48 +161,50 @@ class AsyncPut:
                 if not taken:
                     return
 
-            for gathered in taken:
-                self._append(gathered)
+            for batch in taken:
+                self._append(batch)
             # One flush serves them all.
-            for gathered in taken:
-                self._await_promise(gathered)
+            for batch in taken:
+                self._await_promise(batch)
 
             with self._changed:
-                self._waiting_bytes -= sum(gathered.nbytes for gathered in taken)
+                self._waiting_bytes -= sum(batch.nbytes for batch in taken)
                 self._changed.notify_all()
 
-    def _append(self, gathered: _Gathered) -> None:
+    def _append(self, batch: _Batch) -> None:
+        """Append a batch. Its error is kept for the callers of `AsyncAppend.result`."""
         try:
-            gathered.append = self._store.append(gathered.request())
+            batch.append = self._store.append(batch.request())
         except (RayMQError, OSError) as error:
-            gathered.error = error
+            batch.error = error
             if isinstance(error, Rejected):
-                self._append_each(gathered)
+                self._append_each(batch)
         except Exception as error:
             # A value that its column cannot hold. Without an error its caller would wait for ever.
-            gathered.error = Rejected(
+            batch.error = Rejected(
                 f"a message cannot be stored as it is: {error}",
                 field="batch",
                 limit="bytes and text",
             )
-            self._append_each(gathered)
+            self._append_each(batch)
 
-    def _append_each(self, gathered: _Gathered) -> None:
+    def _append_each(self, batch: _Batch) -> None:
         """Store the messages of a refused batch one by one, so that only the wrong ones are refused."""
-        if len(gathered.bodies) > 1:
-            for one in gathered.split():
+        if len(batch.bodies) > 1:
+            for one in batch.split():
                 self._append(one)
 
-    def _await_promise(self, gathered: _Gathered) -> None:
-        for one in gathered.alone:
+    def _await_promise(self, batch: _Batch) -> None:
+        """Wait for the promise of a batch, and answer its callers."""
+        for one in batch.singles:
             self._await_promise(one)
         try:
-            if gathered.append is not None:
-                self._store.wait(gathered.append)
+            if batch.append is not None:
+                self._store.wait(batch.append)
         except Exception as error:
-            gathered.error = error
+            batch.error = error
         finally:
-            gathered.done.set()
+            batch.done.set()
 
     def close(self) -> None:
         """Store the queued messages, and end."""

@@ -17,14 +17,15 @@ from raymq.store.base.files import Files
 from raymq.store.config.promise import PROMISES, Ends
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.delay_service import DelayService
-from raymq.store.embedded.async_put import AsyncPut
-from raymq.store.embedded.put_message import MessagePut, PutResult
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
 from raymq.store.log.segments.read_ahead import ReadAhead
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.requests import Append, FetchSlice, PutRequest
 from raymq.store.services.transaction import Half, TransactionService
+
+from .async_put import AsyncPut
+from .put_message import MessagePut, PutResult
 
 #: pause after a file could not be opened for a sync
 FLUSH_RETRY_S = 0.05
@@ -118,9 +119,9 @@ class EmbeddedStore:
         self._sync_flush = config.flush == "sync"
         self._promise = PROMISES[config.flush, False, "quorum"]
         #: no receipt waits for the flush thread
-        self._acknowledged_at_once = self._promise.acknowledged_by == ("appended",)
-        self._commit = GroupCommit(self._syncer, flushed=log.synced)
-        self._real_time = FlushRealTime(self._syncer, log.clock, config, flushed=log.synced)
+        self._acknowledged_at_once = self._promise.waits_for_nothing
+        self._commit = GroupCommit(self._syncer, synced=log.synced)
+        self._real_time = FlushRealTime(self._syncer, log.clock, config, synced=log.synced)
 
         self._changed = threading.Condition()
         self._dispatch_lock = threading.Lock()
@@ -323,7 +324,7 @@ class EmbeddedStore:
         log = self.store.log
         flush = self._commit.flush if self._sync_flush else self._real_time.flush_if_due
         try:
-            flushed = flush(log.end)
+            synced = flush(log.end)
         except FlushFailed:
             raise
         except (OSError, Unavailable):
@@ -332,8 +333,8 @@ class EmbeddedStore:
             self._wake.set()
             return
 
-        if flushed > log.synced:
-            log.note_synced(flushed)
+        if synced > log.synced:
+            log.note_synced(synced)
             self._notify_synced()
 
     def _fail(self, reason: str, cause: BaseException | None = None) -> None:
@@ -347,9 +348,8 @@ class EmbeddedStore:
         """Raises: Unavailable if a thread of the store ended or a sync failed. Nothing was stored then."""
         if self._failed is not None:
             self._raised = True
-            raise Unavailable(
-                f"the store stopped writing: {self._failed}", field="store"
-            ) from self._cause
+            fault = f"the store stopped writing: {self._failed}"
+            raise Unavailable(fault, field="store") from self._cause
 
     def _check_threads(self) -> None:
         """Raises: Unavailable, once, if a thread of the store ended. A failed sync harms no reader."""

@@ -27,7 +27,6 @@ from raymq.store.state.topics import is_system_topic
 
 logger = logging.getLogger("raymq.store")
 
-RETRY_PREFIX = "%RETRY%"
 #: bytes that a record may have besides its body (MessageExtEncoder)
 RECORD_EXTRA_BYTES_MAX = 64 * 1024
 #: sysFlag of a record that holds a whole batch. Only topics with a BatchCQ may have one, and RayMQ has no such topic
@@ -105,7 +104,7 @@ class MessagePut:
             result = self._append(messages)
 
         for message in messages:
-            _run_after(hooks, message, result)
+            _run_after_hooks(hooks, message, result)
         return result
 
     def _refused(self, error: Exception) -> PutResult:
@@ -177,7 +176,7 @@ def check_message(message: InnerMessage) -> None:
     _check_kinds(message)
 
     length = len(message.topic)
-    is_retry = message.topic.startswith(RETRY_PREFIX)
+    is_retry = message.topic.startswith(fmt.RETRY_PREFIX)
     limit = fmt.TOPIC_MAX_CHARS if is_retry else fmt.TOPIC_V1_MAX_CHARS
     if not 0 < length <= limit:
         raise _illegal(f"the topic has {length} bytes; it may have 1 to {limit}", "topic", limit)
@@ -207,9 +206,8 @@ def _check_kinds(message: InnerMessage) -> None:
     for name, (low, high) in _NUMBERS.items():
         value = getattr(message, name)
         if not isinstance(value, int) or not low <= value <= high:
-            raise _illegal(
-                f"{name} is {value!r}; it must be an int of {low} to {high}", name, f"{low}..{high}"
-            )
+            fault = f"{name} is {value!r}; it must be an int of {low} to {high}"
+            raise _illegal(fault, name, f"{low}..{high}")
 
     match message.born_host:
         case None | (str(), int()):
@@ -220,9 +218,8 @@ def _check_kinds(message: InnerMessage) -> None:
     if not isinstance(message.properties_text, bytes | None):
         raise _illegal("properties_text is not bytes", "properties_text", "bytes")
     if not isinstance(message.properties, Mapping):
-        raise _illegal(
-            f"properties are {message.properties!r}; give a mapping", "properties", "text"
-        )
+        fault = f"properties are {message.properties!r}; give a mapping"
+        raise _illegal(fault, "properties", "text")
 
     for name, text in message.properties.items():
         if not all(isinstance(part, str) and _is_unicode(part) for part in (name, text)):
@@ -253,12 +250,11 @@ def check_batch(messages: tuple[InnerMessage, ...]) -> None:
         if (message.topic, message.queue_id) != (first.topic, first.queue_id):
             raise _illegal("all messages of a batch go to one queue", "queue_id", "one queue", row)
         if message.sys_flag & fmt.SYS_TRANSACTION_MASK:
-            raise _illegal(
-                "a transaction message cannot be in a batch", "sys_flag", "no transaction", row
-            )
+            fault = "a transaction message cannot be in a batch"
+            raise _illegal(fault, "sys_flag", "no transaction", row)
         if delay_level(message.properties) > 0:
             raise _illegal("a delayed message cannot be in a batch", DELAY, "no delay level", row)
-        if message.topic.startswith(RETRY_PREFIX):
+        if message.topic.startswith(fmt.RETRY_PREFIX):
             raise _illegal("a retry topic takes no batches", "topic", "no retry topic", row)
         if wait_store_ok(message.properties) != wait_store_ok(first.properties):
             raise _illegal(f"all messages of a batch have the same {WAIT}", WAIT, "the same", row)
@@ -269,7 +265,7 @@ def _illegal(text: str, field: str, limit: object, row: int | None = None) -> Ra
     return error_of(PutStatus.MESSAGE_ILLEGAL, text, field=field, limit=limit, **where)
 
 
-def _run_after(hooks: Sequence[PutHook], message: InnerMessage, result: PutResult) -> None:
+def _run_after_hooks(hooks: Sequence[PutHook], message: InnerMessage, result: PutResult) -> None:
     for hook in hooks:
         try:
             hook.after_put(message, result.status)

@@ -1,7 +1,7 @@
 """One shard's store: RocketMQ's DefaultMessageStore, in columns.
 
 `put` appends and returns at once. The host of the store awaits the sync and the replica, and moves the confirmed end.
-`dispatch` builds consume queues and index below the confirmed end, `fetch` reads them. `embedded_store.py` is such a host.
+`dispatch` builds consume queues and index below the confirmed end, `fetch` reads them. `EmbeddedStore` is such a host.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, RayMQError, Unavailable
@@ -26,8 +26,6 @@ from raymq.store.config.delay_levels import LEVELS_SERVICE, TIMERS_SERVICE
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.config_files import config_json
 from raymq.store.delay.delay_hook import DelayHook
-from raymq.store.engine.stats import StoreStats
-from raymq.store.engine.store_recovery import StoreRecovery
 from raymq.store.index.index_builder import IndexBuilder
 from raymq.store.index.index_service import IndexService
 from raymq.store.index.query import Query
@@ -40,7 +38,7 @@ from raymq.store.put.put_path import PutPath
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.queues.get_message import BYTES_MAX, GetMessage, GetMessageResult
 from raymq.store.queues.message_filter import MessageFilter
-from raymq.store.queues.raw_records import before, fault_of
+from raymq.store.queues.raw_records import fault_of, records_before
 from raymq.store.queues.reader import Reader
 from raymq.store.queues.reput_service import ReputService
 from raymq.store.records.requests import Append, FetchSlice, PutRequest
@@ -49,6 +47,9 @@ from raymq.store.state.producer_table import ProducerTable
 from raymq.store.state.shard_state import OFFSETS, TOPIC, ShardState, offsets_body, topic_body
 from raymq.store.state.topics import check_new_topic
 
+from .stats import StoreStats
+from .store_recovery import LostQueues, StoreRecovery
+
 logger = logging.getLogger(__name__)
 
 #: longest wait of an orderly stop for a lagging index. After it the file `abort` stays
@@ -56,7 +57,14 @@ INDEX_WAIT_MS = 5_000
 #: longest wait of an orderly stop for compacted queues: RocketMQ would never serve messages that are not copied
 COPY_WAIT_MS = 60_000
 #: most earlier results of `deletable_end` that wait for a sync
-HELD_MAX = 8
+UNSYNCED_MAX = 8
+
+
+class _Deletable(NamedTuple):
+    """A deletable end, which holds as soon as the log is synced up to `log_end`."""
+
+    log_end: int
+    end: int
 
 
 class MessageStore:
@@ -108,8 +116,8 @@ class MessageStore:
         self.derived: list[Derived] = [self.index]
         #: each returns the physical offset from which it still needs records; None: it needs none
         self.holds: list[Callable[[], int | None]] = [self.compaction.holds_from]
-        #: the log's end and the deletable end, as of earlier calls
-        self._held: list[tuple[int, int]] = []
+        #: of earlier calls of `deletable_end`: the newest that holds, and later ones
+        self._deletable: list[_Deletable] = []
 
         #: deletes old files; the host calls its `run_once`
         self.clean_service = CleanService(log, self, flags=self.flags)
@@ -118,8 +126,8 @@ class MessageStore:
 
         #: recovery read a snapshot
         self._met_snapshot = False
-        #: the end up to which consume queues are being rebuilt, and the next offsets of those that were lost
-        self._rebuilding: tuple[int, dict[tuple[str, int], int]] | None = None
+        #: the consume queues that are being rebuilt
+        self._rebuilding: LostQueues | None = None
         #: ends of the records of topics that were created since the store was opened, and the log's end at that time
         self._topic_ends: dict[str, int] = {}
         self._opened_end = 0
@@ -169,6 +177,7 @@ class MessageStore:
     # --- recovery -------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
+        """Make log, state, consume queues, index and compacted queues agree."""
         self.consume_queues.on_differing = self._distrust_queue_ends
         found = StoreRecovery(self).run()
         self.reput.dispatched = found.dispatched
@@ -186,6 +195,7 @@ class MessageStore:
         self.log.marks.queued_end = 0
 
     def _recover_index(self) -> None:
+        """Open the index, if records are indexed."""
         log = self.log
         if not self.config.message_index:
             return
@@ -200,9 +210,9 @@ class MessageStore:
 
     def _end_rebuilding(self) -> None:
         """Let a lost queue that has no message left in the log continue at its old offset."""
-        if self._rebuilding is None or self.dispatched < self._rebuilding[0]:
+        if self._rebuilding is None or self.dispatched < self._rebuilding.log_end:
             return
-        for (topic, queue_id), offset in self._rebuilding[1].items():
+        for (topic, queue_id), offset in self._rebuilding.offsets.items():
             self.consume_queues.begin_at(topic, queue_id, offset)
         self._rebuilding = None
 
@@ -256,10 +266,8 @@ class MessageStore:
         """
         with self._sync_lock:
             if self._queues_doubtful:
-                raise Unavailable(
-                    "an fdatasync of a consume queue failed; the next start rebuilds all that was not synced",
-                    field="consumequeue",
-                )
+                fault = "an fdatasync of a consume queue failed; the next start rebuilds all that was not synced"
+                raise Unavailable(fault, field="consumequeue")
 
             upto = self.dispatched
             try:
@@ -283,17 +291,17 @@ class MessageStore:
         """The end below which consume queues are durable: after a power loss none may end below the log's start."""
         self.sync_queues()
         log = self.log
-        held = [hold() for hold in self.holds]
-        deletable = min([log.marks.dispatched_end, *(end for end in held if end is not None)])
+        needed = [holds_from() for holds_from in self.holds]
+        deletable = min([log.marks.dispatched_end, *(end for end in needed if end is not None)])
         progress = self.state.progress
         if not progress.get(LEVELS_SERVICE) and not progress.get(TIMERS_SERVICE):
             return deletable
         # A delivered message waits no more. But its delivery must be on disk before the original record is deleted.
-        self._held.append((log.end, deletable))
-        certain = [each for each in self._held if each[0] <= log.synced]
-        uncertain = [each for each in self._held if each not in certain]
-        self._held = [*certain[-1:], *uncertain][-HELD_MAX:]
-        return certain[-1][1] if certain else log.start
+        self._deletable.append(_Deletable(log.end, deletable))
+        synced = [each for each in self._deletable if each.log_end <= log.synced]
+        unsynced = [each for each in self._deletable if each not in synced]
+        self._deletable = [*synced[-1:], *unsynced][-UNSYNCED_MAX:]
+        return synced[-1].end if synced else log.start
 
     def forget_before(self, start: int) -> None:
         """Messages below physical offset `start` are out of range from now on."""
@@ -349,7 +357,7 @@ class MessageStore:
         if fault is None:
             return found
         if fault.row:
-            return before(found, fault.row)
+            return records_before(found, fault.row)
         self.check_record(topic, queue_id, found.first_offset)
         raise Unavailable(
             f"message {offset} of queue {queue_id} of {topic} was read damaged ({fault.rule}), and intact on the "

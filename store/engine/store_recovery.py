@@ -13,16 +13,25 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from raymq.store.log.commit_log import QUEUES_DOUBTFUL
+from raymq.store.log.recovery.recovery_table import ENDS_IN_ZEROS
 from raymq.store.log.recovery.snapshot_head import read_head, snapshot_starts
 from raymq.store.records import properties, record, rows
 from raymq.store.state.shard_state import INTERNAL_TOPIC, PROGRESS, reading_internal
 from raymq.store.state.topics import QueueKey
 
 if TYPE_CHECKING:
-    from raymq.store.engine.message_store import MessageStore
+    from .message_store import MessageStore
 
 #: bytes of the next record that a killed process may have written: size and magic
 _PREFIX_BYTES = 8
+
+
+class LostQueues(NamedTuple):
+    """Consume queues that dispatch builds again, up to the log's end at recovery."""
+
+    log_end: int
+    #: the next offset that each had reached
+    offsets: dict[QueueKey, int]
 
 
 class RecoveredStore(NamedTuple):
@@ -34,8 +43,8 @@ class RecoveredStore(NamedTuple):
     queues_exact: bool
     #: a snapshot was read, so that the log holds all of the state
     met_snapshot: bool
-    #: the log's end up to which lost queues are dispatched again, and the offset that each had reached
-    rebuilding: tuple[int, dict[QueueKey, int]] | None
+    #: None: no consume queue was lost
+    rebuilding: LostQueues | None
 
 
 class StoreRecovery:
@@ -51,7 +60,7 @@ class StoreRecovery:
         self._queues_untrusted = False
         #: the consume queues stay closed for now: the marks say where they end
         self._queues_stay_closed = False
-        #: the consume queues are queues_end up to this physical offset; -1: nothing in them counts
+        #: the consume queues are complete up to this physical offset; -1: nothing in them counts
         self._queues_end = -1
         #: the next offset of every queue at `_queues_end`
         self._offsets_at_queues_end: dict[QueueKey, int] | None = None
@@ -67,7 +76,9 @@ class StoreRecovery:
         known_end = self._judge_queues()
         scan_start = self._recover_log(known_end)
         self._drop_half_group(scan_start)
-        if log.recovered is not None and log.recovered.row.name == "K" and not log.is_own_store:
+        recovered = log.recovered
+        if recovered is not None and recovered.row is ENDS_IN_ZEROS and not log.is_own_store:
+            # RocketMQ's log has no synced mark. This log ends in zeros, so all of its records count as synced.
             log.note_synced(log.end)
 
         lost = self._find_lost_queues()
@@ -76,7 +87,7 @@ class StoreRecovery:
 
         rebuilding = None
         if lost or self._queues_end < 0:
-            rebuilding = log.end, lost
+            rebuilding = LostQueues(log.end, lost)
             exact = self._begin_queues_again()
 
         dispatched = min(max(self._queues_end, log.start), log.end)
@@ -202,6 +213,7 @@ class StoreRecovery:
             at = walk.end
 
     def _apply_walk(self, view: memoryview, base: int, walk: record.Walk) -> None:
+        """Apply walked records to the state, run by run."""
         columns = (*rows.RUN_COLUMNS, "body")
         for run in rows.runs(view, base, walk.positions, walk.sizes, columns=columns):
             self._note_offsets_at_queues_end(run)
@@ -230,6 +242,7 @@ class StoreRecovery:
             self._offsets_at_queues_end[run.topic, run.queue_id] = run.first_offset + before
 
     def _apply_internal(self, run: rows.RowRun) -> None:
+        """Apply records of the internal topic, and remember the group that the last of them begins."""
         texts = run.batch.column("properties").to_pylist()
         bodies = run.batch.column("body").to_pylist()
         for text, body, at in zip(texts, bodies, run.positions.tolist(), strict=True):
@@ -242,7 +255,7 @@ class StoreRecovery:
     # --- consume queues after the walk ----------------------------------------------------------------------
 
     def _expected_ends(self) -> dict[QueueKey, int]:
-        """The ends of all consume queues, if they are queues_end up to `_queues_end`."""
+        """The ends of all consume queues, if they are complete up to `_queues_end`."""
         known = self._offsets_at_queues_end
         return self._state.next_offsets if known is None else known
 

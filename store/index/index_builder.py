@@ -14,11 +14,12 @@ import pyarrow as pa
 from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s, UInt32s
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange, StorageFull
-from raymq.store.index.index_keys import hash_keys, key_hash, topic_hash
-from raymq.store.index.index_service import IndexService
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records import record
 from raymq.store.records.keys import Keyed, KeyedUnit, keyed_column, keys_of
+
+from .index_keys import hash_keys, key_hash, topic_hash
+from .index_service import IndexService
 
 logger = logging.getLogger(__name__)
 

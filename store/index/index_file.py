@@ -1,7 +1,9 @@
 """One index file, a cache: from the hash of a key to physical offsets. Its bytes are RocketMQ's and must not change.
 
-The header has 40 bytes. `slots` ints follow: each is the number of the newest entry of its chain. Then come `entries`
-units of 20 bytes, of which number 0 is never used. The header's count is the number of the next entry.
+The header has 40 bytes: first and last store time, first and last physical offset (8 each), used slots, count (4 each).
+`slots` ints follow: each is the number of the newest entry of its chain. Then come entries of 20 bytes, of which number
+0 is never used: hash 4, physical offset 8, seconds 4, number of the previous entry 4. The header's count is the number
+of the next entry.
 Source: IndexFile, IndexHeader, RocketMQ 5.3.3.
 """
 
@@ -275,6 +277,7 @@ class IndexFile:
         self.header = header
 
     def _slots(self) -> Structs:
+        """The slots as an array over the map, which is made at first use. Their blocks are reserved before."""
         if self._slot_map is None:
             size = self._entries_at
             # A file of RocketMQ's may have holes here.
@@ -397,7 +400,7 @@ class IndexFile:
                 entries = blocks.get(number // BLOCK_ENTRIES) or self._read_block(
                     number // BLOCK_ENTRIES
                 )
-                found, offset, seconds, previous = unpack_from(
+                entry_hash, offset, seconds, previous = unpack_from(
                     entries, number % BLOCK_ENTRIES * ENTRY_BYTES
                 )
 
@@ -408,7 +411,7 @@ class IndexFile:
                         seconds = 0
                     if seconds < first_second:
                         return offsets, 0
-                    if found == key_hash and seconds <= last_second:
+                    if entry_hash == key_hash and seconds <= last_second:
                         offsets.append(offset)
                 if previous >= number:
                     return offsets, 0
@@ -462,15 +465,16 @@ class IndexFile:
 
         while number > 0:
             low = max(1, number + 1 - SCAN_ENTRIES)
-            part = self._entries(low, min(number + 1, self._entry_count))
-            rows = np.flatnonzero(part["hash"] == key_hash)[::-1]
-            spans = part["seconds"][rows].astype(np.int64)
-            spans[rows + low == 1] = 0
-            times_ms = header.begin_time_ms + 1000 * spans
+            entries = self._entries(low, min(number + 1, self._entry_count))
+            rows = np.flatnonzero(entries["hash"] == key_hash)[::-1]
+            seconds = entries["seconds"][rows].astype(np.int64)
+            # The first entry counts from another time: that of the file before.
+            seconds[rows + low == 1] = 0
+            times_ms = header.begin_time_ms + 1000 * seconds
             in_span = (times_ms <= end_ms) & (times_ms + 999 >= begin_ms)
 
             if in_span.any():
-                yield part["physical_offset"][rows[in_span]].tolist()
+                yield entries["physical_offset"][rows[in_span]].tolist()
             if len(rows) and times_ms[-1] + 999 < begin_ms:
                 break
             number = low - 1

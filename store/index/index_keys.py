@@ -106,6 +106,7 @@ class _Spans(NamedTuple):
 
 
 def _hash_chunk(topic_hashes: UInt32s | int, data: Bytes, offsets: Int64s) -> Hashes:
+    """`hash_keys` of so few records that their properties fit the tables of powers."""
     keys = _key_spans(data, offsets)
     hashes, lengths = _span_hashes(data, keys)
     seeds = topic_hashes if isinstance(topic_hashes, int) else topic_hashes[keys.rows]

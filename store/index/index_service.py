@@ -21,9 +21,10 @@ from raymq.store.base.errors import Corrupt, StorageFull, Unavailable
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
-from raymq.store.index.index_file import CHAIN_STEPS, IndexFile
-from raymq.store.index.index_keys import key_hash
 from raymq.store.log.control_files.meta import Meta
+
+from .index_file import CHAIN_STEPS, IndexFile
+from .index_keys import key_hash
 
 _NAME_FORMAT = "%Y%m%d%H%M%S"
 #: most bytes of log without keys that are indexed again after a crash
@@ -35,8 +36,8 @@ class _Mark(NamedTuple):
 
     #: name of the newest file with an entry; empty without one
     file: str
-    #: the file's entries
-    entries: int
+    #: number of the file's next entry: its header's count
+    next_number: int
     #: everything below this is indexed
     indexed: int
 
@@ -101,6 +102,7 @@ class IndexService:
             self._drop_all(log_start)
 
     def _open_mark(self) -> Meta:
+        """Open the mark. Of a damaged one nothing is used: the index is built again."""
         try:
             return Meta.open(self._mark_path, files=self._files)
         except Corrupt:
@@ -170,7 +172,7 @@ class IndexService:
         with self._files_lock:
             try:
                 while done < len(hashes):
-                    file = self._current()
+                    file = self._file_with_room()
                     stop = min(done + file.room, len(hashes))
                     file.append(hashes[done:stop], physical_offsets[done:stop], times_ms[done:stop])
                     done = stop
@@ -181,7 +183,8 @@ class IndexService:
                 raise
             self.indexed = max(self.indexed, upto)
 
-    def _current(self) -> IndexFile:
+    def _file_with_room(self) -> IndexFile:
+        """The newest file, or a new one if that is full or there is none."""
         last = self._index_files[-1] if self._index_files else None
         if last is not None and last.room > 0:
             return last
@@ -225,8 +228,8 @@ class IndexService:
             if last is not None:
                 mark = _Mark(last.path.name, last.header.count, upto)
 
-            if self._mark is not None and _is_due(self._synced, mark, closing=closing):
-                noted = {"file": mark.file or None, "count": mark.entries, "indexed": upto}
+            if self._mark is not None and _must_write_mark(self._synced, mark, closing=closing):
+                noted = {"file": mark.file or None, "count": mark.next_number, "indexed": upto}
                 self._mark.update(noted)
                 self._synced = mark
 
@@ -307,9 +310,9 @@ class IndexService:
             self._mark = None
 
 
-def _is_due(synced: _Mark | None, mark: _Mark, *, closing: bool) -> bool:
+def _must_write_mark(synced: _Mark | None, mark: _Mark, *, closing: bool) -> bool:
     """Whether to write the mark: after each new entry, after much log without keys, and at a stop."""
-    if synced is None or (mark.file, mark.entries) != (synced.file, synced.entries):
+    if synced is None or (mark.file, mark.next_number) != (synced.file, synced.next_number):
         return True
     if not 0 <= mark.indexed - synced.indexed < MARK_STEP_BYTES:
         return True

@@ -13,12 +13,13 @@ import pyarrow as pa
 
 from raymq.store.base.arrays import Bools, Int64s
 from raymq.store.base.checksum import BODY_CRC_MASK, crc32
-from raymq.store.index.index_service import IndexService
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records.binary_columns import binary_array
 from raymq.store.records.keys import keys_of
-from raymq.store.records.one_record import record_at, records_each
+from raymq.store.records.one_record import record_at, records_at_each
 from raymq.store.records.record_walk import WalkStop
+
+from .index_service import IndexService
 
 #: later than any store time
 TIME_MAX_MS = (1 << 63) - 1
@@ -90,7 +91,7 @@ class KeySearch:
             offsets = [offset for offset in candidates if low <= offset < high]
             data = log.read_each(offsets, nbytes)
             starts = range(0, len(data), nbytes)
-            each = records_each(data, nbytes, offsets)
+            each = records_at_each(data, nbytes, offsets)
             for offset, start, parts in zip(offsets, starts, each, strict=True):
                 source = data
                 if parts is None:

@@ -16,14 +16,15 @@ import pyarrow as pa
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected
 from raymq.store.base.files import READABLE
-from raymq.store.index.index_service import IndexService
-from raymq.store.index.key_search import TIME_MAX_MS, KeyHits, KeySearch
-from raymq.store.index.query_keys import KeyQuery, check_query
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.records import record
 from raymq.store.records.record_decode import decode_column
+
+from .index_service import IndexService
+from .key_search import TIME_MAX_MS, KeyHits, KeySearch
+from .query_keys import KeyQuery, check_query
 
 #: bytes read for one record. A larger record is read once more, whole
 FIRST_READ_BYTES_BY_OFFSET = 8 << 10
@@ -215,10 +216,10 @@ class _StoreTimes:
         """The store time of a message; -1 for a deleted one. For a gap it is that of the next message."""
         while offset < self.offsets.stop:
             units = self._queue.read(offset, 1 + (1 << 12))
-            solid = np.flatnonzero(units["size"] != BLANK_SIZE)
-            if len(solid):
+            with_record = np.flatnonzero(units["size"] != BLANK_SIZE)
+            if len(with_record):
                 try:
-                    return _store_time(self._log, int(units["position"][solid[0]]))
+                    return _store_time(self._log, int(units["position"][with_record[0]]))
                 except OffsetOutOfRange:
                     return -1
             offset += max(1, len(units))

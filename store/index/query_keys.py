@@ -15,13 +15,14 @@ import pyarrow as pa
 
 from raymq.store.base.arrays import Bools, Int64s
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
-from raymq.store.index.index_keys import key_hashes
-from raymq.store.index.index_service import IndexService
-from raymq.store.index.key_search import KeyHits
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records.keys import keys_of
 from raymq.store.records.properties import PROPERTY_SEPARATOR
 from raymq.store.records.record_decode import decode_column
+
+from .index_keys import key_hashes
+from .index_service import IndexService
+from .key_search import KeyHits
 
 #: up to so many keys are looked up one by one: that costs less than to follow few chains in step
 FEW_KEYS = 8
@@ -173,17 +174,21 @@ def _newest(keys: Int64s, limit: int) -> Bools:
 
 
 def _together(rounds: list[KeyHits]) -> KeyHits:
+    """The hits of all rounds, with each record once."""
     if len(rounds) == 1:
         return rounds[0]
-    offsets, first, rows = np.unique(
-        np.concatenate([each.offsets for each in rounds]), return_index=True, return_inverse=True
+
+    # The records of all rounds, one round after the other, are "joined" records here.
+    joined_offsets = np.concatenate([each.offsets for each in rounds])
+    offsets, joined_of_record, record_of_joined = np.unique(
+        joined_offsets, return_index=True, return_inverse=True
     )
     starts = np.cumsum([0, *(len(each.offsets) for each in rounds)])
-    hits = [start + each.rows for start, each in zip(starts[:-1], rounds, strict=True)]
-    records = pa.concat_arrays([each.records for each in rounds])
+    joined_of_hit = [start + each.rows for start, each in zip(starts[:-1], rounds, strict=True)]
+    joined_records = pa.concat_arrays([each.records for each in rounds])
     return KeyHits(
         np.concatenate([each.keys for each in rounds]),
-        rows[np.concatenate(hits)],
+        record_of_joined[np.concatenate(joined_of_hit)],
         offsets,
-        records.take(pa.array(first)),
+        joined_records.take(pa.array(joined_of_record)),
     )

@@ -1,1 +1,14 @@
-"""The log of one replica on disk: files, chain, marks, flush and recovery. Records are opaque bytes with boundaries."""
+"""The log of one replica on disk. It takes records as opaque bytes; only recovery walks their boundaries.
+
+commit_log        appends, cuts and opens the log
+log_reads         records at given offsets, checked
+chain             a CRC for each append unit, linked to the unit before
+flush             GroupCommit and FlushRealTime: when to sync
+transient_pool    shared memory for appends; log_pool is the log's use of it
+commit_real_time  CommitRealTime: when to write pool bytes into the files
+clean             deletion of old files
+scrub             compares old bytes with their CRCs
+segments/         the files with the log's bytes
+control_files/    the files that say how far the log is and whose it is
+recovery/         finds the end of the log at a start
+"""

@@ -81,15 +81,15 @@ class Chain:
         self._used: dict[int, int] = {}
         self.last: ChainUnit | None = None
         #: the unit whose value was computed last, and that value
-        self._valued: tuple[ChainUnit | None, int] = (None, 0)
+        self._last_value: tuple[ChainUnit | None, int] = (None, 0)
 
     @property
     def value(self) -> int:
         """Chain value at the end; 0 for an empty chain."""
-        unit, value = self._valued
+        unit, value = self._last_value
         if unit is not self.last:
             value = 0 if self.last is None else self.last.value
-            self._valued = (self.last, value)
+            self._last_value = (self.last, value)
         return value
 
     def load(self, verify_from: int = 0) -> None:
@@ -212,9 +212,9 @@ class Chain:
 
     def units(self, start: int, stop: int) -> list[ChainUnit]:
         """Units with start <= unit.start < stop, in order."""
-        return list(self.each(start, stop))
+        return list(self.iter_units(start, stop))
 
-    def each(self, start: int, stop: int) -> Iterator[ChainUnit]:
+    def iter_units(self, start: int, stop: int) -> Iterator[ChainUnit]:
         """`units`, read on demand."""
         for segment_start in sorted(self._used):
             if segment_start + self._size > start and segment_start < stop:

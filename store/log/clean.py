@@ -19,9 +19,10 @@ from typing import Any, Protocol
 from raymq.store.base import format as fmt
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.running_flags import DISK_FULL, LOGIC_DISK_FULL, RunningFlags
-from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.recovery.snapshot_head import read_head
 from raymq.store.log.segments.mapped_file import MappedFile
+
+from .commit_log import CommitLog
 
 logger = logging.getLogger("raymq.store")
 
@@ -70,8 +71,9 @@ class CleanService:
         self._flags = flags
 
         self._manual_passes = 0
-        #: wall clock and monotonic clock at the last pass; by how much the wall clock jumped ahead, and when
-        self._looked: tuple[int, int] | None = None
+        #: wall clock and monotonic clock at the last pass, ms
+        self._last_clocks: tuple[int, int] | None = None
+        #: by how much the wall clock jumped ahead, and the monotonic time of the jump
         self._jumped_ms = 0
         self._jumped_at_ms = 0
         #: derived files are deleted up to here
@@ -91,12 +93,13 @@ class CleanService:
 
         Raises: OSError. The next pass continues where this one stopped.
         """
-        at_once = self._watch_disk() and self._config.clean_file_forcibly
+        at_once = self._measure_disks() and self._config.clean_file_forcibly
         full = max(self.log_ratio, self.queue_ratio) > self._config.disk_max_used_space_ratio
         deleted = 0
-        if full or at_once or self._manual_passes or self._is_time():
+        if full or at_once or self._manual_passes or self._is_delete_hour():
             self._manual_passes = max(0, self._manual_passes - 1)
             deleted = self._delete_log(at_once=at_once)
+
         start = self._log.start
         if start != self._derived_start:
             self._store.forget_before(start)
@@ -104,11 +107,11 @@ class CleanService:
             self._derived_start = start
         return deleted
 
-    def _is_time(self) -> bool:
+    def _is_delete_hour(self) -> bool:
         hour = datetime.fromtimestamp(self._clock.now_ms() / 1000).hour
         return hour in map(int, self._config.delete_when.split(";"))
 
-    def _watch_disk(self) -> bool:
+    def _measure_disks(self) -> bool:
         """Measure how full the disks are, and set or clear the flags. Returns: whether to delete at once.
 
         Source: CleanCommitLogService#isSpaceToDelete: of several directories the emptiest counts. Directories that are
@@ -121,11 +124,12 @@ class CleanService:
         )
         self.log_ratio = min(ratios.values())
         self.queue_ratio = self._files.used_ratio(self._log.root / "consumequeue")
-        self._flag(DISK_FULL, self.log_ratio, list(ratios))
-        self._flag(LOGIC_DISK_FULL, self.queue_ratio, [self._log.root / "consumequeue"])
+        self._set_disk_flag(DISK_FULL, self.log_ratio, list(ratios))
+        self._set_disk_flag(LOGIC_DISK_FULL, self.queue_ratio, [self._log.root / "consumequeue"])
         return max(self.log_ratio, self.queue_ratio) > config.disk_space_clean_forcibly_ratio
 
-    def _flag(self, flag: int, ratio: float, paths: list[Path]) -> None:
+    def _set_disk_flag(self, flag: int, ratio: float, paths: list[Path]) -> None:
+        """Set the flag of full disks, or clear it, and log a change."""
         limit = self._config.disk_space_warning_level_ratio
         where = ", ".join(map(str, paths))
         # RocketMQ refuses by the ratio alone. But a tenth of a large disk is room for days.
@@ -137,6 +141,7 @@ class CleanService:
             logger.warning("%s: %.0f %% full: puts are taken again", where, ratio)
 
     def _delete_log(self, *, at_once: bool) -> int:
+        """Delete the commit log files of this pass, oldest first. Returns: how many."""
         start = self._new_start(at_once=at_once)
         if start <= self._log.start:
             return 0
@@ -207,9 +212,9 @@ class CleanService:
         After such a jump a message is kept too long rather than too short.
         """
         wall_ms, monotonic_ms = self._clock.now_ms(), self._clock.monotonic_ms()
-        before_wall_ms, before_ms = self._looked or (wall_ms, monotonic_ms)
+        before_wall_ms, before_ms = self._last_clocks or (wall_ms, monotonic_ms)
         jump_ms = wall_ms - before_wall_ms - (monotonic_ms - before_ms)
-        self._looked = wall_ms, monotonic_ms
+        self._last_clocks = wall_ms, monotonic_ms
         if abs(jump_ms) > JUMP_MS:
             self._jumped_ms = max(0, self._jumped_ms + jump_ms)
             self._jumped_at_ms = monotonic_ms

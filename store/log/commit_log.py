@@ -28,21 +28,22 @@ from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import Files, SyncFailed
 from raymq.store.config.promise import Ends
 from raymq.store.config.store_config import StoreConfig
-from raymq.store.log import log_reads
-from raymq.store.log.chain import Chain, ChainUnit, check_units
 from raymq.store.log.control_files.abort_lock import AbortFile, StoreLock, refuse_foreign_directory
 from raymq.store.log.control_files.checkpoint import Checkpoint
 from raymq.store.log.control_files.marks import Marks
 from raymq.store.log.control_files.meta import Meta
-from raymq.store.log.flush import FlushFailed
-from raymq.store.log.log_pool import LogPool
-from raymq.store.log.log_reads import WALK_BYTES, Records, RecordsAtOffsets, WalkedPiece
 from raymq.store.log.recovery.log_scan import NotedEnds, Scan, Visit, foreign_end, next_record, scan
 from raymq.store.log.recovery.recovery_table import Decision
 from raymq.store.log.segments.log_files import open_log_files, read_each, read_of
 from raymq.store.log.segments.mapped_file import MappedFile
 from raymq.store.log.segments.mapped_file_queue import AllocateAhead
 from raymq.store.records import record
+
+from . import log_reads
+from .chain import Chain, ChainUnit, check_units
+from .flush import FlushFailed
+from .log_pool import LogPool
+from .log_reads import WALK_BYTES, Records, RecordsAtOffsets, WalkedPiece
 
 logger = logging.getLogger("raymq.store")
 
@@ -59,9 +60,9 @@ DAMAGE_MAX = 100
 class CommitLog:
     """One replica's log.
 
-    Invariant: confirmed <= synced <= committed <= end. With flush=async, confirmed may pass synced. Bytes below
-    confirmed never change. One appender at a time: callers hold their put lock. With the transient pool, bytes above
-    committed are in the pool only. Without it committed is the end.
+    Invariant: synced <= committed <= end and confirmed <= committed; with flush=sync also confirmed <= synced. Bytes
+    below confirmed never change. One appender at a time: callers hold their put lock. With the transient pool, bytes
+    above committed are in the pool only. Without it committed is the end.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class CommitLog:
 
         self.abort.create()
         self.end = 0
-        self._ahead = AllocateAhead(
+        self._allocator = AllocateAhead(
             self.segments,
             lambda: self.end,
             window_bytes=self.config.prewrite_window_bytes,
@@ -346,11 +347,11 @@ class CommitLog:
 
     def allocate_ahead(self) -> AllocateAhead:
         """The worker that prepares the next file and pre-writes zeros ahead of the tail."""
-        return self._ahead
+        return self._allocator
 
     def _next_file(self) -> None:
         """Take the next file. Raises: StorageFull, Unavailable with CREATE_MAPPED_FILE_FAILED."""
-        self._ahead.next_file(self.config.allocate_timeout_ms)
+        self._allocator.next_file(self.config.allocate_timeout_ms)
 
     def _begin_file_at_end(self) -> None:
         """Take the next file if the log's end is in none. Raises: as `_next_file`."""
@@ -553,7 +554,7 @@ class CommitLog:
         if not self.sync_failed:
             self.sync_failed = True
             self.poisoned = reason
-            self._ahead.break_off(FlushFailed(reason, offset=self.end, errno=errno.EIO))
+            self._allocator.break_off(FlushFailed(reason, offset=self.end, errno=errno.EIO))
             with contextlib.suppress(OSError, RayMQError):
                 self.meta.update({"poisoned": reason})
 
@@ -672,7 +673,7 @@ class CommitLog:
             # Zeros follow the end, but perhaps in reserved blocks only: write them ahead again.
             tail.prewritten = end - tail.start
 
-        self.chain.truncate_to(min(found.believed, end))
+        self.chain.truncate_to(min(found.proven_end, end))
         self.chain.sync()
         self.complete_chain()
         # From now on these units prove the recovered bytes, after another power loss too.

@@ -13,8 +13,9 @@ from typing import Any
 from raymq.store.base.clock import Clock
 from raymq.store.base.failpoints import fail_point
 from raymq.store.config.store_config import StoreConfig
-from raymq.store.log.flush import PAGE_BYTES, SegmentFiles
-from raymq.store.log.transient_pool import PoolReader
+
+from .flush import PAGE_BYTES, SegmentFiles
+from .transient_pool import PoolReader
 
 
 class SegmentWriter(SegmentFiles):
@@ -42,13 +43,13 @@ class CommitRealTime:
     on_committed: Callable[[int], None]
 
     def __post_init__(self) -> None:
-        self._looked_ms = self._committed_ms = self.clock.monotonic_ms()
+        self._checked_ms = self._committed_ms = self.clock.monotonic_ms()
         #: commits of at least one byte so far
         self.commits = 0
 
     def wait_ms(self) -> int:
         """Time until the next check is due without a wakeup."""
-        return max(0, self._looked_ms + self.config.commit_interval_ms - self.clock.monotonic_ms())
+        return max(0, self._checked_ms + self.config.commit_interval_ms - self.clock.monotonic_ms())
 
     def commit(self, appended: int) -> int:
         """Write [committed, appended) into the files, then report. Returns: committed. Raises: StorageFull, OSError."""
@@ -68,7 +69,7 @@ class CommitRealTime:
 
         Source: CommitRealTimeService#run and DefaultMappedFile#isAbleToCommit. Returns: committed.
         """
-        now_ms = self._looked_ms = self.clock.monotonic_ms()
+        now_ms = self._checked_ms = self.clock.monotonic_ms()
         pages = appended // PAGE_BYTES - self.committed // PAGE_BYTES
         if now_ms - self._committed_ms >= self.config.commit_thorough_interval_ms:
             self._committed_ms = now_ms

@@ -115,23 +115,25 @@ class SegmentSyncer(SegmentFiles):
 
 @dataclass(eq=False)
 class _Flusher:
+    """Syncs the log up to an end, and reports before and after."""
+
     syncer: SegmentSyncer
     _: KW_ONLY
     #: everything below this is on disk
-    flushed: int = 0
+    synced: int = 0
     on_sync_started: Callable[[int], None] = lambda _: None
-    on_flushed: Callable[[int], None] = lambda _: None
+    on_synced: Callable[[int], None] = lambda _: None
 
     def flush(self, appended: int) -> int:
-        """Sync all bytes below `appended`. Returns: flushed. Raises: FlushFailed."""
-        if appended > self.flushed:
+        """Sync all bytes below `appended`. Returns: synced. Raises: FlushFailed."""
+        if appended > self.synced:
             self.on_sync_started(appended)
             fail_point("flush.before_sync")
-            self.syncer.sync(self.flushed, appended)
+            self.syncer.sync(self.synced, appended)
             fail_point("flush.after_sync_before_report")
-            self.flushed = appended
-            self.on_flushed(appended)
-        return self.flushed
+            self.synced = appended
+            self.on_synced(appended)
+        return self.synced
 
 
 class GroupCommit(_Flusher):
@@ -158,29 +160,28 @@ class FlushRealTime(_Flusher):
 
     def wait_ms(self) -> int:
         """Time until the next flush is due."""
-        return max(
-            0, self._last_flush_ms + self.config.flush_interval_ms - self.clock.monotonic_ms()
-        )
+        due_ms = self._last_flush_ms + self.config.flush_interval_ms
+        return max(0, due_ms - self.clock.monotonic_ms())
 
     def flush_if_due(self, appended: int) -> int:
         """Flush if the interval is over and the page rule or the thorough interval asks for it.
 
-        Source: FlushRealTimeService#run and DefaultMappedFile#isAbleToFlush. Returns: flushed.
+        Source: FlushRealTimeService#run and DefaultMappedFile#isAbleToFlush. Returns: synced.
         """
         now_ms = self.clock.monotonic_ms()
         if now_ms - self._last_flush_ms < self.config.flush_interval_ms:
-            return self.flushed
+            return self.synced
 
         self._last_flush_ms = now_ms
         least = self.config.flush_least_pages
-        if self.syncer.segment_start_of(appended) > self.syncer.segment_start_of(self.flushed):
-            # A full file is flushed whatever the page rule says.
+        if self.syncer.segment_start_of(appended) > self.syncer.segment_start_of(self.synced):
+            # A full file is synced whatever the page rule says.
             least = 0
         if now_ms - self._last_thorough_ms >= self.config.flush_thorough_interval_ms:
             self._last_thorough_ms = now_ms
             least = 0
 
-        dirty = appended // PAGE_BYTES - self.flushed // PAGE_BYTES
-        if appended > self.flushed and dirty >= least:
+        dirty = appended // PAGE_BYTES - self.synced // PAGE_BYTES
+        if appended > self.synced and dirty >= least:
             return self.flush(appended)
-        return self.flushed
+        return self.synced

@@ -15,7 +15,8 @@ from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.control_files.meta import Meta
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
-from raymq.store.log.transient_pool import NAME_FILE, TransientPool, remove_pools
+
+from .transient_pool import NAME_FILE, TransientPool, remove_pools
 
 #: how often an append checks for room in the pool while it waits
 POOL_POLL_MS = 1
@@ -155,6 +156,7 @@ class LogPool:
         self._stalled_ms = None
 
     def _copy(self, pool: TransientPool, stop: int) -> None:
+        """Write the uncommitted bytes of a pool below `stop` into the files."""
         for offset, data in pool.pieces(pool.committed, stop):
             file = self._segments.find(offset)
             if file is None:

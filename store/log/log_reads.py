@@ -218,20 +218,20 @@ def walk_piece(
             check_position=check_position,
         )
 
+        is_cut_off = walk.reason is record.WalkStop.SHORT
         if readable < upto:
-            cut_off = walk.reason is record.WalkStop.SHORT
-            if cut_off or walk.end >= readable or readable <= at:
+            if is_cut_off or walk.end >= readable or readable <= at:
                 walk = walk._replace(reason=record.WalkStop.UNREADABLE)
-        elif walk.reason is record.WalkStop.SHORT and upto < stop:
-            if not len(walk.positions):
-                more = _end_of_first(data[at - base :][:_HEADER_MAX], at, stop)
-                if more is None:
-                    walk = walk._replace(reason=record.WalkStop.BAD_LENGTH)
-                elif more > upto:
-                    upto = more
-                    continue
-            else:
-                walk = walk._replace(reason=record.WalkStop.STOPPED)
+        elif is_cut_off and upto < stop and len(walk.positions):
+            # The next piece begins with the record that this one has in part.
+            walk = walk._replace(reason=record.WalkStop.STOPPED)
+        elif is_cut_off and upto < stop:
+            needed = _end_of_first(data[at - base :][:_HEADER_MAX], at, stop)
+            if needed is None:
+                walk = walk._replace(reason=record.WalkStop.BAD_LENGTH)
+            elif needed > upto:
+                upto = needed
+                continue
         return WalkedPiece(memoryview(data), base, walk)
 
 

@@ -19,9 +19,10 @@ from raymq.store.base.checksum import crc32c
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, RayMQError
 from raymq.store.base.files import NOT_TRIED, READABLE, Files
-from raymq.store.log.chain import ChainReader, ChainUnit
-from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.segments.segment_paths import find_segment
+
+from .chain import ChainReader, ChainUnit
+from .commit_log import CommitLog
 
 #: a pass over a small log reads no faster than needed, but at least this many bytes per second
 LEAST_BYTES_PER_S = 8 << 20
@@ -38,8 +39,9 @@ _SAVED_BYTES = 1 << 30
 #: waits are cut into pieces of this length, so that a stop is quick
 _WAIT_S = 5.0
 
-RULE = "bytes equal their chain unit"
-COVERED = "the chain covers the log"
+#: the two rules of a scrub, by the names that its reports give
+CRC_RULE = "bytes equal their chain unit"
+COVERAGE_RULE = "the chain covers the log"
 
 
 @dataclass
@@ -80,7 +82,7 @@ class Scrub:
     #: duration of a pass, if `bytes_per_s` permits; 0: every pass reads at `bytes_per_s`
     pass_ms: int = 0
     #: name of the file in `raymq/` that keeps the position and the faults from start to start
-    memory: str = "scrub"
+    progress_file: str = "scrub"
     #: read past the page cache
     from_disk: bool = False
     on_fault: Callable[[Corrupt], None] | None = None
@@ -105,7 +107,7 @@ class Scrub:
         #: faults that were found, and whose bytes were not read correctly since
         self.faults: list[Corrupt] = []
 
-        self._load_position()
+        self._load_progress()
         self._saved_at = self.position
 
     def status(self) -> dict[str, Any]:
@@ -116,7 +118,7 @@ class Scrub:
             "bytes_per_s": self.pace(),
             "too_slow": self.too_slow(),
             **vars(self.counters),
-            "found": [{"message": str(f), **f.fields} for f in self.faults],
+            "found": [{"message": str(fault), **fault.fields} for fault in self.faults],
         }
 
     def pace(self) -> int:
@@ -154,10 +156,10 @@ class Scrub:
         fails. The position stays then.
         """
         now_ms = self.clock.now_ms()
-        due = self._passed_ms + self.pause_ms
+        due_ms = self._passed_ms + self.pause_ms
         position = max(self.position, self.start())
-        if not self.position and self._passed_ms and now_ms < due:
-            return (due - now_ms) / 1000
+        if not self.position and self._passed_ms and now_ms < due_ms:
+            return (due_ms - now_ms) / 1000
 
         if position >= self.limit():
             if not self.position:
@@ -166,11 +168,11 @@ class Scrub:
             self._end_pass()
             return self.pause_ms / 1000
 
-        began = self.clock.monotonic()
+        began_s = self.clock.monotonic()
         if not self._units or self._units[-1].start != position:
             self._units = self._chain.read_from(position, STEP_BYTES)[::-1]
         if not self._units:
-            self.position = self._without_unit(position)
+            self.position = self._skip_without_unit(position)
             return 0.0
 
         unit = self._units.pop()
@@ -183,13 +185,13 @@ class Scrub:
         self._compare(unit)
         self.position = unit.end
         if unit.end - self._saved_at >= _SAVED_BYTES:
-            self._save()
+            self._save_progress()
 
         pace = self.pace()
         if not pace:
             return 0.0
-        spent = self.clock.monotonic() - began
-        return (unit.end - unit.start) / pace - spent
+        spent_s = self.clock.monotonic() - began_s
+        return (unit.end - unit.start) / pace - spent_s
 
     def one_pass(self, progress: Callable[[str, int, int], None] | None = None) -> list[Corrupt]:
         """Continue an interrupted pass, or begin one, and finish it. Returns: its faults."""
@@ -223,9 +225,9 @@ class Scrub:
                     with contextlib.suppress(OSError, RayMQError):
                         self._report(self.position, f"cannot be read: {error}", READABLE)
 
-            deadline = self.clock.monotonic() + wait_s
-            while not stopping() and (left := deadline - self.clock.monotonic()) > 0:
-                self._wake.wait(min(left, _WAIT_S))
+            deadline_s = self.clock.monotonic() + wait_s
+            while not stopping() and (left_s := deadline_s - self.clock.monotonic()) > 0:
+                self._wake.wait(min(left_s, _WAIT_S))
                 self._wake.clear()
 
         self.close()
@@ -236,22 +238,21 @@ class Scrub:
 
     def close(self) -> None:
         """Remember the position and close the files."""
-        self._save()
+        self._save_progress()
         self._chain.close()
         self._close_log()
 
     # --- one unit -------------------------------------------------------------------------------------------
 
     def _compare(self, unit: ChainUnit) -> None:
+        """Compare the bytes of a unit with its CRC. A difference is reported, an old fault of intact bytes dropped."""
         self.counters.units += 1
         self.counters.bytes += unit.end - unit.start
 
         try:
             if self._is_whole(unit):
-                if self.faults:
-                    self.faults = [
-                        f for f in self.faults if not unit.start <= f.fields["offset"] < unit.end
-                    ]
+                offsets = range(unit.start, unit.end)
+                self.faults = [f for f in self.faults if f.fields["offset"] not in offsets]
                 return
         except Corrupt as error:
             self._report(int(error.fields["offset"]), error.message, READABLE, end=unit.end)
@@ -262,7 +263,7 @@ class Scrub:
         whole = self._is_whole(unit)
         if same and not whole and unit.end <= self.limit():
             detail = f"the bytes [{unit.start}, {unit.end}) are not those that were stored"
-            self._report(unit.start, detail, RULE, end=unit.end)
+            self._report(unit.start, detail, CRC_RULE, end=unit.end)
 
     def _is_whole(self, unit: ChainUnit) -> bool:
         data = self._read(unit)
@@ -290,20 +291,23 @@ class Scrub:
             self._fd, first, first + length, path=self._path, base=segment_start
         )
 
-    def _without_unit(self, position: int) -> int:
-        """The position to continue at if no unit starts at `position`."""
+    def _skip_without_unit(self, position: int) -> int:
+        """Report bytes that no unit covers. Returns: the position to continue at if no unit starts at `position`."""
         segment_start = position // self.segment_size_bytes * self.segment_size_bytes
         if position > segment_start:
             if position == self._gap:
-                self._report(position, "no chain unit: no CRC covers the rest of the file", COVERED)
+                self._report(
+                    position, "no chain unit: no CRC covers the rest of the file", COVERAGE_RULE
+                )
                 return segment_start + self.segment_size_bytes
             # The chain was made again with other edges. But its first unit begins with the file.
             self._gap = position
             return segment_start
-        self._report(segment_start, "no chain unit: no CRC covers this file", COVERED)
+        self._report(segment_start, "no chain unit: no CRC covers this file", COVERAGE_RULE)
         return segment_start + self.segment_size_bytes
 
     def _report(self, offset: int, detail: str, rule: str, **fields: Any) -> None:
+        """Count a fault, and call `on_fault` with a new one."""
         if offset < self.start():
             # The file has been deleted: zeroed for its next use, or without its part of the chain.
             return
@@ -322,7 +326,7 @@ class Scrub:
         known = {(f.fields["offset"], f.fields["rule"]) for f in self.faults}
         if (offset, rule) not in known and len(self.faults) < FAULTS_MAX:
             self.faults.append(fault)
-            self._save()
+            self._save_progress()
             if self.on_fault is not None:
                 self.on_fault(fault)
 
@@ -332,29 +336,29 @@ class Scrub:
         # Damage in deleted files does not count any more.
         self.faults = [f for f in self.faults if f.fields["offset"] >= self.start()]
         self._passed_ms = self.clock.now_ms()
-        self._save()
+        self._save_progress()
 
-    # --- memory ---------------------------------------------------------------------------------------------
+    # --- progress on disk ------------------------------------------------------------------------------------
 
     @property
-    def _memory_path(self) -> Path:
-        return self.root / "raymq" / self.memory
+    def _progress_path(self) -> Path:
+        return self.root / "raymq" / self.progress_file
 
-    def _load_position(self) -> None:
+    def _load_progress(self) -> None:
         """Continue where the last process stopped. Without a readable file begin a new pass: nothing depends on it."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RayMQError):
-            saved = json.loads(self.files.read_file(self._memory_path))
+            saved = json.loads(self.files.read_file(self._progress_path))
             faults = [Corrupt(item["message"], **item["fields"]) for item in saved["faults"]]
             self.position, self._passed_ms = saved["position"], saved["passed_ms"]
             self.faults = faults
 
-    def _save(self) -> None:
+    def _save_progress(self) -> None:
         faults = [{"message": str(fault), "fields": fault.fields} for fault in self.faults]
         saved = {"position": self.position, "passed_ms": self._passed_ms, "faults": faults}
         self._saved_at = self.position
         # Nothing depends on the file: after a full disk the next start reads more.
         with contextlib.suppress(OSError, RayMQError):
-            self.files.write_file_atomic(self._memory_path, json.dumps(saved).encode())
+            self.files.write_file_atomic(self._progress_path, json.dumps(saved).encode())
 
     def _close_log(self) -> None:
         if self._fd >= 0:

@@ -73,10 +73,8 @@ class PoolReader:
             if reader._words[_INCARNATION] == incarnation:
                 return reader
             reader.close()
-        raise Unavailable(
-            f"the CommitLog of {replica_dir} works with another transient pool than {name or 'none'}",
-            field="transient_pool",
-        )
+        fault = f"the CommitLog of {replica_dir} works with another transient pool than {name or 'none'}"
+        raise Unavailable(fault, field="transient_pool")
 
     @property
     def hole(self) -> int:

@@ -1,1 +1,9 @@
-"""Puts: checks, hooks, the append under the put lock, groups of messages that are stored together or not at all."""
+"""The way of a put into the log.
+
+put_path       the append: check, encode, lock, number, write
+put_lock       the lock that orders appends
+put_hooks      hooks before and after a put
+put_errors     RocketMQ's statuses and RayMQ's errors
+duplicates     finds the stored row that a producer sends again
+inner_message  messages of the store's own services, whole groups or none
+"""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raymq.store.base import format as fmt
-from raymq.store.base.arrays import Bools, Int64s, Structs
+from raymq.store.base.arrays import Bools, Int64s, Structs, leading
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
@@ -51,8 +51,8 @@ class DuplicateSearch:
         self._topic = np.frombuffer(topic.encode(), dtype=np.uint8)
         self._queue_id = queue_id
         self._producer = np.uint64(producer)
-        self._rows = SLICE_ROWS
-        self._begun = 0.0
+        self._slice_rows = SLICE_ROWS
+        self._slice_began_s = 0.0
 
     def find(
         self, sequence: int, entry: ProducerQueue, queue: ConsumeQueue | None, dispatched: int
@@ -116,22 +116,23 @@ class DuplicateSearch:
 
     def _next_own(self, queue: ConsumeQueue, at: int, high: int) -> OwnRows | None:
         """The producer's rows in the first slice from unit `at` on that has any."""
-        self._rows = min(self._rows, SLICE_ROWS)
+        self._slice_rows = min(self._slice_rows, SLICE_ROWS)
         while at < high:
-            self._begun = self._log.clock.monotonic()
-            units = queue.read(at, min(self._rows, high - at))
+            self._slice_began_s = self._log.clock.monotonic()
+            units = queue.read(at, min(self._slice_rows, high - at))
             if not len(units):
                 return None
             sizes = np.where(units["size"] == BLANK_SIZE, 0, units["size"]).astype(np.int64)
             units = units[: max(1, int(sizes.cumsum().searchsorted(SLICE_BYTES_MAX, side="right")))]
-            rows = self._own_units(at, units)
-            self._end_slice()
+            rows = self._own_rows_of_units(at, units)
+            self._adapt_slice_rows()
             if len(rows.offsets):
                 return rows
             at += len(units)
         return None
 
-    def _own_units(self, first_offset: int, units: Structs) -> OwnRows:
+    def _own_rows_of_units(self, first_offset: int, units: Structs) -> OwnRows:
+        """The producer's rows among the records of units, the first of which has queue offset `first_offset`."""
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
         size = self._log.config.segment_size_bytes
@@ -145,34 +146,38 @@ class DuplicateSearch:
         try:
             found = self._log.records(positions[rows], sizes[rows], whole=False)
         except OffsetOutOfRange:
-            return self._own_units(first_offset, units)
+            return self._own_rows_of_units(first_offset, units)
 
-        own, sequences, _ = self._stamps(found.data, found.starts, found.sizes)
-        rows = rows[own]
-        return OwnRows(first_offset + rows, sequences[own], positions[rows] + sizes[rows])
+        is_own, sequences, _ = self._stamps(found.data, found.starts, found.sizes)
+        own_rows = rows[is_own]
+        ends = positions[own_rows] + sizes[own_rows]
+        return OwnRows(first_offset + own_rows, sequences[is_own], ends)
 
     def _in_log(self, position: int, end: int, sequence: int) -> FoundRun | None:
         """Walk log[position, end), which begins at a record."""
         while position < end:
-            self._begun = self._log.clock.monotonic()
-            view, base, walk = self._log.walk(position, end, check_crc=False, limit=self._rows)
+            self._slice_began_s = self._log.clock.monotonic()
+            view, base, walk = self._log.walk(
+                position, end, check_crc=False, limit=self._slice_rows
+            )
             if len(walk.positions):
-                own = self._own_records(view, base, walk)
+                own = self._own_rows_of_walk(view, base, walk)
                 found = _run_at(own, sequence)
                 if found is not None or (own.sequences > sequence).any():
                     return found
-            self._end_slice()
+            self._adapt_slice_rows()
             begun_at, position = position, self._log.next_walk_start(position, walk)
             if position == begun_at:
                 return None
         return None
 
-    def _own_records(self, view: memoryview, base: int, walk: record.Walk) -> OwnRows:
+    def _own_rows_of_walk(self, view: memoryview, base: int, walk: record.Walk) -> OwnRows:
+        """The producer's rows of the queue among walked records."""
         starts = walk.positions - base
-        own, sequences, parts = self._stamps(view, starts, walk.sizes)
-        own &= gather(view, starts + fmt.QUEUE_ID_AT, _INT) == self._queue_id
-        own &= parts.topic_end - parts.topic_start == len(self._topic)
-        rows = np.flatnonzero(own)
+        is_own, sequences, parts = self._stamps(view, starts, walk.sizes)
+        is_own &= gather(view, starts + fmt.QUEUE_ID_AT, _INT) == self._queue_id
+        is_own &= parts.topic_end - parts.topic_start == len(self._topic)
+        rows = np.flatnonzero(is_own)
         if len(rows):
             topic = np.dtype(f"V{len(self._topic)}")
             names = gather(view, parts.topic_start[rows], topic).view(np.uint8)
@@ -191,12 +196,13 @@ class DuplicateSearch:
         valid, producers, _, sequences = read_column(stamps)
         return good & valid & (producers == self._producer), sequences, parts
 
-    def _end_slice(self) -> None:
-        took_ms = (self._log.clock.monotonic() - self._begun) * 1000
+    def _adapt_slice_rows(self) -> None:
+        """Make the next slice larger or smaller, by the time that this one took."""
+        took_ms = (self._log.clock.monotonic() - self._slice_began_s) * 1000
         if took_ms > SLICE_MS_HIGH:
-            self._rows = max(SLICE_ROWS_MIN, self._rows // 2)
+            self._slice_rows = max(SLICE_ROWS_MIN, self._slice_rows // 2)
         elif took_ms < SLICE_MS_LOW:
-            self._rows = min(SLICE_ROWS_MAX, self._rows * 2)
+            self._slice_rows = min(SLICE_ROWS_MAX, self._slice_rows * 2)
 
 
 def _run_at(own: OwnRows, sequence: int) -> FoundRun | None:
@@ -205,5 +211,5 @@ def _run_at(own: OwnRows, sequence: int) -> FoundRun | None:
     if row == len(own.sequences) or own.sequences[row] != sequence:
         return None
     together = (np.diff(own.offsets[row:]) == 1) & (np.diff(own.sequences[row:]) == 1)
-    count = 1 + (len(together) if together.all() else int(together.argmin()))
+    count = 1 + leading(together)
     return FoundRun(sequence, count, int(own.offsets[row]), int(own.ends[row + count - 1]))

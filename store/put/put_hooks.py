@@ -11,11 +11,12 @@ from typing import Protocol
 
 from raymq.store.base.errors import Rejected
 from raymq.store.base.status import PutStatus
-from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.record_check import check_columns
 from raymq.store.records.requests import Append, PutRequest
 from raymq.store.records.small_batch import SmallBatch
 from raymq.store.state.shard_state import TopicInfo
+
+from .inner_message import InnerMessage
 
 logger = logging.getLogger("raymq.store")
 

@@ -7,24 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.clock import StoreTimeClock
-from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
+from raymq.store.base.errors import Bug, DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.running_flags import BLOCKS_PUTS
 from raymq.store.base.status import PutStatus
-from raymq.store.put.duplicates import DuplicateSearch
-from raymq.store.put.inner_message import (
-    InnerMessage,
-    PreparedInner,
-    PreparedProgress,
-    ServiceProgress,
-)
-from raymq.store.put.put_hooks import after_batch, before_batch
 from raymq.store.queues.reput_service import UndispatchedUnit
 from raymq.store.records import record
 from raymq.store.records.key_check import check_keys
@@ -37,26 +29,18 @@ from raymq.store.state import shard_state as state
 from raymq.store.state.producer_table import UNKNOWN_OFFSET
 from raymq.store.state.topics import check_target
 
+from .duplicates import DuplicateSearch
+from .inner_message import InnerMessage, PreparedInner, PreparedProgress, ServiceProgress
+from .put_hooks import after_batch, before_batch
+from .small_unit import CheckedPut, Prepared, SmallUnit
+
 if TYPE_CHECKING:
     from raymq.store.engine.message_store import MessageStore
 
 logger = logging.getLogger("raymq.store")
 
-Prepared = record.Prepared | record.PreparedSmallBatch
-
 #: at most one in this many bytes of the log belongs to a snapshot
 SNAPSHOT_SHARE = 64
-
-
-class CheckedPut(NamedTuple):
-    """A batch that may be appended, as `check` returns it."""
-
-    request: PutRequest
-    prepared: Prepared
-    #: queue offsets of the first and the last row, as far as they are duplicates
-    originals: tuple[int, int] = (UNKNOWN_OFFSET, UNKNOWN_OFFSET)
-    #: see `Append.wait_store_ok`
-    wait_store_ok: bool = True
 
 
 class PutPath:
@@ -68,7 +52,7 @@ class PutPath:
         self._config = log.config
         self._clock = log.clock
         #: store times of records
-        self.stamps = StoreTimeClock(log.clock)
+        self.store_times = StoreTimeClock(log.clock)
         self._state = store.state
         self._queues = store.consume_queues
         self._dispatch = store.reput
@@ -108,7 +92,7 @@ class PutPath:
             raise
 
     def check_serving(self) -> None:
-        """Whether puts are taken now.
+        """Refuse a put if the store takes none now.
 
         Raises: Unavailable, SERVICE_NOT_AVAILABLE: the store is closed or a running flag forbids puts. Unavailable,
         OS_PAGE_CACHE_BUSY: an append is taking too long. StorageFull: the flag is that of a full disk.
@@ -186,6 +170,111 @@ class PutPath:
         after_batch(self._hooks, checked.request, appended)
         return appended
 
+    def append_many(self, puts: Sequence[CheckedPut]) -> list[Append | RayMQError | OSError]:
+        """`append` of several batches, in their order. Small ones that follow each other become one append unit.
+
+        Returns: the answer of each, or the error that `append` would raise; the others are not affected.
+        """
+        if len(puts) == 1:
+            try:
+                return [self.append(puts[0])]
+            except (RayMQError, OSError) as error:
+                return [error]
+
+        lock = self._lock
+        with lock.mutex:
+            lock.begin_ms = self._clock.monotonic_ms()
+            try:
+                results = self._append_each(puts)
+            finally:
+                lock.begin_ms = 0
+
+        for number, checked in enumerate(puts):
+            result = results[number]
+            if isinstance(result, Append):
+                results[number] = result = self._with_original_offsets(checked, result)
+                after_batch(self._hooks, checked.request, result)
+            else:
+                self._stats.note_failed()
+                after_batch(self._hooks, checked.request, None)
+        return results
+
+    def _append_each(self, puts: Sequence[CheckedPut]) -> list[Append | RayMQError | OSError]:
+        """The answer or the error of each batch. Needs the put lock."""
+        results: list[Append | RayMQError | OSError] = []
+        unit = SmallUnit()
+        for number, checked in enumerate(puts):
+            if not unit.takes(checked):
+                self._append_small_unit(unit, results)
+                unit = SmallUnit()
+            end = self._log.end
+            try:
+                results.append(self._add_small(unit, number, checked))
+            except (RayMQError, OSError) as error:
+                results.append(error)
+            except Exception as error:
+                if self._log.end != end:
+                    raise
+                # Nothing of it is stored: the other batches must not suffer for it.
+                logger.exception("put")
+                results.append(Bug(f"put: {error!r}"))
+        self._append_small_unit(unit, results)
+        return results
+
+    def _add_small(self, unit: SmallUnit, number: int, checked: CheckedPut) -> Append:
+        """Add a batch to a unit that takes it. A batch that cannot be in one is appended at once.
+
+        Returns: the answer, which `_append_small_unit` makes true. Raises: as `append`.
+        """
+        request, prepared = checked.request, checked.prepared
+        if not unit.staged:
+            self._begin_segment()
+            unit.start = unit.end = self._log.end
+            unit.bytes_max = min(self._log.room(), self._config.append_unit_bytes)
+        if not isinstance(prepared, record.PreparedSmallBatch) or prepared.size > unit.bytes_max:
+            return self._append_unstored(checked)
+
+        skip, stored = self._admit(request, prepared.count)
+        if stored is not None:
+            return stored
+
+        if not unit.staged:
+            unit.store_time_ms = self.store_times.now_ms(
+                self._state.store_time_ms, self._lock.begin_ms
+            )
+        queue_key = (request.topic, request.queue_id)
+        offset = unit.next_offsets.get(queue_key)
+        if offset is None:
+            offset = self._state.next_offsets.get(queue_key, 0)
+        data = prepared.encode(
+            skip,
+            prepared.count,
+            queue_offset=offset,
+            physical_offset=unit.end,
+            store_time_ms=unit.store_time_ms,
+        )
+        return unit.add(number, checked, skip, offset, data)
+
+    def _append_small_unit(
+        self, unit: SmallUnit, results: list[Append | RayMQError | OSError]
+    ) -> None:
+        """Append the unit. If that fails, its batches get the error."""
+        if not unit.staged:
+            return
+        try:
+            self._log.append(b"".join(unit.parts), self.epoch)
+        except (RayMQError, OSError) as error:
+            for staged in unit.staged:
+                results[staged.number] = error
+            return
+
+        held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
+        for staged in unit.staged:
+            request, prepared = staged.checked.request, staged.checked.prepared
+            skip, count = staged.skip, prepared.count
+            self._note_appended(prepared, request, skip, count, staged.appended)
+            self._stats.note_put(request.topic, count - skip, prepared.bytes_from(skip), held_ms)
+
     def _with_original_offsets(self, checked: CheckedPut, appended: Append) -> Append:
         """The answer, with the offsets of rows that were stored before."""
         if not checked.wait_store_ok:
@@ -206,34 +295,43 @@ class PutPath:
         """Append the rows that are not stored yet."""
         request, prepared = checked.request, checked.prepared
         count = prepared.count
-        skip = 0
-        if request.producer_id is not None:
-            admission = self._state.admit(
-                request.producer_id,
-                request.epoch,
-                request.topic,
-                request.queue_id,
-                request.first_sequence,
-                count,
-            )
-            skip = admission.duplicates
-            if skip:
-                self._state.raise_epoch(request.producer_id, request.epoch)
-            if skip == count:
-                return Append(
-                    first_offset=admission.first_offset,
-                    count=count,
-                    duplicates=count,
-                    store_time_ms=self._state.store_time_ms,
-                    physical_offset=-1,
-                    end_offset=admission.end_offset,
-                )
+        skip, appended = self._admit(request, count)
+        if appended is not None:
+            return appended
 
         appended = self._append_in_units(prepared, request, skip)
         held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
         self._stats.note_put(request.topic, count - skip, prepared.bytes_from(skip), held_ms)
         last_offset = appended.first_offset + count - skip - 1
         return appended._replace(count=count, duplicates=skip, last_offset=last_offset)
+
+    def _admit(self, request: PutRequest, count: int) -> tuple[int, Append | None]:
+        """How many leading rows are stored already; the answer if all are. Raises: as `ShardState.admit`."""
+        if request.producer_id is None:
+            return 0, None
+
+        admission = self._state.admit(
+            request.producer_id,
+            request.epoch,
+            request.topic,
+            request.queue_id,
+            request.first_sequence,
+            count,
+        )
+
+        skip = admission.duplicates
+        if skip:
+            self._state.raise_epoch(request.producer_id, request.epoch)
+        if skip < count:
+            return skip, None
+        return skip, Append(
+            first_offset=admission.first_offset,
+            count=count,
+            duplicates=count,
+            store_time_ms=self._state.store_time_ms,
+            physical_offset=-1,
+            end_offset=admission.end_offset,
+        )
 
     def _originals(self, request: PutRequest) -> tuple[int, int]:
         """The queue offsets of the batch's first and last rows; UNKNOWN_OFFSET for a row that is new or deleted.
@@ -269,7 +367,7 @@ class PutPath:
         """Append rows from `skip` on, cut into append units."""
         log = self._log
         self._begin_segment()
-        store_time_ms = self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
+        store_time_ms = self.store_times.now_ms(self._state.store_time_ms, self._lock.begin_ms)
         one_unit = min(log.room(), self._config.append_unit_bytes)
         if isinstance(prepared, record.PreparedSmallBatch) and prepared.size <= one_unit:
             return self._append_unit(prepared, request, skip, prepared.count, store_time_ms)
@@ -317,42 +415,54 @@ class PutPath:
         self, prepared: Prepared, request: PutRequest, row: int, stop: int, store_time_ms: int
     ) -> Append:
         """Append rows [row, stop), which fit the current file."""
-        log, shard_state = self._log, self._state
+        log = self._log
         # Looked up for each unit: the snapshot of a new segment takes offsets of the internal queue.
-        offset = shard_state.next_offsets.get((request.topic, request.queue_id), 0)
+        offset = self._state.next_offsets.get((request.topic, request.queue_id), 0)
         data = prepared.encode(
             row, stop, queue_offset=offset, physical_offset=log.end, store_time_ms=store_time_ms
         )
         start = log.append(data, self.epoch)
+        appended = Append(offset, stop - row, 0, store_time_ms, start, log.end)
+        self._note_appended(prepared, request, row, stop, appended)
+        return appended
 
+    def _note_appended(
+        self, prepared: Prepared, request: PutRequest, row: int, stop: int, appended: Append
+    ) -> None:
+        """Account for rows [row, stop), which are in the log now."""
+        offset, start, end = appended.first_offset, appended.physical_offset, appended.end_offset
+        store_time_ms = appended.store_time_ms
         sizes = prepared.sizes[row:stop]
+        if len(sizes) > 1:
+            physical_starts = start + np.cumsum(sizes) - sizes
+        else:
+            physical_starts = np.array([start])
         self._dispatch.remember(
             UndispatchedUnit(
-                start,
-                log.end,
-                request.topic,
-                request.queue_id,
-                offset,
-                start + np.cumsum(sizes) - sizes if len(sizes) > 1 else np.array([start]),
-                sizes,
-                prepared.tags_codes[row:stop],
-                store_time_ms,
-                None if prepared.keyed is None else prepared.keyed.rows(row, stop),
+                start=start,
+                end=end,
+                topic=request.topic,
+                queue_id=request.queue_id,
+                first_offset=offset,
+                positions=physical_starts,
+                sizes=sizes,
+                tags_codes=prepared.tags_codes[row:stop],
+                store_time_ms=store_time_ms,
+                keyed=None if prepared.keyed is None else prepared.keyed.rows(row, stop),
             )
         )
 
-        shard_state.apply_rows(
+        self._state.apply_rows(
             request.topic,
             request.queue_id,
             offset,
             stop - row,
-            log.end,
+            end,
             store_time_ms,
             producer=request.producer_id,
             epoch=request.epoch,
             first_sequence=request.first_sequence + row,
         )
-        return Append(offset, stop - row, 0, store_time_ms, start, log.end)
 
     def begin_log(self) -> None:
         """Begin an empty log with its first file and snapshot."""
@@ -409,7 +519,7 @@ class PutPath:
 
     def _append_snapshot(self, parts: list[PreparedInner], nbytes: int) -> None:
         start = self._log.end
-        store_time_ms = self._stamp()
+        store_time_ms = self._next_store_time_ms()
         for part in parts:
             self._append_service_records([part], store_time_ms)
         self._log.marks.note_snapshot(start)
@@ -418,9 +528,9 @@ class PutPath:
         self._snapshot_due = self._log.end + interval
         fail_point("log.after_snapshot")
 
-    def _stamp(self) -> int:
+    def _next_store_time_ms(self) -> int:
         """The store time of the next records."""
-        return self.stamps.now_ms(self._state.store_time_ms, self._lock.begin_ms)
+        return self.store_times.now_ms(self._state.store_time_ms, self._lock.begin_ms)
 
     def _internal(self, kind: str, body: bytes) -> PreparedInner:
         """One record of the internal topic, ready to be appended."""
@@ -451,7 +561,7 @@ class PutPath:
     def _put_internal(self, kind: str, body: bytes) -> Append:
         prepared = self._internal(kind, body)
         self._make_room(prepared.size)
-        (appended,) = self._append_service_records([prepared], self._stamp())
+        (appended,) = self._append_service_records([prepared], self._next_store_time_ms())
         self._state.apply_internal(kind, body)
         return appended
 
@@ -485,6 +595,10 @@ class PutPath:
         limit: int,
         record_bytes_max: int | None = None,
     ) -> list[Append]:
+        """Append messages of the store's services as one unit. Returns: one Append per message.
+
+        Args: `limit`: most bytes of all records. Raises: Rejected beyond a limit; as `append`. Nothing was stored then.
+        """
         self._check_open()
         host = self._config.store_host
         prepared = [PreparedInner(message, store_host=host) for message in messages]
@@ -514,6 +628,7 @@ class PutPath:
     def _append_group(
         self, head: PreparedProgress | None, prepared: list[PreparedInner], total: int
     ) -> list[Append]:
+        """Append records of `total` bytes, after the progress that they belong to. Needs the put lock."""
         self._make_room(total)
         records = list(prepared)
         body = b""
@@ -521,7 +636,7 @@ class PutPath:
             first, body = head.ending_at(self._log.end + total)
             records.insert(0, first)
 
-        appends = self._append_service_records(records, self._stamp())
+        appends = self._append_service_records(records, self._next_store_time_ms())
         if head is not None:
             self.group = (appends[0].physical_offset, self._log.end)
             self._state.apply_internal(state.PROGRESS, body)
@@ -586,16 +701,16 @@ class PutPath:
 
         self._dispatch.remember(
             UndispatchedUnit(
-                first.physical_offset,
-                last.physical_offset + stored[-1].size,
-                topic,
-                queue_id,
-                first.first_offset,
-                np.array([each.physical_offset for each in appends], dtype=np.int64),
-                np.array([each.size for each in stored], dtype=np.int64),
-                np.array(codes, dtype=np.int64),
-                first.store_time_ms,
-                keyed_rows([each.properties for each in stored]),
+                start=first.physical_offset,
+                end=last.physical_offset + stored[-1].size,
+                topic=topic,
+                queue_id=queue_id,
+                first_offset=first.first_offset,
+                positions=np.array([each.physical_offset for each in appends], dtype=np.int64),
+                sizes=np.array([each.size for each in stored], dtype=np.int64),
+                tags_codes=np.array(codes, dtype=np.int64),
+                store_time_ms=first.store_time_ms,
+                keyed=keyed_rows([each.properties for each in stored]),
             )
         )
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from raymq.store.base import format as fmt
-from raymq.store.base.arrays import Bools, Int64s, Structs
+from raymq.store.base.arrays import Bools, Int64s, Structs, leading
 from raymq.store.base.errors import Corrupt, require
 from raymq.store.base.files import Files
-from raymq.store.queues.queue_files import OpenFiles, QueueFile, QueueFiles
+
+from .queue_files import OpenFiles, QueueFile, QueueFiles
 
 QueueUnits = Structs
 
@@ -21,6 +22,8 @@ QueueUnits = Structs
 BLANK_SIZE = 0x7FFFFFFF
 #: last files that are checked at the start after an orderly stop
 CLEAN_FILES = 3
+#: up to so many units are packed one by one, which costs less than arrays
+FEW_UNITS = 16
 #: units read at a time while searching for the end, and units of the first read, which is enough for most queues
 SCAN_UNITS, SCAN_UNITS_FIRST = 8192, 200
 
@@ -152,7 +155,7 @@ class ConsumeQueue:
             part = self._units(file, low, count)
             valid = (part["size"] > 0) & (part["position"] >= 0)
             if not valid.all():
-                return low + _leading(valid)
+                return low + leading(valid)
             low, count = low + len(part), SCAN_UNITS
         return low
 
@@ -162,7 +165,7 @@ class ConsumeQueue:
         while low < end:
             blank = _is_blank(self._span(low, min(low + count, end)))
             if not blank.all():
-                return low + _leading(blank)
+                return low + leading(blank)
             low, count = low + len(blank), SCAN_UNITS
         return low
 
@@ -172,7 +175,7 @@ class ConsumeQueue:
         count = SCAN_UNITS_FIRST
         while end > self.min_offset:
             blank = _is_blank(self._span(max(self.min_offset, end - count), end))
-            end -= _leading(blank[::-1])
+            end -= leading(blank[::-1])
             if not blank.all():
                 break
             count = SCAN_UNITS
@@ -241,16 +244,17 @@ class ConsumeQueue:
                 found=offset,
             )
 
-        units = np.zeros(gap + len(positions) - skip, dtype=fmt.QUEUE_UNIT_DTYPE)
-        units["size"][:gap] = BLANK_SIZE
-        units["position"][gap:] = positions[skip:]
-        units["size"][gap:] = sizes[skip:]
-        units["tags_code"][gap:] = tags_codes[skip:]
+        rows = len(positions) - skip
+        if gap or rows > FEW_UNITS:
+            data = _units_after_gap(gap, positions[skip:], sizes[skip:], tags_codes[skip:])
+        else:
+            columns = (positions[skip:], sizes[skip:], tags_codes[skip:])
+            data = b"".join(map(fmt.QUEUE_UNIT.pack, *(column.tolist() for column in columns)))
 
         self._dirty_from = min(self._dirty_from, self.max_offset)
-        self._write(self.max_offset, units)
+        self._write(self.max_offset, data)
         self.max_physical_offset = int(positions[-1] + sizes[-1])
-        self.max_offset += len(units)
+        self.max_offset += gap + rows
 
     def begin_at(self, queue_offset: int) -> bool:
         """Make an empty queue without files continue at an offset. Returns: False, with no change, if it has files."""
@@ -261,12 +265,12 @@ class ConsumeQueue:
         blanks = np.zeros(queue_offset - first, dtype=fmt.QUEUE_UNIT_DTYPE)
         blanks["size"] = BLANK_SIZE
         self._dirty_from = min(self._dirty_from, first)
-        self._write(first, blanks)
+        self._write(first, blanks.tobytes())
         self.min_offset = self.max_offset = queue_offset
         return True
 
-    def _write(self, offset: int, units: QueueUnits) -> None:
-        data = memoryview(units.tobytes())
+    def _write(self, offset: int, units: bytes) -> None:
+        data = memoryview(units)
         at = offset * fmt.QUEUE_UNIT_BYTES
         while data:
             file = self._queue.find(at) or self._queue.create_next()
@@ -418,10 +422,15 @@ class ConsumeQueue:
         self._queue.close()
 
 
+def _units_after_gap(gap: int, positions: Int64s, sizes: Int64s, tags_codes: Int64s) -> bytes:
+    """So many blank units, then one unit per message."""
+    units = np.zeros(gap + len(positions), dtype=fmt.QUEUE_UNIT_DTYPE)
+    units["size"][:gap] = BLANK_SIZE
+    units["position"][gap:] = positions
+    units["size"][gap:] = sizes
+    units["tags_code"][gap:] = tags_codes
+    return units.tobytes()
+
+
 def _is_blank(units: QueueUnits) -> Bools:
     return np.asarray((units["position"] == 0) & (units["size"] == BLANK_SIZE), dtype=np.bool_)
-
-
-def _leading(flags: Bools) -> int:
-    """How many flags from the first on are set."""
-    return len(flags) if flags.all() else int(flags.argmin())

@@ -13,9 +13,10 @@ from raymq.store.base import format as fmt
 from raymq.store.base.errors import Corrupt
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
-from raymq.store.queues.consume_queue import ConsumeQueue, queue_directory
-from raymq.store.queues.queue_files import OpenFiles
 from raymq.store.state.topics import QueueKey
+
+from .consume_queue import ConsumeQueue, queue_directory
+from .queue_files import OpenFiles
 
 #: for more dirty queues than this, writing begins in all of them before the first sync
 SYNCED_ALONE_MAX = 16

@@ -13,16 +13,17 @@ import numpy as np
 import pyarrow as pa
 
 from raymq.store.base import format as fmt
-from raymq.store.base.arrays import Bools, Int64s
+from raymq.store.base.arrays import Bools, Int64s, leading
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.log_reads import Records
-from raymq.store.queues.consume_queue import BLANK_SIZE, QueueUnits
-from raymq.store.queues.consume_queues import ConsumeQueues
-from raymq.store.queues.message_filter import MessageFilter, TagFilter
-from raymq.store.queues.sql_filter import SqlFilter
 from raymq.store.records import record
 from raymq.store.state.shard_state import ShardState
+
+from .consume_queue import BLANK_SIZE, QueueUnits
+from .consume_queues import ConsumeQueues
+from .message_filter import MessageFilter, TagFilter
+from .sql_filter import SqlFilter
 
 #: bounds of `max_bytes`
 BYTES_MIN, BYTES_MAX = 100, 128 << 20
@@ -41,9 +42,8 @@ def expression_filter(kind: str, expression: str) -> MessageFilter:
         return TagFilter(expression)
     if kind == "SQL92":
         return SqlFilter(expression)
-    raise Rejected(
-        f"filter {kind!r} is not known; use TAG or SQL92", field="filter", limit="TAG|SQL92"
-    )
+    fault = f"filter {kind!r} is not known; use TAG or SQL92"
+    raise Rejected(fault, field="filter", limit="TAG|SQL92")
 
 
 class GetMessageStatus(Enum):
@@ -195,11 +195,10 @@ class GetMessage:
 
         in_memory = self._log.end - positions <= self._memory_bytes
         most_bytes, most_count = self._limits(in_memory)
-        count_reached = messages_before >= np.minimum(most_count, max_nums)
-        bytes_reached = bytes_before + sizes > np.minimum(most_bytes, max_bytes)
+        fits_count = messages_before < np.minimum(most_count, max_nums)
+        fits_bytes = bytes_before + sizes <= np.minimum(most_bytes, max_bytes)
         # The first wanted message is always returned, however large it is.
-        full = (messages_before > 0) & (count_reached | bytes_reached)
-        seen = int(full.argmax()) if full.any() else len(units)
+        seen = leading((messages_before == 0) | (fits_count & fits_bytes))
 
         rows = np.flatnonzero(good[:seen])
         status = GetMessageStatus.FOUND
@@ -231,8 +230,8 @@ class GetMessage:
         found = 0
         for at in range(0, len(rows), RECORDS_AT_ONCE):
             part = rows[at : at + RECORDS_AT_ONCE]
-            looked = self._read(units[part], check_crc=False)
-            batch = record.decode(*looked, columns=("properties",))
+            records = self._read(units[part], check_crc=False)
+            batch = record.decode(*records, columns=("properties",))
             kept = part[wanted.records(batch.column(0))]
             good[kept] = True
             found += len(kept)

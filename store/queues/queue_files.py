@@ -55,7 +55,7 @@ class OpenFiles:
             if len(self._open) <= self._limit:
                 return
             oldest, _ = self._open.popitem(last=False)
-        oldest.let_go()
+        oldest.release_fd()
 
     def note_closed(self, file: QueueFile) -> None:
         """Drop a closed file from the list."""
@@ -130,9 +130,8 @@ class QueueFile:
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            raise self._damaged(
-                f"cannot be read at {position}: {error.strerror}", position
-            ) from error
+            fault = f"cannot be read at {position}: {error.strerror}"
+            raise self._damaged(fault, position) from error
         if len(data) < min(nbytes, self.size - position):
             raise self._damaged(f"ends at {position + len(data)}, not at {self.size}", position)
         return data
@@ -179,7 +178,7 @@ class QueueFile:
             if not self._ended:
                 raise
 
-    def let_go(self) -> None:
+    def release_fd(self) -> None:
         """Close the descriptor. The next use opens another one."""
         with self._fd_lock:
             if self._fd >= 0:
@@ -190,7 +189,7 @@ class QueueFile:
         """Close the descriptor for good."""
         self._ended = True
         self._opened.note_closed(self)
-        self.let_go()
+        self.release_fd()
 
 
 class QueueFiles:

@@ -26,7 +26,7 @@ def fault_of(part: FetchSlice) -> RecordFault | None:
     return first_fault(records.buffers()[2], offsets[:-1], np.diff(offsets))
 
 
-def before(part: FetchSlice, row: int) -> FetchSlice:
+def records_before(part: FetchSlice, row: int) -> FetchSlice:
     """The answer up to `row`, which is not the first row."""
     records: Any = part.records
     whole = records.slice(0, row)

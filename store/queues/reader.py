@@ -6,15 +6,16 @@ import numpy as np
 import pyarrow as pa
 
 from raymq.store.base import format as fmt
-from raymq.store.base.arrays import Int64s
+from raymq.store.base.arrays import Int64s, leading
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.log_reads import Records
-from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue, QueueUnits
-from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.records import record
 from raymq.store.records.requests import FetchSlice
 from raymq.store.state.shard_state import ShardState
+
+from .consume_queue import BLANK_SIZE, ConsumeQueue, QueueUnits
+from .consume_queues import ConsumeQueues
 
 #: consume queue units read first; more if their records are short
 UNITS_FIRST = 1024
@@ -60,12 +61,11 @@ class Reader:
             raise out_of_range(topic, queue_id, offset, *self._queues.range(topic, queue_id))
 
         # Queues of foreign stores may have gaps, filled with units that point at nothing.
-        solid = units["size"] != BLANK_SIZE
-        if not solid[0]:
-            following = offset + (int(solid.argmax()) if solid.any() else len(units))
+        has_record = units["size"] != BLANK_SIZE
+        if not has_record[0]:
+            following = offset + leading(~has_record)
             return FetchSlice(queue_id, offset, following, low, high, _NO_RECORDS, None)
-        if not solid.all():
-            units = units[: int(solid.argmin())]
+        units = units[: leading(has_record)]
 
         positions, sizes = self._chosen(units, max_bytes)
         self._check_units(topic, queue_id, offset, positions, sizes)
@@ -93,10 +93,10 @@ class Reader:
         """Positions and sizes of the first records that are read together: in one file, of at most `max_bytes`."""
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
-        count = max(1, int(sizes.cumsum().searchsorted(max_bytes, side="right")))
-        inside = positions[:count] < self._file_start(positions) + self._file_size
-        count = count if inside.all() else int(np.argmin(inside))
-        count = _neighbours(positions[:count], sizes[:count])
+        within_bytes = max(1, int(sizes.cumsum().searchsorted(max_bytes, side="right")))
+        file_end = self._file_start(positions) + self._file_size
+        in_file = leading(positions[:within_bytes] < file_end)
+        count = _neighbours(positions[:in_file], sizes[:in_file])
         return positions[:count], sizes[:count]
 
     def _file_start(self, positions: Int64s) -> int:

@@ -16,18 +16,19 @@ from raymq.store.base.arrays import Int64s
 from raymq.store.base.format import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.store.base.running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR, RunningFlags
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.queues.consume_queue import ConsumeQueue
-from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.records import record, rows
 from raymq.store.records.keys import Keyed, KeyedUnit
 from raymq.store.state.topics import QueueKey
+
+from .consume_queue import ConsumeQueue
+from .consume_queues import ConsumeQueues
 
 if TYPE_CHECKING:
     from raymq.store.index.index_builder import IndexBuilder
     from raymq.store.put.put_lock import PutLock
 
 #: most appended units that are kept in memory for dispatch. If there are more, dispatch reads all of them from the log
-PENDING_MAX = 512
+PENDING_MAX = 2048
 #: longest time for which dispatch holds the interpreter
 SLICE_MS = 2.0
 _DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store.base.errors import Rejected
-from raymq.store.records.keys import KEYS, key_column
-from raymq.store.records.small_batch import SmallBatch
+
+from .keys import KEYS, key_column
+from .small_batch import SmallBatch
 
 
 def check_keys(

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store.base.arrays import Int64s
-from raymq.store.records.binary_columns import joined_values, one_value, value_offsets
-from raymq.store.records.properties import NAME_VALUE_SEPARATOR, decode
+
+from .binary_columns import joined_values, one_value, value_offsets
+from .properties import NAME_VALUE_SEPARATOR, decode
 
 KEYS, UNIQ_KEY = "KEYS", "UNIQ_KEY"
 KEY_SEPARATOR = " "

@@ -66,7 +66,7 @@ def record_at(view: bytes | memoryview, at: int, base: int | None) -> Parts | No
     return end, time_ms, topic_at, topic_end, body_at, body_end, crc
 
 
-def records_each(data: bytes, nbytes: int, offsets: Sequence[int]) -> Iterator[Parts | None]:
+def records_at_each(data: bytes, nbytes: int, offsets: Sequence[int]) -> Iterator[Parts | None]:
     """`record_at` of each offset; None also for a record of more than `nbytes`.
 
     Args: `data`: the first `nbytes` at each of these physical offsets, one after the other.

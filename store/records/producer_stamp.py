@@ -81,15 +81,15 @@ def stamp_column(
 ) -> npt.NDArray[np.uint8]:
     """The stamps of `count` consecutive rows, uint8[count, 24]. Raises: Rejected."""
     check(Stamp(producer_id, epoch, first_sequence), count)
-    out = np.empty((count, STAMP_BYTES), dtype=np.uint8)
-    low = (np.uint64((epoch & 0xFFF) << 36)) | np.arange(
-        first_sequence, first_sequence + count, dtype=np.uint64
-    )
-    out[:, :15] = _constant_part(producer_id, epoch >> 12)
-    pairs = _TO_PAIR[((low[:, None] >> _TAIL_SHIFTS) & np.uint64(0xFFF)).astype(np.intp)]
-    out[:, 15:23] = pairs.view(np.uint8)
-    out[:, 23] = SUFFIX[0]
-    return out
+    sequences = np.arange(first_sequence, first_sequence + count, dtype=np.uint64)
+    tails = np.uint64((epoch & 0xFFF) << 36) | sequences
+    groups_of_12_bits = (tails[:, None] >> _TAIL_SHIFTS) & np.uint64(0xFFF)
+
+    stamps = np.empty((count, STAMP_BYTES), dtype=np.uint8)
+    stamps[:, :15] = _constant_part(producer_id, epoch >> 12)
+    stamps[:, 15:23] = _TO_PAIR[groups_of_12_bits.astype(np.intp)].view(np.uint8)
+    stamps[:, 23] = SUFFIX[0]
+    return stamps
 
 
 def stamp_list(stamp: Stamp, count: int) -> list[bytes]:

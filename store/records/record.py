@@ -5,11 +5,11 @@ Import this name. The parts are in record_check, record_encode, record_walk and 
 
 from __future__ import annotations
 
-from raymq.store.records.record_check import batch_bytes, check_put, wait_store_ok
-from raymq.store.records.record_decode import RECORD_SCHEMA, decode, select
-from raymq.store.records.record_encode import Prepared, blank, encode_record, prepare
-from raymq.store.records.record_walk import MAGICS, Walk, WalkStop, walk
-from raymq.store.records.small_batch import (
+from .record_check import batch_bytes, check_put, wait_store_ok
+from .record_decode import RECORD_SCHEMA, decode, select
+from .record_encode import Prepared, blank, encode_record, prepare
+from .record_walk import MAGICS, Walk, WalkStop, walk
+from .small_batch import (
     PUT_SCHEMA,
     SMALL_BYTES_MAX,
     SMALL_ROWS_MAX,

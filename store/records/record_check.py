@@ -9,29 +9,12 @@ import pyarrow.compute as pc
 from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import Rejected
-from raymq.store.records.binary_columns import (
-    joined_values,
-    one_value,
-    value_lengths,
-    value_offsets,
-)
-from raymq.store.records.producer_stamp import PREFIX as STAMP_PREFIX
-from raymq.store.records.producer_stamp import STAMP_BYTES
-from raymq.store.records.properties import (
-    PROPERTY_SEPARATOR,
-    TAG_EXTRA_BYTES,
-    TAG_NAME,
-    TAGS,
-    WAIT,
-    separators_absent,
-)
-from raymq.store.records.small_batch import (
-    PUT_SCHEMA,
-    SMALL_BYTES_MAX,
-    SmallBatch,
-    all_rows_valid,
-    small_batch,
-)
+
+from .binary_columns import joined_values, one_value, value_lengths, value_offsets
+from .producer_stamp import PREFIX as STAMP_PREFIX
+from .producer_stamp import STAMP_BYTES
+from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, TAGS, WAIT, separators_absent
+from .small_batch import PUT_SCHEMA, SMALL_BYTES_MAX, SmallBatch, all_rows_valid, small_batch
 
 _WAITS_NOT = f"{WAIT}\x01false\x02".encode()
 

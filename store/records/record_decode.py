@@ -11,8 +11,9 @@ import pyarrow as pa
 from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import require
-from raymq.store.records.binary_columns import joined_values, value_offsets
-from raymq.store.records.record_walk import gather, layout
+
+from .binary_columns import joined_values, value_offsets
+from .record_walk import gather, layout
 
 #: the columns of `decode`. Hosts are "1.2.3.4:5" or "[2001:db8:0:0:0:0:0:1]:5"
 RECORD_SCHEMA = pa.schema(

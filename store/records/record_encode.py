@@ -18,11 +18,12 @@ from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.checksum import body_crc, body_crcs
 from raymq.store.base.errors import Rejected, require
-from raymq.store.records.binary_columns import value_lengths
-from raymq.store.records.keys import Keyed, keyed_column
-from raymq.store.records.producer_stamp import STAMP_BYTES, Stamp, stamp_column
-from raymq.store.records.properties import TAG_NAME
-from raymq.store.records.small_batch import PreparedSmallBatch, SmallBatch
+
+from .binary_columns import value_lengths
+from .keys import Keyed, keyed_column
+from .producer_stamp import STAMP_BYTES, Stamp, stamp_column
+from .properties import TAG_NAME
+from .small_batch import PreparedSmallBatch, SmallBatch
 
 
 @dataclass(frozen=True, eq=False)

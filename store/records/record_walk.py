@@ -15,7 +15,8 @@ from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Bools, Int64s
 from raymq.store.base.checksum import range_crcs
 from raymq.store.base.errors import require
-from raymq.store.records.one_record import is_whole
+
+from .one_record import is_whole
 
 #: the magics of message records, as bytes of the log
 MAGICS = (fmt.MAGIC_V1.to_bytes(4, "big"), fmt.MAGIC_V2.to_bytes(4, "big"))

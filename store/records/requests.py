@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from raymq.store.base.errors import RayMQError
 from raymq.store.config.promise import Acks
-from raymq.store.records.small_batch import SmallBatch
+
+from .small_batch import SmallBatch
 
 
 class PutRequest(NamedTuple):
@@ -54,6 +55,12 @@ class PutOutcome(NamedTuple):
     store_time_ms: int
     physical_offset: int
     last_offset: int = -1
+
+    @classmethod
+    def of(cls, appended: Append) -> PutOutcome:
+        """The answer for rows that were appended. The first five fields of both are the same."""
+        # Runs once for each put: the class's own `__new__` would cost one more call.
+        return tuple.__new__(cls, (*appended[:5], appended.last_offset))
 
 
 class FetchRequest(NamedTuple):

@@ -17,10 +17,11 @@ from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Bools, Int64s
 from raymq.store.base.format import SCHEDULE_TOPIC
 from raymq.store.config.delay_levels import DEFAULT_LEVELS_MS
-from raymq.store.records.binary_columns import value_bytes, value_offsets
-from raymq.store.records.producer_stamp import STAMP_BYTES, Stamps, read_column
-from raymq.store.records.properties import TAG_NAME
-from raymq.store.records.record_decode import decode
+
+from .binary_columns import value_bytes, value_offsets
+from .producer_stamp import STAMP_BYTES, Stamps, read_column
+from .properties import TAG_NAME
+from .record_decode import decode
 
 #: most rows decoded at a time: a limit for memory, and for the time during which the GIL is held
 DECODED_ROWS_MAX = 8192
@@ -166,16 +167,16 @@ def _split(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[
     for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
         stamped = bool(valid[start])
         yield RowRun(
-            names[codes[start]],
-            int(queues[start]),
-            int(offsets[start]),
-            int(times[stop - 1]),
-            positions[start:stop],
-            sizes[start:stop],
-            int(producers[start]) if stamped else None,
-            int(epochs[start]) if stamped else 0,
-            int(sequences[start]) if stamped else 0,
-            batch.slice(start, stop - start),
+            topic=names[codes[start]],
+            queue_id=int(queues[start]),
+            first_offset=int(offsets[start]),
+            store_time_ms=int(times[stop - 1]),
+            positions=positions[start:stop],
+            sizes=sizes[start:stop],
+            producer=int(producers[start]) if stamped else None,
+            epoch=int(epochs[start]) if stamped else 0,
+            first_sequence=int(sequences[start]) if stamped else 0,
+            batch=batch.slice(start, stop - start),
         )
 
 

@@ -1,4 +1,4 @@
-"""Few, short rows to records, as Python values: below some hundred rows the fixed cost of arrays is many times theirs.
+"""Up to 64 short rows to records, as Python values: for so few rows the fixed cost of arrays is many times theirs.
 
 `record_check.check_put` and `record_encode.prepare` choose. Tests compare the bytes of both ways.
 """
@@ -14,15 +14,11 @@ from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.checksum import body_crc
 from raymq.store.base.errors import require
-from raymq.store.records.keys import keyed_rows
-from raymq.store.records.producer_stamp import PREFIX as STAMP_PREFIX
-from raymq.store.records.producer_stamp import STAMP_BYTES, Stamp, stamp_list
-from raymq.store.records.properties import (
-    PROPERTY_SEPARATOR,
-    TAG_EXTRA_BYTES,
-    TAG_NAME,
-    separators_absent,
-)
+
+from .keys import keyed_rows
+from .producer_stamp import PREFIX as STAMP_PREFIX
+from .producer_stamp import STAMP_BYTES, Stamp, stamp_list
+from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, separators_absent
 
 #: columns that a producer sends: `properties` are encoded (store/records/properties.py), without the stamp and TAGS
 PUT_SCHEMA = pa.schema(

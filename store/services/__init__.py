@@ -1,1 +1,7 @@
-"""Services of a running store: transactions, retries, checkpoint."""
+"""Services of a running store. They put messages of their own.
+
+checkpoint_service  syncs queues, index and configuration files; writes the checkpoint
+transaction         half messages; resolutions are their outcomes
+retry               send-back of consumers, and the dead letter queue
+stored_message      one stored message, to be put again with changes
+"""

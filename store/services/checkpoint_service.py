@@ -55,8 +55,8 @@ class CheckpointService:
         self._note_time()
         self.failed = None
 
-        began = self._clock.monotonic_ms()
-        if began >= self._next_sync_ms:
+        began_ms = self._clock.monotonic_ms()
+        if began_ms >= self._next_sync_ms:
             try:
                 self._store.sync_queues()
             except Corrupt as error:
@@ -66,7 +66,7 @@ class CheckpointService:
                 if error.errno not in NOT_TRIED:
                     raise
                 self._fail(error)
-            self._next_sync_ms = self._after(began)
+            self._next_sync_ms = self._next_run_ms(began_ms)
 
         try:
             self._write_checkpoint()
@@ -80,7 +80,7 @@ class CheckpointService:
         )
         self.failed = str(error)
 
-    def _after(self, began_ms: int) -> int:
+    def _next_run_ms(self, began_ms: int) -> int:
         """The time of the next run of a job that began then and ends now."""
         now_ms = self._clock.monotonic_ms()
         return now_ms + min(max(SHARE * (now_ms - began_ms), PAUSE_MIN_MS), PAUSE_MAX_MS)
@@ -88,6 +88,7 @@ class CheckpointService:
     # --- checkpoint -----------------------------------------------------------------------------------------
 
     def _note_time(self) -> None:
+        """Note the store time of the log's present end."""
         # The time is read before the end: a record that is appended meanwhile has a later time.
         time_ms = self._store.state.store_time_ms
         end = self._store.log.end
@@ -109,23 +110,27 @@ class CheckpointService:
         if (physic_ms, logics_ms) != (checkpoint.physic_ms, checkpoint.logics_ms):
             checkpoint.physic_ms, checkpoint.logics_ms = physic_ms, logics_ms
             checkpoint.write()
-        known = [at for at, (end, _) in enumerate(self._times) if end <= min(log.synced, queued)]
-        del self._times[: known[-1] if known else 0]
+
+        # The newest time that is on disk in both stays: the next checkpoint may still need it.
+        certain_end = min(log.synced, queued)
+        certain = sum(end <= certain_end for end, _ in self._times)
+        del self._times[: max(0, certain - 1)]
 
     # --- configuration --------------------------------------------------------------------------------------
 
     def _write_config(self) -> None:
         """Write the configuration after a change, once the log has that change on disk."""
-        store, began = self._store, self._clock.monotonic_ms()
-        if self._waiting is None and began >= self._next_config_ms:
+        store, began_ms = self._store, self._clock.monotonic_ms()
+        if self._waiting is None and began_ms >= self._next_config_ms:
             tables = config_json.tables_of(store)
             if tables != self._seen:
                 # The end is read after the tables: their records are below it.
                 self._waiting = store.log.end, tables
                 self._seen = tables
-            self._next_config_ms = self._after(began)
+            self._next_config_ms = self._next_run_ms(began_ms)
+
         certain_end = min(store.log.synced, store.log.confirmed)
         if self._waiting is not None and self._waiting[0] <= certain_end:
             config_json.write_back(store, self._waiting[1], known=self._files)
             self._waiting = None
-            self._next_config_ms = self._after(began)
+            self._next_config_ms = self._next_run_ms(began_ms)

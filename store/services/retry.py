@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING
 
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import Rejected
-from raymq.store.base.format import SCHEDULE_TOPIC
+from raymq.store.base.format import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from raymq.store.delay.delayed_record import GROUP_RESERVE_BYTES
 from raymq.store.put.inner_message import InnerMessage, PreparedInner
 from raymq.store.records.requests import Append
-from raymq.store.services.stored_message import StoredMessage, read_one
 from raymq.store.state.shard_state import TopicInfo
+
+from .stored_message import StoredMessage, read_one
 
 if TYPE_CHECKING:
     from raymq.store.engine.message_store import MessageStore
 
-RETRY_PREFIX = "%RETRY%"
-DLQ_PREFIX = "%DLQ%"
 #: deliveries before a message goes to the dead letter queue (SubscriptionGroupConfig.retryMaxTimes)
 RETRY_MAX_TIMES = 16
 #: level of the first retry. Each further retry takes the next level: 10 s, 30 s, 1 m, ... 2 h

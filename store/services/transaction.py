@@ -20,10 +20,11 @@ from raymq.store.base.format import HALF_TOPIC, SYS_COMMITTED, SYS_TRANSACTION_M
 from raymq.store.put.inner_message import InnerMessage, PreparedInner, ServiceProgress
 from raymq.store.records.key_check import check_key
 from raymq.store.records.requests import Append
-from raymq.store.services.resolutions import Resolution, Resolutions
-from raymq.store.services.stored_message import StoredMessage, read, read_one
 from raymq.store.state.producer_table import UNKNOWN_OFFSET
 from raymq.store.state.topics import check_target
+
+from .resolutions import Resolution, Resolutions
+from .stored_message import StoredMessage, read, read_one
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ _OP_TAG = "d"
 _OP_SEPARATOR = ","
 _CHECKS = "checks:"
 #: bytes reserved for the op record of a committed message
-END_RESERVE_BYTES = 1024
+OP_RESERVE_BYTES = 1024
 #: op records read at a time
 _OPS_READ = 512
 
@@ -123,7 +124,7 @@ class TransactionService:
         """Check that a prepared message can also be committed, together with its op record."""
         config = self._store.config
         size = PreparedInner(half, store_host=config.store_host).size
-        limit = config.record_bytes_max - END_RESERVE_BYTES
+        limit = config.record_bytes_max - OP_RESERVE_BYTES
         if size > limit:
             fault = f"the half message makes a record of {size} bytes, the limit is {limit}"
             raise Rejected(fault, field="record", limit=limit)
@@ -167,13 +168,10 @@ class TransactionService:
         half = read_one(self._store, HALF_TOPIC, 0, offset)
         if half is None:
             if offset < self._store.state.next_offsets.get((HALF_TOPIC, 0), 0):
-                raise Unavailable(
-                    f"half message {offset} is not confirmed yet, or its file was deleted; try again",
-                    field="transaction",
-                )
-            raise Rejected(
-                f"half message {offset} does not exist", field="transaction", limit="a half message"
-            )
+                fault = f"half message {offset} is not confirmed yet, or its file was deleted; try again"
+                raise Unavailable(fault, field="transaction")
+            fault = f"half message {offset} does not exist"
+            raise Rejected(fault, field="transaction", limit="a half message")
 
         have = half.properties.get("PGROUP")
         if group is not None and have != group:
@@ -182,6 +180,7 @@ class TransactionService:
         return half
 
     def _commit(self, half: StoredMessage) -> Append:
+        """Put the message of a half message into its real queue, together with the outcome."""
         message = half.moved(
             half.properties["REAL_TOPIC"],
             int(half.properties["REAL_QID"]),
@@ -197,7 +196,7 @@ class TransactionService:
         """Put the outcome of a half message, its op record, and the progress of both, as one group."""
         offset = half.queue_offset
         values = self._resolutions().resolve({offset: resolution})
-        if f"{_CHECKS}{offset}" in self._table():
+        if f"{_CHECKS}{offset}" in self._progress_table():
             values[f"{_CHECKS}{offset}"] = None
         op = InnerMessage(
             OP_TOPIC,
@@ -228,7 +227,8 @@ class TransactionService:
         """
         self.take_over()
         clock = self._store.clock
-        began, deadline = clock.now_ms(), clock.monotonic_ms() + self.round_ms
+        began_ms = clock.now_ms()
+        deadline_ms = clock.monotonic_ms() + self.round_ms
         counts = dict.fromkeys(Resolution, 0)
         asked = 0
         end = self._store.queue_range(HALF_TOPIC, 0)[1]
@@ -242,12 +242,12 @@ class TransactionService:
             if half is None:
                 continue
 
-            age_ms = began - half.born_time_ms
-            if half.store_time_ms > began or clock.monotonic_ms() > deadline:
+            age_ms = began_ms - half.born_time_ms
+            if half.store_time_ms > began_ms or clock.monotonic_ms() > deadline_ms:
                 break
             if age_ms < self._immunity_ms(half):
                 continue
-            checks = int(self._table().get(f"{_CHECKS}{offset}", 0))
+            checks = int(self._progress_table().get(f"{_CHECKS}{offset}", 0))
             if checks >= self.check_max or age_ms > self.reserved_ms:
                 counts[Resolution.DISCARD] += self._resolve_once(half, Resolution.DISCARD)
                 continue
@@ -260,12 +260,8 @@ class TransactionService:
                 counts[answer] += self._resolve_once(half, answer)
 
         self._note_offsets()
-        return CheckRound(
-            asked,
-            counts[Resolution.COMMIT],
-            counts[Resolution.ROLLBACK],
-            counts[Resolution.DISCARD],
-        )
+        outcomes = (Resolution.COMMIT, Resolution.ROLLBACK, Resolution.DISCARD)
+        return CheckRound(asked, *(counts[outcome] for outcome in outcomes))
 
     def _count_check(self, offset: int, checks: int) -> None:
         with self._lock:
@@ -337,8 +333,8 @@ class TransactionService:
         """The offset up to which RocketMQ, or the last call of `_note_offsets`, is done with a topic."""
         return self._store.state.offsets.get((GROUP, topic), {}).get(0, 0)
 
-    def _table(self) -> dict[str, Any]:
+    def _progress_table(self) -> dict[str, Any]:
         return self._store.state.progress.get(SERVICE, {})
 
     def _resolutions(self) -> Resolutions:
-        return Resolutions(self._table())
+        return Resolutions(self._progress_table())

@@ -171,12 +171,12 @@ class _Rows:
         self._slots = array("i", [-1]) * _SLOTS_MIN
         self._key = struct.Struct("<QI")
         for part in parts:
-            self._take(part)
+            self._append_rows(part)
         if self.count:
-            self._rebuild()
+            self._rebuild_slots()
 
-    def _take(self, part: Structs) -> None:
-        """Copy rows after the present ones. The caller then calls `_rebuild`."""
+    def _append_rows(self, part: Structs) -> None:
+        """Copy rows after the present ones. The caller then calls `_rebuild_slots`."""
         while len(part):
             chunk, at = divmod(self.count, _CHUNK_ROWS)
             if chunk == len(self._chunks):
@@ -215,7 +215,7 @@ class _Rows:
         self.count += 1
 
         if 3 * self.count > 2 * len(self._slots):
-            self._rebuild()
+            self._rebuild_slots()
             return row
 
         slots = self._slots
@@ -228,7 +228,8 @@ class _Rows:
         slots[at] = row
         return row
 
-    def _rebuild(self) -> None:
+    def _rebuild_slots(self) -> None:
+        """Make the hash table of rows again, at most a third full. A taken slot leads to the next one."""
         size = _SLOTS_MIN
         while 3 * self.count > size:
             size *= 2
@@ -240,19 +241,19 @@ class _Rows:
             low += len(rows)
 
         slots = np.full(size, -1, dtype=np.int32)
-        at = (hashes & np.uint64(size - 1)).astype(np.int64)
-        waiting = np.arange(self.count, dtype=np.int32)
-        while len(waiting):
-            free = slots[at] < 0
+        unplaced = np.arange(self.count, dtype=np.int32)
+        slot_of_row = (hashes & np.uint64(size - 1)).astype(np.int64)
+        while len(unplaced):
+            is_free = slots[slot_of_row] < 0
             # If several rows have one slot, the last row stays.
-            slots[at[free]] = waiting[free]
-            left = slots[at] != waiting
-            waiting = waiting[left]
-            at = (at[left] + 1) & (size - 1)
+            slots[slot_of_row[is_free]] = unplaced[is_free]
+            is_unplaced = slots[slot_of_row] != unplaced
+            unplaced = unplaced[is_unplaced]
+            slot_of_row = (slot_of_row[is_unplaced] + 1) & (size - 1)
 
-        made = array("i")
-        made.frombytes(slots.tobytes())
-        self._slots = made
+        new_slots = array("i")
+        new_slots.frombytes(slots.tobytes())
+        self._slots = new_slots
 
 
 def _hash(producer: int, queue: int) -> int:
@@ -324,7 +325,7 @@ class ProducerTable:
             return entry
         entry = self._read(key)
         if entry is not None:
-            self._keep(key, entry)
+            self._keep_recent(key, entry)
         return entry
 
     def make(self, key: EntryKey) -> ProducerQueue:
@@ -333,10 +334,10 @@ class ProducerTable:
         entry = ProducerQueue()
         entry.row = self._rows.add(producer, self._queue_number((topic, queue_id)))
         self._write(entry)
-        self._keep(key, entry)
+        self._keep_recent(key, entry)
         return entry
 
-    def _keep(self, key: EntryKey, entry: ProducerQueue) -> None:
+    def _keep_recent(self, key: EntryKey, entry: ProducerQueue) -> None:
         self.recent[key] = entry
         if len(self.recent) > RECENT_MAX:
             # Write the row first: readers use it as soon as the object is gone.
@@ -352,6 +353,7 @@ class ProducerTable:
         return number
 
     def _read(self, key: EntryKey) -> ProducerQueue | None:
+        """The entry of a row as an object; None without a row."""
         producer, topic, queue_id = key
         number = self._queue_numbers.get((topic, queue_id))
         # Read `_rows` once: another thread may replace it.

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raymq.store.base.errors import Corrupt, Fenced, Rejected
-from raymq.store.state import snapshot_columns
-from raymq.store.state.producer_table import ENTRY, EPOCH, UNKNOWN_OFFSET, ProducerTable, Run
+
+from . import snapshot_columns
+from .producer_table import ENTRY, EPOCH, UNKNOWN_OFFSET, ProducerTable, Run
 
 #: topic and queue of the records that this module reads and writes
 INTERNAL_TOPIC = "rmq_sys_raymq"
@@ -153,6 +154,7 @@ class ShardState:
         self.store_time_ms = max(self.store_time_ms, store_time_ms)
         if producer is None:
             return
+
         producers = self.producers
         if producers.recent_epochs.get(producer, -1) < epoch:
             self.raise_epoch(producer, epoch)
@@ -233,6 +235,7 @@ class ShardState:
 
         bodies: list[bytes] = []
         for number, (text, data) in enumerate(parts):
+            # The part is made, so its text and columns are dropped: a large state is in memory once.
             parts[number] = "", b""
             head = f'{{"part":{number},"parts":{len(parts)},"rows":[{text}]}}'.encode()
             bodies.append(b"\n".join((head, data)) if data else head)
@@ -254,15 +257,16 @@ class ShardState:
                 yield snapshot_columns.pack("epochs", part)
 
         queues = self.producers.queues
-        named = np.array([len(name) + 16 for name, _ in queues], dtype=np.int64)
+        name_bytes = np.array([len(name) + 16 for name, _ in queues], dtype=np.int64)
         for entries in self.producers.entries():
-            for part in snapshot_columns.cut(entries, part_bytes_max, named):
+            for part in snapshot_columns.cut(entries, part_bytes_max, name_bytes):
                 rows = part.copy()
                 used, rows["queue"] = np.unique(part["queue"], return_inverse=True)
                 header, data = snapshot_columns.pack("entries", rows)
                 yield {**header, "queues": [queues[number] for number in used.tolist()]}, data
 
     def _small_rows(self) -> Iterator[dict[str, Any]]:
+        """The rows of all but queues and producers, of which there are few."""
         yield {"t": "time", "v": self.store_time_ms}
         for topic in self.topics.values():
             attributes = {"a": dict(topic.attributes)} if topic.attributes else {}

@@ -15,18 +15,20 @@ import numpy.typing as npt
 _HEADER_BYTES = 600
 #: bytes per number; 0: the column has one number, the least
 _WIDTHS = (0, 1, 2, 4, 8)
+_UINT64_MAX = (1 << 64) - 1
 
 
 def cut(
-    rows: npt.NDArray[Any], part_bytes_max: int, named: npt.NDArray[np.int64] | None = None
+    rows: npt.NDArray[Any], part_bytes_max: int, name_bytes: npt.NDArray[np.int64] | None = None
 ) -> Iterator[npt.NDArray[Any]]:
-    """Rows in parts of at most about `part_bytes_max` bytes each. Args: `named`: bytes that name each queue."""
+    """Rows in parts of at most about `part_bytes_max` bytes each. Args: `name_bytes`: bytes of the
+    name of each queue, which a part has once."""
     room = part_bytes_max - _HEADER_BYTES
     most = max(1, room // rows.dtype.itemsize)
     while len(rows):
         part = rows[:most]
-        while named is not None and len(part) > 1:
-            names = int(named[np.unique(part["queue"])].sum())
+        while name_bytes is not None and len(part) > 1:
+            names = int(name_bytes[np.unique(part["queue"])].sum())
             if len(part) * rows.dtype.itemsize + names <= room:
                 break
             part = part[: len(part) // 2]
@@ -42,9 +44,9 @@ def pack(kind: str, rows: npt.NDArray[Any]) -> tuple[dict[str, Any], bytes]:
         column = rows[name]
         least, most = int(column.min()), int(column.max())
         width = next(width for width in _WIDTHS if most - least < 1 << 8 * width)
-        above = column.astype(np.uint64) - np.uint64(least & 0xFFFFFFFFFFFFFFFF)
+        differences = column.astype(np.uint64) - np.uint64(least & _UINT64_MAX)
         if width:
-            parts.append(above.astype(f"<u{width}").tobytes())
+            parts.append(differences.astype(f"<u{width}").tobytes())
         columns.append((name, width, least))
     return {"t": kind, "count": len(rows), "columns": columns}, b"".join(parts)
 
@@ -60,13 +62,14 @@ def unpack(row: dict[str, Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     for name, width, least in row["columns"]:
         if width not in _WIDTHS:
             raise ValueError(f"a column of {width!r} bytes a number")
-        above = np.zeros(count, dtype=np.uint64)
+        differences = np.zeros(count, dtype=np.uint64)
         if width:
-            above += np.frombuffer(data, dtype=f"<u{width}", count=count, offset=at)
+            differences += np.frombuffer(data, dtype=f"<u{width}", count=count, offset=at)
         at += count * width
         if name in (dtype.names or ()):
             # A newer version may have written more columns.
-            rows[name] = (above + np.uint64(least & 0xFFFFFFFFFFFFFFFF)).astype(rows[name].dtype)
+            column = differences + np.uint64(least & _UINT64_MAX)
+            rows[name] = column.astype(rows[name].dtype)
 
     if at != len(data):
         raise ValueError(f"{len(data)} bytes of columns, expected {at}")

@@ -1,4 +1,4 @@
-"""Names of topics, and the rule for those that are for users."""
+"""Names of topics, and the checks of a topic that a user creates or puts to."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import Rejected
-from raymq.store.state.shard_state import CLEANUP_POLICY, COMPACTION, DELETE, TopicInfo
 
-#: prefix of RocketMQ's own topics (TopicValidator.SYSTEM_TOPIC_PREFIX), and of RayMQ's
+from .shard_state import CLEANUP_POLICY, COMPACTION, DELETE, TopicInfo
+
+#: the first part of the names of internal topics, both RocketMQ's (TopicValidator.SYSTEM_TOPIC_PREFIX) and RayMQ's
 SYSTEM_PREFIX = "rmq_sys_"
 QUEUES_MAX = 65_536
 

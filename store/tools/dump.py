@@ -13,7 +13,8 @@ from raymq.store.base import format as fmt
 from raymq.store.base.files import Files
 from raymq.store.records import rows
 from raymq.store.records.properties import decode as decode_properties
-from raymq.store.tools.read_only import ReadOnlyStore
+
+from .read_only import ReadOnlyStore
 
 
 def dump(root: Path, files: Files | None = None) -> Iterator[dict[str, Any]]:

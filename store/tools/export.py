@@ -24,16 +24,25 @@ from raymq.store.base.files import Files
 from raymq.store.records.record_decode import RECORD_SCHEMA, as_text
 from raymq.store.records.rows import queued
 from raymq.store.state.shard_state import INTERNAL_TOPIC
-from raymq.store.tools.faults import ReportProgress
-from raymq.store.tools.read_only import ReadOnlyStore
-from raymq.store.tools.slices import RecordRange
+
+from .faults import ReportProgress
+from .read_only import ReadOnlyStore
+from .slices import RecordRange
 
 #: bytes after which a new file begins
 FILE_BYTES = 256 << 20
 
 _TIME = pa.timestamp("ms", tz="UTC")
 #: columns that are copied from the decoded record
-_PLAIN = ("topic", "queue_id", "queue_offset", "body", "born_host", "store_host", "physical_offset")
+_COPIED = (
+    "topic",
+    "queue_id",
+    "queue_offset",
+    "body",
+    "born_host",
+    "store_host",
+    "physical_offset",
+)
 _NUMBERS = ("flag", "sys_flag", "body_crc", "reconsume_times", "prepared_transaction_offset")
 #: one row per message, in the order of the log
 SCHEMA = pa.schema(
@@ -162,6 +171,7 @@ def _check_topic(store: ReadOnlyStore, choice: ExportChoice) -> None:
 
 
 def _write(store: ReadOnlyStore, target: Path, choice: ExportChoice, file_bytes: int) -> Exported:
+    """Write the files under a temporary name and rename their directory. After a failure nothing is left."""
     files = store.files
     temporary = target.with_name(target.name + ".tmp")
     files.remove_tree(temporary)
@@ -205,7 +215,7 @@ def _tables(store: ReadOnlyStore, choice: ExportChoice) -> Iterator[pa.Table]:
 
 def table_of(batch: pa.RecordBatch, part: RecordRange) -> pa.Table:
     """A decoded slice as a table of SCHEMA."""
-    columns = {name: batch.column(name) for name in (*_PLAIN, *_NUMBERS)}
+    columns = {name: batch.column(name) for name in (*_COPIED, *_NUMBERS)}
     for name in ("born_time", "store_time"):
         columns[name] = batch.column(f"{name}_ms").cast(_TIME)
 
@@ -220,9 +230,9 @@ def table_of(batch: pa.RecordBatch, part: RecordRange) -> pa.Table:
         ("sharding_key", "__SHARDINGKEY"),
         ("unique_key", "UNIQ_KEY"),
     ):
-        columns[column] = _one(rows, names, values, name, count)
+        columns[column] = _last_values(rows, names, values, name, count)
 
-    words = pc.replace_substring_regex(_one(rows, names, values, "KEYS", count), " +", " ")
+    words = pc.replace_substring_regex(_last_values(rows, names, values, "KEYS", count), " +", " ")
     columns["index_keys"] = pc.split_pattern(pc.utf8_trim(words, " "), " ")
 
     columns["message_id"] = _message_ids(batch.column("store_host"), part.positions)
@@ -241,7 +251,7 @@ def _pairs(properties: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array, pa.Ar
     return kept, as_text(pc.struct_field(pairs, 0)), as_text(pc.struct_field(pairs, 1))
 
 
-def _one(
+def _last_values(
     rows: npt.NDArray[np.int64], names: pa.Array, values: pa.Array, name: str, count: int
 ) -> pa.Array:
     """The value of one property in each of `count` rows. Of a repeated property the last value counts."""
@@ -260,9 +270,8 @@ def _message_ids(hosts: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
         prefixes.append(fmt.pack_host(ip.strip("[]"), int(port)).hex().upper())
     digits = positions.astype(">i8").tobytes().hex().upper().encode()
     offsets = pa.array(np.frombuffer(digits, dtype="S16").astype("U16"), pa.string())
-    return pc.binary_join_element_wise(
-        pa.array(prefixes, pa.string()).take(encoded.indices), offsets, ""
-    )
+    prefix_of_row = pa.array(prefixes, pa.string()).take(encoded.indices)
+    return pc.binary_join_element_wise(prefix_of_row, offsets, "")
 
 
 class _Part:

@@ -9,14 +9,15 @@ from pathlib import Path
 
 from raymq.store.base.errors import Corrupt, RayMQError
 from raymq.store.base.files import Files
-from raymq.store.tools.dump import dump
-from raymq.store.tools.faults import Fault, Faults, Report, ReportProgress, from_error
-from raymq.store.tools.read_only import ReadOnlyStore
-from raymq.store.tools.verify_chain import check_chain
 from raymq.store.tools.verify_compaction import check_compaction
-from raymq.store.tools.verify_files import check_checkpoint, check_config, check_marks, check_timer
-from raymq.store.tools.verify_index import IndexCheck
-from raymq.store.tools.verify_queues import QueueCheck
+
+from .dump import dump
+from .faults import Fault, Faults, Report, ReportProgress, from_error
+from .read_only import ReadOnlyStore
+from .verify_chain import check_chain
+from .verify_files import check_checkpoint, check_config, check_marks, check_timer
+from .verify_index import IndexCheck
+from .verify_queues import QueueCheck
 
 __all__ = ["Fault", "Faults", "Report", "check", "check_derived", "dump", "verify"]
 

@@ -25,14 +25,7 @@ from raymq.store.log.commit_log import ADOPTING
 from raymq.store.log.control_files.marks import read_marks
 from raymq.store.log.control_files.meta import read_meta
 from raymq.store.log.log_reads import walk_piece
-from raymq.store.log.recovery.log_scan import (
-    NO_TOP,
-    NotedEnds,
-    Scan,
-    foreign_end,
-    next_record,
-    scan,
-)
+from raymq.store.log.recovery import log_scan
 from raymq.store.log.recovery.recovery_table import Decision
 from raymq.store.log.segments.log_files import read_of
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
@@ -42,8 +35,9 @@ from raymq.store.queues.queue_files import OpenFiles
 from raymq.store.records import record
 from raymq.store.records.rows import tag_column
 from raymq.store.state.shard_state import INTERNAL_TOPIC, PROGRESS
-from raymq.store.tools.faults import Faults, LogVerdict, ReportProgress
-from raymq.store.tools.slices import RecordRange
+
+from .faults import Faults, LogVerdict, ReportProgress
+from .slices import RecordRange
 
 _BLANK = record.WalkStop.BLANK
 META = "a store with marks has a meta"
@@ -178,7 +172,8 @@ class ReadOnlyStore:
             self.end = int(tail.positions[row])
             self.records[-1] = last.select(slice(first + row))
 
-    def _scan(self, log: MappedFileQueue, chain: Chain | None) -> Scan:
+    def _scan(self, log: MappedFileQueue, chain: Chain | None) -> log_scan.Scan:
+        """Walk the log to its end, as a start does, and keep its records."""
         marks = self.marks
         total = len(log.files) * log.file_size
         # The next start finishes a cut that was begun, before it reads the log.
@@ -190,15 +185,15 @@ class ReadOnlyStore:
 
         appended = marks.appended_end
         if not self.is_own_store:
-            appended = foreign_end(log, self._known_end(), crashed=self.crashed)
-        return scan(
+            appended = log_scan.foreign_end(log, self._known_end(), crashed=self.crashed)
+        return log_scan.scan(
             log,
             chain,
-            NotedEnds(self.is_own_store, self.same_boot, marks.synced_end, appended),
+            log_scan.NotedEnds(self.is_own_store, self.same_boot, marks.synced_end, appended),
             files=self.files,
             scan_from=self.start,
             visit=visit,
-            top=NO_TOP if cut is None else cut,
+            top=log_scan.NO_TOP if cut is None else cut,
         )
 
     def _known_end(self) -> int:
@@ -232,8 +227,8 @@ class ReadOnlyStore:
         Such a record must have the right position, which a record of an earlier file seldom has.
         """
         units = [] if chain is None else chain.units(self.end, log.files[-1].start + log.file_size)
-        bad = self._differing(log, units)
-        for unit in bad:
+        differing = self._units_that_differ(log, units)
+        for unit in differing:
             if unit.start > self.end:
                 self._fault_at(
                     unit.start,
@@ -241,27 +236,34 @@ class ReadOnlyStore:
                     f"the bytes [{unit.start}, {unit.end}) differ from their unit's CRC",
                 )
 
-        known_bad = [(unit.start, unit.end) for unit in bad]
-        at, start = self.end, next_record(log, self.end + 1)
+        at = self.end
+        start = log_scan.next_record(log, at + 1)
         while start is not None:
             # A hole is damage. The end of a file after a blank record is not.
-            if _hole(log, at, start):
+            if _is_hole(log, at, start):
                 self.damaged.append((at, start))
-                if at != self.end and not any(low <= at < high for low, high in known_bad):
+                is_known = any(unit.start <= at < unit.end for unit in differing)
+                if at != self.end and not is_known:
                     self._fault_at(at, "records follow each other", f"none is whole up to {start}")
 
-            at, stop = start, start - start % log.file_size + log.file_size
-            while at < stop:
-                walk = walk_piece(partial(read_of, log, end=stop), at, stop).walk
-                if len(walk.positions):
-                    self.after_damage.append(RecordRange(log, walk.positions, walk.sizes))
-                at = walk.end
-                if walk.reason is not record.WalkStop.STOPPED:
-                    break
-            start = next_record(log, at)
+            at = self._walk_readable(log, start)
+            start = log_scan.next_record(log, at)
+
+    def _walk_readable(self, log: MappedFileQueue, at: int) -> int:
+        """Keep the whole records of one file from `at` on. Returns: the position at which the walk stops."""
+        stop = at - at % log.file_size + log.file_size
+        while at < stop:
+            walk = walk_piece(partial(read_of, log, end=stop), at, stop).walk
+            if len(walk.positions):
+                self.after_damage.append(RecordRange(log, walk.positions, walk.sizes))
+            at = walk.end
+            if walk.reason is not record.WalkStop.STOPPED:
+                break
+        return at
 
     @staticmethod
-    def _differing(log: MappedFileQueue, units: list[ChainUnit]) -> list[ChainUnit]:
+    def _units_that_differ(log: MappedFileQueue, units: list[ChainUnit]) -> list[ChainUnit]:
+        """The units whose bytes are there, but are unreadable or have another CRC."""
         found = []
         for unit in units:
             file = log.find(unit.start)
@@ -323,7 +325,7 @@ class ReadOnlyStore:
             self.log.close()
 
 
-def _hole(log: MappedFileQueue, at: int, start: int) -> bool:
+def _is_hole(log: MappedFileQueue, at: int, start: int) -> bool:
     """Whether records are missing between `at` and the record at `start`."""
     file = log.find(at)
     if file is None or at >= start:

@@ -25,12 +25,13 @@ from raymq.store.queues.queue_files import OpenFiles
 from raymq.store.records import rows
 from raymq.store.state.shard_state import INTERNAL_TOPIC, ShardState, TopicInfo
 from raymq.store.state.topics import QueueKey
-from raymq.store.tools.read_only import ReadOnlyStore
-from raymq.store.tools.slices import by_queue
-from raymq.store.tools.verify_files import newest_store_time, readable
+
+from .read_only import ReadOnlyStore
+from .slices import by_queue
+from .verify_files import newest_store_time, readable
 
 
-def swap(target: Path, *, files: Files) -> None:
+def replace_directory(target: Path, *, files: Files) -> None:
     """Replace the directory `target` by `<target>.new`. Durable: at return."""
     new, old = target.with_name(f"{target.name}.new"), target.with_name(f"{target.name}.old")
     files.remove_tree(old)
@@ -42,15 +43,15 @@ def swap(target: Path, *, files: Files) -> None:
     files.remove_tree(old)
 
 
-def begin(target: Path, *, files: Files) -> Path:
-    """Make the empty directory `<target>.new`."""
+def make_empty(target: Path, *, files: Files) -> Path:
+    """Make the empty directory `<target>.new`, in which the files of `target` are built."""
     new = target.with_name(f"{target.name}.new")
     files.remove_tree(new)
     files.make_dirs(new)
     return new
 
 
-def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> None:
+def rebuild_consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> None:
     """Rebuild the consume queues of the records that end at or below `upto`.
 
     Args: `names`: directories such as `consumequeue/<topic>/<queue id>`. `consumequeue` means all queues of the log.
@@ -69,7 +70,7 @@ def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> Non
     for topic, queue_id in sorted(wanted):
         directory = queue_directory(store.root, topic, queue_id)
         new[topic, queue_id] = ConsumeQueue(
-            begin(directory, files=files), size, files=files, opened=opened
+            make_empty(directory, files=files), size, files=files, opened=opened
         )
 
     try:
@@ -82,7 +83,7 @@ def consume_queues(store: ReadOnlyStore, names: Iterable[str], upto: int) -> Non
             queue.close()
 
     for topic, queue_id in new:
-        swap(queue_directory(store.root, topic, queue_id), files=files)
+        replace_directory(queue_directory(store.root, topic, queue_id), files=files)
 
 
 def _append_records(store: ReadOnlyStore, queues: dict[QueueKey, ConsumeQueue], upto: int) -> None:
@@ -105,12 +106,12 @@ def _queues_of_log(store: ReadOnlyStore) -> set[QueueKey]:
     return found
 
 
-def chain(store: ReadOnlyStore) -> None:
+def rebuild_chain(store: ReadOnlyStore) -> None:
     """Rebuild the whole chain, in units of the largest append, with epoch 0 as recovery makes them."""
     files, target = store.files, store.root / "raymq" / "chain"
     size = store.segment_size_bytes
     unit_bytes = StoreConfig(segment_size_bytes=size).append_unit_bytes
-    made = Chain(begin(target, files=files), size, files=files)
+    made = Chain(make_empty(target, files=files), size, files=files)
     made.load()
 
     position = store.start
@@ -126,7 +127,7 @@ def chain(store: ReadOnlyStore) -> None:
 
     made.sync()
     made.close()
-    swap(target, files=files)
+    replace_directory(target, files=files)
 
 
 def write_checkpoint(store: ReadOnlyStore) -> None:
@@ -145,7 +146,7 @@ def write_marks(store: ReadOnlyStore) -> None:
     store.files.write_file_atomic(store.root / "raymq" / "marks", data)
 
 
-def config(store: ReadOnlyStore, name: str) -> None:
+def rebuild_config_file(store: ReadOnlyStore, name: str) -> None:
     """Rebuild a config file from its backup, or from the log. RocketMQ begins a missing file as an empty one."""
     files, path = store.files, store.root / "config" / name
     backup = path.with_name(f"{name}.bak")

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from raymq.store.base.files import Files
 from raymq.store.index.index_file import ENTRY_BYTES, HEADER, SLOT_BYTES, IndexFile
-from raymq.store.tools.read_only import ReadOnlyStore
-from raymq.store.tools.rebuild import begin, swap
-from raymq.store.tools.verify_index import ENTRIES_PER_SLOT, PER_SLOT_BYTES, key_hashes, slots_of
+
+from .read_only import ReadOnlyStore
+from .rebuild import make_empty, replace_directory
+from .verify_index import ENTRIES_PER_SLOT, PER_SLOT_BYTES, hashes_of_batch, slots_of
 
 #: maxHashSlotNum
 SLOTS = 5_000_000
@@ -22,13 +23,13 @@ def rebuild_index(store: ReadOnlyStore) -> None:
     """Index all keys of all records, in files of the size that most have (RocketMQ's default without any)."""
     files, target = store.files, store.root / "index"
     sizes = _sizes(store)
-    directory = begin(target, files=files)
+    directory = make_empty(target, files=files)
     file: IndexFile | None = None
 
     try:
         for part in store.slices("index"):
             batch = part.decode()
-            rows, hashes = key_hashes(batch)
+            rows, hashes = hashes_of_batch(batch)
             positions = part.positions[rows]
             times_ms = batch.column("store_time_ms").to_numpy()[rows]
             done = 0
@@ -48,7 +49,7 @@ def rebuild_index(store: ReadOnlyStore) -> None:
     files.sync_dir(directory)
     # The mark belongs to the old files. Without a mark a start uses a complete index as it is.
     files.unlink(store.root / "raymq" / "index")
-    swap(target, files=files)
+    replace_directory(target, files=files)
 
 
 def _next_file(

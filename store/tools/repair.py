@@ -27,14 +27,15 @@ from raymq.store.log.control_files.meta import Meta
 from raymq.store.log.recovery.recovery_table import Decision
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
 from raymq.store.log.segments.segment_paths import other_directories
-from raymq.store.tools import rebuild
-from raymq.store.tools.faults import Fault, LogVerdict, ReportProgress
-from raymq.store.tools.inspect import check, check_derived
-from raymq.store.tools.read_only import ReadOnlyStore
-from raymq.store.tools.rebuild_index import rebuild_index
-from raymq.store.tools.repair_backup import KeepAside
-from raymq.store.tools.slices import by_queue
-from raymq.store.tools.verify_chain import crc_is_wrong
+
+from . import rebuild
+from .faults import Fault, LogVerdict, ReportProgress
+from .inspect import check, check_derived
+from .read_only import ReadOnlyStore
+from .rebuild_index import rebuild_index
+from .repair_backup import RepairBackup
+from .slices import by_queue
+from .verify_chain import crc_is_wrong
 
 #: parts that can be rebuilt from the log
 PARTS = ("consumequeue", "chain", "index", "checkpoint", "marks", "config")
@@ -188,23 +189,23 @@ class Repair:
         if not plan.steps:
             return Repaired((), plan.needs_cut, None, list(plan.faults))
 
-        aside = KeepAside(self.root, self._kept_in(), files=self.files)
-        self.files.make_dirs(aside.directory)
+        backup = RepairBackup(self.root, self._backup_directory(), files=self.files)
+        self.files.make_dirs(backup.directory)
         report = json.dumps({"store": str(self.root), **plan.as_dict()}, indent=1).encode()
-        self.files.write_file_atomic(aside.directory / "plan.json", report)
+        self.files.write_file_atomic(backup.directory / "plan.json", report)
         fail_point("repair.planned")
 
         if plan.cut is not None:
-            self._do_cut(plan.cut.offset, aside)
+            self._do_cut(plan.cut.offset, backup)
         with self._opened() as store:
             # A cut changes the contents that the other files must have.
             again = self._plan(store, cut=False)
-            self._rebuild_derived(store, again, aside)
+            self._rebuild_derived(store, again, backup)
 
         steps = (*(step for step in plan.steps if step.part == "log"), *again.steps)
-        return Repaired(steps, None, aside.directory, check(self.root, self.files).faults)
+        return Repaired(steps, None, backup.directory, check(self.root, self.files).faults)
 
-    def _kept_in(self) -> Path:
+    def _backup_directory(self) -> Path:
         if self.keep is not None:
             if self.files.exists(self.keep) and self.files.list(self.keep):
                 raise Rejected(
@@ -283,7 +284,7 @@ class Repair:
 
     # --- the steps ------------------------------------------------------------------------------------------
 
-    def _do_cut(self, offset: int, aside: KeepAside) -> None:
+    def _do_cut(self, offset: int, backup: RepairBackup) -> None:
         """Cut the log as recovery does: the next start finishes an interrupted cut."""
         root, files = self.root, self.files
         with self._opened() as store:
@@ -298,11 +299,11 @@ class Repair:
                 if file.start + file.size > offset:
                     start = max(offset, file.start)
                     name = f"{start:020d}.cut"
-                    aside.keep_range(file.path, start - file.start, file.size, name)
+                    backup.copy_range(file.path, start - file.start, file.size, name)
 
             side = root / "raymq"
             for name in ("meta", "marks", "chain"):
-                aside.keep(side / name)
+                backup.copy(side / name)
             fail_point("repair.kept")
 
             meta = Meta.open(side / "meta", files=files) if files.exists(side / "meta") else None
@@ -326,16 +327,16 @@ class Repair:
                 meta.update({"cut": None})
                 meta.close()
 
-    def _rebuild_derived(self, store: ReadOnlyStore, plan: Plan, aside: KeepAside) -> None:
+    def _rebuild_derived(self, store: ReadOnlyStore, plan: Plan, backup: RepairBackup) -> None:
         parts = {step.part: step.files for step in plan.steps}
         for step in plan.steps:
             for name in step.files:
-                aside.keep(self.root / name)
+                backup.copy(self.root / name)
 
         if "chain" in parts:
-            rebuild.chain(store)
+            rebuild.rebuild_chain(store)
         if "consumequeue" in parts:
-            rebuild.consume_queues(store, parts["consumequeue"], self._units_upto(store))
+            rebuild.rebuild_consume_queues(store, parts["consumequeue"], self._units_upto(store))
         if "index" in parts:
             rebuild_index(store)
         if "checkpoint" in parts:
@@ -343,7 +344,7 @@ class Repair:
         if "marks" in parts:
             rebuild.write_marks(store)
         for name in parts.get("config", ()):
-            rebuild.config(store, Path(name).name)
+            rebuild.rebuild_config_file(store, Path(name).name)
 
         fail_point("repair.done")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from raymq.store.base.files import ZERO_CHUNK_BYTES, Files, only_zeros
 
 
-class KeepAside:
+class RepairBackup:
     """A directory that gets a copy of each file, with the name that the file has in the store."""
 
     def __init__(self, root: Path, directory: Path, *, files: Files) -> None:
@@ -15,24 +15,24 @@ class KeepAside:
         self._root = root
         self._files = files
         #: files that are copied: a file that two steps change is kept as it was before the first step
-        self._kept: set[Path] = set()
+        self._copied: set[Path] = set()
 
-    def keep(self, path: Path) -> None:
+    def copy(self, path: Path) -> None:
         """Copy a file, or a directory and all in it. Durable: at return. A missing one is ignored."""
         if not self._files.exists(path):
             return
         if self._files.is_dir(path):
             for name in self._files.list(path):
-                self.keep(path / name)
+                self.copy(path / name)
             return
-        if path in self._kept:
+        if path in self._copied:
             return
         target = self.directory / path.relative_to(self._root)
         with self._files.opened(path, writable=False) as fd:
-            self._copy(fd, target, 0, self._files.size(fd))
-        self._kept.add(path)
+            self._write_copy(fd, target, 0, self._files.size(fd))
+        self._copied.add(path)
 
-    def keep_range(self, path: Path, start: int, stop: int, name: str) -> None:
+    def copy_range(self, path: Path, start: int, stop: int, name: str) -> None:
         """Copy the bytes [start, stop) of a file as `name`. Zeros at their end are left out."""
         with self._files.opened(path, writable=False) as fd:
             chunk = b""
@@ -41,9 +41,9 @@ class KeepAside:
                 chunk = self._files.pread(fd, stop - low, low).rstrip(b"\0")
                 stop = low + len(chunk)
             if chunk:
-                self._copy(fd, self.directory / path.parent.name / name, start, stop)
+                self._write_copy(fd, self.directory / path.parent.name / name, start, stop)
 
-    def _copy(self, source: int, target: Path, start: int, stop: int) -> None:
+    def _write_copy(self, source: int, target: Path, start: int, stop: int) -> None:
         self._files.make_dirs(target.parent)
         with self._files.opened(target, create=True) as fd:
             self._files.truncate(fd, stop - start)

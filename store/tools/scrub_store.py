@@ -9,7 +9,8 @@ from raymq.store.base.files import Files
 from raymq.store.log.control_files.marks import read_marks
 from raymq.store.log.scrub import Scrub
 from raymq.store.log.segments.segment_paths import first_offset
-from raymq.store.tools.read_only import ReadOnlyStore
+
+from .read_only import ReadOnlyStore
 
 
 def scrub_of(root: Path, *, bytes_per_s: int, files: Files | None = None) -> Scrub:
@@ -37,6 +38,6 @@ def scrub_of(root: Path, *, bytes_per_s: int, files: Files | None = None) -> Scr
         files=files,
         bytes_per_s=bytes_per_s,
         pause_ms=0,
-        memory="scrub-command",
+        progress_file="scrub-command",
         from_disk=True,
     )

@@ -13,7 +13,8 @@ from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Corrupt
 from raymq.store.log.chain import CHAIN_UNIT_BYTES, ChainUnit, unpack_units
 from raymq.store.log.segments.segment_paths import offset_names
-from raymq.store.tools.read_only import ReadOnlyStore
+
+from .read_only import ReadOnlyStore
 
 FOLLOWS = "a chain unit continues the one before"
 WHOLE = "chain files hold whole units"

@@ -11,16 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from raymq.store.compaction.units import (
-    COMPACTED_UNIT_BYTES,
-    COMPACTED_UNIT_DTYPE,
-    DIRECTORY,
-    LOG,
-    directories,
-)
+from raymq.store.base.arrays import leading
+from raymq.store.compaction import units as compacted
+from raymq.store.compaction.units import COMPACTED_UNIT_BYTES, DIRECTORY, LOG
 from raymq.store.log.segments.segment_paths import offset_names
 from raymq.store.records import record
-from raymq.store.tools.read_only import ReadOnlyStore
+
+from .read_only import ReadOnlyStore
 
 PAIRED = "a compaction log file has its file of units"
 POINTS = "a unit of a compacted queue points at its record"
@@ -40,7 +37,8 @@ def check_compaction(store: ReadOnlyStore) -> None:
 
 
 def _check_queue(store: ReadOnlyStore, topic: str, queue_id: int) -> None:
-    logs, queues = directories(store.root, topic, queue_id)
+    """Check the pairs of files of one compacted queue."""
+    logs, queues = compacted.directories(store.root, topic, queue_id)
     log_names = set(offset_names(logs, files=store.files))
     queue_names = set(offset_names(queues, files=store.files))
     for name in sorted(log_names ^ queue_names):
@@ -58,15 +56,14 @@ def _check_pair(
     start = int(log.name)
     data, units_data = store.files.read_file(log), store.files.read_file(queue)
     room = len(units_data) // COMPACTED_UNIT_BYTES
-    units = np.frombuffer(units_data, dtype=COMPACTED_UNIT_DTYPE, count=room)
-    valid = (units["position"] >= 0) & (units["size"] > 0) & (units["count"] > 0)
-    units = units[: room if valid.all() else int(valid.argmin())]
+    units = np.frombuffer(units_data, dtype=compacted.COMPACTED_UNIT_DTYPE, count=room)
+    units = units[: leading(compacted.is_record_unit(units))]
 
     walk = record.walk(data, start)
     count = min(len(units), len(walk.positions))
     wrong = units["position"][:count] != walk.positions[:count]
     wrong |= units["size"][:count] != walk.sizes[:count]
-    bad = int(wrong.argmax()) if wrong.any() else count
+    bad = leading(~wrong)
 
     if bad < max(len(units), len(walk.positions)):
         detail = (

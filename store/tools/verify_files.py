@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from raymq.store.base import format as fmt
+from raymq.store.base.arrays import leading
 from raymq.store.base.errors import Corrupt
 from raymq.store.base.files import Files
 from raymq.store.config_files import fastjson
@@ -19,7 +20,8 @@ from raymq.store.delay.timer_log import TIMER_UNIT_BYTES, TIMER_UNIT_DTYPE
 from raymq.store.log.control_files.marks import FILE_BYTES
 from raymq.store.log.recovery.recovery_table import Decision
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
-from raymq.store.tools.read_only import ReadOnlyStore, joined
+
+from .read_only import ReadOnlyStore, joined
 
 CHECKPOINT_LENGTH = "the checkpoint has its five longs"
 CHECKPOINT_TIMES = "checkpoint times are not later than the log"
@@ -93,12 +95,12 @@ def check_config(store: ReadOnlyStore) -> None:
     for name in store.files.list(directory):
         if name.endswith(".json"):
             text = store.files.read_file(directory / name)
-            wrong = why_no_object(text) if text.strip() else None
+            wrong = json_fault(text) if text.strip() else None
             if wrong is not None:
                 store.faults.add(directory / name, wrong[0], CONFIG_JSON, wrong[1])
 
 
-def why_no_object(data: bytes) -> tuple[int, str] | None:
+def json_fault(data: bytes) -> tuple[int, str] | None:
     """The offset and the reason why bytes are not a JSON object in fastjson's dialect; None if they are one."""
     try:
         text = data.decode("utf-8")
@@ -143,8 +145,7 @@ def _check_timer_log(store: ReadOnlyStore, queue: MappedFileQueue) -> int:
         room = file.size // TIMER_UNIT_BYTES
         view = memoryview(file.read(0, file.size))
         units = np.frombuffer(view, dtype=TIMER_UNIT_DTYPE, count=room)
-        whole = units["size"] == TIMER_UNIT_BYTES
-        count = room if whole.all() else int(whole.argmin())
+        count = leading(units["size"] == TIMER_UNIT_BYTES)
         units = units[:count]
         unit_positions = file.start + np.arange(count) * TIMER_UNIT_BYTES
         end = file.start + count * TIMER_UNIT_BYTES
@@ -171,6 +172,7 @@ def _check_timer_log(store: ReadOnlyStore, queue: MappedFileQueue) -> int:
 
 
 def _check_wheel(store: ReadOnlyStore, path: Path, end: int) -> None:
+    """Check that each used slot of the wheel points into the timer log, which ends at `end`."""
     data = store.files.read_file(path)
     count = len(data) // TIMER_SLOT_DTYPE.itemsize
     slots: Any = np.frombuffer(data, dtype=TIMER_SLOT_DTYPE, count=count)
@@ -191,4 +193,4 @@ def readable(files: Files, path: Path) -> bool:
     if not files.exists(path):
         return False
     data = files.read_file(path)
-    return bool(data.strip()) and why_no_object(data) is None
+    return bool(data.strip()) and json_fault(data) is None

@@ -23,7 +23,11 @@ from raymq.store.index.index_keys import Hashes, hash_keys, topic_hash
 from raymq.store.log.control_files.meta import read_meta
 from raymq.store.records.keys import keyed_column
 from raymq.store.records.record_walk import gather
-from raymq.store.tools.read_only import ReadOnlyStore, joined
+
+from .read_only import ReadOnlyStore, joined
+
+#: place of the physical offset within an entry
+_OFFSET_AT = ENTRY_DTYPE.fields["physical_offset"][1]  # type: ignore[index]
 
 LENGTH = "an index file has its header, slots and entries"
 HEADER_RULE = "an index header says what its entries say"
@@ -67,7 +71,7 @@ class StoredKeys(NamedTuple):
     store_times_ms: Int64s
 
 
-def key_hashes(batch: pa.RecordBatch) -> Hashes:
+def hashes_of_batch(batch: pa.RecordBatch) -> Hashes:
     """Row and hash of each key of a decoded slice, by row, in the order in which the index has them."""
     keyed = keyed_column(batch.column("properties"))
     if keyed is None:
@@ -80,7 +84,7 @@ def key_hashes(batch: pa.RecordBatch) -> Hashes:
     return Hashes(rows[kept], values[kept])
 
 
-def keys_of(store: ReadOnlyStore) -> StoredKeys:
+def stored_keys(store: ReadOnlyStore) -> StoredKeys:
     """Every key of every record below the log's end."""
     starts, _ = joined(store.records)
     codes: list[Int64s] = [np.empty(0, dtype=np.int64)]
@@ -88,7 +92,7 @@ def keys_of(store: ReadOnlyStore) -> StoredKeys:
     count = 0
     for part in store.slices("index"):
         batch = part.decode()
-        rows, hashes = key_hashes(batch)
+        rows, hashes = hashes_of_batch(batch)
         codes.append(((rows + count) << 31) | hashes)
         times.append(batch.column("store_time_ms").to_numpy())
         count += batch.num_rows
@@ -105,8 +109,7 @@ def slots_of(view: memoryview) -> int | None:
     number, position = (1, first) if first else (count - 1, last)
 
     def leads_to_it(counts: Int64s) -> npt.NDArray[np.bool_]:
-        # The position is the second field of an entry.
-        at = HEADER.size + 4 * counts + number * ENTRY_BYTES + 4
+        at = HEADER.size + SLOT_BYTES * counts + number * ENTRY_BYTES + _OFFSET_AT
         inside = at + 8 <= len(view)
         inside[inside] = gather(view, at[inside], np.dtype(">i8")) == position
         return np.asarray(inside)
@@ -155,7 +158,7 @@ class IndexCheck:
 
                 self._check_header(file)
                 self._check_chains(file)
-                keys = keys or keys_of(store)
+                keys = keys or stored_keys(store)
                 found.append((file, self._check_entries(file, keys)))
 
             if keys is not None:

@@ -17,9 +17,10 @@ from raymq.store.base.errors import Corrupt
 from raymq.store.base.format import SCHEDULE_TOPIC
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.queue_files import OpenFiles
-from raymq.store.tools.faults import NAMED_MAX
-from raymq.store.tools.read_only import ReadOnlyStore
-from raymq.store.tools.slices import QueueRows, by_queue
+
+from .faults import NAMED_MAX
+from .read_only import ReadOnlyStore
+from .slices import QueueRows, by_queue
 
 #: a tags code up to this is an address in consumequeue_ext, not a hash (ConsumeQueueExt#isExtAddr)
 EXT_ADDRESS_MAX = -(1 << 31) - 1
@@ -79,7 +80,7 @@ class QueueCheck:
                 self._open(topic, queue_id, directory, size)
 
             #: a start dispatches the records above this
-            self._believed = min(store.queues_end, self.known)
+            self._dispatched_end = min(store.queues_end, self.known)
             for part in store.slices("consume queues"):
                 for rows in by_queue(part):
                     self._compare(rows)
@@ -125,7 +126,7 @@ class QueueCheck:
             queue = self._queues[key] = _Queue(directory, None)
 
         inside = (rows.offsets >= queue.low) & (rows.offsets < queue.high)
-        missing = ~inside & (rows.positions + rows.sizes <= self._believed)
+        missing = ~inside & (rows.positions + rows.sizes <= self._dispatched_end)
         self._report(key, rows.offsets, missing, HAS_UNIT, None, rows.positions)
         unit_rows = rows.offsets[inside] - queue.low
         if not len(unit_rows):

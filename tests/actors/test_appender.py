@@ -11,7 +11,7 @@ import pytest
 
 from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.leader.appender import GROUP_BYTES_MAX, LARGE_BYTES, AppendedPut, Appender
-from raymq.store.base.errors import Bug, Rejected, Unavailable
+from raymq.store.base.errors import Bug, RayMQError, Rejected, Unavailable
 from raymq.store.records.requests import PutOutcome, PutRequest
 from tests.support.batches import batch
 from tests.support.waiting import until
@@ -39,13 +39,15 @@ class Log:
     def start(self) -> None:
         self._thread.start()
 
-    def append(self, checked: Any) -> Any:
-        number = checked.request.first_sequence
+    def append(self, puts: list[Any]) -> list[Any]:
         self.gate.wait(30)
-        if number in self.refuse:
-            raise self.refuse[number]
-        self.appended.append((number, threading.current_thread()))
-        return number
+        numbers = [checked.request.first_sequence for checked in puts]
+        for number in numbers:
+            if not isinstance(self.refuse.get(number), RayMQError | None):
+                raise self.refuse[number]
+        me = threading.current_thread()
+        self.appended += [(number, me) for number in numbers if number not in self.refuse]
+        return [self.refuse.get(number, number) for number in numbers]
 
     def hand_over(self, made: list[AppendedPut]) -> list[PutTicket]:
         self.groups.append([put.appended for put in made])  # type: ignore[misc]

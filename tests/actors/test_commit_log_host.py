@@ -20,6 +20,7 @@ from raymq.actors.leader.host import ANNOUNCED_ROWS_MAX, LeaderHost
 from raymq.actors.shared import append_wakeups
 from raymq.actors.shared.wakeup import wakeup_directory
 from raymq.store.base.errors import (
+    Bug,
     Corrupt,
     DeliveryUnknown,
     Fenced,
@@ -34,6 +35,7 @@ from raymq.store.delay.delay_hook import transform
 from raymq.store.delay.timer_cache import read_check
 from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.put.inner_message import InnerMessage
+from raymq.store.put.small_unit import CheckedPut
 from raymq.store.records import record
 from raymq.store.records.requests import FetchRequest, PutRequest
 from tests.support.batches import batch, request
@@ -346,6 +348,39 @@ def test_puts_of_one_message_are_refused_each_for_itself(serving: Shard) -> None
         gap.wait(30)
     assert (two.wait(30).first_offset, two.wait(30).count) == (0, 2)
     assert following.wait(30).first_offset == 1
+
+
+def test_an_unexpected_error_in_the_check_of_one_put_leaves_the_others_of_its_message(
+    serving: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = serving.host
+    check = host.store.put_path.check
+
+    def faulty(put: PutRequest) -> CheckedPut:
+        if put.queue_id == 1:
+            raise ValueError("a bug")
+        return check(put)
+
+    monkeypatch.setattr(host.store.put_path, "check", faulty)
+    first, second, third = host.put_many([request([b"a"], queue=queue) for queue in range(3)])
+    assert isinstance(second, Bug)
+    for ticket in (first, third):
+        assert isinstance(ticket, PutTicket)
+        assert ticket.wait(30).count == 1
+
+
+def test_puts_of_one_message_wake_the_flusher_early_while_they_have_few_rows(
+    serving: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, announced = serving.host, []
+    monkeypatch.setattr(host.supervisor.appends, "announce", lambda: announced.append(True))
+    half = [b"x"] * (ANNOUNCED_ROWS_MAX // 2)
+    for bodies, expected in ((half, 1), ([*half, b"one more"], 1)):
+        until(lambda: not host.acks.waiting, lambda: threading.Event().wait(0.001))
+        for ticket in host.put_many([request(bodies), request(bodies, queue=1)]):
+            assert isinstance(ticket, PutTicket)
+            ticket.wait(30)
+        assert len(announced) == expected
 
 
 def test_puts_of_one_message_that_is_alone_are_answered_by_the_thread_that_brought_them(

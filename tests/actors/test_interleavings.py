@@ -1,6 +1,6 @@
 """Every order of (bytes, field, wakeup, death) between CommitLog and a flusher, in one process.
 
-Supervisor, Satellite, words and wakeups are the real ones. The test sets only the disk (which bytes are written, which
+Supervisor, Satellite, fields and wakeups are the real ones. The test sets only the disk (which bytes are written, which
 synced) and the processes (which have exited). After every step, nothing counts as synced that is not on the disk.
 At the end of every run, dead processes are replaced and, without any wakeup, everything written gets synced.
 """
@@ -74,8 +74,8 @@ class SteppedFlusher(Satellite):
 
     read = START
 
-    def wake(self, *, commit_log: bool = True) -> None:
-        """The test takes this step later."""
+    def wake_others(self, *, commit_log: bool = True) -> None:
+        """The step "wake" does it: a process may end between the position and the wakeup."""
 
     def step(self, name: str, disk: Disk) -> None:
         if name == "wait":
@@ -90,7 +90,7 @@ class SteppedFlusher(Satellite):
         elif name == "publish":
             self.publish_position(self.read)
         else:
-            super().wake()
+            super().wake_others()
 
 
 class World:
@@ -132,9 +132,9 @@ class World:
             self.supervisor.appends.wake_for_append()
 
     def check(self) -> int:
-        flushed = self.supervisor.progress().ends.synced
-        assert flushed <= self.disk.synced
-        return flushed
+        synced = self.supervisor.progress().ends.synced
+        assert synced <= self.disk.synced
+        return synced
 
     def flusher_dies(self) -> None:
         self.table.exited = True
@@ -212,8 +212,22 @@ def run(world: World, order: list[tuple[str, str]]) -> None:
         world.check()
 
 
-def without_bells(order: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def without_wakeups(order: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(who, step) for who, step in order if step != "wake"]
+
+
+def test_a_position_is_published_before_commit_log_is_woken(
+    make_world: Callable[[], World],
+) -> None:
+    world = make_world()
+    for step in ("write", "publish"):
+        world.commit_log_step(step)
+    while world.supervisor.wait(0):
+        pass
+    for step in ("read", "start", "sync", "publish", "wake"):
+        world.flusher.step(step, world.disk)
+        assert world.supervisor.wait(0) == (step == "wake"), step
+    world.close()
 
 
 def test_there_are_84_orders():
@@ -224,7 +238,7 @@ def test_there_are_84_orders():
 def test_every_order_ends_synced(make_world: Callable[[], World], wakeups: bool):
     for order in ORDERS:
         world = make_world()
-        run(world, order if wakeups else without_bells(order))
+        run(world, order if wakeups else without_wakeups(order))
         world.finish()
         world.close()
 

@@ -415,6 +415,17 @@ def follower(tmp_path: Path) -> Iterator[tuple[FollowerHost, Disk, list[str]]]:
     host.close(0.0)
 
 
+def test_a_follower_refuses_puts_so_that_the_producer_asks_for_the_leader(
+    follower: tuple[FollowerHost, Disk, list[str]],
+) -> None:
+    host, _, _ = follower
+    puts = [request([b"x"])] * 2
+    with pytest.raises(Unavailable, match="leader"):
+        host.put(puts[0])
+    refusals = host.put_many(puts)
+    assert [type(refusal) for refusal in refusals] == [Unavailable, Unavailable]
+
+
 def append(host: FollowerHost, data: bytes) -> None:
     start, value, _ = host.end()
     host.append_units(

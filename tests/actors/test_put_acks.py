@@ -192,7 +192,7 @@ def test_replication_reports_each_late_put_also_when_it_is_sent_again(
 def test_a_quorum_put_is_acknowledged_and_readable_up_to_replications_position(
     leader: Leader,
 ) -> None:
-    words = leader.start_publisher()
+    publisher = leader.start_publisher()
     log, puts, ends = leader.host.store.log, [], []
     for _ in range(3):
         puts.append(leader.put("quorum"))
@@ -204,8 +204,8 @@ def test_a_quorum_put_is_acknowledged_and_readable_up_to_replications_position(
     assert log.synced >= ends[-1]
 
     for at, end in enumerate(ends):
-        words.write(b"%d\n" % end)
-        words.flush()
+        publisher.write(b"%d\n" % end)
+        publisher.flush()
         assert puts[at].wait(30).first_offset == at
         assert log.confirmed == end
         assert not any(put.done for put in puts[at + 1 :])

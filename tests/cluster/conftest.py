@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.produce.producer import Producer
 from tests.support.fake_backend import FakeBackend, FakeCluster
 
 
@@ -23,6 +24,20 @@ def cluster() -> Iterator[FakeCluster]:
 @pytest.fixture
 def backend(cluster: FakeCluster) -> FakeBackend:
     return cluster.backends[0]
+
+
+@pytest.fixture
+def make(cluster: FakeCluster) -> Iterator[Callable[..., Producer]]:
+    """Makes producers of the cluster. They are closed without a flush at the end."""
+    made: list[Producer] = []
+
+    def producer(**options: Any) -> Producer:
+        made.append(Producer(cluster, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield producer
+    for each in made:
+        each._batcher.sender.close()
 
 
 @pytest.fixture

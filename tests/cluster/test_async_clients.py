@@ -42,6 +42,12 @@ def put(backend: FakeBackend, *bodies: bytes, queue: int = 0) -> None:
     backend.put(PutRequest("t", queue, batch(list(bodies)), None, 0, 0, "quorum"))
 
 
+async def arrival_of_a_put(backend: FakeBackend) -> None:
+    """Wait until a message has left the producer, however long its topic's look-up takes."""
+    while not backend.puts:
+        await asyncio.sleep(0.001)
+
+
 async def receipt_of(send: Awaitable[Receipt]) -> Receipt:
     return await send
 
@@ -68,8 +74,12 @@ def test_many_tasks_that_await_their_sends_share_batches(
 ) -> None:
     async def main() -> None:
         async with producer(linger_ms=FOREVER_MS) as sender:
-            await sender.send("t", b"first", queue_id=0)
+            backend.hold()
+            first = sender.send("t", b"first", queue_id=0)
+            await asyncio.to_thread(backend.wait_for, lambda: len(backend.puts) == 1)
             sends = [receipt_of(sender.send("t", b"%d" % n, queue_id=0)) for n in range(200)]
+            backend.release()
+            await first
             receipts = await asyncio.gather(*sends)
             assert [receipt.offset for receipt in receipts] == list(range(1, 201))
             facts = sender.statistics()
@@ -176,6 +186,7 @@ def test_a_flush_ends_in_time(producer: Callable[..., AsyncProducer], backend: F
         sender = producer(linger_ms=FOREVER_MS)
         backend.hold()
         sender.send("t", b"x")
+        await arrival_of_a_put(backend)
         with pytest.raises(TimeoutError, match="still under way"):
             await sender.flush(0.05)
         backend.release()
@@ -289,6 +300,7 @@ def test_a_message_that_a_hasty_close_calls_unsent_is_not_stored(
         sender = producer(linger_ms=0, buffer_bytes=500)
         backend.hold()
         sends = [sender.send("t", b"%d" % n * 400, queue_id=0) for n in range(5)]
+        await arrival_of_a_put(backend)
         with pytest.raises(DeliveryUnknown):
             await sender.close(0.1)
         ended = await asyncio.gather(*map(receipt_of, sends), return_exceptions=True)

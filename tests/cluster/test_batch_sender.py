@@ -259,7 +259,7 @@ def test_a_silent_server_is_left_and_asked_again(
     backend.hold()
     future = sender.send("t", 0, batch([b"x"]))
     backend.wait_for(lambda: len(backend.puts) == 1)
-    held, backend._held = backend._held or [], None
+    held = backend.take_held()
     receipt = future.result(20)
     for answer in held:
         answer()
@@ -377,7 +377,9 @@ def test_a_sender_stays_within_its_share_of_the_shards_memory(
         backend.hold()
         futures = [sender.send("t", 0, batch([b"x" * (1 << 20)])) for _ in range(10)]
         backend.wait_for(lambda: len(backend.puts) == 2)
-        assert sender.stalled("t", 0)
+        shard = sender.sender_of("t", 0)
+        assert shard is not None
+        assert shard.stalled
 
         backend.release()
         assert [future.result(10).first_offset for future in futures] == list(range(1, 11))

@@ -331,7 +331,7 @@ def test_the_version_is_the_packages(
     [
         (Corrupt("a segment is damaged", path="/x"), 1),
         (Rejected("no such cluster", field="target"), 2),
-        (Unavailable("nobody listens"), 3),
+        (Unavailable("no process listens"), 3),
         (DeliveryUnknown("may be stored"), 3),
         (StorageFull("disk full"), 3),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,26 +13,13 @@ from raymq.cluster.produce.async_producer import AsyncProducer
 from raymq.cluster.produce.message_batcher import UNLINGERED_BATCHES
 from raymq.cluster.produce.producer import Producer
 from raymq.store.records.record import SMALL_ROWS_MAX, SmallBatch
-from tests.support.fake_backend import FakeBackend, FakeCluster
+from tests.support.fake_backend import FakeBackend, FakeCluster, open_batch
 from tests.support.waiting import until
 
 Make = Callable[..., Producer]
 
 #: longer than any test: only what ends the linger time sends
 FOREVER_MS = 3_600_000
-
-
-@pytest.fixture
-def make(cluster: FakeCluster) -> Iterator[Make]:
-    made: list[Producer] = []
-
-    def producer(**options: Any) -> Producer:
-        made.append(Producer(cluster, **options))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield producer
-    for each in made:
-        each._batcher.sender.close()
 
 
 def rows(backend: FakeBackend) -> list[int]:
@@ -94,7 +81,7 @@ def test_a_caller_that_waits_does_not_send_the_messages_of_others_one_by_one(
     for thread in threads:
         thread.start()
     until(
-        lambda: len(producer._batcher._open["t", 0].bodies) == 20,
+        lambda: len(open_batch(producer, "t", 0).bodies) == 20,
         lambda: threading.Event().wait(0.001),
     )
     backend.release()
@@ -102,6 +89,35 @@ def test_a_caller_that_waits_does_not_send_the_messages_of_others_one_by_one(
         thread.join(30)
     assert sorted(offsets) == list(range(1, 21))
     assert rows(backend) == [1, 20]
+
+
+def test_all_callers_of_a_batch_are_woken_although_some_have_given_up(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make(linger_ms=FOREVER_MS)
+    backend.hold()
+    producer.send("t", b"under way", queue_id=0)
+    futures = [producer.send("t", b"x", queue_id=0) for _ in range(12)]
+    offsets: list[int] = []
+
+    def wait(number: int) -> None:
+        if number % 3 == 0:
+            with pytest.raises(TimeoutError):
+                futures[number].result(0.001)
+        else:
+            offsets.append(futures[number].result().offset)
+
+    threads = [threading.Thread(target=wait, args=(number,), daemon=True) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads[::3]:
+        thread.join(30)
+    batch = futures[0]._batch
+    until(lambda: len(batch._blocked) == 8, lambda: threading.Event().wait(0.001))
+    backend.release()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(offsets) == [row + 1 for row in range(12) if row % 3]
 
 
 def test_tasks_that_wait_share_a_batch_while_another_one_is_under_way(
@@ -158,9 +174,7 @@ def test_a_message_waits_only_for_what_was_under_way_before_it(
     # A full batch leaves at once, and has no answer when the small message leaves.
     producer.send("t", bytes(1000), queue_id=0)
     backend.wait_for(lambda: len(backend.puts) == 2)
-    held = backend._held
-    assert held is not None
-    held.pop(0)()
+    backend.release_first()
     backend.wait_for(lambda: len(backend.puts) == 3)
     assert backend.puts[2].queue_id == 1
     assert not small.done()

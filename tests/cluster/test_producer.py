@@ -6,7 +6,7 @@ import asyncio
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -21,26 +21,13 @@ from raymq.store.base.errors import Rejected, StorageFull, Unavailable
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.records import record
 from raymq.store.records.properties import decode
-from tests.support.fake_backend import FakeBackend, FakeCluster, decode_all
+from tests.support.fake_backend import FakeBackend, FakeCluster, decode_all, open_batch
 from tests.support.waiting import until
 
 Make = Callable[..., Producer]
 
 #: longer than any test: only what ends the linger time sends
 FOREVER_MS = 3_600_000
-
-
-@pytest.fixture
-def make(cluster: FakeCluster) -> Iterator[Make]:
-    made: list[Producer] = []
-
-    def producer(**options: Any) -> Producer:
-        made.append(Producer(cluster, **options))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield producer
-    for each in made:
-        each._batcher.sender.close()
 
 
 def test_a_receipt_says_where_the_message_is(make: Make, backend: FakeBackend) -> None:
@@ -217,6 +204,13 @@ def test_a_full_buffer_blocks_up_to_max_block_ms(make: Make, backend: FakeBacken
     assert producer.send("t", b"y" * 500).result(10).offset == 0
 
 
+def is_stalled(producer: Producer) -> bool:
+    """Whether a message to queue 0 of topic t would wait for the answers of others."""
+    sender = producer._batcher.sender.sender_of("t", 0)
+    assert sender is not None
+    return sender.stalled
+
+
 def stalled_batch(producer: Producer, backend: FakeBackend) -> OpenBatch:
     """An open batch whose linger time is over. Of two earlier batches one is written and one waits."""
 
@@ -230,11 +224,11 @@ def stalled_batch(producer: Producer, backend: FakeBackend) -> OpenBatch:
             lambda: pause.wait(0.001),
         )
 
-    until(lambda: producer._batcher.sender.stalled("t", 0), lambda: pause.wait(0.001))
+    until(lambda: is_stalled(producer), lambda: pause.wait(0.001))
     producer.send("t", b"first", queue_id=0)
-    batch = producer._batcher._open["t", 0]
-    due = batch.due
-    until(lambda: batch.due > due, lambda: pause.wait(0.001))
+    batch = open_batch(producer, "t", 0)
+    due_s = batch.due_s
+    until(lambda: batch.due_s > due_s, lambda: pause.wait(0.001))
     return batch
 
 
@@ -254,10 +248,10 @@ def test_a_stalled_batch_stays_open_no_longer_than_its_delivery_timeout(
 ) -> None:
     producer = make(linger_ms=1, in_flight_bytes=1000)
     batch = stalled_batch(producer, backend)
-    batch.begun -= producer.config.delivery_timeout_ms / 1000
+    batch.begun_s -= producer.config.delivery_timeout_ms / 1000
     pause = threading.Event()
     until(lambda: batch.closed, lambda: pause.wait(0.001))
-    assert producer._batcher.sender.stalled("t", 0)
+    assert is_stalled(producer)
 
 
 def test_a_full_buffer_waits_for_acks_and_not_for_the_linger_time(
@@ -269,13 +263,16 @@ def test_a_full_buffer_waits_for_acks_and_not_for_the_linger_time(
     producer.send("t", b"a" * 900, queue_id=0)
     producer.send("t", b"b" * 900, queue_id=0)
     pause = threading.Event()
-    until(lambda: producer._batcher.sender.stalled("t", 0), lambda: pause.wait(0.001))
+    until(lambda: is_stalled(producer), lambda: pause.wait(0.001))
     producer.send("t", b"c" * 300, queue_id=0)
 
     late = threading.Thread(target=producer.send, args=("t", b"d" * 1700), kwargs={"queue_id": 0})
     late.start()
     batcher = producer._batcher
-    until(lambda: batcher._due[0].due < batcher._clock.monotonic() + 1, lambda: late.join(0.001))
+    until(
+        lambda: batcher._by_due_time[0].due_s < batcher._clock.monotonic() + 1,
+        lambda: late.join(0.001),
+    )
 
     backend.release()
     late.join(10)

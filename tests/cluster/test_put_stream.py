@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from raymq.actors.api.shard_api import PutTicket
+from raymq.actors.protocol.small_puts import pack_puts
+from raymq.cluster.transport import put_stream
 from raymq.cluster.transport.put_stream import (
     BUSY_BYTES,
     RECEIVED_BATCH_BYTES_MAX,
@@ -19,7 +21,8 @@ from raymq.cluster.transport.put_stream import (
     PutStreamServer,
 )
 from raymq.cluster.transport.receive_memory import LIMIT_BYTES, ReceiveMemory
-from raymq.store.base.errors import Rejected
+from raymq.store.base.errors import RayMQError, Rejected, Unavailable
+from raymq.store.records.record import SmallBatch
 from raymq.store.records.requests import PutOutcome, PutRequest
 from tests.support.batches import batch
 from tests.support.fake_backend import answer_put
@@ -39,7 +42,7 @@ class Stream:
         self.sent: list[tuple[threading.Thread, bytes]] = []
         #: of each put: the client had read all acks before it
         self.alone: list[bool] = []
-        self.refuse: Rejected | None = None
+        self.refuse: RayMQError | None = None
         self.server = PutStreamServer(self, self, self, memory)  # type: ignore[arg-type]
         self._thread = threading.Thread(target=self.server.run, name="handler", daemon=True)
         self._thread.start()
@@ -69,7 +72,18 @@ class Stream:
         self.tickets.append(PutTicket(notify))
         return self.tickets[-1]
 
+    def put_many(
+        self, requests: list[PutRequest], notify: Callable[[], None], *, alone: bool
+    ) -> list[PutTicket | RayMQError]:
+        return [self.put(request, notify, alone=alone) for request in requests]
+
     # what tests do
+
+    def send_small(self, numbers: range, *, size: int = 1) -> None:
+        fields = {"topic": "t", "queue": 0, "pid": None, "epoch": 0, "seq": 0, "acks": "quorum"}
+        small = SmallBatch([b"x" * size], [None], [None], [0])
+        puts = [({**fields, "id": number, "read": -1}, small) for number in numbers]
+        self._chunks.put(SimpleNamespace(data=None, app_metadata=pack_puts(puts)))
 
     def send(self, number: int, *, size: int = 1, read: int = -1) -> None:
         meta = {"id": number, "topic": "t", "queue": 0, "read": read}
@@ -91,6 +105,11 @@ class Stream:
     def acks(self) -> list[int]:
         messages = [metadata for _, metadata in self.sent if metadata != BYE]
         return [ack["id"] for metadata in messages for ack in json.loads(metadata)["acks"]]
+
+    def errors(self) -> list[tuple[int, str]]:
+        """The number and the error's class of each refused batch."""
+        acks = [ack for _, metadata in self.sent for ack in json.loads(metadata)["acks"]]
+        return [(ack["id"], ack["error"]["kind"]) for ack in acks if "error" in ack]
 
     def windows(self) -> list[int]:
         """The limit of bytes in flight that the client was sent."""
@@ -269,3 +288,20 @@ def test_a_batch_that_is_too_large_is_refused_and_the_stream_stays_usable(stream
     answers = [a for _, metadata in stream.sent for a in json.loads(metadata)["acks"]]
     assert answers[0]["error"]["fields"]["limit"] == RECEIVED_BATCH_BYTES_MAX
     assert answers[1]["id"] == 1
+
+
+def test_small_batches_of_a_replica_that_takes_no_puts_get_its_error(stream: Stream) -> None:
+    stream.refuse = Unavailable("this replica is a follower")
+    stream.send_small(range(2))
+    stream.wait_for(lambda: len(stream.acks()) == 2)
+    assert stream.errors() == [(0, "Unavailable"), (1, "Unavailable")]
+
+
+def test_a_message_of_small_batches_has_the_size_limit_of_a_batch(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(put_stream, "RECEIVED_BATCH_BYTES_MAX", 500)
+    stream.send_small(range(3), size=400)
+    stream.wait_for(lambda: len(stream.acks()) == 3)
+    assert stream.errors() == [(0, "Rejected"), (1, "Rejected"), (2, "Rejected")]
+    assert not stream.tickets

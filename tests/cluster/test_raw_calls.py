@@ -175,7 +175,7 @@ def puts() -> Iterator[tuple[dict[str, Any], str]]:
         yield {**good, "acks": wrong}, "acks"
 
 
-#: what the shard calls them where its own check finds the fault
+#: the shard's names for them if its own check finds the fault
 SAME = {
     "queue": {"queue", "queue_id"},
     "pid": {"pid", "producer_id"},

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -264,6 +265,30 @@ def test_small_batches_travel_as_bytes(backend: FakeBackend, cut: int, count: in
     assert found == puts
     with pytest.raises(Rejected):
         RayMethods(backend).append(call[: 1 + cut])
+
+
+def test_small_batches_of_one_call_are_put_together(
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    methods = RayMethods(backend)
+    stream = methods.open_stream(CLUSTER_ID)
+    small = SmallBatch([b"body"], [None], [None], [0])
+    puts = [(meta(number) | {"read": -1}, small) for number in range(1, 4)]
+    together: list[int] = []
+    put_many = backend.put_many
+
+    def spy(requests: Any, **options: Any) -> Any:
+        together.append(len(requests))
+        return put_many(requests, **options)
+
+    monkeypatch.setattr(backend, "put_many", spy)
+    acks = unpack_acks(methods.append(*pack_call(stream, 1, [*puts], alone=True)))
+    assert [ack["first_offset"] for ack in acks] == [0, 1, 2]
+    assert together == [3]
+
+    monkeypatch.setattr(backend, "put_many", Mock(side_effect=Unavailable("a follower")))
+    acks = unpack_acks(methods.append(*pack_call(stream, 2, [*puts], alone=True)))
+    assert [ack["error"]["kind"] for ack in acks] == ["Unavailable"] * 3
 
 
 def test_a_small_batch_beside_a_large_one_is_an_arrow_batch() -> None:

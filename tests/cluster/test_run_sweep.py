@@ -71,7 +71,7 @@ def test_the_socket_of_a_queue_without_a_coordinator_goes(run_directory: Path) -
         kept.listen()
         left.bind(str(run_directory / "queue-bb"))
         left.close()
-        (run_directory / "notes").write_text("of somebody else")
+        (run_directory / "notes").write_text("of another process")
         age(run_directory)
         assert run_sweep.sweep(Files(), Clock()) == ["queue-bb"]
 

@@ -38,8 +38,10 @@ def unsynced(tmp_path: Path) -> Iterator[ServedShard]:
 
 
 @pytest.fixture
-def widowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServedShard]:
-    """A mirror whose follower is away, and its Replication too, for which CommitLog answers soon."""
+def mirror_without_follower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ServedShard]:
+    """A mirror without a follower and without Replication. CommitLog answers waiting puts after 50 ms."""
     monkeypatch.setattr(put_acks, "REPLICATION_SILENCE_MS", 50)
     with ServedShard(tmp_path / "store", HASTY, mirror=True) as shard:
         shard.start_flusher()
@@ -82,11 +84,11 @@ def comes_up_late(shard: ServedShard) -> list[bool]:
 
 
 def test_without_its_follower_a_quorum_send_fails_with_the_last_status_of_the_shard(
-    widowed: ServedShard, caplog: pytest.LogCaptureFixture
+    mirror_without_follower: ServedShard, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with widowed.cluster.producer(acks="leader") as producer:
+    with mirror_without_follower.cluster.producer(acks="leader") as producer:
         assert producer.send("t", b"alone", queue_id=0).result(30).offset == 0
-    with widowed.cluster.producer(delivery_timeout_ms=1_500) as producer:
+    with mirror_without_follower.cluster.producer(delivery_timeout_ms=1_500) as producer:
         sent = producer.send("t", b"x", queue_id=1)
         with pytest.raises(DeliveryUnknown) as unknown:
             sent.result(60)

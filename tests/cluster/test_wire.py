@@ -246,6 +246,26 @@ def test_a_fetch_returns_the_readable_queues_and_the_errors_of_the_others(
     assert limited[0].next_offset == 1
 
 
+def test_an_answer_is_one_message_a_queue(
+    cluster: FakeCluster, connection: ShardConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = connection.put_stream()
+    for number, queue in enumerate((0, 1), start=1):
+        stream.send(meta(number) | {"queue": queue}, batch([b"x"]))
+        receive(stream, 1)
+    stream.close()
+
+    reads = connection.fetch_stream()
+    read, messages = reads._read, []
+    monkeypatch.setattr(reads, "_read", lambda: messages.append(read()) or messages[-1])
+    for offsets, count in (({0: 0}, 1), ({0: 0, 1: 0}, 2), ({0: 0, 1: 9}, 2), ({2: 0}, 1)):
+        messages.clear()
+        request = FetchRequest("t", offsets, max_bytes=1 << 20, max_records=10, wait_ms=0)
+        reads.fetch(request)
+        assert len(messages) == count
+    reads.close()
+
+
 def test_fetch_waits_for_the_next_record(cluster: FakeCluster, connection: ShardConnection) -> None:
     reads = connection.fetch_stream()
     assert reads.fetch(FetchRequest("t", {0: 0}, max_bytes=1, max_records=1, wait_ms=0)) == []

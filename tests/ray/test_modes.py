@@ -248,12 +248,13 @@ def keep_promises(home: Home, mode: Mode) -> None:
         for role, name in SERVICES.items():
             assert (f"{name}: at " in said) == (role in mode.roles), said
         for _ in range(ROUNDS):
-            # What test_kill.py does to a mirror, and to what a mode without the pool has, is left to the long run.
+            # test_kill.py does the same to a mirror and to the processes of a mode without a pool: only the long run
+            # repeats it here.
             if mode.pool or LONG:
                 hurt_a_satellite(shard, load, "commit_real_time" if mode.pool else mode.roles[0])
             if (mode.pool and mode.replication == "single") or LONG:
                 hurt_commit_log(shard, load)
-            hurt_everybody(shard, load, mode)
+            hurt_all_processes(shard, load, mode)
         load.stop()
         reader.stop()
         acked = history.acked()
@@ -301,8 +302,8 @@ def hurt_commit_log(shard: Shard, load: Load) -> None:
     wait_for_writes(load)
 
 
-def hurt_everybody(shard: Shard, load: Load, mode: Mode) -> None:
-    """Stop all processes at once and let them go on; then kill all, and where puts are synced lose the pool too."""
+def hurt_all_processes(shard: Shard, load: Load, mode: Mode) -> None:
+    """Stop all processes at once and let them go on; then kill all, and if puts are synced lose the pool, too."""
     roles = ["commit_log", *mode.roles]
     with targets(*(shard.await_role(load, role) for role in roles)) as processes:
         send(processes, signal.SIGSTOP)

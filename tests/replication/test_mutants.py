@@ -6,7 +6,7 @@ import pytest
 
 from raymq.replication import mirror_follower
 from raymq.replication.wire import Ack
-from raymq.store.config.store_config import promise
+from raymq.store.config import promise
 from tests.replication.test_interleavings import Chaos
 
 SEEDS = 1500

@@ -187,10 +187,10 @@ class MirrorScript:
         leader, follower = world.leader_log, world.follower_log
         same = follower.data[: len(leader.data)] == leader.data[: len(follower.data)]
         world.trace += [
-            f"leader appended={len(leader.data)} synced={leader.synced_end} C={world.published} "
+            f"leader appended={len(leader.data)} synced={leader.synced_end} confirmed={world.published} "
             f"{world.leader.phase.value}",
             f"follower appended={len(follower.data)} synced={follower.synced_end} "
-            f"C={follower.confirmed_end} {'same' if same else 'different'} bytes",
+            f"confirmed={follower.confirmed_end} {'same' if same else 'different'} bytes",
         ]
 
 

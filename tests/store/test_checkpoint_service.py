@@ -194,7 +194,7 @@ def test_a_sync_that_failed_ends_the_service_and_one_without_a_descriptor_does_n
     shop.store.checkpoint_service.run_once()
     opened = shop.store.consume_queues.opened
     for file in list(opened._open):
-        file.let_go()
+        file.release_fd()
         opened.note_closed(file)
     shop.clock.advance(PAUSE_MIN_MS)
     shop.disk.fail("open_file", error=errno.EMFILE)

@@ -88,7 +88,7 @@ def test_null_bodies_are_our_bug():
 def test_without_google_crc32c_crcmod_takes_over_and_it_is_announced(monkeypatch):
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
     spec = importlib.util.spec_from_file_location(
-        "raymq.store.checksum_fallback", checksum.__file__
+        "raymq.store.base.checksum_fallback", checksum.__file__
     )
     module = importlib.util.module_from_spec(spec)
     with pytest.warns(RuntimeWarning, match="crcmod"):

@@ -200,13 +200,13 @@ def test_no_put_waits_for_the_lock_while_a_row_is_searched(store, monkeypatch):
     offsets = interleave(store, 60)
     settle(store)
     looks = []
-    look = DuplicateSearch._own_units
+    look = DuplicateSearch._own_rows_of_units
 
     def watched(self, *args):
         looks.append(store.store.put_path._lock.begin_ms > 0)
         return look(self, *args)
 
-    monkeypatch.setattr(DuplicateSearch, "_own_units", watched)
+    monkeypatch.setattr(DuplicateSearch, "_own_rows_of_units", watched)
     assert asked_again(store, 4) == offsets[4]
     assert looks
     assert not any(looks)
@@ -216,13 +216,13 @@ def test_a_whole_write_sent_again_reads_each_row_about_once(store, monkeypatch):
     interleave(store, 700, others=3)
     settle(store)
     read = []
-    look = DuplicateSearch._own_units
+    look = DuplicateSearch._own_rows_of_units
 
     def counted(self, first_offset, units):
         read.append(len(units))
         return look(self, first_offset, units)
 
-    monkeypatch.setattr(DuplicateSearch, "_own_units", counted)
+    monkeypatch.setattr(DuplicateSearch, "_own_rows_of_units", counted)
     for number in range(700):
         put(store, 3, sequence=number * 3)
     # One small slice a batch. Without the last result as a hint each would bisect again.
@@ -243,14 +243,14 @@ def test_slices_shrink_when_a_look_takes_long(store, monkeypatch):
     # As if the state had forgotten the offset of sequence 1.
     entry.runs = [Run(0, 1, 0), Run(3, 1, 2003)]
     sizes = []
-    look = DuplicateSearch._own_units
+    look = DuplicateSearch._own_rows_of_units
 
     def slow(self, first_offset, units):
         store.store.clock.advance(5)
         sizes.append(len(units))
         return look(self, first_offset, units)
 
-    monkeypatch.setattr(DuplicateSearch, "_own_units", slow)
+    monkeypatch.setattr(DuplicateSearch, "_own_rows_of_units", slow)
     assert asked_again(store, 2) == 2002
     assert sizes[:5] == [32, 16, 8, 4, 4]
 

@@ -8,8 +8,8 @@ import pytest
 
 from raymq.store.base.errors import DeliveryUnknown, Unavailable
 from raymq.store.config.store_config import StoreConfig
+from raymq.store.embedded import embedded_store as embedded
 from raymq.store.embedded.embedded_store import EmbeddedStore
-from raymq.store.embedded.embedded_store import embedded_store as embedded
 from raymq.store.log.flush import FlushRealTime, GroupCommit
 from raymq.store.log.segments.read_ahead import ReadAhead
 from raymq.store.put.inner_message import InnerMessage

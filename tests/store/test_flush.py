@@ -149,7 +149,7 @@ def commit(syncer, events):
     return GroupCommit(
         syncer,
         on_sync_started=lambda offset: events.append(("started", offset)),
-        on_flushed=lambda offset: events.append(("flushed", offset)),
+        on_synced=lambda offset: events.append(("synced", offset)),
     )
 
 
@@ -169,7 +169,7 @@ def test_the_start_is_published_before_the_sync_and_the_end_after_it(disk, commi
     commit.flush(100)
     commit.flush(100)
     commit.flush(150)
-    assert events == [("started", 100), ("flushed", 100), ("started", 150), ("flushed", 150)]
+    assert events == [("started", 100), ("synced", 100), ("started", 150), ("synced", 150)]
 
 
 def test_a_failed_sync_publishes_no_position(disk, commit, events):
@@ -178,8 +178,8 @@ def test_a_failed_sync_publishes_no_position(disk, commit, events):
     for _ in range(2):
         with pytest.raises(FlushFailed):
             commit.flush(200)
-    assert commit.flushed == 100
-    assert [event for event in events if event[0] == "flushed"] == [("flushed", 100)]
+    assert commit.synced == 100
+    assert [event for event in events if event[0] == "synced"] == [("synced", 100)]
 
 
 def test_after_every_power_loss_what_was_flushed_is_there(clock):
@@ -196,8 +196,8 @@ def test_after_every_power_loss_what_was_flushed_is_there(clock):
             low, high = max(at, end), min(at + PAGE, end + length)
             disk.pwrite(fd, b"d" * (high - low), low % SEGMENT)
         end += length
-        flushed = commit.flush(end)
-        disk.note(flushed)
+        synced = commit.flush(end)
+        disk.note(synced)
     for state in disk.crash_states(limit_per_point=8):
         if state.notes:
             log = b"".join(content for _, content in sorted(state.tree().items()))
@@ -207,8 +207,8 @@ def test_after_every_power_loss_what_was_flushed_is_there(clock):
 # --- flush real time ----------------------------------------------------------------------------
 
 
-def make_flusher(syncer, clock, flushed=0):
-    return FlushRealTime(syncer, clock, StoreConfig(), flushed=flushed)
+def make_flusher(syncer, clock, synced=0):
+    return FlushRealTime(syncer, clock, StoreConfig(), synced=synced)
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_nothing_is_flushed_before_the_interval_is_over(disk, flusher, clock):
 
 
 @pytest.mark.parametrize(
-    ("flushed", "appended", "due"),
+    ("synced", "appended", "due"),
     [
         (0, 4 * PAGE - 1, False),
         (0, 4 * PAGE, True),
@@ -246,15 +246,15 @@ def test_nothing_is_flushed_before_the_interval_is_over(disk, flusher, clock):
         (0, 0, False),
     ],
 )
-def test_four_dirty_pages_are_flushed_and_fewer_are_not(syncer, clock, flushed, appended, due):
-    flusher = make_flusher(syncer, clock, flushed=flushed)
+def test_four_dirty_pages_are_flushed_and_fewer_are_not(syncer, clock, synced, appended, due):
+    flusher = make_flusher(syncer, clock, synced=synced)
     clock.advance(500)
-    assert flusher.flush_if_due(appended) == (appended if due else flushed)
+    assert flusher.flush_if_due(appended) == (appended if due else synced)
 
 
 @pytest.mark.parametrize("appended", [SEGMENT, SEGMENT + 10])
 def test_a_full_file_is_flushed_whatever_the_page_rule_says(syncer, clock, appended):
-    flusher = make_flusher(syncer, clock, flushed=SEGMENT - 10)
+    flusher = make_flusher(syncer, clock, synced=SEGMENT - 10)
     clock.advance(500)
     assert flusher.flush_if_due(appended) == appended
 
@@ -263,7 +263,7 @@ def test_every_ten_seconds_even_a_single_byte_is_flushed(flusher, clock):
     flushed_at = []
     for tick in range(1, 50):
         clock.advance(500)
-        before = flusher.flushed
+        before = flusher.synced
         if flusher.flush_if_due(tick) > before:
             flushed_at.append(tick)
     assert flushed_at == [20, 40]
@@ -282,4 +282,4 @@ def test_a_failed_background_flush_is_raised_and_latched(disk, flusher, clock):
         flusher.flush_if_due(8 * PAGE)
     with pytest.raises(FlushFailed):
         flusher.flush(8 * PAGE)
-    assert flusher.flushed == 0
+    assert flusher.synced == 0

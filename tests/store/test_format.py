@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from raymq.store.base import format as fmt
@@ -114,3 +115,19 @@ def test_an_option_of_another_kind_is_refused_by_name(name: str, value: Any) -> 
     with pytest.raises(Rejected, match=f"{name} is {value!r}; it must be") as refused:
         StoreConfig(**{name: value})
     assert refused.value.field == name
+
+
+@pytest.mark.parametrize("born_v6", [False, True])
+@pytest.mark.parametrize("store_v6", [False, True])
+def test_the_headers_two_layouts_agree(born_v6: bool, store_v6: bool) -> None:
+    layout = fmt.header_struct(born_v6, store_v6)
+    dtype = fmt.header_dtype(born_v6, store_v6)
+    assert layout.size == dtype.itemsize
+    written = bytes(range(1, layout.size + 1))
+    fields = fmt.HeaderFields._make(layout.unpack(written))._asdict()
+    born, store = fields.pop("born_host"), fields.pop("store_host")
+    columns = np.frombuffer(written, dtype)[0]
+    assert fields == {name: int(columns[name]) for name in fields}
+    for name, host in (("born", born), ("store", store)):
+        assert host[:-4] == bytes(columns[f"{name}_ip"])
+        assert int.from_bytes(host[-4:], "big", signed=True) == columns[f"{name}_port"]

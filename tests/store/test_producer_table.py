@@ -16,8 +16,9 @@ from raymq.store.config.store_config import StoreConfig
 from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.recovery.snapshot_head import read_head
+from raymq.store.state import producer_table
 from raymq.store.state.producer_table import ENTRY, EPOCH, ProducerTable
-from raymq.store.state.shard_state import SNAPSHOT, ShardState, producer_table
+from raymq.store.state.shard_state import SNAPSHOT, ShardState
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.producer_tables import entries_of, epochs_of, known

@@ -64,12 +64,14 @@ def test_receipts_and_readers_wait_for_what_the_rules_say_in_every_state(
         for end in range(1, HIGHEST + 1):
             receipted = promise.acknowledged(state) >= end
             assert receipted == kept(flush, mirrored, acks, state, end)
-            assert receipted == (promise.flushed(state) >= end and promise.copied(state) >= end)
+            assert receipted == (
+                promise.flush_complete(state) >= end and promise.replicas_complete(state) >= end
+            )
             assert (promise.readable(state) >= end) == readable(flush, mirrored, state, end)
 
 
 @pytest.mark.parametrize(("flush", "mirrored", "acks"), MODES)
-def test_a_late_put_is_the_replicas_fault_wherever_the_replica_is_late(
+def test_a_late_put_blames_the_replica_if_the_replica_is_late(
     flush: Flush, mirrored: bool, acks: Acks
 ) -> None:
     promise = PROMISES[flush, mirrored, acks]
@@ -103,7 +105,7 @@ def test_one_ack_mode_waits_for_replicas(flush: Flush) -> None:
     assert [acks for acks in ACKS if "replicated" in rows[acks].acknowledged_by] == ["quorum"]
 
 
-def test_only_memory_alone_makes_a_commit_wait_for_its_turn() -> None:
+def test_a_commit_is_urgent_unless_receipts_wait_for_memory_only() -> None:
     urgent = {
         (flush, mirrored): awaits_commit(flush, mirrored=mirrored)
         for flush, mirrored in product(FLUSHES, (False, True))

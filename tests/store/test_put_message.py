@@ -420,7 +420,7 @@ def test_a_delay_level_that_is_none_does_no_harm_in_a_batch(bench: Bench) -> Non
 
 
 def never(_append: object) -> object:
-    raise AssertionError("nobody waits")
+    raise AssertionError("no caller waits")
 
 
 @pytest.mark.parametrize("wait", ["false", "FALSE", "no"])

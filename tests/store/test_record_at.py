@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from raymq.store.base import format as fmt
-from raymq.store.records.one_record import record_at, records_each
+from raymq.store.records.one_record import record_at, records_at_each
 from raymq.store.records.record_walk import records_at
 
 #: physical offset of the file, and position of the record in it
@@ -57,7 +57,7 @@ def seen(data: bytes | bytearray) -> tuple[int, int, int, int] | None:
     # The record comes first and last, so that a wrong length leads into other bytes and out of them.
     alone = bytes(data[AT:])
     if len(alone) >= fmt.HEADER_BYTES:
-        each = records_each(alone * 2, len(alone), [BASE + AT, BASE + AT])
+        each = records_at_each(alone * 2, len(alone), [BASE + AT, BASE + AT])
         moved = (
             None if one is None else (one[0] - AT, one[1], *(at - AT for at in one[2:6]), one[6])
         )

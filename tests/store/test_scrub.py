@@ -15,7 +15,7 @@ from raymq.store.base.errors import Corrupt
 from raymq.store.base.files import NOT_TRIED, READABLE, Files, PathLike
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import ChainUnit, unpack_units
-from raymq.store.log.scrub import RULE, Scrub, scrub_of_log
+from raymq.store.log.scrub import CRC_RULE, Scrub, scrub_of_log
 from tests.support.bad_sectors import SECTOR, BadSectors
 from tests.support.clock import ManualClock
 from tests.support.damaged_store import FIRST_LOG, SEGMENT, copy, flip
@@ -57,7 +57,7 @@ def test_what_is_not_synced_is_not_read(own: Path, tmp_path: Path) -> None:
     scrub = scrub_of(root, clock, limit=unit.end - 1)
     assert scrub.one_pass() == []
     assert scrub.counters.bytes == unit.start
-    assert scrub_of(root, clock, limit=0, memory="other").one_pass() == []
+    assert scrub_of(root, clock, limit=0, progress_file="other").one_pass() == []
 
 
 def test_each_rotten_unit_is_reported_once_with_file_offset_and_rule(
@@ -71,7 +71,7 @@ def test_each_rotten_unit_is_reported_once_with_file_offset_and_rule(
     scrub = scrub_of(root, clock, on_fault=reported.append)
     faults = scrub.one_pass()
     assert [(f.fields["offset"], f.fields["rule"]) for f in faults] == [
-        (unit.start, RULE) for unit in rotten
+        (unit.start, CRC_RULE) for unit in rotten
     ]
     assert faults[0].fields["path"] == str(root / FIRST_LOG)
     clock.advance(PAUSE_MS)
@@ -350,12 +350,12 @@ def test_a_report_that_fails_does_not_end_the_walk(own: Path, tmp_path: Path) ->
     root, clock, files = copy(own, tmp_path / "s"), ManualClock(), Lacking()
     reported: list[Corrupt] = []
 
-    def tell(fault: Corrupt) -> None:
+    def note(fault: Corrupt) -> None:
         reported.append(fault)
         if len(reported) == 1:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    scrub = scrub_of(root, clock, files=files, on_fault=tell)
+    scrub = scrub_of(root, clock, files=files, on_fault=note)
     files.errors = [errno.EIO]
     run_one_pass(scrub, clock)
     assert [(f.fields["offset"], f.fields["rule"]) for f in reported] == [(0, READABLE)]

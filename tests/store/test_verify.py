@@ -22,7 +22,7 @@ from raymq.store.records import properties
 from raymq.store.records.requests import PutRequest
 from raymq.store.tools.faults import NAMED_MAX
 from raymq.store.tools.inspect import check, verify
-from raymq.store.tools.verify_files import why_no_object
+from raymq.store.tools.verify_files import json_fault
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
 from tests.support.damaged_store import (
@@ -369,7 +369,7 @@ def test_config_files_are_read_in_fastjsons_dialect(
 
 
 def test_a_digit_in_a_string_is_not_a_key() -> None:
-    assert why_no_object(json.dumps({"k": '{1:"', "m": "\\"}).encode()) is None
+    assert json_fault(json.dumps({"k": '{1:"', "m": "\\"}).encode()) is None
 
 
 def timer_unit(position: int, previous: int) -> bytes:

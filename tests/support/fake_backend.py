@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
+from raymq.cluster.produce.message_batcher import OpenBatch
+from raymq.cluster.produce.producer import Producer
 from raymq.cluster.transport.flight_server import Server, serve
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.clock import Clock
@@ -97,11 +99,22 @@ class FakeBackend:
             self._held = []
 
     def release(self) -> None:
-        """Answer what was held."""
+        """Answer the held puts, and each later one at once."""
+        for answer in self.take_held():
+            answer()
+
+    def release_first(self) -> None:
+        """Answer the held put that came first."""
+        with self._changed:
+            assert self._held, "no put is held"
+            answer = self._held.pop(0)
+        answer()
+
+    def take_held(self) -> list[Callable[[], None]]:
+        """Answer each later put at once. Returns: the answers of the held ones, for the caller to give."""
         with self._changed:
             held, self._held = self._held or [], None
-        for answer in held:
-            answer()
+        return held
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
         """Wait until something that a put or frame brings about is so."""
@@ -384,3 +397,8 @@ def answer_put(ticket: PutTicket, result: PutOutcome | RayMQError) -> None:
     """Finish a put, as the ack loop does."""
     ticket.finish(result)
     notify_all_done([ticket])
+
+
+def open_batch(producer: Producer, topic: str, queue_id: int) -> OpenBatch:
+    """The messages that a producer gathers for a queue. No public call shows them."""
+    return producer._batcher._open[topic, queue_id]

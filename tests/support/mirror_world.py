@@ -406,7 +406,7 @@ class World:
 def describe(message) -> str:
     if isinstance(message, AppendEntries):
         units = f" [{spans(message.units)}]" if message.units else ""
-        return f"AppendEntries after {message.prev_end}{units} C={message.confirmed}"
+        return f"AppendEntries after {message.prev_end}{units} confirmed={message.confirmed}"
     if isinstance(message, Refusal):
         return f"Refusal promised={message.promised} {message.text}"
     name = type(message).__name__

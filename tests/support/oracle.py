@@ -17,11 +17,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .quick_java import QUICK_OPTIONS
+
 SOURCES = Path(__file__).parent.parent / "interop" / "java"
 #: named, so that every Maven does the same
 MAVEN_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:build-classpath"
 #: a small heap, a quick start
-JAVA_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+JAVA_OPTIONS = ("-Xmx512m", *QUICK_OPTIONS)
 
 Line = dict[str, Any]
 

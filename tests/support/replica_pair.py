@@ -244,7 +244,7 @@ class MemoryTransport:
 
     def connect(self, endpoint: str) -> MemoryStream:
         if self.session is None:
-            raise Unavailable(f"nobody listens at {endpoint}")
+            raise Unavailable(f"no process listens at {endpoint}")
         self.streams.append(MemoryStream(self.session))
         return self.streams[-1]
 

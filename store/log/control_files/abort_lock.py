@@ -50,9 +50,8 @@ class StoreLock:
         """Lock the store. Raises: Unavailable if the store is open, in another process or in this one."""
         name = os.path.realpath(self._path)
         if name in self._files.held_locks:
-            raise Unavailable(
-                f"the store is already open in this process ({self._path.parent})", field="lock"
-            )
+            fault = f"the store is already open in this process ({self._path.parent})"
+            raise Unavailable(fault, field="lock")
 
         fd = self._files.open_file(self._path, create=True)
         try:

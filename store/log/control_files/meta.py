@@ -47,7 +47,7 @@ class Meta:
             files.sync_dir(path.parent)
         data = files.pread(fd, 2 * SLOT_BYTES, 0)
         try:
-            sequence, values = _newest(data, path)
+            sequence, values = _newest_slot(data, path)
         except Corrupt:
             files.close(fd)
             raise
@@ -64,9 +64,8 @@ class Meta:
             merged = {**self._values, **values}
             text = json.dumps(merged, separators=(",", ":")).encode()
             if len(text) > room:
-                raise Rejected(
-                    f"meta needs {len(text)} bytes; a slot has {room}", field="meta", limit=room
-                )
+                fault = f"meta needs {len(text)} bytes; a slot has {room}"
+                raise Rejected(fault, field="meta", limit=room)
 
             sequence = self._sequence + 1
             head = _HEAD.pack(_MAGIC, sequence, len(text), _crc(sequence, text))
@@ -83,12 +82,13 @@ class Meta:
 
 def read_meta(path: Path, *, files: Files) -> dict[str, Any]:
     """The values without opening them for writing; empty if there are none. Raises: as `Meta.open`."""
-    return _newest(files.read_file(path), path)[1] if files.exists(path) else {}
+    return _newest_slot(files.read_file(path), path)[1] if files.exists(path) else {}
 
 
-def _newest(data: bytes, path: Path) -> tuple[int, dict[str, Any]]:
+def _newest_slot(data: bytes, path: Path) -> tuple[int, dict[str, Any]]:
+    """Sequence and values of the valid slot with the higher sequence. Raises: as `Meta.open`."""
     slots = [data[:SLOT_BYTES], data[SLOT_BYTES : 2 * SLOT_BYTES]]
-    found = [parsed for parsed in map(_parse, slots) if parsed is not None]
+    found = [parsed for parsed in map(_parse_slot, slots) if parsed is not None]
     if not found and all(any(slot) for slot in slots):
         raise Corrupt(
             f"{path} is damaged: neither slot is valid, so the promises of this replica are "
@@ -99,7 +99,8 @@ def _newest(data: bytes, path: Path) -> tuple[int, dict[str, Any]]:
     return max(found, key=lambda slot: slot[0], default=(0, {}))
 
 
-def _parse(slot: bytes) -> tuple[int, dict[str, Any]] | None:
+def _parse_slot(slot: bytes) -> tuple[int, dict[str, Any]] | None:
+    """Sequence and values of a slot; None if it is not valid."""
     if len(slot) < _HEAD.size:
         return None
     magic, sequence, length, crc = _HEAD.unpack_from(slot)

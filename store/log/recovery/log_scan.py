@@ -13,17 +13,12 @@ from raymq.store.base.errors import Corrupt
 from raymq.store.base.files import ZERO_CHUNK_BYTES, Files, only_zeros
 from raymq.store.log.chain import Chain
 from raymq.store.log.log_reads import walk_piece
-from raymq.store.log.recovery.recovery_table import (
-    UNREADABLE,
-    Facts,
-    RecoveryRow,
-    decide,
-    written_until,
-)
 from raymq.store.log.segments.log_files import read_of
 from raymq.store.log.segments.mapped_file import MappedFile
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
 from raymq.store.records import record
+
+from .recovery_table import UNREADABLE, Facts, RecoveryRow, decide, written_until
 
 #: bytes searched at a time for a record's magic
 SEARCH_BYTES = 8 << 20
@@ -56,7 +51,7 @@ class Scan(NamedTuple):
     begin: int
     end: int
     #: chain units prove all bytes below this
-    believed: int
+    proven_end: int
     #: why the walk ended
     fault: str
     #: the decision about the end
@@ -90,7 +85,7 @@ def scan(
     """
     size = segments.file_size
     known = known._replace(synced=min(known.synced, top), appended=min(known.appended, top))
-    believed, differs = _compare_chain(segments, chain, known, scan_from)
+    proven_end, differs = _compare_chain(segments, chain, known, scan_from)
     limit = top if differs is None else min(differs, top)
     end = begin = segments.min_offset
     walked = _Walked(end, record.WalkStop.BLANK, "the log ends")
@@ -103,7 +98,7 @@ def scan(
         if at > file.start:
             begin = scan_from
         stop = max(0, min(size, limit - file.start))
-        walked = _walk_file(segments, at, file.start + stop, known.own, believed, visit)
+        walked = _walk_file(segments, at, file.start + stop, known.own, proven_end, visit)
         end = walked.end
         if walked.reason is not record.WalkStop.BLANK:
             break
@@ -112,7 +107,7 @@ def scan(
 
     fault = "bytes differ from their chain unit" if walked.end == differs else walked.fault
     if walked.reason is record.WalkStop.UNREADABLE:
-        return Scan(begin, end, believed, fault, UNREADABLE)
+        return Scan(begin, end, proven_end, fault, UNREADABLE)
 
     dirty, later = _after_end(segments, files, end, top)
     facts = Facts(
@@ -123,7 +118,7 @@ def scan(
         dirty=dirty,
         later_valid=later,
     )
-    return Scan(begin, end, believed, fault, decide(facts))
+    return Scan(begin, end, proven_end, fault, decide(facts))
 
 
 class _Walked(NamedTuple):
@@ -135,7 +130,7 @@ class _Walked(NamedTuple):
 
 
 def _walk_file(
-    segments: MappedFileQueue, at: int, stop: int, own: bool, believed: int, visit: Visit | None
+    segments: MappedFileQueue, at: int, stop: int, own: bool, proven_end: int, visit: Visit | None
 ) -> _Walked:
     """Walk the records of one file from `at`, where a record starts, to `stop`."""
     reason = record.WalkStop.STOPPED
@@ -147,7 +142,7 @@ def _walk_file(
         reason, fault = walk.reason, walk.reason.value
 
         if own:
-            written = written_until(piece.view, piece.base, walk, believed)
+            written = written_until(piece.view, piece.base, walk, proven_end)
             if written < len(walk.positions):
                 fault = "a record's topic or properties were never written"
                 reason = record.WalkStop.SHORT
@@ -174,9 +169,9 @@ def _compare_chain(
 
     Returns: the end of the bytes that units prove, and the start of the first unit whose bytes differ.
     """
-    believed = segments.min_offset
+    proven_end = segments.min_offset
     if chain is None:
-        return believed, None
+        return proven_end, None
 
     verify_from = scan_from
     if not known.same_boot:
@@ -186,20 +181,20 @@ def _compare_chain(
         )
 
     chain.load(verify_from)
-    head = chain.unit_at(believed)
-    if head is None or head.start != believed:
+    head = chain.unit_at(proven_end)
+    if head is None or head.start != proven_end:
         # Units of deleted files do no harm, but the present files need theirs.
-        return believed, None
+        return proven_end, None
 
     first, last = chain.unit_at(scan_from), chain.last
     if first is None:
-        return (believed if last is None else last.end), None
-    believed = first.start
+        return (proven_end if last is None else last.end), None
+    proven_end = first.start
     top = segments.files[-1].start + segments.file_size if segments.files else 0
 
-    for unit in chain.each(believed, top):
+    for unit in chain.iter_units(proven_end, top):
         file = segments.find(unit.start)
-        if unit.start != believed or file is None:
+        if unit.start != proven_end or file is None:
             break
         try:
             same = crc32c(read_of(segments, unit.start, unit.end, unit.end)) == unit.crc
@@ -209,10 +204,10 @@ def _compare_chain(
         if not same:
             # A leader's unit may span this replica's synced end: the unit's synced records stay.
             spans = unit.start < known.synced < unit.end and not known.same_boot
-            return believed, unit.start if known.own and not spans else None
-        believed = unit.end
+            return proven_end, unit.start if known.own and not spans else None
+        proven_end = unit.end
 
-    return believed, None
+    return proven_end, None
 
 
 def _after_end(segments: MappedFileQueue, files: Files, end: int, top: int) -> tuple[bool, bool]:

@@ -63,6 +63,13 @@ class RecoveryRow(NamedTuple):
         return all(want in (None, have) for want, have in zip(self.wanted, facts, strict=True))
 
 
+ENDS_IN_ZEROS = RecoveryRow(
+    "K",
+    (False, None, None, None, False, False),
+    Decision.KEEP,
+    "Written by RocketMQ, ends in zeros.",
+)
+
 # fmt: off
 ROWS: tuple[RecoveryRow, ...] = (
     # name, (own, boot, synced, appended, dirty, later)
@@ -91,8 +98,7 @@ ROWS: tuple[RecoveryRow, ...] = (
         "leftovers of its own un-zeroed cut."),
     RecoveryRow("J", (False, None, None, None, True, False), Decision.TRUNCATE,
         "Written by RocketMQ, torn tail of a crash (or its own un-zeroed truncation leftovers)."),
-    RecoveryRow("K", (False, None, None, None, False, False), Decision.KEEP,
-        "Written by RocketMQ, ends in zeros."),
+    ENDS_IN_ZEROS,
 )
 
 
@@ -113,16 +119,16 @@ def decide(facts: Facts) -> RecoveryRow:
     return next(row for row in ROWS if row.matches(facts))
 
 
-def written_until(view: memoryview, base: int, walk: Walk, believed: int) -> int:
-    """The number of records of a walk that are believed: those before the first that was not written to its end.
+def written_until(view: memoryview, base: int, walk: Walk, proven_end: int) -> int:
+    """The number of records of a walk that recovery keeps: those before the first that was not written to its end.
 
-    Args: `believed`: chain units prove all bytes below it. Of later bytes only the body has a CRC. The walk notices
+    Args: `proven_end`: chain units prove all bytes below it. Of later bytes only the body has a CRC. The walk notices
     lost bytes of a header, but not of a topic or of properties. Bytes that were never written are zeros, because
     files are made of zeros and every cut restores them. So a topic or properties lost bytes if they are zero up to
     the record's end. The same holds if the record's whole part of a sector is zero. No topic has a zero byte, and no
     properties that RayMQ writes end with one.
     """
-    first = int(np.searchsorted(walk.positions, believed))
+    first = int(np.searchsorted(walk.positions, proven_end))
     starts, sizes = walk.positions[first:] - base, walk.sizes[first:]
     if not len(starts):
         return len(walk.positions)

@@ -9,10 +9,11 @@ from typing import TypeVar
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Unavailable
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
-from raymq.store.log.segments.mapped_file import MappedFile
-from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
-from raymq.store.log.segments.segment_paths import note_directories, other_directories
-from raymq.store.log.segments.spare_files import SpareFiles
+
+from .mapped_file import MappedFile
+from .mapped_file_queue import MappedFileQueue
+from .segment_paths import note_directories, other_directories
+from .spare_files import SpareFiles
 
 _Read = TypeVar("_Read")
 
@@ -67,6 +68,7 @@ def read_into(segments: MappedFileQueue, target: memoryview, start: int, end: in
 def _in_file(
     segments: MappedFileQueue, start: int, end: int, use: Callable[[MappedFile, int], _Read]
 ) -> _Read:
+    """Call `use` with the file that holds `start`, and the position in it. Raises: as `read_of`."""
     file = segments.find(start)
     if file is not None:
         try:
@@ -86,26 +88,28 @@ def read_each(segments: MappedFileQueue, offsets: Sequence[int], nbytes: int, en
     done = 0
     while done < len(offsets):
         file = segments.find(offsets[done])
-        same: Sequence[int] = offsets[done : done + 1]
+        count = 1
         try:
             if file is None:
                 raise _missing(segments, offsets[done], end)
-            low, high = file.start, file.start + file.size
-            same = offsets[done:]
-            if min(same) < low or max(same) >= high:
-                apart = (row for row, offset in enumerate(same) if not low <= offset < high)
-                same = same[: next(apart)]
-            found.append(file.read_each([offset - low for offset in same], nbytes))
-        except Unavailable:
+            in_file = _first_within(offsets[done:], file.start, file.start + file.size)
+            found.append(file.read_each([offset - file.start for offset in in_file], nbytes))
+            count = len(in_file)
+        except (OffsetOutOfRange, Unavailable):
+            # The file was deleted: before the search for it, or during the read.
             if offsets[done] >= segments.min_offset:
                 raise
-            same = offsets[done : done + 1]
             found.append(bytes(nbytes))
-        except OffsetOutOfRange:
-            found.append(bytes(nbytes))
-        done += len(same)
+        done += count
 
     return found[0] if len(found) == 1 else b"".join(found)
+
+
+def _first_within(offsets: Sequence[int], low: int, high: int) -> Sequence[int]:
+    """The first of the offsets, as long as they are in [low, high)."""
+    if low <= min(offsets) and max(offsets) < high:
+        return offsets
+    return offsets[: next(row for row, at in enumerate(offsets) if not low <= at < high)]
 
 
 def _missing(segments: MappedFileQueue, start: int, end: int) -> OffsetOutOfRange | Corrupt:

@@ -154,7 +154,7 @@ class MappedFile:
     def _gone(self) -> Unavailable:
         return Unavailable(f"{self.path} was closed or deleted meanwhile", path=str(self.path))
 
-    def _let_go(self) -> None:
+    def _release_fd(self) -> None:
         """Close the descriptor, or leave it to the last read that is under way. Callers: with `_fd_lock`."""
         with self._reads_lock:
             fd, self._fd = self._fd, -1
@@ -242,7 +242,7 @@ class MappedFile:
                 # The view is not released: a thread that gathers may be about to slice it.
                 self._files.forget(self._view)
                 self._view = None
-            self._let_go()
+            self._release_fd()
 
     def lock_memory(self) -> None:
         """Keep the file's pages in memory. Raises: OSError if that is not permitted, Unavailable after a delete."""
@@ -261,7 +261,7 @@ class MappedFile:
         """
         with self._fd_lock:
             if self._fd >= 0:
-                self._let_go()
+                self._release_fd()
             unmapped = None if self._view is None else self._files.forget(self._view)
             # The returned function keeps this object, which must not keep the map.
             self._view = None

@@ -15,9 +15,10 @@ from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import Files
 from raymq.store.base.status import PutStatus
 from raymq.store.log.flush import FlushFailed
-from raymq.store.log.segments.mapped_file import MappedFile, not_yet_made
-from raymq.store.log.segments.segment_paths import list_segments
-from raymq.store.log.segments.spare_files import SpareFiles
+
+from .mapped_file import MappedFile, not_yet_made
+from .segment_paths import list_segments
+from .spare_files import SpareFiles
 
 logger = logging.getLogger("raymq.store")
 

@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 from raymq.store.base.errors import RayMQError
 from raymq.store.base.files import Files
-from raymq.store.log.segments.mapped_file import MappedFile
-from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
+
+from .mapped_file import MappedFile
+from .mapped_file_queue import MappedFileQueue
 
 #: pages are kept in memory this far ahead of the log's end
 WINDOW_BYTES = 32 << 20

@@ -80,6 +80,7 @@ class SpareFiles:
         return False
 
     def _zero(self, spare: Spare) -> None:
+        """Zero and sync the next piece of a spare."""
         stop = min(spare.zeroed + ZERO_STEP_BYTES, self._file_size)
         with self._files.opened(spare.path) as fd:
             self._files.zero(fd, spare.zeroed, stop)

@@ -1,0 +1,98 @@
+"""Small batches on their way into one append unit: one write, one chain unit and one mark for all of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from raymq.store.records import record
+from raymq.store.records.requests import Append, PutRequest
+from raymq.store.state.producer_table import UNKNOWN_OFFSET
+
+Prepared = record.Prepared | record.PreparedSmallBatch
+
+
+class CheckedPut(NamedTuple):
+    """A batch that may be appended, as `PutPath.check` returns it."""
+
+    request: PutRequest
+    prepared: Prepared
+    #: queue offsets of the first and the last row, as far as they are duplicates
+    originals: tuple[int, int] = (UNKNOWN_OFFSET, UNKNOWN_OFFSET)
+    #: see `Append.wait_store_ok`
+    wait_store_ok: bool = True
+
+
+class StagedBatch(NamedTuple):
+    """A batch at its place in a unit."""
+
+    #: its index among the puts of the call
+    number: int
+    checked: CheckedPut
+    #: leading rows that are stored already
+    skip: int
+    #: offsets of the other rows
+    appended: Append
+
+
+class SmallUnit:
+    """The batches of one append unit, before it is written. Callers: `PutPath`, with the put lock."""
+
+    def __init__(self) -> None:
+        self.staged: list[StagedBatch] = []
+        #: the records of each batch
+        self.parts: list[bytes] = []
+        #: physical offsets, known with the first batch, and the most bytes between them
+        self.start = 0
+        self.end = 0
+        self.bytes_max = 0
+        #: store time of all records
+        self.store_time_ms = 0
+        #: next offset of each queue in this unit
+        self.next_offsets: dict[tuple[str, int], int] = {}
+        #: (producer, topic, queue) of its batches
+        self._sequences: set[tuple[int, str, int]] = set()
+        #: producer -> the epoch of its batches
+        self._epochs: dict[int, int] = {}
+        #: it has the first batch of a sequence
+        self._begins_sequence = False
+
+    def takes(self, checked: CheckedPut) -> bool:
+        """Whether a batch may be added.
+
+        Not after another batch of its sequence, nor of its producer in another epoch: batches are admitted by the
+        state, which has not applied that one yet. The first batch of a sequence is alone, because it may make the state
+        forget others.
+        """
+        if not self.staged:
+            return True
+        request, prepared = checked.request, checked.prepared
+        if not isinstance(prepared, record.PreparedSmallBatch):
+            return False
+        if self.end + prepared.size > self.start + self.bytes_max:
+            return False
+        if request.producer_id is None:
+            return not self._begins_sequence
+        sequence = (request.producer_id, request.topic, request.queue_id)
+        return (
+            not self._begins_sequence
+            and request.first_sequence > 0
+            and self._epochs.get(request.producer_id, request.epoch) == request.epoch
+            and sequence not in self._sequences
+        )
+
+    def add(self, number: int, checked: CheckedPut, skip: int, offset: int, data: bytes) -> Append:
+        """Add the encoded rows from `skip` on, which begin at queue offset `offset`. Returns: the put's answer."""
+        request, count = checked.request, checked.prepared.count
+        end = self.end + len(data)
+        new = count - skip
+        appended = Append(offset, new, 0, self.store_time_ms, self.end, end)
+        self.staged.append(StagedBatch(number, checked, skip, appended))
+        self.parts.append(data)
+
+        self.end = end
+        self.next_offsets[request.topic, request.queue_id] = offset + new
+        if request.producer_id is not None:
+            self._sequences.add((request.producer_id, request.topic, request.queue_id))
+            self._epochs[request.producer_id] = request.epoch
+            self._begins_sequence = not request.first_sequence
+        return appended._replace(count=count, duplicates=skip, last_offset=offset + new - 1)

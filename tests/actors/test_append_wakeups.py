@@ -1,0 +1,108 @@
+"""Wakeups between an append and its sync: when an end is published, when GroupCommit sleeps, when a try is left out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from raymq.actors.satellites.flush_service import FlushService
+from raymq.actors.satellites.satellite import GrantStatus
+from raymq.actors.shared.retry_throttle import PAUSE_MAX, RetryThrottle
+from raymq.actors.shared.wakeup import wakeup_directory
+from raymq.actors.supervise.supervisor import Supervisor
+from raymq.store.base.files import Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.log.flush import GroupCommit
+from tests.support.clock import ManualClock
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+    made = Supervisor(
+        tmp_path, ("group_commit",), clock=ManualClock(), files=Files(), witness_sync=lambda: 0
+    )
+    made.fence_old()
+    made.begin(0, 0, 0)
+    yield made
+    made.close()
+    shutil.rmtree(wakeup_directory(str(tmp_path)), ignore_errors=True)
+
+
+def test_an_end_that_could_not_be_published_is_published_again(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = supervisor.control
+    with monkeypatch.context() as broken:
+        broken.setattr(control, "publish_appended", Mock(side_effect=ValueError("released")))
+        with pytest.raises(ValueError, match="released"):
+            supervisor.appends.publish(100)
+    assert control.appended == 0
+    supervisor.appends.publish(100)
+    assert control.appended == 100
+
+
+class ScriptedLoop(FlushService):
+    """Runs GroupCommit's loop over these committed ends (-1: a timeout without wakeup). It exits after the last one."""
+
+    def __init__(self, root: Path, found: list[int]) -> None:
+        super().__init__(root, "group_commit", StoreConfig())
+        self.found = found
+        self.calls: list[str] = []
+        satellite = Mock(base=0)
+        satellite.grant_status.side_effect = lambda: (
+            GrantStatus.GRANTED if self.found else GrantStatus.FENCED
+        )
+        satellite.wait.side_effect = self.wait
+        satellite.appends.await_announced.side_effect = lambda synced: self.calls.append(
+            f"await {synced}"
+        )
+        self._satellite = satellite
+
+    def wait(self, timeout_ms: int) -> bool:
+        self.calls.append(f"wait {timeout_ms}")
+        return bool(self.found)
+
+    def _sync_once(self, group_commit: GroupCommit) -> bool:
+        end = self.found.pop(0) if self.found else -1
+        group_commit.synced = max(group_commit.synced, end)
+        return end >= 0
+
+
+@pytest.mark.parametrize(
+    ("found", "calls"),
+    [
+        # Woken: it awaits the announced append after the synced end, and syncs before it checks its grant.
+        ([-1, 100, -1], ["wait 10", "await 0", "wait 10"]),
+        # More was appended during a sync: it does not sleep in between.
+        ([100, 200], []),
+        ([100, -1, 200], ["wait 10", "await 100"]),
+        ([-1, -1, -1], ["wait 10", "await 0", "wait 10"]),
+    ],
+)
+def test_group_commit_sleeps_only_when_all_is_synced(
+    tmp_path: Path, found: list[int], calls: list[str]
+) -> None:
+    loop = ScriptedLoop(tmp_path, found)
+    loop._group_commit()
+    assert loop.calls == calls
+
+
+def test_the_throttle_skips_more_after_each_failure_until_a_try_works() -> None:
+    throttle = RetryThrottle()
+    pauses = []
+    for _ in range(8):
+        assert throttle.should_try()
+        throttle.note_result(worked=False)
+        left_out = 0
+        while not throttle.should_try():
+            left_out += 1
+        pauses.append(left_out)
+    assert pauses == [1, 2, 4, 8, 16, PAUSE_MAX, PAUSE_MAX, PAUSE_MAX]
+    throttle.note_result(worked=True)
+    assert throttle.should_try()
+    throttle.note_result(worked=False)
+    assert [throttle.should_try(), throttle.should_try()] == [False, True]
