@@ -28,7 +28,8 @@ from raymq.cluster.cli.status_text import _SERVICES
 from raymq.cluster.cluster_record import ClusterRecord
 from raymq.cluster.deploy.actor_set import _CLOSING_RANK, specs
 from raymq.cluster.messages.codecs import _CODECS, CONTENT_TYPE, codec
-from raymq.cluster.messages.message import Message, ReceivedMessage
+from raymq.cluster.messages.message import Message
+from raymq.cluster.messages.received import ReceivedMessage
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.produce.message_encoder import MessageEncoder
 from raymq.cluster.produce.producer_config import ProducerConfig

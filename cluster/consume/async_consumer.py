@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import AsyncIterator, Callable, Mapping, Sized
 from typing import TypeVar
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from raymq.cluster.arguments import takes_options_of
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.messages.message import ReceivedMessage
+from raymq.cluster.messages.received import ReceivedMessage
 from raymq.cluster.unclosed import OpenClient
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected
@@ -161,6 +161,16 @@ class AsyncConsumer(OpenClient):
                 return found
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), min(left, RECHECK_S))
+
+    async def batches(self, max_records: int = 500) -> AsyncIterator[list[ReceivedMessage]]:
+        """`async for messages in consumer.batches()`: `poll(max_records)` without an end, without the empty ones.
+
+        Raises: as `poll`.
+        """
+        while True:
+            messages = await self.poll(max_records, timeout=5.0)
+            if messages:
+                yield messages
 
     def __aiter__(self) -> AsyncConsumer:
         return self

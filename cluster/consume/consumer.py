@@ -14,8 +14,8 @@ from typing_extensions import Unpack
 from raymq.cluster.arguments import check_choice, check_number, check_offsets, takes_options_of
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.columns import MESSAGE_SCHEMA, message_batch
-from raymq.cluster.messages.message import ReceivedMessage, queue_offsets
-from raymq.cluster.messages.received import received_messages
+from raymq.cluster.messages.message import queue_offsets
+from raymq.cluster.messages.received import ReceivedMessage, received_messages
 from raymq.cluster.transport.routes import Routes
 from raymq.cluster.unclosed import OpenClient, warn_unclosed
 from raymq.store.base.clock import Clock
@@ -195,6 +195,13 @@ class Consumer(OpenClient):
         if piece is None:
             return pa.RecordBatch.from_pylist([], schema=MESSAGE_SCHEMA)
         return message_batch(piece.shard, piece.records)
+
+    def batches(self, max_records: int = 500) -> Iterator[list[ReceivedMessage]]:
+        """Iterate over `poll(max_records)` without an end, without the empty ones. Raises: as `poll`."""
+        while True:
+            messages = self.poll(max_records, timeout=5.0)
+            if messages:
+                yield messages
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Iterate over messages without an end. `position` and `commit` follow the messages returned so far."""

@@ -1,4 +1,4 @@
-"""The message model: messages to send, received messages and receipts."""
+"""The message model: messages to send, and receipts. Received messages are in received.py."""
 
 from __future__ import annotations
 
@@ -73,22 +73,6 @@ class Message:
     def value(self) -> Any:
         """The body, decoded by the codec in property `content-type`, or the bytes if it has no such property."""
         return codec(self.properties.get(CONTENT_TYPE, "bytes")).decode(self.body)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReceivedMessage(Message):
-    """A message as a consumer returns it."""
-
-    shard: int
-    queue_id: int
-    #: offset in its queue
-    offset: int
-    #: when the shard stored it
-    store_time_ms: int
-    #: when the producer made it, by the producer's clock
-    born_time_ms: int
-    #: RocketMQ's offset message id: store host and physical offset
-    message_id: str
 
 
 class Receipt(NamedTuple):

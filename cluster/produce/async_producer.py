@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -25,11 +25,11 @@ from .message_encoder import EncodedMessage
 from .producer import FAILED_EXIT_S
 from .producer_config import ProducerConfig, ProducerOptions, closed_error
 from .queue_sequence import BatchReceipt
-from .send_future import AsyncSendFuture, TaskSteps
+from .send_future import AsyncSendFuture, SendFuture, TaskSteps
 
 
 @dataclass(eq=False)
-class DeferredSend(TaskSteps):
+class DeferredSend(TaskSteps[Receipt]):
     """The receipt of a message that waits for room in the buffer, or for the look-up of its topic."""
 
     message: EncodedMessage
@@ -60,6 +60,27 @@ class DeferredSend(TaskSteps):
         self.accepted.set_exception(error)
         # Read here, or asyncio would log it: `flush` raises it when no task awaits the message.
         self.accepted.exception()
+
+
+class ManySends(TaskSteps[list[Receipt]]):
+    """The result of `AsyncProducer.send_many`."""
+
+    __slots__ = ("_sends", "_steps")
+
+    def __init__(self, sends: Sequence[SendFuture | DeferredSend]) -> None:
+        self._sends = sends
+
+    def __await__(self) -> Generator[Any, None, list[Receipt]]:
+        receipts: list[Receipt] = []
+        failed: RayMQError | None = None
+        for send in self._sends:
+            try:
+                receipts.append((yield from send.__await__()))
+            except RayMQError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return receipts
 
 
 class AsyncProducer(OpenClient):
@@ -186,11 +207,30 @@ class AsyncProducer(OpenClient):
         ready = not self._deferred and message.topic in self._known
         if ready and self._acquire_nowait(message.size):
             return self._add(message)
+        return self._defer(message, loop)
+
+    def _defer(self, message: EncodedMessage, loop: asyncio.AbstractEventLoop) -> DeferredSend:
         until_s = loop.time() + self.config.max_block_ms / 1000
         deferred = DeferredSend(message, until_s, loop.create_future())
         self._deferred.append(deferred)
         self._start_drainer(loop)
         return deferred
+
+    def send_many(
+        self, messages: Iterable[Message], *, queue_id: int | None = None, acks: Acks | None = None
+    ) -> Coroutine[Any, Any, list[Receipt]]:
+        """Send messages together, as `Producer.send_many`; one await waits for all of them.
+
+        Returns: an awaitable of the receipts, in order. When all have an outcome, it raises the first failure.
+        Raises: Rejected at once for a message that cannot be stored; then none of them is sent.
+        """
+        loop = self._bind()
+        encoded = [self._encode(each, queue_id=queue_id, acks=acks) for each in messages]
+        known = not self._deferred and {each.topic for each in encoded} <= self._known
+        if known and self._acquire_nowait(sum(each.size for each in encoded)):
+            futures, _ = self._batcher.add_many(encoded, may_block=False)
+            return ManySends(futures)
+        return ManySends([self._defer(each, loop) for each in encoded])
 
     def _add(self, message: EncodedMessage) -> AsyncSendFuture:
         return cast(AsyncSendFuture, self._batcher.add(message, may_block=False)[0])

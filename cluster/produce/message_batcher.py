@@ -16,7 +16,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,10 +27,10 @@ from typing_extensions import Unpack
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.columns import put_batch
 from raymq.cluster.messages.partitioner import queue_of, queues_of
-from raymq.cluster.transport.routes import Routes
+from raymq.cluster.transport.routes import Routes, TopicRoute
 from raymq.cluster.unclosed import warn_unclosed
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import RayMQError, Rejected
+from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.config.promise import Acks
 from raymq.store.records.binary_columns import binary_array
@@ -197,6 +197,31 @@ class MessageBatcher:
             ready.pump()
         return future
 
+    def send_many(self, messages: Sequence[EncodedMessage]) -> list[SendFuture]:
+        """Send messages together. Raises: as `Producer.send_many`."""
+        # Before any is sent: an unknown topic or queue refuses all.
+        for message in messages:
+            self._target(message)
+
+        futures: list[SendFuture] = []
+        start = size = 0
+        for stop, message in enumerate(messages, 1):
+            size += message.size
+            if size >= self.config.batch_bytes or stop == len(messages):
+                futures += self._send_together(messages[start:stop], size)
+                start, size = stop, 0
+        return futures
+
+    def _send_together(self, messages: Sequence[EncodedMessage], size: int) -> list[SendFuture]:
+        """Send messages of `size` bytes. While the buffer stays full, their futures raise Unavailable."""
+        try:
+            self._acquire(size)
+        except Unavailable as error:
+            return [self._failed(error, 0) for _ in messages]
+        futures, ready = self.add_many(messages)
+        _pump(ready)
+        return futures
+
     def _acquire(self, size: int) -> None:
         """Wait until `size` bytes fit into the buffer. Raises: Unavailable after `max_block_ms`."""
         if not self.limiter.acquire_nowait(size):
@@ -222,33 +247,12 @@ class MessageBatcher:
     def _add(
         self, message: EncodedMessage, may_block: bool
     ) -> tuple[SendFuture, ShardSender | None]:
-        self.sender.check_process()
-        topic, queue_id = message.topic, message.queue_id
-        route = self.sender.topic(topic)
-        if queue_id is not None:
-            route.shard_of(queue_id)
-        elif message.key is not None:
-            queue_id = queue_of(message.key, route.queues)
-
+        route, queue_id = self._target(message)
         now_ms = self._clock.now_ms()
         with self._changed:
             self._check_open()
-            if queue_id is None:
-                queue_id = self._sticky_queue(topic, route.queues)
-            queue_key, properties = (topic, queue_id), message.properties
-            if message.later is not None:
-                # The queue's shard keeps it until then: one sequence per shard, since its timers are one queue.
-                queue_key = (TIMER_TOPIC, route.shard_of(queue_id))
-                properties = waiting_properties(topic, queue_id, message.properties, message.later)
-
-            batch, ready = self._batch_for(queue_key, message.acks)
-            batch.bodies.append(message.body)
-            batch.tags.append(message.tag)
-            batch.properties.append(properties)
-            batch.born.append(now_ms)
-            batch.size += message.size
+            batch, ready = self._append(message, route, queue_id, now_ms)
             future = self._future_type(batch.future, len(batch.bodies) - 1)
-
             if batch.size >= self.config.batch_bytes or batch.may_leave:
                 if may_block:
                     ready = self._close_batch(batch) or ready
@@ -258,6 +262,88 @@ class MessageBatcher:
                 self._to_pump.add(ready)
                 self._wake_linger()
         return future, ready
+
+    def add_many(
+        self, messages: Sequence[EncodedMessage], *, may_block: bool = True
+    ) -> tuple[list[SendFuture], set[ShardSender | None]]:
+        """`add` of messages that leave together: their batches are closed after the last of them, or when full."""
+        now_ms, batch_bytes = self._clock.now_ms(), self.config.batch_bytes
+        futures: list[SendFuture] = []
+        ready: set[ShardSender | None] = set()
+        added: dict[OpenBatch, None] = {}
+        #: bytes of messages that are in no batch
+        left = sum(message.size for message in messages)
+        try:
+            targets = [self._target(message) for message in messages]
+            with self._changed:
+                self._check_open()
+                for message, (route, queue_id) in zip(messages, targets, strict=True):
+                    left -= message.size
+                    try:
+                        batch, other = self._append(message, route, queue_id, now_ms)
+                    except Rejected as error:
+                        futures.append(self._failed(error, message.size))
+                        continue
+                    futures.append(self._future_type(batch.future, len(batch.bodies) - 1))
+                    if other is not None:
+                        ready.add(other)
+                    if batch.size >= batch_bytes and may_block:
+                        ready.add(self._close_batch(batch))
+                    added[batch] = None
+
+                for batch in added:
+                    if not batch.closed and (batch.may_leave or batch.size >= batch_bytes):
+                        if may_block:
+                            ready.add(self._close_batch(batch))
+                        else:
+                            self._request_flush(batch)
+                if ready and not may_block:
+                    self._to_pump.update(filter(None, ready))
+                    self._wake_linger()
+        except BaseException:
+            self.limiter.release(left)
+            raise
+        return futures, ready
+
+    def _target(self, message: EncodedMessage) -> tuple[TopicRoute, int | None]:
+        """The topic of a message, and its queue; None: any. The first look-up of a topic blocks.
+
+        Raises: Rejected for an unknown topic or queue; Unavailable.
+        """
+        self.sender.check_process()
+        route, queue_id = self.sender.topic(message.topic), message.queue_id
+        if queue_id is not None:
+            route.shard_of(queue_id)
+        elif message.key is not None:
+            queue_id = queue_of(message.key, route.queues)
+        return route, queue_id
+
+    def _append(
+        self, message: EncodedMessage, route: TopicRoute, queue_id: int | None, now_ms: int
+    ) -> tuple[OpenBatch, ShardSender | None]:
+        """Append a message to the batch of its queue. Needs the lock. Returns: as `_batch_for`."""
+        topic, properties = message.topic, message.properties
+        if queue_id is None:
+            queue_id = self._sticky_queue(topic, route.queues)
+        queue_key = (topic, queue_id)
+        if message.later is not None:
+            # The queue's shard keeps it until then: one sequence per shard, since its timers are one queue.
+            queue_key = (TIMER_TOPIC, route.shard_of(queue_id))
+            properties = waiting_properties(topic, queue_id, properties, message.later)
+
+        batch, ready = self._batch_for(queue_key, message.acks)
+        batch.bodies.append(message.body)
+        batch.tags.append(message.tag)
+        batch.properties.append(properties)
+        batch.born.append(now_ms)
+        batch.size += message.size
+        return batch, ready
+
+    def _failed(self, error: RayMQError, size: int) -> SendFuture:
+        """The future of a message that was not sent. Its `size` bytes are released."""
+        batch = BatchFuture(1, size, self._clock.monotonic())
+        self.sender.complete(batch, error)
+        return self._future_type(batch, 0)
 
     def add_bodies(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -137,6 +138,32 @@ class Producer(OpenClient):
             topic, body, key, tag, index_keys, properties, deliver_at_ms, queue_id, acks
         )
         return self._batcher.send(message)
+
+    def send_many(
+        self, messages: Iterable[Message], *, queue_id: int | None = None, acks: Acks | None = None
+    ) -> list[SendFuture]:
+        """Send messages together and return at once: quicker for each than `send`, and in fewer, larger batches.
+
+        Args: `messages`: of any topics, in order. `queue_id`, `acks`: of all of them, as in `send`.
+        Returns: one future per message, as `send` returns it. While the buffer stays full for `max_block_ms`, the
+        futures of the messages that it has no room for raise Unavailable.
+        Raises: Rejected for a message that cannot be stored; then none of them is sent. Unavailable: no shard answered
+        the look-up of a topic.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster, cluster.producer() as producer:
+                cluster.create_topic("orders", queues=4)
+                orders = [raymq.Message(topic="orders", body=b"order %d" % n) for n in range(100)]
+                futures = producer.send_many(orders)
+                print(futures[-1].result(timeout=30).offset)
+            ```
+        """
+        encode = self._encode
+        encoded = [encode(each, queue_id=queue_id, acks=acks) for each in messages]
+        return self._batcher.send_many(encoded)
 
     def send_batch(
         self, topic: str, data: pa.RecordBatch | pa.Table, *, queue_id: int | None = None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from raymq.cluster.messages.message import Receipt
 from raymq.store.base.errors import RayMQError
@@ -20,6 +20,9 @@ from .queue_sequence import BatchReceipt, UnknownBatch
 if TYPE_CHECKING:
     from .message_batcher import MessageBatcher, OpenBatch
     from .shard_sender import ShardSender
+
+#: what an awaitable gives
+Answer = TypeVar("Answer")
 
 
 class SendFailure:
@@ -185,12 +188,12 @@ class SendFuture:
         return self._receipt(batch.result())
 
 
-class TaskSteps:
+class TaskSteps(Generic[Answer]):
     """Makes an awaitable a coroutine for `asyncio.create_task`. Subclasses have the slot `_steps`."""
 
     __slots__ = ()
 
-    def __await__(self) -> Generator[Any, None, Receipt]:
+    def __await__(self) -> Generator[Any, None, Answer]:
         raise NotImplementedError
 
     def send(self, value: None) -> Any:
@@ -205,15 +208,15 @@ class TaskSteps:
         """Like a coroutine's; the message is still sent."""
         self._generator().close()
 
-    def _generator(self) -> Generator[Any, None, Receipt]:
-        steps: Generator[Any, None, Receipt] | None = getattr(self, "_steps", None)
+    def _generator(self) -> Generator[Any, None, Answer]:
+        steps: Generator[Any, None, Answer] | None = getattr(self, "_steps", None)
         if steps is None:
             steps = self.__await__()
             object.__setattr__(self, "_steps", steps)
         return steps
 
 
-class AsyncSendFuture(TaskSteps, SendFuture):
+class AsyncSendFuture(TaskSteps[Receipt], SendFuture):
     """The result of `AsyncProducer.send`."""
 
     __slots__ = ("_steps",)

@@ -11,7 +11,8 @@ import pytest
 
 from raymq.cluster.consume.consumer import Consumer
 from raymq.cluster.consume.range_reader import read_range
-from raymq.cluster.messages.message import ReceivedMessage, queue_offsets
+from raymq.cluster.messages.message import queue_offsets
+from raymq.cluster.messages.received import ReceivedMessage
 from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 from tests.support.batches import batch

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import zlib
+from dataclasses import asdict, replace
 from typing import Any
 
 import pyarrow as pa
@@ -14,11 +16,10 @@ from raymq.cluster.messages.columns import message_batch, put_batch
 from raymq.cluster.messages.keys import key_properties, key_property, keys_of
 from raymq.cluster.messages.message import (
     Message,
-    ReceivedMessage,
     encode_properties,
     property_bytes,
 )
-from raymq.cluster.messages.received import received_messages
+from raymq.cluster.messages.received import ReceivedMessage, received_messages
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import offset_message_id
 from raymq.store.records.record import encode_record
@@ -78,6 +79,34 @@ def test_rows_become_messages_with_hidden_system_properties() -> None:
     assert message.message_id == "7F00000100002A9F0000000000000000"
 
 
+def raw_records(*properties: bytes) -> pa.Array:
+    made = [
+        encode_record(topic="t", body=b"body", properties=each, queue_offset=at)
+        for at, each in enumerate(properties)
+    ]
+    return pa.array(made, pa.binary())
+
+
+def test_a_message_decodes_a_field_when_it_is_first_read() -> None:
+    (message,) = received_messages(0, raw_records(b"TAGS\x01a\x02"))
+    assert "body" not in vars(message)
+    assert message.body == b"body"
+    assert (vars(message)["offset"], vars(message)["_record"]) == (0, None)
+    assert "tag" not in vars(message)
+    assert message.tag == "a"
+    assert vars(message)["key"] is None
+
+
+def test_a_message_that_was_not_read_yet_is_equal_to_one_that_was() -> None:
+    records = raw_records(b"KEYS\x01one two\x02x\x01y\x02")
+    (read,), (unread,), (other,) = (received_messages(0, records) for _ in range(3))
+    assert read.index_keys == ("one", "two")
+    assert read == unread
+    assert replace(other, tag="b").tag == "b"
+    assert asdict(copy.copy(other)) == asdict(read)
+    assert repr(other) == repr(read)
+
+
 @pytest.mark.parametrize("topic", ["t", "x" * 127, "long" * 60, "ü"])
 @pytest.mark.parametrize("born", ["127.0.0.1", "::1"])
 @pytest.mark.parametrize("store", ["10.0.0.1", "fe80::1"])
@@ -118,8 +147,8 @@ def test_a_record_of_any_form_becomes_the_message_that_its_columns_hold(
             name: row[name] for name in names
         }
         assert message.message_id == offset_message_id(store, 10911, 1 << 40)
-        assert message == ReceivedMessage(**vars(message))
-        assert pickle.loads(pickle.dumps(message)) == message
+        copied = pickle.loads(pickle.dumps(message))
+        assert message == copied == ReceivedMessage(**vars(copied))
     assert message.index_keys == ("one", "two")
     assert message.properties == {"x": "y"}
 

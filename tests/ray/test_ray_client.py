@@ -24,7 +24,7 @@ import raymq
 from raymq.cluster.consume.range_reader import read_range
 from raymq.cluster.deploy import owned_ray, ray_host
 from raymq.cluster.messages.columns import message_batch
-from raymq.cluster.messages.message import ReceivedMessage
+from raymq.cluster.messages.received import ReceivedMessage
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.routes import Routes
