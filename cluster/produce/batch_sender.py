@@ -142,7 +142,7 @@ class BatchSender:
         with self.limiter.released_on_error(size):
             queue, sender = self._queue(topic, queue_id)
             self._deliver(sender, InFlightBatch(queue, checked, size, self.config.acks, future))
-        sender.pump()
+        sender.write_ready()
         return future
 
     def enqueue(
@@ -154,7 +154,7 @@ class BatchSender:
         acks: Acks | None = None,
         future: BatchFuture,
     ) -> ShardSender:
-        """Like `send`, but never blocks: nothing is written before the returned sender's `pump`.
+        """Like `send`, but never blocks: nothing is written before the returned sender's `write_ready`.
 
         For callers that keep order with a lock of their own, which they must not hold while writing.
 

@@ -59,19 +59,21 @@ class OpenBatch:
     acks: Acks
     #: when its first message came, seconds of the monotonic clock
     begun_s: float
-    #: when its linger time is over, on the same clock; 0: a flush was requested
+    #: when its linger time is over, on the same clock
     due_s: float
     batcher: MessageBatcher
     #: sender of the queue's shard; None: nothing was sent to the shard before
     sender: ShardSender | None
-    #: the batch may leave when the shard has answered all batches up to this number
-    leaves_after: int
+    #: the batch may be sent when the shard has answered all batches up to this number
+    send_after_number: int
     bodies: list[bytes] = field(default_factory=list)
     tags: list[str | None] = field(default_factory=list)
     properties: list[bytes | None] = field(default_factory=list)
     born: list[int] = field(default_factory=list)
     #: bytes of the byte limit
     size: int = 0
+    #: the linger thread closes it, however little it has lingered
+    flush_requested: bool = False
     #: no message is added any more
     closed: bool = False
     future: BatchFuture = field(default_factory=BatchFuture)
@@ -80,9 +82,9 @@ class OpenBatch:
         self.future.open_batch = self
 
     @property
-    def may_leave(self) -> bool:
+    def may_be_sent(self) -> bool:
         """Whether nothing is under way that it waits for."""
-        return self.sender is None or self.sender.answered_up_to >= self.leaves_after
+        return self.sender is None or self.sender.answered_up_to >= self.send_after_number
 
     @property
     def is_stalled(self) -> bool:
@@ -179,8 +181,8 @@ class MessageBatcher:
         self._by_due_time: deque[OpenBatch] = deque()
         #: topic -> queue of messages without a key; moves on with every batch
         self._sticky: dict[str, int] = {}
-        #: senders that the linger thread must pump, besides those of due batches
-        self._to_pump: set[ShardSender] = set()
+        #: senders that the linger thread has write, besides those of due batches
+        self._to_write: set[ShardSender] = set()
         self.closed = False
         self._linger_state = _LingerState()
         self._linger_thread: threading.Thread | None = None
@@ -194,7 +196,7 @@ class MessageBatcher:
         self._acquire(message.size)
         future, ready = self.add(message)
         if ready is not None:
-            ready.pump()
+            ready.write_ready()
         return future
 
     def send_many(self, messages: Sequence[EncodedMessage]) -> list[SendFuture]:
@@ -219,7 +221,7 @@ class MessageBatcher:
         except Unavailable as error:
             return [self._failed(error, 0) for _ in messages]
         futures, ready = self.add_many(messages)
-        _pump(ready)
+        _write_ready(ready)
         return futures
 
     def _acquire(self, size: int) -> None:
@@ -235,7 +237,7 @@ class MessageBatcher:
         """Add a message, whose bytes are acquired, to its batch.
 
         Args: `may_block`: False leaves full batches to the linger thread.
-        Returns: the message's future; the sender that the caller must pump.
+        Returns: the message's future; the sender that must write now.
         Raises: as `Producer.send`; the bytes are released.
         """
         try:
@@ -253,13 +255,13 @@ class MessageBatcher:
             self._check_open()
             batch, ready = self._append(message, route, queue_id, now_ms)
             future = self._future_type(batch.future, len(batch.bodies) - 1)
-            if batch.size >= self.config.batch_bytes or batch.may_leave:
+            if batch.size >= self.config.batch_bytes or batch.may_be_sent:
                 if may_block:
                     ready = self._close_batch(batch) or ready
                 else:
                     self._request_flush(batch)
             if ready is not None and not may_block:
-                self._to_pump.add(ready)
+                self._to_write.add(ready)
                 self._wake_linger()
         return future, ready
 
@@ -292,13 +294,13 @@ class MessageBatcher:
                     added[batch] = None
 
                 for batch in added:
-                    if not batch.closed and (batch.may_leave or batch.size >= batch_bytes):
+                    if not batch.closed and (batch.may_be_sent or batch.size >= batch_bytes):
                         if may_block:
                             ready.add(self._close_batch(batch))
                         else:
                             self._request_flush(batch)
                 if ready and not may_block:
-                    self._to_pump.update(filter(None, ready))
+                    self._to_write.update(filter(None, ready))
                     self._wake_linger()
         except BaseException:
             self.limiter.release(left)
@@ -374,11 +376,11 @@ class MessageBatcher:
             batch.properties += [properties] * rows
             batch.born += [now_ms] * rows
             batch.size += size
-            if batch.size >= self.config.batch_bytes or batch.may_leave:
+            if batch.size >= self.config.batch_bytes or batch.may_be_sent:
                 ready = self._close_batch(batch) or ready
 
         if ready is not None:
-            ready.pump()
+            ready.write_ready()
 
     def _check_open(self) -> None:
         if self.closed:
@@ -426,7 +428,7 @@ class MessageBatcher:
             with self.limiter.released_on_error(future.size), self._changed:
                 self._check_open()
                 sender = self.sender.enqueue(topic, queue_id, part, future=future)
-            sender.pump()
+            sender.write_ready()
             futures.append(future)
         return futures
 
@@ -438,7 +440,7 @@ class MessageBatcher:
                 if not sent.done() or sent.exception() is None:
                     return sent
 
-        lost = sent.unknown
+        lost = sent.unknown_batch
         if lost is None:
             raise Rejected(
                 "only a message whose future raised DeliveryUnknown can be sent again with its sequence",
@@ -451,7 +453,7 @@ class MessageBatcher:
             self._check_open()
             sender = self.sender.enqueue_again(lost, future)
             sent.resent = future
-        sender.pump()
+        sender.write_ready()
         return future
 
     def _closed_future(self, rows: int, size: int) -> BatchFuture:
@@ -466,7 +468,10 @@ class MessageBatcher:
     def _batch_for(
         self, queue_key: tuple[str, int], acks: Acks
     ) -> tuple[OpenBatch, ShardSender | None]:
-        """The open batch of a queue, and the sender to pump if another batch was closed for it. Needs the lock."""
+        """The open batch of a queue. Needs the lock.
+
+        Returns: the batch; the sender that must write now, if another batch was closed for it.
+        """
         batch, ready = self._open.get(queue_key), None
         if batch is not None:
             if batch.acks == acks:
@@ -476,9 +481,15 @@ class MessageBatcher:
 
         now_s = self._clock.monotonic()
         sender = self.sender.sender_of(*queue_key)
-        leaves_after = 0 if sender is None else sender.newest - self._not_waited_for
+        send_after_number = 0 if sender is None else sender.last_number - self._not_waited_for
         batch = OpenBatch(
-            queue_key, acks, now_s, now_s + self._linger_s, self, sender, leaves_after
+            queue_key=queue_key,
+            acks=acks,
+            begun_s=now_s,
+            due_s=now_s + self._linger_s,
+            batcher=self,
+            sender=sender,
+            send_after_number=send_after_number,
         )
         self._open[queue_key] = batch
         if self._linger_s:
@@ -488,7 +499,7 @@ class MessageBatcher:
         return batch, ready
 
     def _close_batch(self, batch: OpenBatch) -> ShardSender | None:
-        """Encode a batch and queue it at its shard's sender, which the caller must pump.
+        """Encode a batch and queue it at its shard's sender, which must write now.
 
         Needs the lock, so that batches keep their order.
         """
@@ -513,14 +524,14 @@ class MessageBatcher:
     def flush_waited(self, batch: OpenBatch) -> None:
         """Write a batch on the calling thread, which blocks on its receipt, unless the batch must wait for others."""
         with self._changed:
-            sender = self._close_batch(batch) if batch.may_leave else None
+            sender = self._close_batch(batch) if batch.may_be_sent else None
         if sender is not None:
-            sender.pump()
+            sender.write_ready()
 
     def request_flush_waited(self, batch: OpenBatch) -> None:
         """Have the linger thread do the same, for a caller that must not block."""
         with self._changed:
-            if batch.may_leave:
+            if batch.may_be_sent:
                 self._request_flush(batch)
 
     def _send_answered(self, sender: ShardSender) -> None:
@@ -529,10 +540,10 @@ class MessageBatcher:
             return
         with self._changed:
             for batch in list(self._open.values()):
-                if batch.sender is sender and batch.may_leave:
+                if batch.sender is sender and batch.may_be_sent:
                     batch.future.gathered = True
                     self._close_batch(batch)
-        sender.pump()
+        sender.write_ready()
 
     def request_flush_open(self) -> None:
         """Have the linger thread close and write all open batches."""
@@ -541,8 +552,8 @@ class MessageBatcher:
                 self._request_flush(batch)
 
     def _request_flush(self, batch: OpenBatch) -> None:
-        if not batch.closed and batch.due_s:
-            batch.due_s = 0.0
+        if not batch.closed and not batch.flush_requested:
+            batch.flush_requested, batch.due_s = True, batch.begun_s
             self._by_due_time.appendleft(batch)
             self._wake_linger()
 
@@ -561,7 +572,7 @@ class MessageBatcher:
                     batch.due_s = now_s
                     self._by_due_time.appendleft(batch)
                     self._wake_linger()
-        _pump(senders)
+        _write_ready(senders)
 
     # --- the linger thread ----------------------------------------------------------------------
 
@@ -587,7 +598,7 @@ class MessageBatcher:
         timeout starts when a batch is closed, so an open batch would never expire.
         """
         expired = now_s - batch.begun_s >= self.config.delivery_timeout_ms / 1000
-        if batch.closed or not batch.due_s or expired:
+        if batch.closed or batch.flush_requested or expired:
             return False
         return batch.is_stalled
 
@@ -598,9 +609,9 @@ class MessageBatcher:
         )
 
     def _close_due(self, now_s: float) -> set[ShardSender]:
-        """Close the batches whose linger time is over. Needs the lock. Returns: the senders to pump."""
-        senders = self._to_pump.copy()
-        self._to_pump.clear()
+        """Close the batches whose linger time is over. Needs the lock. Returns: the senders that must write now."""
+        senders = self._to_write.copy()
+        self._to_write.clear()
         kept: list[OpenBatch] = []
         while self._has_due(now_s):
             batch = self._by_due_time.popleft()
@@ -707,10 +718,10 @@ def _linger(state: _LingerState, changed: threading.Condition) -> None:
             elif not senders:
                 changed.wait(wakeup - now_s)
 
-        _pump(senders)
+        _write_ready(senders)
 
 
-def _pump(senders: Iterable[ShardSender | None]) -> None:
+def _write_ready(senders: Iterable[ShardSender | None]) -> None:
     for sender in senders:
         if sender is not None:
-            sender.pump()
+            sender.write_ready()

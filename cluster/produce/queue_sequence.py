@@ -73,9 +73,9 @@ class QueueSequence:
     #: a batch was not stored since `close_up`: the shard refuses later batches because of the gap
     reordered: bool = False
     #: why the sender does not know which rows the shard has stored
-    unknown: str | None = None
+    unknown_reason: str | None = None
     #: why no batch can be sent any more
-    fenced: RayMQError | None = None
+    fence_error: RayMQError | None = None
     #: for batches that `resend` sends, each with the sequence of its first try
     resends: bool = False
 
@@ -87,23 +87,23 @@ class QueueSequence:
         """Close the sequence gaps that unstored batches left. Waiting batches have been moved down already."""
         self.reordered = False
         if self.resends:
-            self.unknown = None
+            self.unknown_reason = None
             return
         self.next_sequence -= sum(rows for _, rows in self.unstored)
         self.unstored.clear()
-        if self.unknown is None:
+        if self.unknown_reason is None:
             return
         if self.own_id:
             # A new producer id starts at 0. Rows stored under the old id cannot be repeated by it.
             self.producer_id = new_producer_id()
             self.next_sequence = 0
         else:
-            self.fenced = DeliveryUnknown(
-                f"queue {self.queue_id} of {self.topic}: {self.unknown}; start again with the same "
+            self.fence_error = DeliveryUnknown(
+                f"queue {self.queue_id} of {self.topic}: {self.unknown_reason}; start again with the same "
                 "producer id and the same rows",
                 status="UNKNOWN_ERROR",
             )
-        self.unknown = None
+        self.unknown_reason = None
 
 
 def new_producer_id() -> int:

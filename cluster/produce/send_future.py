@@ -47,7 +47,7 @@ class BatchFuture(Future[BatchReceipt]):
     #: set before the future fails
     failure: SendFailure | None = None
     #: set before the future fails with DeliveryUnknown, for `resend`
-    unknown: UnknownBatch | None = None
+    unknown_batch: UnknownBatch | None = None
     #: its messages came while earlier batches were under way, so its callers do not read the shard's acks
     gathered = False
     #: the receipt of the resend
@@ -147,7 +147,7 @@ class SendFuture:
         """
         open_batch = self._batch.open_batch
         # Most callers wait for other batches: those need no lock. The answer of these sends their batch.
-        if open_batch is not None and open_batch.may_leave:
+        if open_batch is not None and open_batch.may_be_sent:
             open_batch.batcher.flush_waited(open_batch)
         return self._receipt(self._batch.result(timeout))
 

@@ -74,7 +74,7 @@ class InFlightBatch:
     #: an earlier try may have stored it
     uncertain: bool = False
     #: the shard's answer when it did not know the outcome
-    unknown: DeliveryUnknown | None = None
+    unknown_answer: DeliveryUnknown | None = None
     #: the shard's last answer, when it had no room
     full: StorageFull | None = None
     #: since when every answer to this batch was `full`
@@ -177,8 +177,8 @@ class SendWindow:
         queue = batch.queue
         if self.closed:
             raise closed_error()
-        if queue.fenced is not None:
-            raise queue.fenced
+        if queue.fence_error is not None:
+            raise queue.fence_error
         self._number += 1
         batch.number = self._number
         batch.deadline_ms = now_ms + self._config.delivery_timeout_ms
@@ -237,7 +237,7 @@ class SendWindow:
         return self._in_flight_bytes + self.waiting[0].size > limit
 
     @property
-    def newest(self) -> int:
+    def last_number(self) -> int:
         """Number of the batch that was added last."""
         return self._number
 
@@ -303,13 +303,13 @@ class SendWindow:
             self._retry.append(batch)
 
         if consequence == "fenced":
-            queue.fenced = error
+            queue.fence_error = error
         elif consequence == "unknown":
             # After a bug the shard may have stored the batch.
             batch.uncertain = batch.uncertain or isinstance(error, Bug)
-            queue.unknown = error.message
+            queue.unknown_reason = error.message
             if queue.resends and _is_gap(error):
-                queue.unknown += "; resend the messages before it first"
+                queue.unknown_reason += "; resend the messages before it first"
         elif error.retriable:
             self._last_error = error
             self._moved = self._moved or isinstance(error, Unavailable)
@@ -317,7 +317,7 @@ class SendWindow:
         batch.note_full(error, now_ms)
         if isinstance(error, DeliveryUnknown):
             batch.uncertain = True
-            batch.unknown = error
+            batch.unknown_answer = error
             if now_ms >= self._quiet_until_ms:
                 self._quiet_until_ms = now_ms + WARN_PAUSE_MS
                 effects.append(WarnResend(batch, error))
@@ -370,7 +370,7 @@ class SendWindow:
             queue = batch.queue
             self._queues_to_reorder.add(queue)
             if batch.uncertain:
-                queue.unknown = queue.unknown or error.message
+                queue.unknown_reason = queue.unknown_reason or error.message
                 effects.append(Complete(batch, self._delivery_unknown(batch, error.message)))
             else:
                 queue.unstored.append((batch.sequence, batch.data.num_rows))
@@ -415,52 +415,63 @@ class SendWindow:
         self._queues_to_reorder = set()
         for batch in batches:
             # A batch that may be stored and is given up leaves its queue's end unknown.
-            if now_ms >= batch.deadline_ms and batch.uncertain and batch.queue.unknown is None:
-                batch.queue.unknown = f"a batch was not acknowledged in time: {self._last_error}"
-        self._fail_or_keep(batches, now_ms, effects)
+            if (
+                now_ms >= batch.deadline_ms
+                and batch.uncertain
+                and batch.queue.unknown_reason is None
+            ):
+                batch.queue.unknown_reason = (
+                    f"a batch was not acknowledged in time: {self._last_error}"
+                )
+        self._fail_or_wait(batches, now_ms, effects)
         for batch in self.waiting:
             batch.sequence -= batch.queue.unstored_before(batch.sequence)
         for queue in queues:
             queue.close_up()
 
-    def _fail_or_keep(self, batches: list[InFlightBatch], now_ms: int, effects: Effects) -> None:
-        gaps: set[QueueSequence] = set()
+    def _fail_or_wait(self, batches: list[InFlightBatch], now_ms: int, effects: Effects) -> None:
+        """Complete the batches that fail now. The others wait again."""
+        queues_with_gaps: set[QueueSequence] = set()
         for batch in batches:
-            queue = batch.queue
-            if queue in gaps:
+            if batch.queue in queues_with_gaps:
                 # The shard refuses gaps, so no earlier try can have stored a batch after one.
                 batch.uncertain = False
 
             error = self._failure(batch, now_ms)
             if error is None:
                 self.waiting.append(batch)
-                continue
+            else:
+                effects.append(Complete(batch, error))
+                if not batch.uncertain:
+                    queues_with_gaps.add(batch.queue)
+                self._note_failed(batch, error)
 
-            effects.append(Complete(batch, error))
-            if not batch.uncertain:
-                gaps.add(queue)
-                if queue.fenced is None and not (queue.own_id or queue.resends):
-                    # The caller chose this id and may restart with it. If later rows took the lost rows' numbers,
-                    # the restart would send other rows under those numbers.
-                    queue.fenced = error
-            if queue.unknown is None:
-                queue.unstored.append((batch.sequence, batch.data.num_rows))
+    def _note_failed(self, batch: InFlightBatch, error: RayMQError) -> None:
+        """Fence the queue of a failed batch, or let later batches take its sequence numbers."""
+        queue = batch.queue
+        chosen_id = not (queue.own_id or queue.resends)
+        if chosen_id and not batch.uncertain and queue.fence_error is None:
+            # The caller chose this id and may restart with it. If later rows took the lost rows' numbers, the restart
+            # would send other rows under those numbers.
+            queue.fence_error = error
+        if queue.unknown_reason is None:
+            queue.unstored.append((batch.sequence, batch.data.num_rows))
 
     def _failure(self, batch: InFlightBatch, now_ms: int) -> RayMQError | None:
         """Why a batch fails now; None: it is sent again."""
         queue = batch.queue
-        if queue.fenced is not None:
-            return queue.fenced
+        if queue.fence_error is not None:
+            return queue.fence_error
 
         late = now_ms >= batch.deadline_ms
         if batch.full is not None and not batch.uncertain:
             since_ms = batch.full_since_ms
             if late or (since_ms is not None and now_ms - since_ms >= STORAGE_FULL_MS):
                 return batch.full
-        if queue.unknown is None and not late:
+        if queue.unknown_reason is None and not late:
             return None
 
-        why = queue.unknown or (
+        why = queue.unknown_reason or (
             f"not delivered within {self._config.delivery_timeout_ms} ms: {self._last_error}"
         )
         if batch.uncertain:
@@ -472,8 +483,8 @@ class SendWindow:
 
     def _delivery_unknown(self, batch: InFlightBatch, why: str) -> DeliveryUnknown:
         """The error of a batch that may be stored. Its future gets the fields that a resend needs."""
-        queue, answer = batch.queue, batch.unknown
-        batch.future.unknown = UnknownBatch(
+        queue, answer = batch.queue, batch.unknown_answer
+        batch.future.unknown_batch = UnknownBatch(
             queue.topic,
             queue.queue_id,
             self._shard,
@@ -503,7 +514,7 @@ class SendWindow:
             batch.uncertain = True
         batches = self._take_all()
         for batch in batches:
-            batch.queue.unknown = batch.queue.unknown or "the producer was closed"
+            batch.queue.unknown_reason = batch.queue.unknown_reason or "the producer was closed"
         for batch in batches:
             error = self._failure(batch, 0)
             if error is not None:

@@ -1,8 +1,8 @@
 """Delivers batches to one shard over one put stream: in order, and each stored once.
 
 Rules     `SendWindow` decides which batches are written and resent, and the outcome of each batch.
-Threads   Any thread may call `add` and `pump`. One receiver thread connects and reads acks, unless a caller that is
-          blocked on a receipt reads them itself (`read_while_waiting`).
+Threads   Any thread may call `add` and `write_ready`. One receiver thread connects and reads acks, unless a caller that
+          is blocked on a receipt reads them itself (`read_while_waiting`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ShardSender:
     # --- writing --------------------------------------------------------------------------------
 
     def add(self, batch: InFlightBatch) -> None:
-        """Take a batch; `pump` writes it. See `SendWindow.add`."""
+        """Take a batch; `write_ready` writes it. See `SendWindow.add`."""
         with self._lock:
             self._window.add(batch, self._clock.monotonic_ms())
             batch.future.sender = self
@@ -80,9 +80,9 @@ class ShardSender:
                 self._changed.notify_all()
 
     @property
-    def newest(self) -> int:
+    def last_number(self) -> int:
         """Number of the batch that was added last."""
-        return self._window.newest
+        return self._window.last_number
 
     @property
     def answered_up_to(self) -> int:
@@ -95,7 +95,7 @@ class ShardSender:
         with self._lock:
             return self._window.stalled
 
-    def pump(self) -> None:
+    def write_ready(self) -> None:
         """Write the batches that may be written now, unless another thread writes: then that thread writes them."""
         with self._lock:
             if self._writing:
@@ -165,7 +165,7 @@ class ShardSender:
                 stream = connection.put_stream()
                 if not self._open(stream):
                     return
-                self.pump()
+                self.write_ready()
                 self._receive(stream)
             except RayMQError as error:
                 self._broke(error)
@@ -215,7 +215,7 @@ class ShardSender:
                 drained = self._read_acks(stream)
             if drained and not self._resume():
                 return
-            self.pump()
+            self.write_ready()
 
     def _read_acks(self, stream: PutStream) -> bool:
         """Read one message of acks. Returns: whether a drain has ended."""
@@ -269,21 +269,22 @@ class ShardSender:
 
         Raises: the error of a caller's read.
         """
-        window, turn = self._window, self._turn
-
-        def oldest() -> int | None:
-            return window.unacked[0].number if window.unacked else None
-
-        def must_return() -> bool:
-            return window.closed or window.draining or self._stream is not stream or gathered()
-
-        def gathered() -> bool:
-            # Its callers are blocked already, on other threads than the one that wrote it.
-            return bool(window.unacked) and window.unacked[0].future.gathered
-
         with self._lock:
-            if turn.wanted and len(window.unacked) <= 1 and not window.draining and not gathered():
-                turn.park(oldest, must_return)
+            if self._turn.wanted and len(self._window.unacked) <= 1 and not self._must_read(stream):
+                self._turn.park(self._oldest_unacked, lambda: self._must_read(stream))
+
+    def _oldest_unacked(self) -> int | None:
+        """The number of the oldest unacknowledged batch. Needs the lock."""
+        unacked = self._window.unacked
+        return unacked[0].number if unacked else None
+
+    def _must_read(self, stream: PutStream) -> bool:
+        """Whether the receiver thread may not leave the stream to callers. Needs the lock."""
+        window = self._window
+        if window.closed or window.draining or self._stream is not stream:
+            return True
+        # The callers of a gathered batch are blocked already, on other threads than the one that wrote it.
+        return bool(window.unacked) and window.unacked[0].future.gathered
 
     def read_while_waiting(self, future: BatchFuture, timeout: float | None) -> float | None:
         """Read acks on the caller's thread until `future` is done.
@@ -310,7 +311,7 @@ class ShardSender:
                 if self._read_acks(stream):
                     break
                 if self._window.waiting:
-                    self.pump()
+                    self.write_ready()
         except RayMQError as broken:
             error = broken
         except BaseException:

@@ -299,8 +299,11 @@ def test_a_batch_that_may_be_stored_ends_the_use_of_its_producer_id() -> None:
 
     # The second one was never written.
     assert outcomes(effects) == [(1, "DeliveryUnknown"), (2, "Unavailable")]
-    assert lost.future.unknown is not None
-    assert (lost.future.unknown.producer_id, lost.future.unknown.sequence) == (producer_id, 0)
+    assert lost.future.unknown_batch is not None
+    assert (lost.future.unknown_batch.producer_id, lost.future.unknown_batch.sequence) == (
+        producer_id,
+        0,
+    )
 
     add(window, queue)
     window.connected(None)
