@@ -226,10 +226,11 @@ class AsyncProducer(OpenClient):
         """
         loop = self._bind()
         encoded = [self._encode(each, queue_id=queue_id, acks=acks) for each in messages]
-        known = not self._deferred and {each.topic for each in encoded} <= self._known
-        if known and self._acquire_nowait(sum(each.size for each in encoded)):
-            futures, _ = self._batcher.add_many(encoded, may_block=False)
-            return ManySends(futures)
+        if not self._deferred and {each.topic for each in encoded} <= self._known:
+            targets = self._batcher.targets(encoded)
+            if self._acquire_nowait(sum(each.size for each in encoded)):
+                futures, _ = self._batcher.add_many(encoded, targets, may_block=False)
+                return ManySends(futures)
         return ManySends([self._defer(each, loop) for each in encoded])
 
     def _add(self, message: EncodedMessage) -> AsyncSendFuture:

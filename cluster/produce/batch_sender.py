@@ -276,7 +276,8 @@ class BatchSender:
 
     def check_process(self) -> None:
         """Raises: Rejected in a forked child, where the connections and threads do not exist."""
-        if not self.in_own_process:
+        # `in_own_process`, without a call for each message
+        if os.getpid() != self._process:
             raise Rejected(
                 "this producer was made before a fork; make one in the child process", field="fork"
             )

@@ -18,7 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -142,6 +142,10 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
     return pa.nulls(rows, kind) if first is None else pa.repeat(pa.scalar(first, kind), rows)
 
 
+#: the route of a message's topic, and the message's queue; None: any queue
+Target: TypeAlias = tuple[TopicRoute, int | None]
+
+
 class MessageBatcher:
     """The open batches of a producer and its linger thread. Threads: any."""
 
@@ -174,8 +178,9 @@ class MessageBatcher:
         self._linger_s = self.config.linger_ms / 1000
         #: batches under way that a message does not wait for
         self._not_waited_for = 0 if self._linger_s else UNLINGERED_BATCHES
-        #: guards everything below
-        self._changed = threading.Condition()
+        #: guards everything below; used directly, because a condition's `with` costs two more calls
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._open: dict[tuple[str, int], OpenBatch] = {}
         #: open batches, and some that are closed already, by the end of their linger time
         self._by_due_time: deque[OpenBatch] = deque()
@@ -202,25 +207,25 @@ class MessageBatcher:
     def send_many(self, messages: Sequence[EncodedMessage]) -> list[SendFuture]:
         """Send messages together. Raises: as `Producer.send_many`."""
         # Before any is sent: an unknown topic or queue refuses all.
-        for message in messages:
-            self._target(message)
-
+        targets = self.targets(messages)
         futures: list[SendFuture] = []
         start = size = 0
         for stop, message in enumerate(messages, 1):
             size += message.size
             if size >= self.config.batch_bytes or stop == len(messages):
-                futures += self._send_together(messages[start:stop], size)
+                futures += self._send_together(messages[start:stop], targets[start:stop], size)
                 start, size = stop, 0
         return futures
 
-    def _send_together(self, messages: Sequence[EncodedMessage], size: int) -> list[SendFuture]:
+    def _send_together(
+        self, messages: Sequence[EncodedMessage], targets: Sequence[Target], size: int
+    ) -> list[SendFuture]:
         """Send messages of `size` bytes. While the buffer stays full, their futures raise Unavailable."""
         try:
             self._acquire(size)
         except Unavailable as error:
             return [self._failed(error, 0) for _ in messages]
-        futures, ready = self.add_many(messages)
+        futures, ready = self.add_many(messages, targets)
         _write_ready(ready)
         return futures
 
@@ -241,34 +246,39 @@ class MessageBatcher:
         Raises: as `Producer.send`; the bytes are released.
         """
         try:
-            return self._add(message, may_block)
+            self.sender.check_process()
+            route, queue_id = self._target(message)
+            now_ms = self._clock.now_ms()
+            with self._lock:
+                self._check_open()
+                batch, ready = self._append(message, route, queue_id, now_ms)
+                future = self._future_type(batch.future, len(batch.bodies) - 1)
+                if batch.size >= self.config.batch_bytes or batch.may_be_sent:
+                    if may_block:
+                        ready = self._close_batch(batch) or ready
+                    else:
+                        self._request_flush(batch)
+                if ready is not None and not may_block:
+                    self._to_write.add(ready)
+                    self._wake_linger()
+            return future, ready
         except BaseException:
             self.limiter.release(message.size)
             raise
 
-    def _add(
-        self, message: EncodedMessage, may_block: bool
-    ) -> tuple[SendFuture, ShardSender | None]:
-        route, queue_id = self._target(message)
-        now_ms = self._clock.now_ms()
-        with self._changed:
-            self._check_open()
-            batch, ready = self._append(message, route, queue_id, now_ms)
-            future = self._future_type(batch.future, len(batch.bodies) - 1)
-            if batch.size >= self.config.batch_bytes or batch.may_be_sent:
-                if may_block:
-                    ready = self._close_batch(batch) or ready
-                else:
-                    self._request_flush(batch)
-            if ready is not None and not may_block:
-                self._to_write.add(ready)
-                self._wake_linger()
-        return future, ready
+    def targets(self, messages: Sequence[EncodedMessage]) -> list[Target]:
+        """Where each message goes. Raises: Rejected, Unavailable: as `Producer.send_many`."""
+        self.sender.check_process()
+        return [self._target(message) for message in messages]
 
     def add_many(
-        self, messages: Sequence[EncodedMessage], *, may_block: bool = True
+        self,
+        messages: Sequence[EncodedMessage],
+        targets: Sequence[Target],
+        *,
+        may_block: bool = True,
     ) -> tuple[list[SendFuture], set[ShardSender | None]]:
-        """`add` of messages that leave together: their batches are closed after the last of them, or when full."""
+        """`add` of messages that are sent together: their batches are closed after the last of them, or when full."""
         now_ms, batch_bytes = self._clock.now_ms(), self.config.batch_bytes
         futures: list[SendFuture] = []
         ready: set[ShardSender | None] = set()
@@ -276,8 +286,7 @@ class MessageBatcher:
         #: bytes of messages that are in no batch
         left = sum(message.size for message in messages)
         try:
-            targets = [self._target(message) for message in messages]
-            with self._changed:
+            with self._lock:
                 self._check_open()
                 for message, (route, queue_id) in zip(messages, targets, strict=True):
                     left -= message.size
@@ -307,12 +316,11 @@ class MessageBatcher:
             raise
         return futures, ready
 
-    def _target(self, message: EncodedMessage) -> tuple[TopicRoute, int | None]:
-        """The topic of a message, and its queue; None: any. The first look-up of a topic blocks.
+    def _target(self, message: EncodedMessage) -> Target:
+        """Where a message goes. The first look-up of a topic blocks.
 
         Raises: Rejected for an unknown topic or queue; Unavailable.
         """
-        self.sender.check_process()
         route, queue_id = self.sender.topic(message.topic), message.queue_id
         if queue_id is not None:
             route.shard_of(queue_id)
@@ -368,7 +376,7 @@ class MessageBatcher:
         size = body_bytes + rows * (MESSAGE_BYTES + (0 if properties is None else len(properties)))
         self._acquire(size)
         now_ms = self._clock.now_ms()
-        with self.limiter.released_on_error(size), self._changed:
+        with self.limiter.released_on_error(size), self._lock:
             self._check_open()
             batch, ready = self._batch_for((topic, queue_id), self.config.acks)
             batch.bodies += bodies
@@ -406,7 +414,7 @@ class MessageBatcher:
 
         self.flush_open()
         if queue_id is not None or keys is None:
-            with self._changed:
+            with self._lock:
                 if queue_id is None:
                     queue_id = self._sticky_queue(topic, route.queues)
                     self._sticky[topic] = (queue_id + 1) % route.queues
@@ -425,7 +433,7 @@ class MessageBatcher:
         for start in range(0, batch.num_rows, step):
             part = batch.slice(start, step)
             future = self._closed_future(part.num_rows, part.nbytes)
-            with self.limiter.released_on_error(future.size), self._changed:
+            with self.limiter.released_on_error(future.size), self._lock:
                 self._check_open()
                 sender = self.sender.enqueue(topic, queue_id, part, future=future)
             sender.write_ready()
@@ -434,7 +442,7 @@ class MessageBatcher:
 
     def resend(self, sent: BatchFuture) -> BatchFuture:
         """See `Producer.resend`. Returns: the receipt of the batch that is sent again."""
-        with self._changed:
+        with self._lock:
             while (resent := sent.resent) is not None:
                 sent = resent
                 if not sent.done() or sent.exception() is None:
@@ -449,7 +457,7 @@ class MessageBatcher:
             )
 
         future = self._closed_future(lost.batch.num_rows, lost.size)
-        with self.limiter.released_on_error(future.size), self._changed:
+        with self.limiter.released_on_error(future.size), self._lock:
             self._check_open()
             sender = self.sender.enqueue_again(lost, future)
             sent.resent = future
@@ -523,14 +531,14 @@ class MessageBatcher:
 
     def flush_waited(self, batch: OpenBatch) -> None:
         """Write a batch on the calling thread, which blocks on its receipt, unless the batch must wait for others."""
-        with self._changed:
+        with self._lock:
             sender = self._close_batch(batch) if batch.may_be_sent else None
         if sender is not None:
             sender.write_ready()
 
     def request_flush_waited(self, batch: OpenBatch) -> None:
         """Have the linger thread do the same, for a caller that must not block."""
-        with self._changed:
+        with self._lock:
             if batch.may_be_sent:
                 self._request_flush(batch)
 
@@ -538,7 +546,7 @@ class MessageBatcher:
         """Write the batches that were gathered while others were under way. Callers: the thread that reads acks."""
         if not self._open:
             return
-        with self._changed:
+        with self._lock:
             for batch in list(self._open.values()):
                 if batch.sender is sender and batch.may_be_sent:
                     batch.future.gathered = True
@@ -547,7 +555,7 @@ class MessageBatcher:
 
     def request_flush_open(self) -> None:
         """Have the linger thread close and write all open batches."""
-        with self._changed:
+        with self._lock:
             for batch in list(self._open.values()):
                 self._request_flush(batch)
 
@@ -564,7 +572,7 @@ class MessageBatcher:
         """
         senders: set[ShardSender | None] = set()
         now_s = self._clock.monotonic()
-        with self._changed:
+        with self._lock:
             for batch in list(self._open.values()):
                 if not keep_stalled or not batch.is_stalled:
                     senders.add(self._close_batch(batch))
@@ -638,7 +646,7 @@ class MessageBatcher:
 
     def statistics(self) -> dict[str, int | float]:
         """See `Producer.statistics`."""
-        with self._changed:
+        with self._lock:
             return {**self.sender.statistics(), "open_batches": len(self._open)}
 
     def flush(self, timeout: float | None = None) -> None:
@@ -649,14 +657,14 @@ class MessageBatcher:
 
     def close(self, timeout: float | None = None) -> None:
         """Like `Producer.close`, but failures are not raised."""
-        with self._changed:
+        with self._lock:
             if self.closed:
                 return
         try:
             with contextlib.suppress(TimeoutError):
                 self.flush(timeout)
         finally:
-            with self._changed:
+            with self._lock:
                 self._end()
                 # Messages sent after the flush fail when the sender is closed.
                 for batch in list(self._open.values()):
@@ -674,7 +682,7 @@ class MessageBatcher:
             return
         in_use = self.sender.in_use
         if not sys.is_finalizing():
-            with self._changed:
+            with self._lock:
                 self._end()
             if in_use:
                 # Closing waits for threads, and the garbage collector runs on any thread.
