@@ -249,18 +249,17 @@ class MessageBatcher:
             self.sender.check_process()
             route, queue_id = self._target(message)
             now_ms = self._clock.now_ms()
+
             with self._lock:
                 self._check_open()
                 batch, ready = self._append(message, route, queue_id, now_ms)
                 future = self._future_type(batch.future, len(batch.bodies) - 1)
                 if batch.size >= self.config.batch_bytes or batch.may_be_sent:
-                    if may_block:
-                        ready = self._close_batch(batch) or ready
-                    else:
-                        self._request_flush(batch)
+                    ready = self._end_batch(batch, may_block) or ready
                 if ready is not None and not may_block:
                     self._to_write.add(ready)
                     self._wake_linger()
+
             return future, ready
         except BaseException:
             self.limiter.release(message.size)
@@ -282,9 +281,10 @@ class MessageBatcher:
         now_ms, batch_bytes = self._clock.now_ms(), self.config.batch_bytes
         futures: list[SendFuture] = []
         ready: set[ShardSender | None] = set()
-        added: dict[OpenBatch, None] = {}
-        #: bytes of messages that are in no batch
+        batches: dict[OpenBatch, None] = {}
+        # Bytes of messages that are in no batch.
         left = sum(message.size for message in messages)
+
         try:
             with self._lock:
                 self._check_open()
@@ -296,24 +296,22 @@ class MessageBatcher:
                         futures.append(self._failed(error, message.size))
                         continue
                     futures.append(self._future_type(batch.future, len(batch.bodies) - 1))
-                    if other is not None:
-                        ready.add(other)
-                    if batch.size >= batch_bytes and may_block:
-                        ready.add(self._close_batch(batch))
-                    added[batch] = None
+                    batches[batch] = None
+                    ready.add(other)
+                    if batch.size >= batch_bytes:
+                        ready.add(self._end_batch(batch, may_block))
 
-                for batch in added:
-                    if not batch.closed and (batch.may_be_sent or batch.size >= batch_bytes):
-                        if may_block:
-                            ready.add(self._close_batch(batch))
-                        else:
-                            self._request_flush(batch)
+                for batch in batches:
+                    if batch.may_be_sent:
+                        ready.add(self._end_batch(batch, may_block))
+                ready.discard(None)
                 if ready and not may_block:
                     self._to_write.update(filter(None, ready))
                     self._wake_linger()
         except BaseException:
             self.limiter.release(left)
             raise
+
         return futures, ready
 
     def _target(self, message: EncodedMessage) -> Target:
@@ -528,6 +526,13 @@ class MessageBatcher:
         except RayMQError as error:
             self.sender.complete(batch.future, error)
             return None
+
+    def _end_batch(self, batch: OpenBatch, may_block: bool) -> ShardSender | None:
+        """Close a batch, or have the linger thread close it. Needs the lock. Returns: as `_close_batch`."""
+        if may_block:
+            return self._close_batch(batch)
+        self._request_flush(batch)
+        return None
 
     def flush_waited(self, batch: OpenBatch) -> None:
         """Write a batch on the calling thread, which blocks on its receipt, unless the batch must wait for others."""
