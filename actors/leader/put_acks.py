@@ -244,7 +244,9 @@ class PutAcks:
             self._ticked_ms = now_ms
         if self._supervisor.poisoned is not None:
             self._log.poison(self._supervisor.poisoned)
-            raise Unavailable(self._supervisor.poisoned, field="store", status="poisoned")
+            raise Unavailable(
+                self._supervisor.poisoned, field="store", status="SERVICE_NOT_AVAILABLE"
+            )
         self._advance()
 
     def await_sync(self, ticket: PutTicket, acks: Acks, appender: Appender) -> None:

@@ -259,7 +259,7 @@ class ReplicaHost(ABC):
             self.log.poison(self.supervisor.poisoned)
         if self.log.poisoned is not None:
             # If no sync has failed, the next start cuts off a failed append that could not be undone.
-            raise Unavailable(self.log.poisoned, field="store", status="poisoned")
+            raise Unavailable(self.log.poisoned, field="store", status="SERVICE_NOT_AVAILABLE")
 
     def _witness_sync(self) -> int:
         with self._heartbeat.blocking_call():

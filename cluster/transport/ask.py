@@ -65,7 +65,7 @@ def ask(
 
     for shard in silent:
         why = f"shard {shard} did not answer within {timeout_s:g} s"
-        yield shard, DeliveryUnknown(why, status="TIMEOUT", shard=shard)
+        yield shard, DeliveryUnknown(why, status="UNKNOWN_ERROR", shard=shard)
 
 
 def first(

@@ -46,7 +46,7 @@ def translate(error: BaseException, endpoint: str) -> RayMQError:
     if isinstance(error, flight.FlightTimedOutError):
         return DeliveryUnknown(
             f"{endpoint}: no answer in time; the operation may or may not have run",
-            status="TIMEOUT",
+            status="UNKNOWN_ERROR",
         )
     if isinstance(error, StopIteration):
         return Unavailable(f"{endpoint}: the server ended the stream", endpoint=endpoint)

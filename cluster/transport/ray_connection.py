@@ -87,7 +87,7 @@ class RayShardConnection:
         except ray.exceptions.GetTimeoutError as error:
             raise DeliveryUnknown(
                 f"{self.endpoint}: no answer in time; the operation may or may not have run",
-                status="TIMEOUT",
+                status="UNKNOWN_ERROR",
             ) from error
         except Exception as error:
             raise translate(error, self.endpoint) from error

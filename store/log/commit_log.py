@@ -566,10 +566,12 @@ class CommitLog:
     def _check_writable(self) -> None:
         if self.poisoned is not None:
             raise Unavailable(
-                f"the store stopped writing: {self.poisoned}", field="store", status="poisoned"
+                f"the store stopped writing: {self.poisoned}",
+                field="store",
+                status="SERVICE_NOT_AVAILABLE",
             )
         if self._closed:
-            raise Unavailable("the store is closed", field="store", status="closed")
+            raise Unavailable("the store is closed", field="store", status="SERVICE_NOT_AVAILABLE")
 
     # --- deletion -------------------------------------------------------------------------------------------
 
