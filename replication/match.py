@@ -19,7 +19,7 @@ _WHOLE_SEGMENT = 1 << 62
 
 
 class ChainView(Protocol):
-    """The leader's chain below its appended end, which never changes while the leader runs."""
+    """The leader's chain below its committed end, which never changes while the leader runs."""
 
     def read_from(self, offset: int, max_bytes: int) -> list[ChainUnit]:
         """Units of one segment from the one that starts at `offset`, at least one, while they fit `max_bytes`."""

@@ -51,9 +51,9 @@ class MirrorLimits:
 
 
 class LeaderProgress(NamedTuple):
-    """The leader's own log: how much may be sent, and the confirmed end."""
+    """The leader's committed end, below which log bytes may be sent, and the confirmed end."""
 
-    appended: int
+    committed: int
     confirmed: int
 
 
@@ -171,7 +171,7 @@ class MirrorLeader:
         self._session = 0
 
         self._search: MatchSearch | None = None
-        self._appended = 0
+        self._committed = 0
         self._sent_end = 0
         self._sent_value = 0
         self._sent_at_ms = 0
@@ -197,7 +197,7 @@ class MirrorLeader:
         self._now_ms, self._effects = now_ms, []
 
         if isinstance(event, LeaderProgress):
-            self._appended = max(self._appended, event.appended)
+            self._committed = max(self._committed, event.committed)
             self.confirmed = max(self.confirmed, event.confirmed)
         elif isinstance(event, FrameReceived):
             self._receive(event)
@@ -235,7 +235,7 @@ class MirrorLeader:
         self.matched_end = self.replicated_end = 0
         self.phase = Phase.GREETING
         self._received_ms = self._now_ms
-        self._send(wire.Hello(self._appended, self.confirmed))
+        self._send(wire.Hello(self._committed, self.confirmed))
 
     def _receive(self, event: FrameReceived) -> None:
         """Take a frame of this session. Others are only counted."""
@@ -277,10 +277,10 @@ class MirrorLeader:
         if theirs.epoch > self._epoch:
             self._halt(f"the follower's log is of epoch {theirs.epoch}, newer than {self._epoch}")
             return
-        if theirs.confirmed > self._appended:
+        if theirs.confirmed > self._committed:
             self._halt(
                 f"the follower holds confirmed records up to {theirs.confirmed}, but the leader's "
-                f"log ends at {self._appended}: the leader has lost data; copy the follower's "
+                f"log ends at {self._committed}: the leader has lost data; copy the follower's "
                 "store back, or remove the follower's data directory to give up those records"
             )
             return
@@ -290,7 +290,7 @@ class MirrorLeader:
             self._start_stream(Match(theirs.appended_end, theirs.chain_value))
             return
 
-        upto = min(theirs.appended_end, self._appended)
+        upto = min(theirs.appended_end, self._committed)
         self._search = MatchSearch(
             self._chain, upto, log_start=self._log_start, segment_size_bytes=self._size
         )
@@ -300,7 +300,7 @@ class MirrorLeader:
         """The leader's chain value at an offset, or None if that takes a search."""
         if offset == self._sent_end:
             return self._sent_value
-        following = self._chain.read_from(offset, 1) if offset < self._appended else []
+        following = self._chain.read_from(offset, 1) if offset < self._committed else []
         return following[0].previous if following else None
 
     def _continue_search(self) -> None:
@@ -374,7 +374,7 @@ class MirrorLeader:
         """Send units while the window has room, and a heartbeat if nothing was sent for long."""
         limits = self._limits
         while (
-            self._sent_end < self._appended
+            self._sent_end < self._committed
             and len(self._in_flight) < limits.window_frames
             and self._sent_end - self.matched_end < limits.window_bytes
         ):
@@ -389,7 +389,7 @@ class MirrorLeader:
         """The units after the bytes sent, of one segment, so that the body is one range of a file."""
         units = self._chain.read_from(self._sent_end, self._limits.frame_bytes)[: wire.UNITS_LIMIT]
         segment_end = (self._sent_end // self._size + 1) * self._size
-        limit = min(self._appended, segment_end)
+        limit = min(self._committed, segment_end)
         while units and units[-1].end > limit:
             units.pop()
         return tuple(units)

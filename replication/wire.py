@@ -50,9 +50,9 @@ class FrameHeader(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """Leader: my log ends at `appended_end`, readers may see all records below `confirmed`."""
+    """Leader: my log's files end at `committed_end`, readers may see all records below `confirmed`."""
 
-    appended_end: int
+    committed_end: int
     confirmed: int
 
 
