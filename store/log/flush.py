@@ -124,15 +124,15 @@ class _Flusher:
     on_sync_started: Callable[[int], None] = lambda _: None
     on_synced: Callable[[int], None] = lambda _: None
 
-    def flush(self, appended: int) -> int:
-        """Sync all bytes below `appended`. Returns: synced. Raises: FlushFailed."""
-        if appended > self.synced:
-            self.on_sync_started(appended)
+    def flush(self, end: int) -> int:
+        """Sync all bytes below `end`. Returns: synced. Raises: FlushFailed."""
+        if end > self.synced:
+            self.on_sync_started(end)
             fail_point("flush.before_sync")
-            self.syncer.sync(self.synced, appended)
+            self.syncer.sync(self.synced, end)
             fail_point("flush.after_sync_before_report")
-            self.synced = appended
-            self.on_synced(appended)
+            self.synced = end
+            self.on_synced(end)
         return self.synced
 
 
@@ -163,8 +163,8 @@ class FlushRealTime(_Flusher):
         due_ms = self._last_flush_ms + self.config.flush_interval_ms
         return max(0, due_ms - self.clock.monotonic_ms())
 
-    def flush_if_due(self, appended: int) -> int:
-        """Flush if the interval is over and the page rule or the thorough interval asks for it.
+    def flush_if_due(self, end: int) -> int:
+        """Sync all bytes below `end` if the interval is over and the page rule or the thorough interval asks for it.
 
         Source: FlushRealTimeService#run and DefaultMappedFile#isAbleToFlush. Returns: synced.
         """
@@ -174,14 +174,14 @@ class FlushRealTime(_Flusher):
 
         self._last_flush_ms = now_ms
         least = self.config.flush_least_pages
-        if self.syncer.segment_start_of(appended) > self.syncer.segment_start_of(self.synced):
+        if self.syncer.segment_start_of(end) > self.syncer.segment_start_of(self.synced):
             # A full file is synced whatever the page rule says.
             least = 0
         if now_ms - self._last_thorough_ms >= self.config.flush_thorough_interval_ms:
             self._last_thorough_ms = now_ms
             least = 0
 
-        dirty = appended // PAGE_BYTES - self.synced // PAGE_BYTES
-        if appended > self.synced and dirty >= least:
-            return self.flush(appended)
+        dirty = end // PAGE_BYTES - self.synced // PAGE_BYTES
+        if end > self.synced and dirty >= least:
+            return self.flush(end)
         return self.synced

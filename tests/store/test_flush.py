@@ -235,7 +235,7 @@ def test_nothing_is_flushed_before_the_interval_is_over(disk, flusher, clock):
 
 
 @pytest.mark.parametrize(
-    ("synced", "appended", "due"),
+    ("synced", "end", "due"),
     [
         (0, 4 * PAGE - 1, False),
         (0, 4 * PAGE, True),
@@ -246,17 +246,17 @@ def test_nothing_is_flushed_before_the_interval_is_over(disk, flusher, clock):
         (0, 0, False),
     ],
 )
-def test_four_dirty_pages_are_flushed_and_fewer_are_not(syncer, clock, synced, appended, due):
+def test_four_dirty_pages_are_flushed_and_fewer_are_not(syncer, clock, synced, end, due):
     flusher = make_flusher(syncer, clock, synced=synced)
     clock.advance(500)
-    assert flusher.flush_if_due(appended) == (appended if due else synced)
+    assert flusher.flush_if_due(end) == (end if due else synced)
 
 
-@pytest.mark.parametrize("appended", [SEGMENT, SEGMENT + 10])
-def test_a_full_file_is_flushed_whatever_the_page_rule_says(syncer, clock, appended):
+@pytest.mark.parametrize("end", [SEGMENT, SEGMENT + 10])
+def test_a_full_file_is_flushed_whatever_the_page_rule_says(syncer, clock, end):
     flusher = make_flusher(syncer, clock, synced=SEGMENT - 10)
     clock.advance(500)
-    assert flusher.flush_if_due(appended) == appended
+    assert flusher.flush_if_due(end) == end
 
 
 def test_every_ten_seconds_even_a_single_byte_is_flushed(flusher, clock):
