@@ -29,14 +29,15 @@ class FlushService(Service):
         self._undo.callback(self._syncer.close)
 
     def _work(self) -> int:
-        serve = self._group_commit if self._satellite.role == "group_commit" else self._real_time
+        is_group_commit = self._satellite.role == "group_commit"
+        serve = self._serve_group_commit if is_group_commit else self._serve_flush_real_time
         try:
             return EXIT_CODES[serve()]
         except FlushFailed as failure:
             self._satellite.publish_failure(failure.errno)
             return EXIT_SYNC_FAILED
 
-    def _group_commit(self) -> GrantStatus:
+    def _serve_group_commit(self) -> GrantStatus:
         """Source: GroupCommitService#run. The wait is adaptive so that an idle shard costs next to nothing."""
         satellite = self._satellite
         group_commit = GroupCommit(
@@ -63,7 +64,7 @@ class FlushService(Service):
             self._sync_once(group_commit)
         return status
 
-    def _real_time(self) -> GrantStatus:
+    def _serve_flush_real_time(self) -> GrantStatus:
         """Source: FlushRealTimeService#run with flushCommitLogTimed: a period, not a wakeup."""
         satellite = self._satellite
         flusher = FlushRealTime(

@@ -120,8 +120,8 @@ class EmbeddedStore:
         self._promise = PROMISES[config.flush, False, "quorum"]
         #: no receipt waits for the flush thread
         self._acknowledged_at_once = self._promise.waits_for_nothing
-        self._commit = GroupCommit(self._syncer, synced=log.synced)
-        self._real_time = FlushRealTime(self._syncer, log.clock, config, synced=log.synced)
+        self._group_commit = GroupCommit(self._syncer, synced=log.synced)
+        self._flush_real_time = FlushRealTime(self._syncer, log.clock, config, synced=log.synced)
 
         self._changed = threading.Condition()
         self._dispatch_lock = threading.Lock()
@@ -310,7 +310,7 @@ class EmbeddedStore:
 
     def _run_once(self) -> None:
         """Wait for an append or the next flush, then flush. Raises: FlushFailed."""
-        timeout_ms = GROUP_COMMIT_WAIT_MS if self._sync_flush else self._real_time.wait_ms()
+        timeout_ms = GROUP_COMMIT_WAIT_MS if self._sync_flush else self._flush_real_time.wait_ms()
         idle = not self._wake.wait(timeout_ms / 1000)
         self._wake.clear()
         if self._ended.is_set():
@@ -322,7 +322,7 @@ class EmbeddedStore:
                 self._advance()
 
         log = self.store.log
-        flush = self._commit.flush if self._sync_flush else self._real_time.flush_if_due
+        flush = self._group_commit.flush if self._sync_flush else self._flush_real_time.flush_if_due
         try:
             synced = flush(log.end)
         except FlushFailed:

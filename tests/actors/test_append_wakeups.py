@@ -87,7 +87,7 @@ def test_group_commit_sleeps_only_when_all_is_synced(
     tmp_path: Path, found: list[int], calls: list[str]
 ) -> None:
     loop = ScriptedLoop(tmp_path, found)
-    loop._group_commit()
+    loop._serve_group_commit()
     assert loop.calls == calls
 
 
