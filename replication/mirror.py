@@ -335,7 +335,7 @@ class MirrorLeader:
         while self._in_flight and self._in_flight[0] <= self.matched_end:
             self._in_flight.popleft()
         # Bytes after the match may be durable there, but they are not known to be the leader's.
-        durable = min(ack.synced_end, self.matched_end)
+        durable = min(ack.durable_end, self.matched_end)
         if durable > self.replicated_end:
             self.replicated_end = durable
             self._effects.append(Replicated(durable))

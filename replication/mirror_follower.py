@@ -25,8 +25,8 @@ class LogView(Protocol):
     def chain_at(self, offset: int) -> tuple[int, int] | None:
         """(chain value, epoch) of the unit that ends at `offset`, or None if no unit ends there."""
 
-    def synced(self) -> int:
-        """Everything below is as durable as the flush mode asks."""
+    def durable(self) -> int:
+        """The durable end: everything below it is in the log as durably as the flush mode asks."""
 
     def confirmed(self) -> int:
         """The confirmed end, as far as this replica knows."""
@@ -151,7 +151,7 @@ class MirrorFollower:
     def acknowledge(self, log: LogView) -> wire.Ack:
         """The ack of this log. Durable bytes after the match are left out: they have not been compared."""
         end = log.end()[0]
-        return wire.Ack(self.matched_end, end, min(log.synced(), self.matched_end))
+        return wire.Ack(self.matched_end, end, min(log.durable(), self.matched_end))
 
     def leave(self) -> None:
         """Forget the session. Callers: at once when an effect failed, because the match means nothing then."""
@@ -185,7 +185,7 @@ class MirrorFollower:
         end, _, epoch = log.end()
         at_end = log.chain_at(end)
         value = -1 if at_end is None else at_end[0]
-        return Reply(wire.HelloOk(end, log.synced(), log.confirmed(), value, epoch))
+        return Reply(wire.HelloOk(end, log.durable(), log.confirmed(), value, epoch))
 
     def _probe(self, message: wire.Probe, log: LogView) -> Reply:
         candidates = message.candidates

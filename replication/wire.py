@@ -60,7 +60,7 @@ class HelloOk(NamedTuple):
     """Follower: how far my log is. `chain_value` is -1 if none of my units ends at `appended_end`."""
 
     appended_end: int
-    synced_end: int
+    durable_end: int
     confirmed: int
     chain_value: int
     epoch: int
@@ -94,11 +94,11 @@ class AppendEntries(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """Follower: my log equals the leader's up to `matched_end`, and is durable up to `synced_end`."""
+    """Follower: my log equals the leader's up to `matched_end`, and is durable up to `durable_end`."""
 
     matched_end: int
     appended_end: int
-    synced_end: int
+    durable_end: int
 
 
 class Conflict(NamedTuple):

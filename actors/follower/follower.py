@@ -16,7 +16,7 @@ from raymq.store.log.chain import ChainUnit
 
 #: how often the acknowledging thread checks whether its stream has ended
 ACK_WAIT_MS = 200
-#: between two checks of a log that is stopping, whose `wait_synced` returns at once
+#: between two checks of a log that is stopping, whose `wait_durable` returns at once
 STOPPING_WAIT_S = 0.002
 
 Frames = Iterator[tuple[bytes, Any]]
@@ -41,8 +41,8 @@ class FollowerLog(mirror_follower.LogView, Protocol):
     def advance_confirmed(self, confirmed: int) -> None:
         """The confirmed end is at least this."""
 
-    def wait_synced(self, offset: int, timeout_ms: int) -> int:
-        """Wait until `synced() >= offset` or the time is up. Returns: the synced end."""
+    def wait_durable(self, offset: int, timeout_ms: int) -> int:
+        """Wait until `durable() >= offset` or the time is up. Returns: the durable end."""
 
 
 class FollowerSession:
@@ -141,14 +141,14 @@ class FollowerSession:
             log.advance_confirmed(effect.confirmed)
 
     def _acknowledge_syncs(self, stream: _LeaderStream) -> None:
-        seen = -1
+        acknowledged = -1
         while not stream.ended.is_set():
-            synced = self._log.wait_synced(seen + 1, ACK_WAIT_MS)
-            if synced <= seen:
+            durable = self._log.wait_durable(acknowledged + 1, ACK_WAIT_MS)
+            if durable <= acknowledged:
                 # A log that is stopping does not wait.
                 stream.ended.wait(STOPPING_WAIT_S)
                 continue
-            seen = synced
+            acknowledged = durable
             try:
                 self._send_ack(stream)
             except Exception:

@@ -117,8 +117,8 @@ class FollowerHost(ReplicaHost):
         """(chain value, epoch) of the unit that ends at `offset`, or None if no unit ends there."""
         return self.log.chain.value_at(offset)
 
-    def synced(self) -> int:
-        """Everything below is held here as durably as the flush mode asks."""
+    def durable(self) -> int:
+        """The durable end: everything below it is held here as durably as the flush mode asks."""
         return own_durable(self.config.flush, self.log.ends)
 
     def confirmed(self) -> int:
@@ -129,13 +129,13 @@ class FollowerHost(ReplicaHost):
         """Note the leader's confirmed end, as far as this log reaches."""
         self.log.note_confirmed(min(confirmed, self.log.end))
 
-    def wait_synced(self, offset: int, timeout_ms: int) -> int:
-        """Wait until `synced() >= offset` or the time is up. Returns: the synced end."""
+    def wait_durable(self, offset: int, timeout_ms: int) -> int:
+        """Wait until `durable() >= offset` or the time is up. Returns: the durable end."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self.synced() >= offset or self._stopping, timeout_ms / 1000
+                lambda: self.durable() >= offset or self._stopping, timeout_ms / 1000
             )
-        return self.synced()
+        return self.durable()
 
     # --- for CleanService -------------------------------------------------------------------------------------
 

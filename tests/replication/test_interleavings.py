@@ -53,7 +53,7 @@ class Chaos:
         assert confirmed >= self.confirmed
         self.confirmed = confirmed
         for log in (world.leader_log, world.follower_log):
-            assert log.synced() >= confirmed
+            assert log.durable() >= confirmed
         assert world.follower_log.confirmed_end <= confirmed
         assert world.leader_log.data[:confirmed] == world.follower_log.data[:confirmed]
         assert not world.follower.halted

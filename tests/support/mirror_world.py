@@ -125,7 +125,7 @@ class MemoryLog:
                 return unit.value, unit.epoch
         return None
 
-    def synced(self) -> int:
+    def durable(self) -> int:
         return own_durable(self.flush, self.ends)
 
     @property
@@ -168,8 +168,8 @@ class MemoryLog:
     def advance_confirmed(self, confirmed: int) -> None:
         self.confirmed_end = max(self.confirmed_end, min(confirmed, len(self.data)))
 
-    def wait_synced(self, offset: int, timeout_ms: int) -> int:
-        return self.synced()
+    def wait_durable(self, offset: int, timeout_ms: int) -> int:
+        return self.durable()
 
     def _check(self, units: list[ChainUnit], data: memoryview) -> None:
         base = units[0].start

@@ -158,7 +158,7 @@ class CommitLogPort:
     def chain_at(self, offset):
         return self.log.chain.value_at(offset)
 
-    def synced(self) -> int:
+    def durable(self) -> int:
         return self.log.synced
 
     def confirmed(self) -> int:
@@ -167,7 +167,7 @@ class CommitLogPort:
     def advance_confirmed(self, confirmed) -> None:
         self.log.note_confirmed(min(confirmed, self.log.end))
 
-    def wait_synced(self, offset, timeout_ms) -> int:
+    def wait_durable(self, offset, timeout_ms) -> int:
         with self.changed:
             self.changed.wait_for(lambda: self.log.synced >= offset, timeout_ms / 1000)
         return self.log.synced
