@@ -16,14 +16,22 @@ from raymq.store.log.chain import ChainUnit
 from . import wire
 
 
+class LogTail(NamedTuple):
+    """Where a log ends, with the chain value and the epoch of its last unit."""
+
+    end: int
+    chain_value: int
+    epoch: int
+
+
 class LogView(Protocol):
     """The follower's log, as the machine reads it."""
 
-    def end(self) -> tuple[int, int, int]:
-        """(appended end, last chain value, last epoch)."""
+    def tail(self) -> LogTail:
+        """The appended end, and the last unit's facts."""
 
-    def chain_at(self, offset: int) -> tuple[int, int] | None:
-        """(chain value, epoch) of the unit that ends at `offset`, or None if no unit ends there."""
+    def chain_value_at(self, offset: int) -> int | None:
+        """The chain value after the unit that ends at `offset`, or None if no unit ends there."""
 
     def durable(self) -> int:
         """The durable end: everything below it is in the log as durably as the flush mode asks."""
@@ -118,7 +126,7 @@ class MirrorFollower:
             self.dropped += 1
             return []
 
-        epoch = max(self.promised, log.end()[2])
+        epoch = max(self.promised, log.tail().epoch)
         if header.epoch < epoch:
             # The answer goes to the sender of this frame, which may not be the leader of this session.
             text = f"epoch {header.epoch} is over, {epoch} is promised"
@@ -150,7 +158,7 @@ class MirrorFollower:
 
     def acknowledge(self, log: LogView) -> wire.Ack:
         """The ack of this log. Durable bytes after the match are left out: they have not been compared."""
-        end = log.end()[0]
+        end = log.tail().end
         return wire.Ack(self.matched_end, end, min(log.durable(), self.matched_end))
 
     def leave(self) -> None:
@@ -182,9 +190,10 @@ class MirrorFollower:
         return Reply(wire.Refusal(reason, self.promised, text))
 
     def _greet(self, log: LogView) -> Reply:
-        end, _, epoch = log.end()
-        at_end = log.chain_at(end)
-        value = -1 if at_end is None else at_end[0]
+        end, _, epoch = log.tail()
+        value = log.chain_value_at(end)
+        if value is None:
+            value = -1
         return Reply(wire.HelloOk(end, log.durable(), log.confirmed(), value, epoch))
 
     def _probe(self, message: wire.Probe, log: LogView) -> Reply:
@@ -201,8 +210,8 @@ class MirrorFollower:
         """Store the units if they continue the log, then move the confirmed end."""
         known = (self.matched_end, self._matched_value) == message[:2]
         if not known and not _holds(log, message.prev_end, message.prev_chain):
-            end, _, epoch = log.end()
-            return [Reply(wire.Conflict(epoch, end))]
+            tail = log.tail()
+            return [Reply(wire.Conflict(tail.epoch, tail.end))]
 
         self._match(message.prev_end, message.prev_chain)
         effects = self._store(message, data, log)
@@ -227,7 +236,7 @@ class MirrorFollower:
     ) -> list[Effect]:
         """The effects that make the log hold the units: none for those that it holds already."""
         units = message.units
-        end, value, _ = log.end()
+        end, value, _ = log.tail()
         if units and units[0].start == end and units[0].previous == value:
             return [AppendUnits(units)]
 
@@ -253,7 +262,7 @@ class MirrorFollower:
         """The log has these bytes in other units: compare, then keep them or replace them above the confirmed end."""
         units = message.units
         same = log.same_until(list(units), bytes_of(units, data))
-        if same >= min(log.end()[0], units[-1].end):
+        if same >= min(log.tail().end, units[-1].end):
             return [AdoptUnits(units)]
         if same < log.confirmed():
             self.halted = (
@@ -278,7 +287,4 @@ def bytes_of(units: tuple[ChainUnit, ...], data: memoryview | None) -> memoryvie
 
 def _holds(log: LogView, end: int, value: int) -> bool:
     """Whether the log has this chain value at this offset. At 0 all logs are equal."""
-    if end == 0:
-        return True
-    at = log.chain_at(end)
-    return at is not None and at[0] == value
+    return end == 0 or log.chain_value_at(end) == value

@@ -13,6 +13,7 @@ from typing import Any
 from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.shared.maintenance import Maintenance
 from raymq.actors.supervise.replica_host import Body, ReplicaHost
+from raymq.replication.mirror_follower import LogTail
 from raymq.store.base.errors import Corrupt, RayMQError, Rejected, StorageFull, Unavailable
 from raymq.store.base.running_flags import RunningFlags
 from raymq.store.base.status import PutStatus
@@ -104,17 +105,17 @@ class FollowerHost(ReplicaHost):
             self.log.truncate(offset)
             self.supervisor.begin(self.log.end, self.log.synced, self.log.confirmed)
 
-    def end(self) -> tuple[int, int, int]:
-        """(appended end, last chain value, last epoch)."""
+    def tail(self) -> LogTail:
+        """The appended end, and the last unit's facts."""
         last = self.log.chain.last
         if last is not None and last.end != self.log.end:
             # An adoption was interrupted.
             self.log.complete_chain()
             last = self.log.chain.last
-        return self.log.end, self.log.chain.value, 0 if last is None else last.epoch
+        return LogTail(self.log.end, self.log.chain.value, 0 if last is None else last.epoch)
 
-    def chain_at(self, offset: int) -> tuple[int, int] | None:
-        """(chain value, epoch) of the unit that ends at `offset`, or None if no unit ends there."""
+    def chain_value_at(self, offset: int) -> int | None:
+        """The chain value after the unit that ends at `offset`, or None if no unit ends there."""
         return self.log.chain.value_at(offset)
 
     def durable(self) -> int:

@@ -226,18 +226,18 @@ class Chain:
                     if unit.start >= start:
                         yield unit
 
-    def value_at(self, offset: int) -> tuple[int, int] | None:
-        """(chain value, epoch) after the unit that ends at `offset`; None if no unit ends there."""
+    def value_at(self, offset: int) -> int | None:
+        """The chain value after the unit that ends at `offset`; None if no unit ends there."""
         if self.last is not None and self.last.end == offset:
-            return self.last.value, self.last.epoch
+            return self.last.value
         if offset == 0:
-            return 0, 0
+            return 0
         # The log may begin here.
         first = self.unit_at(offset)
         if first is not None and first.start == offset == self.start:
-            return first.previous, first.epoch
+            return first.previous
         unit = self.unit_at(offset - 1)
-        return None if unit is None or unit.end != offset else (unit.value, unit.epoch)
+        return None if unit is None or unit.end != offset else unit.value
 
     def truncate_to(self, offset: int) -> None:
         """Drop every unit that ends above `offset`."""

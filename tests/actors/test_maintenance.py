@@ -243,9 +243,9 @@ def test_a_follower_deletes_below_the_confirmed_end_that_it_knows(tmp_path: Path
 
         # It can still answer the requests of a leader's new connection.
         (first,) = source.log.chain.units(2 * SIZE, 2 * SIZE + 1)
-        assert follower.chain_at(2 * SIZE) == (first.previous, 0)
-        assert follower.chain_at(SIZE) is None
-        end = follower.end()
+        assert follower.chain_value_at(2 * SIZE) == first.previous
+        assert follower.chain_value_at(SIZE) is None
+        tail = follower.tail()
 
         with pytest.raises(Unavailable) as refused:
             follower.put(request([b"x"]))
@@ -259,6 +259,6 @@ def test_a_follower_deletes_below_the_confirmed_end_that_it_knows(tmp_path: Path
         identity={"cluster_id": "c", "shard": 0, "replica": 1, "incarnation": 2},
         roles=("group_commit",),
     )
-    assert again.end() == end
+    assert again.tail() == tail
     again.close()
     source.abandon()

@@ -427,7 +427,7 @@ def test_a_follower_refuses_puts_so_that_the_producer_asks_for_the_leader(
 
 
 def append(host: FollowerHost, data: bytes) -> None:
-    start, value, _ = host.end()
+    start, value, _ = host.tail()
     host.append_units(
         [ChainUnit(start, start + len(data), 0, crc32c(data), value)], memoryview(data)
     )

@@ -13,7 +13,7 @@ SEEDS = 1500
 
 
 def ack_before_sync(self, log):
-    return Ack(self.matched_end, log.end()[0], self.matched_end)
+    return Ack(self.matched_end, log.tail().end, self.matched_end)
 
 
 def confirm_without_own_sync(self, ends):
@@ -25,7 +25,7 @@ def confirm_without_the_follower(self, ends):
 
 
 def match_by_length(log, end, value):
-    return log.end()[0] >= end
+    return log.tail().end >= end
 
 
 def serve_every_process(self, header, message):

@@ -26,6 +26,7 @@ from raymq.replication.mirror_follower import (
     AdvanceConfirmed,
     AppendUnits,
     HaltReplica,
+    LogTail,
     MirrorFollower,
     Reply,
     Truncate,
@@ -114,15 +115,15 @@ class MemoryLog:
 
     # --- as the follower's port
 
-    def end(self) -> tuple[int, int, int]:
-        return len(self.data), self.value, self.units[-1].epoch if self.units else 0
+    def tail(self) -> LogTail:
+        return LogTail(len(self.data), self.value, self.units[-1].epoch if self.units else 0)
 
-    def chain_at(self, offset: int) -> tuple[int, int] | None:
+    def chain_value_at(self, offset: int) -> int | None:
         if offset == 0:
-            return 0, 0
+            return 0
         for unit in self.units:
             if unit.end == offset:
-                return unit.value, unit.epoch
+                return unit.value
         return None
 
     def durable(self) -> int:

@@ -17,6 +17,7 @@ from raymq.actors.shared.control_block import ControlBlock, shared_file
 from raymq.actors.shared.processes import boot_id_hash, own_identity
 from raymq.actors.shared.ring import ReplicationRings
 from raymq.actors.shared.wakeup import Wakeup
+from raymq.replication.mirror_follower import LogTail
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Unavailable
@@ -151,11 +152,11 @@ class CommitLogPort:
     def truncate(self, offset) -> None:
         self.log.truncate(offset)
 
-    def end(self):
+    def tail(self):
         last = self.log.chain.last
-        return self.log.end, self.log.chain.value, 0 if last is None else last.epoch
+        return LogTail(self.log.end, self.log.chain.value, 0 if last is None else last.epoch)
 
-    def chain_at(self, offset):
+    def chain_value_at(self, offset):
         return self.log.chain.value_at(offset)
 
     def durable(self) -> int:
