@@ -126,7 +126,7 @@ class CommitLogActor:
         self._endpoint: str | None = None
         self._error: str | None = None
         #: why and when a process of this replica gave up last; None: none did
-        self._last_end: dict[str, Any] | None = None
+        self._last_give_up: dict[str, Any] | None = None
 
         self._closing = threading.Event()
         self._incarnation = secrets.randbits(62)
@@ -164,7 +164,7 @@ class CommitLogActor:
         spec = self._spec
         root = Path(spec["data_dir"])
         address = _load(spec["prepare"])(spec, restarted=_was_restarted())
-        self._last_end = _last_end(root)
+        self._last_give_up = _read_last_give_up(root)
         host = self._make_host(root)
 
         with contextlib.ExitStack() as undo:
@@ -253,7 +253,7 @@ class CommitLogActor:
                 "roles": {},
             }
         status: dict[str, Any] = self._host.status()
-        return {**status, "endpoint": self.endpoint(), "last_end": self._last_end}
+        return {**status, "endpoint": self.endpoint(), "last_give_up": self._last_give_up}
 
     # --- protocol/ray_calls.py: each in its group of GROUP_OF -----------------------------
 
@@ -428,7 +428,7 @@ def _exit_soon(root: Path, reason: str) -> None:
         os._exit(EXIT_GAVE_UP)
 
 
-def _last_end(root: Path) -> Any:
+def _read_last_give_up(root: Path) -> Any:
     with contextlib.suppress(OSError):
         return _read_json(root, "last-end")
     return None

@@ -33,7 +33,7 @@ class Lease:
         self._handle: ProcessHandle | None = None
         self._granted_at_ms = 0
         self._grants = 0
-        self._last_end = ""
+        self._last_stop_reason = ""
 
     @property
     def vacant(self) -> bool:
@@ -88,7 +88,7 @@ class Lease:
             return
         self.record.revoke_grant()
         self.fencing_token = 0
-        self._last_end = reason
+        self._last_stop_reason = reason
         if self._handle is not None:
             self._handle.kill()
 
@@ -111,7 +111,7 @@ class Lease:
             "heartbeat_age_ms": now_ms - self.record.heartbeat_ms if registration else None,
             "syncs": self.record.count,
             "grants": self._grants,
-            "last_end": self._last_end or None,
+            "last_stop_reason": self._last_stop_reason or None,
         }
 
     def close(self) -> None:

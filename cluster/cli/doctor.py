@@ -58,7 +58,7 @@ _NETWORK_FILE_SYSTEMS = frozenset(
 )
 _CERTIFICATE_WARN_DAYS = 30
 #: how long a process that gave up is mentioned
-_LAST_END_MS = 24 * 3_600_000
+_LAST_GIVE_UP_MS = 24 * 3_600_000
 
 
 @dataclass(frozen=True)
@@ -377,8 +377,8 @@ def check_shard(facts: Mapping[str, Any], now_ms: int) -> Check:
         advice = "Ray restarts it; if that takes longer than seconds, see Ray's log of the actor"
         return _warn(name, f"RUNNING without {', '.join(idle)}", advice)
 
-    last = facts.get("last_end")
-    if last and now_ms - last["time_ms"] < _LAST_END_MS:
+    last = facts.get("last_give_up")
+    if last and now_ms - last["time_ms"] < _LAST_GIVE_UP_MS:
         minutes = (now_ms - last["time_ms"]) // 60_000
         found = f"RUNNING; its process ended itself {minutes} minutes ago: {last['reason']}"
         return _warn(name, found, "Ray started it again; repair the named cause")

@@ -92,8 +92,8 @@ def _shard(shard: Facts, verbose: bool) -> Iterator[str]:
 
     for role, lease in leases.items():
         if not lease["granted"]:
-            last = lease["last_end"] or "none"
-            yield f"{_INDENT}{_SERVICES.get(role, role)} does not run (its last end: {last})"
+            reason = lease["last_stop_reason"] or "none"
+            yield f"{_INDENT}{_SERVICES.get(role, role)} does not run (its last stop: {reason})"
 
     protection = _protection(shard)
     if protection:

@@ -83,9 +83,9 @@ def test_a_satellite_without_descriptors_ends_its_process_and_not_its_actor(tmp_
 
 def test_a_process_that_gives_up_leaves_the_reason_to_the_next_one(tmp_path):
     (tmp_path / "raymq").mkdir()
-    assert actor_classes._last_end(tmp_path) is None
+    assert actor_classes._read_last_give_up(tmp_path) is None
     assert run(GIVE_UP, str(tmp_path)).returncode == actor_classes.EXIT_GAVE_UP
-    found = actor_classes._last_end(tmp_path)
+    found = actor_classes._read_last_give_up(tmp_path)
     assert found is not None
     assert found["reason"] == "the disk said no"
 

@@ -250,7 +250,7 @@ def test_a_killed_flusher_is_replaced_after_one_more_witness_sync_and_the_counts
 
     first.kill()
     replica.await_vacancy()
-    assert replica.facts()["last_end"] == "ended"
+    assert replica.facts()["last_stop_reason"] == "ended"
     replica.append(1000)
     assert replica.supervisor.progress().ends.synced == 1000
 
@@ -283,7 +283,7 @@ def test_a_stopped_flusher_is_killed_after_the_stale_limit(make_replica: MakeRep
         replica.clock.ahead_ms += 900
         replica.supervisor.tick()
     assert stopped.wait(30) == -signal.SIGKILL
-    assert replica.facts()["last_end"] == "stale"
+    assert replica.facts()["last_stop_reason"] == "stale"
     replica.await_grant_of(successor)
     assert replica.witness_syncs == 2
     replica.put(1000)

@@ -420,9 +420,9 @@ LEADER = {
                 "position": 7,
                 "pid": 4711,
                 "grants": 2,
-                "last_end": None,
+                "last_stop_reason": None,
             },
-            "replication": {"granted": False, "last_end": "killed by signal 9"},
+            "replication": {"granted": False, "last_stop_reason": "killed by signal 9"},
         }
     },
     "metrics": {
@@ -452,7 +452,7 @@ def test_status_leads_with_health_and_what_an_operator_asks_first(terminal: Term
         "  directory  /data",
         "  shards     1 of 1 RUNNING, replication mirror, flush sync",
         "  shard 0    RUNNING, GroupCommit runs",
-        "             Replication does not run (its last end: killed by signal 9)",
+        "             Replication does not run (its last stop: killed by signal 9)",
         "             mirror on one machine: confirmed messages outlive a process or one copy,"
         " not the disk",
         "  topics     1",
