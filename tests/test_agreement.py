@@ -342,7 +342,7 @@ def test_a_grant_of_every_role_has_a_base(role: str, tmp_path: Path) -> None:
     )
     try:
         supervisor.fence_old()
-        supervisor.begin(700, 300, 200)
+        supervisor.begin(appended=700, synced=300, confirmed=200)
         lease = supervisor._leases[role]
         supervisor._grant(lease, Candidate(5, FakeHandle()), 300)
         assert lease.record.grant[1] == 5

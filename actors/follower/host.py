@@ -103,7 +103,9 @@ class FollowerHost(ReplicaHost):
             for role in self.supervisor.roles:
                 self.supervisor.revoke(role)
             self.log.truncate(offset)
-            self.supervisor.begin(self.log.end, self.log.synced, self.log.confirmed)
+            self.supervisor.begin(
+                appended=self.log.end, synced=self.log.synced, confirmed=self.log.confirmed
+            )
 
     def tail(self) -> LogTail:
         """The appended end, and the last unit's facts."""

@@ -185,7 +185,9 @@ class ReplicaHost(ABC):
         self.log.sync()
 
     def _begin_grants(self) -> None:
-        self.supervisor.begin(self.log.end, self.log.synced, self.log.confirmed)
+        self.supervisor.begin(
+            appended=self.log.end, synced=self.log.synced, confirmed=self.log.confirmed
+        )
         self.log.on_poisoned = self.supervisor.poison
 
     def _start_threads(self, undo: contextlib.ExitStack) -> None:

@@ -185,7 +185,7 @@ class Supervisor:
 
             return FenceReport(killed, failed, unfinished)
 
-    def begin(self, appended: int, synced: int, confirmed: int) -> None:
+    def begin(self, *, appended: int, synced: int, confirmed: int) -> None:
         """Start after recovery or a truncation: all progress counts from these three ends on.
 
         All that is appended must be in the files. No role may be granted: call `fence_old` (or `revoke` for each role)

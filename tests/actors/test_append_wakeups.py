@@ -26,7 +26,7 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
         tmp_path, ("group_commit",), clock=ManualClock(), files=Files(), witness_sync=lambda: 0
     )
     made.fence_old()
-    made.begin(0, 0, 0)
+    made.begin(appended=0, synced=0, confirmed=0)
     yield made
     made.close()
     shutil.rmtree(wakeup_directory(str(tmp_path)), ignore_errors=True)

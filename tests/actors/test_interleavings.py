@@ -111,7 +111,7 @@ class World:
         )
         report = new.fence_old()
         self.disk.sync()
-        new.begin(self.disk.written, self.disk.synced, self.disk.synced)
+        new.begin(appended=self.disk.written, synced=self.disk.synced, confirmed=self.disk.synced)
         return new, report
 
     def start_flusher(self) -> SteppedFlusher:
@@ -334,7 +334,7 @@ def test_fields_with_an_old_fencing_token_count_as_0(make_world: Callable[[], Wo
     zombie = world.flusher
     world.supervisor.revoke(ROLE)
     world.disk.written = world.disk.synced = START
-    world.supervisor.begin(START, START, START)
+    world.supervisor.begin(appended=START, synced=START, confirmed=START)
 
     for step in FLUSHER_STEPS[reached:]:
         if step != "read":
@@ -359,7 +359,7 @@ def test_a_revoked_role_stays_vacant_until_the_next_begin(make_world: Callable[[
     world.old.append(candidate)
     world.supervisor.tick()
     assert candidate.grant_status() is GrantStatus.WAITING
-    world.supervisor.begin(START, START, START)
+    world.supervisor.begin(appended=START, synced=START, confirmed=START)
     world.supervisor.tick()
     assert candidate.grant_status() is GrantStatus.GRANTED
     world.close()
@@ -403,7 +403,7 @@ def test_a_put_acknowledged_before_a_late_report_is_not_late(
         tmp_path, ["replication"], clock=ManualClock(), files=Files(), witness_sync=lambda: 0
     )
     leader.fence_old()
-    leader.begin(0, 0, 0)
+    leader.begin(appended=0, synced=0, confirmed=0)
     replication = Satellite(tmp_path, "replication", clock=ManualClock(), files=Files())
     replication.attach()
     leader.tick()

@@ -63,7 +63,7 @@ class Replica:
         (root / "commitlog" / f"{0:020d}").write_bytes(bytes(SEGMENT))
         self.supervisor = self.new_supervisor()
         self.fenced = self.supervisor.fence_old()
-        self.supervisor.begin(0, 0, 0)
+        self.supervisor.begin(appended=0, synced=0, confirmed=0)
 
     def new_supervisor(self) -> Supervisor:
         new = Supervisor(
@@ -418,7 +418,7 @@ def test_revoking_kills_and_suspends_the_lease_until_begin(make_replica: MakeRep
     assert not replica.facts()["granted"]
 
     replica.appended = 1000
-    replica.supervisor.begin(1000, 1000, 1000)
+    replica.supervisor.begin(appended=1000, synced=1000, confirmed=1000)
     replica.await_grant_of(successor)
     assert replica.supervisor.progress().ends.synced == 1000
     replica.put(500)
@@ -447,7 +447,7 @@ def test_beginning_over_a_granted_flusher_is_a_bug(make_replica: MakeReplica):
     replica = make_replica()
     replica.await_grant_of(replica.spawn())
     with pytest.raises(Bug):
-        replica.supervisor.begin(0, 0, 0)
+        replica.supervisor.begin(appended=0, synced=0, confirmed=0)
 
 
 def test_an_unknown_role_is_rejected(tmp_path: Path):
