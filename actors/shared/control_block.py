@@ -101,7 +101,9 @@ _R_PID, _R_START_TIME, _R_INCARNATION, _R_HEARTBEAT, _R_SYNC_STARTED = range(5)
 _R_POSITION, _R_FAILURE, _R_SYNCS = range(5, 8)
 _R_GRANT, _R_LAST_GRANTED, _R_BASE = 16, 17, 18
 
-_VALUE_MASK = (1 << INCARNATION_BITS) - 1
+#: of a packed field, whose value is an incarnation, an end or an errno
+VALUE_BITS = INCARNATION_BITS
+_VALUE_MASK = (1 << VALUE_BITS) - 1
 _TAG_MASK = 0x7FFF
 
 
@@ -138,17 +140,25 @@ def pack_field(tag: int, value: int) -> int:
     """Pack tag and value into one field. Args: `value`: [0, 2**48)."""
     if not 0 <= value <= _VALUE_MASK:
         raise broken("value does not fit a packed field", value=value)
-    return (tag & _TAG_MASK) << INCARNATION_BITS | value
+    return (tag & _TAG_MASK) << VALUE_BITS | value
 
 
-def unpack_field(field: int) -> tuple[int, int]:
-    """(tag, value)."""
-    return field >> INCARNATION_BITS & _TAG_MASK, field & _VALUE_MASK
+class Tagged(NamedTuple):
+    """The parts of a packed field."""
+
+    #: a fencing token or a log generation
+    tag: int
+    value: int
+
+
+def unpack_field(field: int) -> Tagged:
+    """The inverse of `pack_field`."""
+    return Tagged(field >> VALUE_BITS & _TAG_MASK, field & _VALUE_MASK)
 
 
 def value_of(field: int, tag: int) -> int:
     """The value, or 0 if the field has another tag (no tag is 0)."""
-    found = field >> INCARNATION_BITS & _TAG_MASK
+    found = field >> VALUE_BITS & _TAG_MASK
     return field & _VALUE_MASK if found == tag and tag else 0
 
 
@@ -240,27 +250,27 @@ class RoleRecord:
         return Registration(incarnation, process)
 
     @property
-    def sync_started(self) -> tuple[int, int]:
-        """(fencing token, end)."""
+    def sync_started(self) -> Tagged:
+        """Fencing token and end."""
         return unpack_field(self._words[_R_SYNC_STARTED])
 
     @property
-    def failure(self) -> tuple[int, int]:
-        """(fencing token, errno); errno 0: none."""
+    def failure(self) -> Tagged:
+        """Fencing token and errno; errno 0: none."""
         return unpack_field(self._words[_R_FAILURE])
 
     @property
     def committed(self) -> int:
         """Everything below is in the files, as far as CommitRealTime has published since `begin`. It never falls."""
-        return max(self.base, unpack_field(self._words[_R_POSITION])[1])
+        return max(self.base, self._words[_R_POSITION] & _VALUE_MASK)
 
     def position(self, token: int) -> int:
         """The end published under this fencing token, else 0."""
         return value_of(self._words[_R_POSITION], token)
 
     @property
-    def grant(self) -> tuple[int, int]:
-        """(fencing token, incarnation that may work; 0: none). One field: a reader never sees half a grant."""
+    def grant(self) -> Tagged:
+        """Fencing token, and the incarnation that may work; 0: none. One field: a reader never sees half a grant."""
         return unpack_field(self._words[_R_GRANT])
 
     @property
@@ -270,7 +280,7 @@ class RoleRecord:
 
     def give_grant(self, incarnation: int, base: int) -> int:
         """Let this incarnation work from `base` on. Returns: the fencing token of the grant."""
-        token = next_tag(self.grant[0])
+        token = next_tag(self.grant.tag)
         self.base = base
         # First: the successor of a dead CommitLog must know which process may have been let in.
         self.last_granted = incarnation
@@ -279,7 +289,7 @@ class RoleRecord:
 
     def revoke_grant(self) -> None:
         """After this 8-byte store fields of the old token count as 0 and no process may work."""
-        self._words[_R_GRANT] = pack_field(next_tag(self.grant[0]), 0)
+        self._words[_R_GRANT] = pack_field(next_tag(self.grant.tag), 0)
 
     def release(self) -> None:
         """Release the memory."""

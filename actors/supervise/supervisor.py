@@ -161,7 +161,7 @@ class Supervisor:
                 self.control.format(self._boot)
                 return FenceReport([], 0, None)
 
-            failed = 0
+            failed_sync_errno = 0
             unfinished: tuple[int, int] | None = None
             killed = []
             for role in control_block.ROLES:
@@ -175,7 +175,7 @@ class Supervisor:
                         killed.append(f"{role} {registration.process.pid}")
 
                 # After its death: it may have begun a sync, or failed, in its last moment.
-                failed = role_record.failure[1] or failed
+                failed_sync_errno = role_record.failure.value or failed_sync_errno
                 token, started = role_record.sync_started
                 synced = role_record.position(token)
                 if started > synced:
@@ -183,7 +183,7 @@ class Supervisor:
                     unfinished = (min(start, synced), max(stop, started))
                 role_record.clear_counts()
 
-            return FenceReport(killed, failed, unfinished)
+            return FenceReport(killed, failed_sync_errno, unfinished)
 
     def begin(self, *, appended: int, synced: int, confirmed: int) -> None:
         """Start after recovery or a truncation: all progress counts from these three ends on.
@@ -372,7 +372,7 @@ class Supervisor:
 
     def _check_failures(self) -> None:
         for role in FLUSH_ROLES:
-            errno = self.control.roles[role].failure[1]
+            errno = self.control.roles[role].failure.value
             if errno:
                 self.poison(f"{role} could not sync the log (errno {errno})")
 

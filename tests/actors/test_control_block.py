@@ -156,7 +156,7 @@ def test_roles_do_not_share_fields(control: ControlBlock):
     for number, role in enumerate(ROLES, 1):
         record = control.roles[role]
         assert record.registration() == Registration(number, ProcessIdentity(number, number))
-        assert (record.grant[1], record.base, record.heartbeat_ms) == (number, number, number)
+        assert (record.grant.value, record.base, record.heartbeat_ms) == (number, number, number)
 
 
 def test_formatting_never_repeats_a_fencing_token(control: ControlBlock):

@@ -263,7 +263,7 @@ def test_commit_log_may_die_at_every_point_of_every_order(make_world: Callable[[
             for _, step in [entry for entry in order[death:] if entry[0] == "flusher"][:3]:
                 world.flusher.step(step, world.disk)
 
-            in_flight = world.flusher._record.sync_started[1] > world.flusher._record.position(
+            in_flight = world.flusher._record.sync_started.value > world.flusher._record.position(
                 world.flusher.fencing_token
             )
             report = world.commit_log_dies()

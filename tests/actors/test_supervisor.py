@@ -438,7 +438,7 @@ def test_a_synced_end_beyond_the_log_is_a_bug(make_replica: MakeReplica):
     replica = make_replica()
     replica.await_grant_of(replica.spawn())
     record = replica.supervisor.control.roles["group_commit"]
-    record.publish_position(record.grant[0], 1)
+    record.publish_position(record.grant.tag, 1)
     with pytest.raises(Bug):
         replica.supervisor.progress()
 
