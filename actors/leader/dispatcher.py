@@ -54,7 +54,7 @@ class Dispatcher:
         self._reads: dict[QueueKey, set[threading.Event]] = {}
 
         #: notified of each dispatch, while `_awaiting` callers wait for a certain end
-        self._dispatched = threading.Condition()
+        self._dispatch_happened = threading.Condition()
         self._awaiting = 0
         #: acknowledged messages may end as late as here, although less is confirmed at present
         self.expected_end = 0
@@ -131,8 +131,8 @@ class Dispatcher:
     def _wake_reads(self, queues: set[QueueKey] | list[QueueKey]) -> None:
         """Let the reads that wait for one of these queues check again."""
         if self._awaiting:
-            with self._dispatched:
-                self._dispatched.notify_all()
+            with self._dispatch_happened:
+                self._dispatch_happened.notify_all()
         if not self._reads or not queues:
             return
         with self._lock:
@@ -163,9 +163,9 @@ class Dispatcher:
 
     def _hold(self, request: FetchRequest, began_ms: int, confirmed: int) -> list[FetchSlice]:
         """Read again after each dispatch into the request's queues, until something is found or the time is up."""
-        with self._registered(request) as dispatched:
+        with self._registered(request) as woken:
             while True:
-                dispatched.clear()
+                woken.clear()
                 # Checked before the queues are read: a dispatch between the two is not missed.
                 awaits_dispatch = self._awaits_dispatch(request, confirmed)
                 found = self._read(request)
@@ -181,7 +181,7 @@ class Dispatcher:
 
                 if self._awaits_dispatch(request, self._store.log.confirmed):
                     self._urgent.set()
-                dispatched.wait(left_ms / 1000)
+                woken.wait(left_ms / 1000)
 
     @contextlib.contextmanager
     def _registered(self, request: FetchRequest) -> Iterator[threading.Event]:
@@ -224,12 +224,12 @@ class Dispatcher:
         if self._store.dispatched >= expected:
             return
 
-        with self._dispatched:
+        with self._dispatch_happened:
             self._awaiting += 1
             self._urgent.set()
             self._wake.set()
             try:
-                self._dispatched.wait_for(
+                self._dispatch_happened.wait_for(
                     lambda: self._store.dispatched >= expected or self._stopping,
                     CONFIRMED_WAIT_MS / 1000,
                 )
