@@ -158,7 +158,7 @@ class Appender:
             while self._queued and len(puts) < GROUP_PUTS_MAX and size < GROUP_BYTES_MAX:
                 entries = self._take()
                 size += entries[0].size
-                for entry, appended in zip(entries, self._appended(entries), strict=True):
+                for entry, appended in zip(entries, self._append_entries(entries), strict=True):
                     if isinstance(appended, RayMQError):
                         entry.ticket.finish(appended)
                         finished.append(entry.ticket)
@@ -185,8 +185,8 @@ class Appender:
             entry.taken = True
         return entries
 
-    def _appended(self, entries: list[QueuedPut]) -> list[Append | RayMQError]:
-        """Append. Raises: nothing; later puts must still be appended, and all be answered."""
+    def _append_entries(self, entries: list[QueuedPut]) -> list[Append | RayMQError]:
+        """Append them together. Raises: nothing; later puts must still be appended, and all be answered."""
         try:
             return self._append([entry.checked for entry in entries])
         except Exception as error:

@@ -194,7 +194,7 @@ class LeaderHost(ReplicaHost):
         results: list[PutTicket | RayMQError] = []
         puts: list[tuple[PutTicket, CheckedPut]] = []
         for request in requests:
-            checked = self._checked(request)
+            checked = self._check_one(request)
             if isinstance(checked, RayMQError):
                 results.append(checked)
                 continue
@@ -207,8 +207,8 @@ class LeaderHost(ReplicaHost):
             self.acks.await_sync(puts[0][0], puts[0][1].request.acks, self._appender)
         return results
 
-    def _checked(self, request: PutRequest) -> CheckedPut | RayMQError:
-        """One of several puts: an error of one must not affect the others."""
+    def _check_one(self, request: PutRequest) -> CheckedPut | RayMQError:
+        """Check one of several puts: an error of one must not affect the others."""
         try:
             if self.failed is not None or self._stopping:
                 self.check_serving()
@@ -235,9 +235,9 @@ class LeaderHost(ReplicaHost):
                 # The accounts and the log may differ now: only a recovery makes them equal.
                 self.fail(Unavailable(f"append: {error!r}", field="store"))
             raise
-        return [self._counted(put, result) for put, result in zip(puts, results, strict=True)]
+        return [self._count_result(put, result) for put, result in zip(puts, results, strict=True)]
 
-    def _counted(
+    def _count_result(
         self, put: CheckedPut, result: Append | RayMQError | OSError
     ) -> Append | RayMQError:
         """Count a put with its result. Returns: the result for the producer."""
