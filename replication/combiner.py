@@ -39,7 +39,7 @@ class LatePuts(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Group:
+class _DeadlineGroup:
     """Puts that began to wait within DEADLINE_STEP_MS of each other."""
 
     #: number of the last put
@@ -70,7 +70,7 @@ class PutCombiner:
         #: the promise of puts that end here or before is kept. It never falls
         self.acknowledged = acknowledged
         #: in the order of both numbers and ends
-        self._groups: deque[_Group] = deque()
+        self._groups: deque[_DeadlineGroup] = deque()
         self._reported: list[LatePuts] = []
 
     @property
@@ -91,7 +91,7 @@ class PutCombiner:
                 last.last_since_ms = since_ms
                 return
         if end > self.acknowledged:
-            groups.append(_Group(number, end, since_ms, since_ms))
+            groups.append(_DeadlineGroup(number, end, since_ms, since_ms))
 
     def combine(self, ends: Ends, now_ms: int) -> list[LatePuts]:
         """Note how far the shard is, which moves `acknowledged`. Returns: the puts that have become late."""
@@ -117,9 +117,9 @@ class PutCombiner:
     def _find_late(self, ends: Ends, now_ms: int) -> list[LatePuts]:
         """The puts that have waited too long. Watermarks and deadlines follow the log's order, so they are two ranges:
 
-        up to min(flushed, copied)   kept
-        up to max(flushed, copied)   waits for one future
-        after max(flushed, copied)   waits for both futures
+        up to min(flush_end, replica_end)   kept
+        up to max(flush_end, replica_end)   waits for one future
+        after max(flush_end, replica_end)   waits for both futures
         """
         flush_late = replica_late = None
         for group in self._groups:
@@ -131,11 +131,12 @@ class PutCombiner:
             if waited_ms < self._least_timeout_ms:
                 break
 
-        flushed, copied = self._promise.flush_complete(ends), self._promise.replicas_complete(ends)
+        flush_end = self._promise.flush_complete(ends)
+        replica_end = self._promise.replicas_complete(ends)
         late = []
-        late_by_one = flush_late if flushed < copied else replica_late
+        late_by_one = flush_late if flush_end < replica_end else replica_late
         if late_by_one:
-            late.append((late_by_one.number, min(late_by_one.end, max(flushed, copied))))
+            late.append((late_by_one.number, min(late_by_one.end, max(flush_end, replica_end))))
         if flush_late and replica_late:
             late_by_both = min(flush_late, replica_late, key=lambda group: group.number)
             late.append((late_by_both.number, late_by_both.end))
