@@ -28,7 +28,7 @@ DOCUMENT = re.compile(r"(?<![\w/.:])((?:\.\./)*[\w][\w./-]*\.md)(?:#([\w-]+))?(?
 MODULE = re.compile(r"(?<![\w/.-])([a-z_][\w/]*\.py)\b")
 #: ways to cite that nothing here can resolve
 UNRESOLVABLE = re.compile(
-    r"\bdesign section \d|\bdesign D\d|\(reference[s ]|\breference (?:section )?\d+\.\d"
+    r"\bdesign section \d|\b[Ss]ection \d+ of the design|\bdesign D\d|\(reference[s ]|\breference (?:section )?\d+\.\d"
 )
 
 #: pages that are made from the code or from files beside docs/
@@ -213,6 +213,7 @@ def test_nothing_is_cited_in_a_way_that_cannot_be_resolved() -> None:
         ("never retried (D4)", RULE, ["D4"]),
         ("R9 and R10", RULE, ["R9", "R10"]),
         ("see design section 4", UNRESOLVABLE, ["design section 4"]),
+        ("Section 4 of the design: a tail", UNRESOLVABLE, ["Section 4 of the design"]),
         ("RocketMQ 5.3.3 (reference 6.7)", UNRESOLVABLE, ["(reference "]),
         ("see ADR 0009", DECISION_RECORD, ["0009"]),
         ("`store/base/files.py`, put_acks.py", MODULE, ["store/base/files.py", "put_acks.py"]),

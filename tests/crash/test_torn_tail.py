@@ -131,7 +131,7 @@ BOOTS = {"the processes died": 0, "the machine lost power": 1}
 
 
 def expected_of_a_tear(boot: str, marks: str) -> str:
-    """Section 4 of the design: a tail is torn only if no mark says that it must be there."""
+    """As docs/recovery.md says: a tail is torn only if no mark says that it must be there."""
     if marks == "synced":
         return "corrupt, row A"
     if boot == "the processes died" and marks == "appended, not synced":
