@@ -1,6 +1,6 @@
 """Random interleavings of puts, syncs, lost, doubled and reordered frames, restarts and power cuts.
 
-After each step: C never falls, and below C both logs are synced and the same. After healing:
+After each step the confirmed end has not fallen, and below it both logs are durable and the same. After healing
 everything is confirmed. RAYMQ_SEEDS in the environment sets how many seeds are tried.
 """
 

@@ -570,7 +570,7 @@ def test_nothing_points_above_the_end_of_a_log_that_was_cut(tmp_path):
     confirm_with_index(store)
     store.sync_queues()
     store.abandon()
-    # An async flush: C was above what a power loss left.
+    # An async flush: the confirmed end was above what a power loss left.
     index = IndexService(tmp_path, config, files=Files(), clock=ManualClock())
     index.load(log_start=0, log_end=end, never_cut_below=1 << 60, crashed=True, time_ms=0)
     assert index.indexed == end

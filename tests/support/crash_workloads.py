@@ -139,7 +139,7 @@ def _cut(trace: Trace, log: CommitLog, left: Trace) -> None:
     """Cut a follower to what `left` has. Its promises about the rest end before that."""
     trace.ends, trace.batches = dict(left.ends), dict(left.batches)
     trace.promise_all()
-    assert left.store.log.end >= log.confirmed, "a follower never cuts below its C"
+    assert left.store.log.end >= log.confirmed, "a follower never cuts below its confirmed end"
     log.truncate(left.store.log.end)
 
 

@@ -163,7 +163,9 @@ class MemoryLog:
 
     def truncate(self, offset: int) -> None:
         if offset < self.confirmed_end:
-            raise Corrupt("below C", offset=offset, rule="never below the confirmed end")
+            raise Corrupt(
+                "below the confirmed end", offset=offset, rule="never below the confirmed end"
+            )
         self.truncate_unchecked(offset)
 
     def advance_confirmed(self, confirmed: int) -> None:
@@ -288,7 +290,7 @@ class World:
         if self.combiner.acknowledged > self.published:
             self.published = self.combiner.acknowledged
             self.leader_log.advance_confirmed(self.published)
-            self.trace.append(f"C = {self.published}")
+            self.trace.append(f"confirmed end = {self.published}")
 
         for number, end in list(self.waiting.items()):
             outcomes = [
