@@ -63,17 +63,17 @@ class Ledger:
     @property
     def acknowledged(self) -> int:
         """Rows promised."""
-        return sum(_rows(queue_index.acknowledged) for queue_index in self.queues.values())
+        return sum(_rows(queue.acknowledged) for queue in self.queues.values())
 
     @property
     def refused(self) -> int:
         """Rows certainly not stored."""
-        return sum(_rows(queue_index.refused) for queue_index in self.queues.values())
+        return sum(_rows(queue.refused) for queue in self.queues.values())
 
     @property
     def unknown(self) -> int:
         """Rows whose outcome is unknown."""
-        total = sum(queue_index.next_sequence for queue_index in self.queues.values())
+        total = sum(queue.next_sequence for queue in self.queues.values())
         return total - self.acknowledged - self.refused
 
 
@@ -81,8 +81,8 @@ def promised_rows(ledgers: Iterable[Ledger]) -> dict[int, int]:
     """Queue index -> rows that were acknowledged, of all workers."""
     total: dict[int, int] = {}
     for ledger in ledgers:
-        for queue_index, promised in ledger.queues.items():
-            total[queue_index] = total.get(queue_index, 0) + _rows(promised.acknowledged)
+        for queue_index, queue in ledger.queues.items():
+            total[queue_index] = total.get(queue_index, 0) + _rows(queue.acknowledged)
     return total
 
 
