@@ -33,7 +33,7 @@ def verify(options: argparse.Namespace, console: Console) -> int:
             "store": str(root),
             "faults": [fault.as_dict() for fault in faults],
             "verdict": None if verdict is None else verdict.as_dict(),
-            "anew": report.rebuilt_at_start,
+            "rebuilt_at_start": report.rebuilt_at_start,
         }
 
         lines = _fault_lines(root, faults)

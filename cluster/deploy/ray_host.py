@@ -227,7 +227,7 @@ def attach(target: RayTarget, timeout_s: float | None = None) -> Any:
         if fault is not None:
             raise _no_answer(target.address, fault)
 
-    _read_authentication_anew()
+    _reload_authentication()
     try:
         return connect_driver(target.address)
     except CONNECT_ERRORS as error:
@@ -340,7 +340,7 @@ def let_join(owned: OwnedRay) -> None:
     with contextlib.suppress(Rejected):
         _adopt_authentication(owned)
         if "ray" in sys.modules:
-            _read_authentication_anew()
+            _reload_authentication()
 
 
 def _adopt_authentication(owned: OwnedRay) -> None:
@@ -378,7 +378,7 @@ def _adopt(name: str, value: str | None) -> None:
         _adopted.pop(name, None)
 
 
-def _read_authentication_anew() -> None:
+def _reload_authentication() -> None:
     """Make Ray read its variables and its token again.
 
     It caches the mode when it is imported and the token when it is first used, for the life of the process. A

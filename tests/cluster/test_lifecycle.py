@@ -486,7 +486,7 @@ def test_connecting_lets_this_process_join_the_ray_of_the_cluster(
     begin(tmp_path)
     own = RayTarget(address=OWNED.address, owned=OWNED)
     monkeypatch.setattr(ray_host, "running_target", lambda paths, files: own)
-    monkeypatch.setattr(ray_host, "_read_authentication_anew", lambda: None)
+    monkeypatch.setattr(ray_host, "_reload_authentication", lambda: None)
     monkeypatch.setattr(ray_host, "_adopted", {})
     monkeypatch.setattr(os, "environ", {"RAYMQ_HOME": os.environ["RAYMQ_HOME"], **environment})
     cluster = lifecycle.connect()

@@ -297,7 +297,7 @@ def test_an_index_that_a_crash_tore_is_not_a_fault_but_the_part_below_its_mark_i
         *(f"{root}/{name}: no fault: a cache that the next start rebuilds" for name in torn),
         f"{root}: sound",
     ]
-    assert Ran("verify", root, "--json").json()["anew"] == torn
+    assert Ran("verify", root, "--json").json()["rebuilt_at_start"] == torn
 
     # A start takes the rest as it is.
     flip(first, slots + 20 * 5 + 2)
