@@ -149,13 +149,13 @@ class AsyncConsumer(OpenClient):
         consumer = await self._open()
         return await self._wait(lambda: consumer.poll_batch(max_records, 0), timeout)
 
-    async def _wait(self, look: Callable[[], _Found], timeout: float) -> _Found:
-        """The result of `look`, once it is not empty or the time is up."""
+    async def _wait(self, poll: Callable[[], _Found], timeout: float) -> _Found:
+        """The result of `poll`, once it is not empty or the time is up."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
         while True:
             self._changed.clear()
-            found = look()
+            found = poll()
             left = until - loop.time()
             if len(found) or left <= 0:
                 return found

@@ -135,8 +135,8 @@ class ShardReader(FetchThread):
         state.pieces.append(piece)
         state.ahead[self.shard] += 1
 
-    def _note(self, error: RayMQError, stream: FetchStream | None) -> bool:
-        """Record a failure. False: the consumer itself broke the stream."""
+    def _handle_failure(self, error: RayMQError, stream: FetchStream | None) -> bool:
+        """Record a failure. False: no pause is needed, because the consumer broke the stream itself or was closed."""
         state = self._state
         with state.changed:
             if state.closed or (stream is not None and self._stream is not stream):

@@ -40,7 +40,7 @@ class FetchThread:
         """One fetch, once there is something to fetch. False: end, or open a new stream. Raises: RayMQError."""
         raise NotImplementedError
 
-    def _note(self, error: RayMQError, stream: FetchStream | None) -> bool:
+    def _handle_failure(self, error: RayMQError, stream: FetchStream | None) -> bool:
         """Record a failure. False: no pause is needed."""
         return True
 
@@ -55,7 +55,7 @@ class FetchThread:
                 while self._fetch(stream):
                     failures = 0
             except RayMQError as error:
-                if self._note(error, stream):
+                if self._handle_failure(error, stream):
                     failures += 1
             finally:
                 with self._changed:
