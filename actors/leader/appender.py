@@ -68,7 +68,7 @@ class Appender:
         self._hand_over = hand_over
         #: in the order of their streams
         self._queued: deque[QueuedPut] = deque()
-        self._appending = threading.Lock()
+        self._append_lock = threading.Lock()
         self._wake = threading.Event()
         #: bytes of large batches in the queue
         self._bytes = 0
@@ -83,7 +83,7 @@ class Appender:
     @property
     def busy(self) -> bool:
         """Whether a put is in the queue or on its way from it to `hand_over`."""
-        return bool(self._queued) or self._appending.locked()
+        return bool(self._queued) or self._append_lock.locked()
 
     def put(self, ticket: PutTicket, checked: CheckedPut) -> bool:
         """Take a put. A large one waits for space first, so that a slow disk slows its producers down.
@@ -131,7 +131,7 @@ class Appender:
 
     def _append_inline(self, mine: QueuedPut) -> None:
         """Append queued puts in the caller's thread, until its own put is appended."""
-        while not mine.taken and self._appending.acquire(blocking=False):
+        while not mine.taken and self._append_lock.acquire(blocking=False):
             self._append_group()
             if mine.taken and self._queued:
                 # Their threads left them to this one. They go to the shard's thread, so as not to delay this answer.
@@ -142,7 +142,7 @@ class Appender:
         while not stopping():
             self._wake.wait()
             self._wake.clear()
-            while self._queued and self._appending.acquire(blocking=False):
+            while self._queued and self._append_lock.acquire(blocking=False):
                 self._append_group()
 
     def wake(self) -> None:
@@ -150,7 +150,7 @@ class Appender:
         self._wake.set()
 
     def _append_group(self) -> None:
-        """Append the first queued puts and publish them together. Needs `_appending`, and releases it."""
+        """Append the first queued puts and publish them together. Needs `_append_lock`, and releases it."""
         finished: list[PutTicket] = []
         puts: list[AppendedPut] = []
         size = 0
@@ -168,7 +168,7 @@ class Appender:
             if puts:
                 finished += self._hand_over(puts)
         finally:
-            self._appending.release()
+            self._append_lock.release()
         notify_all_done(finished)
 
     def _take(self) -> list[QueuedPut]:

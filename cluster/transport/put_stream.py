@@ -80,7 +80,7 @@ class PutStreamServer:
         self._share_sent = LIMIT_BYTES
         #: bytes of all batches that were read; written by the reader thread
         self._taken_bytes = 0
-        #: bytes of all batches answered so far; written under `_sending`
+        #: bytes of all batches answered so far; written under `_send_lock`
         self._answered_bytes = 0
 
         self._reader = reader
@@ -88,10 +88,10 @@ class PutStreamServer:
         #: answers in the order of the batches; bytes are sent unchanged
         self._answers: deque[_Answer | bytes] = deque()
         #: held while answers are taken and written
-        self._sending = threading.Lock()
+        self._send_lock = threading.Lock()
         #: (number of its last ack, bytes) of each unread message
         self._unread: deque[tuple[int, int]] = deque()
-        #: bytes of all messages read; written by the reader thread. The other one is written under `_sending`.
+        #: bytes of all messages read; written by the reader thread. The other one is written under `_send_lock`.
         self._read_bytes = 0
         self._sent_bytes = 0
 
@@ -149,7 +149,7 @@ class PutStreamServer:
                 if isinstance(head, _Answer) and isinstance(head.result, PutTicket):
                     head.result.wait()
             self._send_ready(may_block=True)
-        with self._sending:
+        with self._send_lock:
             self._gone = True
 
     def goaway(self) -> None:
@@ -228,7 +228,7 @@ class PutStreamServer:
 
     def _send_ready(self, *, may_block: bool = False) -> None:
         """Write the answers that are ready, in order, unless another thread is writing: it sees these, too."""
-        while self._ready() and self._sending.acquire(blocking=may_block):
+        while self._ready() and self._send_lock.acquire(blocking=may_block):
             try:
                 while self._ready():
                     if not may_block and self._may_block():
@@ -236,7 +236,7 @@ class PutStreamServer:
                         return
                     self._send_some()
             finally:
-                self._sending.release()
+                self._send_lock.release()
 
     def _may_block(self) -> bool:
         """Whether a write may block: the client may not be reading, or many bytes are on their way in.
