@@ -34,14 +34,16 @@ class Delays:
         self._await_promise = await_promise
         self._service = DelayService(store)
         self._wake = threading.Event()
-        self._seen = -1
+        #: `reput.delayed` at the last wakeup
+        self._last_delayed = -1
         self._stopping = False
         self._run_lock = threading.Lock()
 
     def note_dispatch(self) -> None:
         """Messages were dispatched: wake up, if some are delayed. Callers: the dispatching thread."""
-        if self._store.reput.delayed != self._seen:
-            self._seen = self._store.reput.delayed
+        delayed = self._store.reput.delayed
+        if delayed != self._last_delayed:
+            self._last_delayed = delayed
             self._wake.set()
 
     def run(self) -> None:

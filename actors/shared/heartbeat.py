@@ -103,7 +103,8 @@ class HeartbeatMonitor:
         self._control = control
         self._files = files
         self._own = own_identity(files=files)
-        self._seen: tuple[int, int] | None = None
+        #: CommitLog's pid and its heartbeat at the last check
+        self._last_heartbeat: tuple[int, int] | None = None
         self._checked_ms = 0
         self._silent_ms = 0
 
@@ -115,10 +116,10 @@ class HeartbeatMonitor:
         that never started its heartbeat is left alone.
         """
         control = self._control
-        seen = (control.process.pid, control.heartbeat_ms)
+        heartbeat = (control.process.pid, control.heartbeat_ms)
         step_ms, self._checked_ms = now_ms - self._checked_ms, now_ms
-        if not control.heartbeat_on or seen != self._seen:
-            self._seen, self._silent_ms = seen, 0
+        if not control.heartbeat_on or heartbeat != self._last_heartbeat:
+            self._last_heartbeat, self._silent_ms = heartbeat, 0
             return False
         if step_ms <= LATE_CHECK_MS:
             self._silent_ms += step_ms
