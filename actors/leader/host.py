@@ -159,7 +159,7 @@ class LeaderHost(ReplicaHost):
         Raises: Rejected, Unavailable with nothing stored.
         """
         began = self.clock.monotonic()
-        if self.failed is not None or self._stopping:
+        if self.stop_error is not None or self._stopping:
             self.check_serving()
         if not self.acks.waiting and request.batch.num_rows <= ANNOUNCED_ROWS_MAX:
             # No earlier put keeps the flusher awake: it wakes up while this one is encoded.
@@ -210,7 +210,7 @@ class LeaderHost(ReplicaHost):
     def _check_one(self, request: PutRequest) -> CheckedPut | RayMQError:
         """Check one of several puts: an error of one must not affect the others."""
         try:
-            if self.failed is not None or self._stopping:
+            if self.stop_error is not None or self._stopping:
                 self.check_serving()
             return self._put_path.check(request)
         except RayMQError as error:
@@ -268,7 +268,7 @@ class LeaderHost(ReplicaHost):
         self.acks.await_pool_space()
 
     def _ack_step(self) -> None:
-        if self.log.poisoned is not None and self.failed is None:
+        if self.log.poisoned is not None and self.stop_error is None:
             self._check_poisoned()
         self.acks.step()
 
@@ -361,7 +361,7 @@ class LeaderHost(ReplicaHost):
             "compaction": {"error": self.compaction.failed},
             "metrics": leader_metrics.as_status(self.metrics()),
             "flags": store.flags.names(),
-            "clean": {**store.clean_service.as_status(), "error": self.maintenance.failed},
+            "clean": {**store.clean_service.as_status(), "error": self.maintenance.last_error},
             "upkeep": {"error": store.checkpoint_service.failed},
             "store_stats": store.stats.as_status(),
         }
@@ -413,14 +413,14 @@ class LeaderHost(ReplicaHost):
         deadline = self.clock.monotonic_ms() + int(timeout_s * 1000)
         while (
             (self._appender.busy or self.acks.waiting)
-            and self.failed is None
+            and self.stop_error is None
             and self.clock.monotonic_ms() < deadline
         ):
             self.clock.sleep_ms(5)
 
         self._stop()
         try:
-            if self.failed is None:
+            if self.stop_error is None:
                 self._sync_log()
             self._delays.close()
             self.store.close()

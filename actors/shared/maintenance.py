@@ -50,7 +50,7 @@ class Maintenance:
         self._next_pass_ms = clock.monotonic_ms() + FIRST_PASS_MS
         self._wake = threading.Event()
         #: why the last pass stopped, for status, or None after the next one that did not
-        self.failed: str | None = None
+        self.last_error: str | None = None
 
     def step(self) -> None:
         """Sample statistics, run the upkeep, and delete files when the next pass is due."""
@@ -68,9 +68,9 @@ class Maintenance:
         except Exception as error:
             # Old files that stay do no harm yet. The next pass tries again.
             logger.warning("old files could not be deleted: %s", error)
-            self.failed = str(error)
+            self.last_error = str(error)
         else:
-            self.failed = None
+            self.last_error = None
 
     def delete_now(self) -> None:
         """Begin a pass at once, and delete expired files at any hour for a while."""

@@ -69,7 +69,7 @@ class ReplicaHost(ABC):
         self.started_ms = self.clock.now_ms()
 
         #: why this replica has stopped writing; None: it has not
-        self.failed: RayMQError | None = None
+        self.stop_error: RayMQError | None = None
         #: operations that fail at present and are tried again
         self.failures = ActiveFailures()
         #: shard -> endpoint of its leader, as far as this replica knows
@@ -273,10 +273,10 @@ class ReplicaHost(ABC):
         If a restart may help, the process ends and Ray starts the next one. After a failed sync, for corrupt bytes
         or for a bug a restart would fail in the same way. Then the replica stays up, serves reads and reports why.
         """
-        if self._stopping or self.failed is not None:
+        if self._stopping or self.stop_error is not None:
             return
         logger.error("the %s stops writing: %s", self.display_name, error)
-        self.failed = error
+        self.stop_error = error
         try:
             self._answer_waiting()
         finally:
@@ -290,9 +290,9 @@ class ReplicaHost(ABC):
 
     def check_serving(self) -> None:
         """Raises: Unavailable, when nothing more is written."""
-        if self.failed is None and not self._stopping:
+        if self.stop_error is None and not self._stopping:
             return
-        cause = f"stopped writing: {self.failed}" if self.failed else "is stopping"
+        cause = f"stopped writing: {self.stop_error}" if self.stop_error else "is stopping"
         raise Unavailable(
             f"the {self.display_name} {cause}", field="shard", status="SERVICE_NOT_AVAILABLE"
         )
@@ -306,12 +306,12 @@ class ReplicaHost(ABC):
     @property
     def state(self) -> str:
         """RUNNING, or READ_ONLY while every write is refused."""
-        return "READ_ONLY" if self.failed or self.log.poisoned else "RUNNING"
+        return "READ_ONLY" if self.stop_error or self.log.poisoned else "RUNNING"
 
     @property
     def cause(self) -> str | None:
         """Why nothing is written, or which operations fail at present; None: none."""
-        return str(self.failed) if self.failed else "; ".join(self._causes()) or None
+        return str(self.stop_error) if self.stop_error else "; ".join(self._causes()) or None
 
     def _causes(self) -> list[str]:
         failures = [f"{part}: {cause}" for part, cause in self._active_failures().items()]

@@ -242,7 +242,8 @@ class Consumer(OpenClient):
             self._give_back()
             if not ready_only:
                 state.changed.wait_for(
-                    lambda: state.pieces or state.failed or state.fatal or state.closed, timeout
+                    lambda: state.pieces or state.queue_errors or state.fatal_error or state.closed,
+                    timeout,
                 )
                 self._check_open()
                 self._raise_failure()
@@ -279,13 +280,13 @@ class Consumer(OpenClient):
     def _raise_failure(self) -> None:
         """Needs the lock."""
         state = self._state
-        if state.fatal is not None:
-            raise state.fatal
+        if state.fatal_error is not None:
+            raise state.fatal_error
 
-        for queue_id in sorted(state.failed):
+        for queue_id in sorted(state.queue_errors):
             # Records fetched before the failure come first.
             if not any(piece.queue_id == queue_id for piece in state.pieces):
-                raise state.failed[queue_id]
+                raise state.queue_errors[queue_id]
         if state.pieces:
             return
 
@@ -324,7 +325,7 @@ class Consumer(OpenClient):
             kept = deque(piece for piece in state.pieces if piece.queue_id != queue_id)
             state.ahead[shard] = sum(piece.shard == shard for piece in kept)
             state.pieces = kept
-            state.failed.pop(queue_id, None)
+            state.queue_errors.pop(queue_id, None)
             state.fetch_from[queue_id] = offset
             self._positions[queue_id] = offset
             self._readers[shard].restart()

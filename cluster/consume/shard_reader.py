@@ -51,11 +51,11 @@ class ReadState:
     #: queue_id -> offset to fetch next. A queue that failed is missing until `seek`
     fetch_from: dict[int, int] = field(default_factory=dict)
     #: queue_id -> why it cannot be read
-    failed: dict[int, RayMQError] = field(default_factory=dict)
+    queue_errors: dict[int, RayMQError] = field(default_factory=dict)
     #: shard -> (when it became unreachable, in ms; why)
     down: dict[int, tuple[int, RayMQError]] = field(default_factory=dict)
     #: why the topic cannot be read at all
-    fatal: RayMQError | None = None
+    fatal_error: RayMQError | None = None
     closed: bool = False
 
     def notify(self) -> None:
@@ -124,7 +124,9 @@ class ShardReader(FetchThread):
             return
         if part.error is not None or part.records is None:
             del state.fetch_from[queue_id]
-            state.failed[queue_id] = part.error or Unavailable("an empty answer", shard=self.shard)
+            state.queue_errors[queue_id] = part.error or Unavailable(
+                "an empty answer", shard=self.shard
+            )
             return
         if part.first_offset != wanted[queue_id] or not len(part.records):
             return
@@ -146,7 +148,7 @@ class ShardReader(FetchThread):
                 state.notify()
                 return True
             # Such a failure does not pass by itself: a wrong token, for example.
-            state.fatal = error
+            state.fatal_error = error
             state.notify()
             state.changed.wait_for(lambda: state.closed)
             return False

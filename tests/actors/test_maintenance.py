@@ -85,14 +85,14 @@ def test_a_pass_that_fails_is_reported_and_tried_again() -> None:
     maintenance.delete_now()
     disk.fail("unlink")
     maintenance.step()
-    assert maintenance.failed is not None
-    assert "Input/output error" in maintenance.failed
+    assert maintenance.last_error is not None
+    assert "Input/output error" in maintenance.last_error
 
     maintenance.step()
     assert store.log.start == 0
     clock.advance(10_000)
     maintenance.step()
-    assert maintenance.failed is None
+    assert maintenance.last_error is None
     assert store.log.start == 2 * SIZE
 
 
@@ -110,7 +110,7 @@ def test_an_unexpected_error_ends_a_pass_and_not_the_loop(
     def stopping() -> bool:
         """Between two iterations: the first one fails."""
         if maintenance._next_pass_ms > clock.monotonic_ms():
-            reported.append(maintenance.failed)
+            reported.append(maintenance.last_error)
             clock.advance(10_000)
             monkeypatch.undo()
         maintenance.wake()

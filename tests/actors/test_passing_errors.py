@@ -217,7 +217,7 @@ def test_no_single_refusal_stops_a_leader(shard: Shard, code: int) -> None:
         shard.put(queue)
         assert shard.read(queue) == shard.sent_to(queue)
         until(shard.is_well, lambda: threading.Event().wait(0.01))
-        assert shard.host.failed is None, (call, word)
+        assert shard.host.stop_error is None, (call, word)
     assert not shard.gave_up
 
 

@@ -276,7 +276,7 @@ def test_a_shard_that_stays_unreachable_raises_unavailable(
 def test_a_wrong_token_is_raised(cluster: FakeCluster, make: Make) -> None:
     consumer = make(queues=[0], start=0)
     consumer._routes.token = "wrong"
-    consumer._state.fatal = None
+    consumer._state.fatal_error = None
     cluster.down(0)
     cluster.up(0)
     with pytest.raises(Rejected) as refused:
