@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from raymq.actors.shared.control_block import check_architecture
 from raymq.store.base.clock import Clock
@@ -44,8 +44,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("raymq")
 
-#: the record of an earlier start, the record of this one, the options of its stores
-Plan = tuple[ClusterRecord | None, ClusterRecord, dict[str, Any]]
+
+class StartPlan(NamedTuple):
+    """The decisions of a start before it changes anything."""
+
+    #: the record of an earlier start; None: this is the first
+    stored: ClusterRecord | None
+    #: the record of this start
+    record: ClusterRecord
+    #: the options of its stores
+    options: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +189,7 @@ class _LockedCall:
 class _Start(_LockedCall):
     """A call of `start`."""
 
-    def run(self, plan: Plan, address: str | None) -> Cluster:
+    def run(self, plan: StartPlan, address: str | None) -> Cluster:
         """Create or find the actors. Returns: a handle on the cluster, which serves."""
         paths, files = self._paths, self._files
         stored, record, options = plan
@@ -189,7 +197,7 @@ class _Start(_LockedCall):
         token = load_or_make_token(paths, files)
         ca = _trusted(paths, record, files)
         run_sweep.sweep(files, self._clock)
-        target, answers_s = self._ray(record, address, first=first)
+        target, answers_s = self._find_or_start_ray(record, address, first=first)
 
         with ray_host.session(target, answers_s) as ray:
             self._report(
@@ -233,25 +241,25 @@ class _Start(_LockedCall):
     def _save(self, record: ClusterRecord) -> None:
         cluster_record.save_record(self._paths, record, self._files)
 
-    def _ray(
+    def _find_or_start_ray(
         self, record: ClusterRecord, address: str | None, *, first: bool
     ) -> tuple[RayTarget, float | None]:
         """Find or start the Ray. Returns: it, and how long it may take to answer (None: it has answered)."""
         target = ray_host.find_ray(self._paths, address, self._files)
         if target is None:
-            return self._own_ray(record, first=first), None
+            return self._start_own_ray(record, first=first), None
         if target.owned is None:
             self._report(f"waiting for Ray at {target.address} to answer")
             return target, self._left_s()
-        if not self._answers(target, target.owned):
-            target = self._own_ray(record, first=first)
+        if self._leave_if_dying(target, target.owned):
+            target = self._start_own_ray(record, first=first)
         return target, None
 
-    def _answers(self, target: RayTarget, owned: ray_host.OwnedRay) -> bool:
-        """Whether the Ray that an earlier start started accepts drivers. If not, it is dying and is replaced.
+    def _leave_if_dying(self, target: RayTarget, owned: ray_host.OwnedRay) -> bool:
+        """Wait until the Ray that an earlier start started accepts drivers, or leave it if it is dying.
 
-        Raises: Unavailable when it does not answer although its processes run. Other drivers may use it, so only
-        `stop` may end it.
+        Returns: whether it was left. Raises: Unavailable when it does not answer although its processes run. Other
+        drivers may use it, so only `stop` may end it.
         """
 
         def why_unhealthy() -> str | None:
@@ -275,9 +283,9 @@ class _Start(_LockedCall):
 
         if fault is not None:
             ray_host.leave(owned)
-        return fault is None
+        return fault is not None
 
-    def _own_ray(self, record: ClusterRecord, *, first: bool) -> RayTarget:
+    def _start_own_ray(self, record: ClusterRecord, *, first: bool) -> RayTarget:
         """Start a Ray that lives until `stop`, which finds it even if this process ends now.
 
         A first start that fails here fixes no options, unless it leaves a Ray: the next start may choose others.
@@ -339,7 +347,9 @@ def _handle(
     )
 
 
-def plan_start(paths: ClusterPaths, wanted: StartOptions, *, ephemeral: bool, files: Files) -> Plan:
+def plan_start(
+    paths: ClusterPaths, wanted: StartOptions, *, ephemeral: bool, files: Files
+) -> StartPlan:
     """The plan of a start for a directory. Changes nothing. `raymq doctor` uses it too.
 
     Raises: Rejected for an option, Corrupt for a damaged record, StorageFull for the transient pools.
@@ -366,7 +376,7 @@ def plan_start(paths: ClusterPaths, wanted: StartOptions, *, ephemeral: bool, fi
         pool_bytes = config.transient_pool_slices * config.transient_pool_slice_bytes
         check_room(leaders, pool_bytes, files=files)
 
-    return stored, record, asdict(config)
+    return StartPlan(stored, record, asdict(config))
 
 
 def connect(

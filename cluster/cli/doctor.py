@@ -285,16 +285,16 @@ def examine_data_dir(data_dir: str, files: Files, *, ephemeral: bool = False) ->
         accepted = ephemeral or (record is not None and record.ephemeral)
         check_data_dir(data_dir, ephemeral=accepted, files=files)
         wanted = StartOptions(tls=tls.wanted(os.environ))
-        stored, record, _ = plan_start(paths, wanted, ephemeral=accepted, files=files)
+        plan = plan_start(paths, wanted, ephemeral=accepted, files=files)
         if files.exists(paths.token):
             load_token(paths, files)
     except RayMQError as error:
         return [_fail("data dir", str(error), refused)]
 
     checks = [_check_directory(paths.root, files)]
-    if stored is not None:
-        checks.append(_check_address(record))
-        checks += _check_cluster(paths, record, files)
+    if plan.stored is not None:
+        checks.append(_check_address(plan.record))
+        checks += _check_cluster(paths, plan.record, files)
     return checks
 
 

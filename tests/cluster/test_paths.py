@@ -299,7 +299,7 @@ def test_how_long_messages_are_kept_may_change_at_each_start_and_reaches_the_sto
 
     def store_options(**changes: object) -> dict[str, Any]:
         wanted = StartOptions(**changes)  # type: ignore[arg-type]
-        return plan_start(cluster_paths, wanted, ephemeral=False, files=files)[2]
+        return plan_start(cluster_paths, wanted, ephemeral=False, files=files).options
 
     made = record()
     assert made.file_reserved_hours == 72
