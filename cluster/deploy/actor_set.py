@@ -120,7 +120,7 @@ def create(
     """
     kinds = _actor_classes(ray)
     running = _check_running(ray, record, min(timeout_s, _CALL_TIMEOUT_S))
-    here = _placement(ray)
+    here = _this_node_selector(ray)
     members = []
 
     for spec in specs:
@@ -217,7 +217,7 @@ def node_of(record: ClusterRecord, shard: int, replica: int) -> str | None:
     return None if record.placement is None else record.placement[shard][replica]
 
 
-def _placement(ray: Any) -> dict[str, str]:
+def _this_node_selector(ray: Any) -> dict[str, str]:
     """The label selector of this machine's node, where the data directory is.
 
     The host label survives a restart of the node's raylet, its node id does not. In a Ray that was started without the
@@ -332,10 +332,10 @@ def _line(member: Member, state: dict[str, Any]) -> str:
     return f"{line} ({error})" if error else line
 
 
-def find(ray: Any, cluster: str, record_roles: Iterable[tuple[int, int, str]]) -> list[Member]:
+def find(ray: Any, cluster: str, actor_keys: Iterable[tuple[int, int, str]]) -> list[Member]:
     """The actors, of those named, that Ray knows."""
     members = []
-    for shard, replica, role in record_roles:
+    for shard, replica, role in actor_keys:
         name = actor_name(cluster, shard, replica, role)
         try:
             handle = ray.get_actor(name, namespace=NAMESPACE)
@@ -345,7 +345,7 @@ def find(ray: Any, cluster: str, record_roles: Iterable[tuple[int, int, str]]) -
     return members
 
 
-def all_roles(record: ClusterRecord) -> list[tuple[int, int, str]]:
+def all_actor_keys(record: ClusterRecord) -> list[tuple[int, int, str]]:
     """Every (shard, replica, role) that may run, for all flush modes."""
     return [
         (shard, replica, role)
@@ -360,8 +360,8 @@ def is_another(ray: Any, record: ClusterRecord, *, clock: Clock) -> bool:
 
     When no shard answers, it counts as the one that was started here.
     """
-    roles = [each for each in all_roles(record) if each[2] == "commit_log"]
-    calls = [member.handle.status.remote() for member in find(ray, record.name, roles)]
+    logs = [key for key in all_actor_keys(record) if key[2] == "commit_log"]
+    calls = [member.handle.status.remote() for member in find(ray, record.name, logs)]
     give_up = clock.monotonic() + _CALL_TIMEOUT_S
     for call in calls:
         with contextlib.suppress(ray.exceptions.RayError):
@@ -378,7 +378,7 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
     for a new one at once, and is refused only when the shards have ended.
     Returns: actor name -> "closed" or why it was ended without an orderly close.
     """
-    members = find(ray, record.name, all_roles(record))
+    members = find(ray, record.name, all_actor_keys(record))
     present = placement.present(ray) if record.placement else {}
     outcomes: dict[str, str] = {}
 

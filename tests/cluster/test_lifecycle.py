@@ -719,9 +719,9 @@ def test_a_topic_is_described_from_the_shards_that_have_its_queues() -> None:
         cluster.describe_topic("x")
 
 
-def test_all_roles_covers_every_flush_mode() -> None:
+def test_all_actor_keys_cover_every_flush_mode() -> None:
     record = new_record(StartOptions(shards=2, replication="mirror"))
-    assert len(actor_set.all_roles(record)) == 2 * 2 * 5
+    assert len(actor_set.all_actor_keys(record)) == 2 * 2 * 5
 
 
 @pytest.mark.parametrize(
