@@ -139,17 +139,19 @@ def write(
         message = f"topic {topic!r} does not exist; create it: raymq topic create {topic}"
         raise Rejected(message, field="topic", limit="an existing topic")
 
-    number = identity(write_id, "run")
-    coordinator = number % cluster.shards
-    run = int(cluster.call(coordinator, "init_producer", {"producer_id": number})["epoch"])
+    # One shard numbers the runs of this write. The number is part of the epoch of each task's producer.
+    write_producer_id = producer_id_of(write_id, "run")
+    identity_shard = write_producer_id % cluster.shards
+    answer = cluster.call(identity_shard, "init_producer", {"producer_id": write_producer_id})
+    run = int(answer["epoch"])
 
     task = _task(cluster, topic, write_id, run, facts, acks)
     receipts = df.mapInArrow(task, RECEIPT_SCHEMA).collect()
     return WriteResult(topic, write_id, tuple(QueueReceipt(*row) for row in receipts))
 
 
-def identity(write_id: str, part: object) -> int:
-    """A producer id: 64 bits of a hash."""
+def producer_id_of(write_id: str, part: object) -> int:
+    """The producer id of one part of a write: 64 bits of a hash."""
     return int.from_bytes(hashlib.sha256(f"{write_id}/{part}".encode()).digest()[:8], "big")
 
 
@@ -225,7 +227,10 @@ def _task(
         partition, attempt = context.partitionId(), context.attemptNumber()
         epoch = run << 8 | min(attempt, _ATTEMPTS_MAX)
         sender = BatchSender(
-            Routes.of(cluster), producer_id=identity(write_id, partition), epoch=epoch, acks=acks
+            Routes.of(cluster),
+            producer_id=producer_id_of(write_id, partition),
+            epoch=epoch,
+            acks=acks,
         )
         with closing(sender):
             yield from _send_all(sender, batches, topic, partition, facts)

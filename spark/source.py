@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,6 +36,15 @@ _SPARK = ", ".join(f"{name} {kind}" for name, (kind, _) in _COLUMNS.items())
 _ARROW = pa.schema([(name, kind) for name, (_, kind) in _COLUMNS.items()])
 #: Kafka's code for "log append time"
 _LOG_APPEND_TIME = 1
+
+
+class QueueRange(NamedTuple):
+    """The messages [first, last) of one queue, which one task reads."""
+
+    queue_id: int
+    shard: int
+    first: int
+    last: int
 
 
 def read(
@@ -85,17 +94,17 @@ def read(
     begin = _offsets("startingOffsets", startingOffsets)
     end = _offsets("endingOffsets", endingOffsets)
 
-    ranges: list[tuple[int, int, int, int]] = []
+    ranges: list[QueueRange] = []
     for queue in queues:
         queue_id, low, high = queue["queue_id"], queue["min_offset"], queue["max_offset"]
         first = _resolve("startingOffsets", begin, queue_id, low, high)
         last = _resolve("endingOffsets", end, queue_id, low, high)
         if last > first:
-            ranges.append((queue_id, queue["shard"], first, last))
+            ranges.append(QueueRange(queue_id, queue["shard"], first, last))
 
     ranges = _split(ranges, minPartitions or 1)
     plan = spark.createDataFrame(
-        ranges or [(0, 0, 0, 0)], "queue_id int, shard int, first bigint, last bigint"
+        ranges or [QueueRange(0, 0, 0, 0)], "queue_id int, shard int, first bigint, last bigint"
     ).repartitionByRange(max(1, len(ranges)), "queue_id", "first")
     return plan.mapInArrow(_task(cluster, topic), _SPARK)
 
@@ -124,17 +133,18 @@ def _resolve(option: str, value: str | dict[int, int], queue_id: int, low: int, 
     return offset
 
 
-def _split(
-    ranges: list[tuple[int, int, int, int]], at_least: int
-) -> list[tuple[int, int, int, int]]:
-    total = sum(last - first for _, _, first, last in ranges)
+def _split(ranges: list[QueueRange], at_least: int) -> list[QueueRange]:
+    """Split large ranges, into about `at_least` altogether."""
+    total = sum(whole.last - whole.first for whole in ranges)
     if not total or len(ranges) >= at_least:
         return ranges
-    found: list[tuple[int, int, int, int]] = []
-    for queue_id, shard, first, last in ranges:
-        parts = max(1, round(at_least * (last - first) / total))
-        step = -(-(last - first) // parts)
-        found += [(queue_id, shard, at, min(at + step, last)) for at in range(first, last, step)]
+    found: list[QueueRange] = []
+    for whole in ranges:
+        count = whole.last - whole.first
+        parts = max(1, round(at_least * count / total))
+        step = -(-count // parts)
+        for first in range(whole.first, whole.last, step):
+            found.append(whole._replace(first=first, last=min(first + step, whole.last)))
     return found
 
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from raymq.cluster.messages.partitioner import queue_of
-from raymq.spark.sink import identity, split
+from raymq.spark.sink import producer_id_of, split
 from raymq.store.base.errors import Rejected
 
 
@@ -51,5 +51,5 @@ def test_a_null_value_stays_null_so_that_the_sender_refuses_it():
 
 
 def test_producer_ids_depend_on_write_and_partition_only():
-    assert identity("w", 1) == identity("w", 1)
-    assert len({identity("w", 1), identity("w", 2), identity("v", 1)}) == 3
+    assert producer_id_of("w", 1) == producer_id_of("w", 1)
+    assert len({producer_id_of("w", 1), producer_id_of("w", 2), producer_id_of("v", 1)}) == 3
