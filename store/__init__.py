@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .queues.raw_records import decode_records
     from .records.properties import decode as decode_properties
     from .records.record import PUT_SCHEMA, RECORD_SCHEMA
-    from .records.requests import Append, FetchSlice, PutRequest
+    from .records.requests import AppendedRows, FetchSlice, PutRequest
     from .records.rows import producer_stamps
     from .services.resolutions import Resolution
     from .services.transaction import Half
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PUT_SCHEMA",
     "RECORD_SCHEMA",
-    "Append",
+    "AppendedRows",
     "EmbeddedStore",
     "FetchSlice",
     "GetMessageResult",
@@ -61,7 +61,7 @@ __getattr__ = lazy_names(
     {
         "PUT_SCHEMA": "raymq.store.records.record",
         "RECORD_SCHEMA": "raymq.store.records.record",
-        "Append": "raymq.store.records.requests",
+        "AppendedRows": "raymq.store.records.requests",
         "EmbeddedStore": "raymq.store.embedded.embedded_store",
         "FetchSlice": "raymq.store.records.requests",
         "GetMessageResult": "raymq.store.queues.get_message",

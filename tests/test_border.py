@@ -28,8 +28,8 @@ NAMES = {
     """,
     "raymq.spark": "QueueReceipt WriteResult raydp_session read use_java write",
     "raymq.store": """
-        Append EmbeddedStore FetchSlice GetMessageResult Half InnerMessage MessageFilter PUT_SCHEMA PutHook PutRequest
-        PutResult PutStatus QueryResult RECORD_SCHEMA Resolution StoreConfig decode_properties decode_records
+        AppendedRows EmbeddedStore FetchSlice GetMessageResult Half InnerMessage MessageFilter PUT_SCHEMA PutHook
+        PutRequest PutResult PutStatus QueryResult RECORD_SCHEMA Resolution StoreConfig decode_properties decode_records
         expression_filter producer_stamps verify
     """,
 }

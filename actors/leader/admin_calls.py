@@ -9,7 +9,7 @@ from raymq.actors.shared.maintenance import Maintenance
 from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.records.producer_stamp import PRODUCER_MAX
-from raymq.store.records.requests import Append
+from raymq.store.records.requests import AppendedRows
 from raymq.store.services.retry import send_back
 from raymq.store.state.shard_state import TopicInfo
 from raymq.store.state.topics import QUEUES_MAX
@@ -34,7 +34,7 @@ class AdminHost(Protocol):
     def await_dispatch(self) -> None:
         """Wait until readers see all messages confirmed by now. Raises: Unavailable."""
 
-    def await_promise(self, appended: Append) -> None:
+    def await_promise(self, appended: AppendedRows) -> None:
         """Wait until the promise of this append is kept. Raises: DeliveryUnknown."""
 
 
@@ -100,7 +100,7 @@ class AdminCalls:
         # The record of a topic that exists may still wait for its flush, or for a follower that is away.
         end = self._host.store.topic_end(name)
         # An append of nothing: its promise is kept when the promises of all records below `end` are.
-        self._host.await_promise(appended or Append(-1, 0, 0, 0, -1, end))
+        self._host.await_promise(appended or AppendedRows(-1, 0, 0, 0, -1, end))
         return {"created": appended is not None}
 
     def _op_queue_ranges(self, topic: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from raymq.store.base.errors import Bug, RayMQError, Unavailable
 from raymq.store.config.promise import Acks
 from raymq.store.put.small_unit import CheckedPut
 from raymq.store.records.record import batch_bytes
-from raymq.store.records.requests import Append
+from raymq.store.records.requests import AppendedRows
 
 logger = logging.getLogger("raymq.commit_log")
 
@@ -47,7 +47,7 @@ class AppendedPut(NamedTuple):
     """A put that is in the log."""
 
     ticket: PutTicket
-    appended: Append
+    appended: AppendedRows
     acks: Acks
 
 
@@ -56,7 +56,7 @@ class Appender:
 
     def __init__(
         self,
-        append: Callable[[list[CheckedPut]], list[Append | RayMQError]],
+        append: Callable[[list[CheckedPut]], list[AppendedRows | RayMQError]],
         hand_over: Callable[[list[AppendedPut]], list[PutTicket]],
     ) -> None:
         """Args: `append`: called by one thread at a time, with one put or several small ones. It returns the append
@@ -185,8 +185,8 @@ class Appender:
             entry.taken = True
         return entries
 
-    def _append_entries(self, entries: list[QueuedPut]) -> list[Append | RayMQError]:
-        """Append them together. Raises: nothing; later puts must still be appended, and all be answered."""
+    def _append_entries(self, entries: list[QueuedPut]) -> list[AppendedRows | RayMQError]:
+        """AppendedRows them together. Raises: nothing; later puts must still be appended, and all be answered."""
         try:
             return self._append([entry.checked for entry in entries])
         except Exception as error:

@@ -9,7 +9,7 @@ from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.store.base.errors import Bug, RayMQError
 from raymq.store.delay.delay_service import DelayService
 from raymq.store.engine.message_store import MessageStore
-from raymq.store.records.requests import Append
+from raymq.store.records.requests import AppendedRows
 
 #: messages delivered before their promise is awaited: a slow disk slows deliveries down, as it does producers
 RUN_MESSAGES = 2048
@@ -25,7 +25,7 @@ class Delays:
     """Delivers delayed messages when they are due. Threads: `run` has one of its own, which sleeps while none is."""
 
     def __init__(
-        self, host: ReplicaHost, store: MessageStore, await_promise: Callable[[Append], None]
+        self, host: ReplicaHost, store: MessageStore, await_promise: Callable[[AppendedRows], None]
     ) -> None:
         self._store = store
         self._clock = host.clock
@@ -72,7 +72,7 @@ class Delays:
             ran = self._service.run_once(now_ms, limit=RUN_MESSAGES)
         if ran.messages:
             end = self._store.log.end
-            self._await_promise(Append(-1, ran.messages, 0, now_ms, -1, end))
+            self._await_promise(AppendedRows(-1, ran.messages, 0, now_ms, -1, end))
         if ran.next_due_ms is None:
             # One more step after deliveries, which completes the timers' files.
             return CHECK_S if ran.messages else None

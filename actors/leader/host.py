@@ -31,7 +31,7 @@ from raymq.store.config.promise import awaits_commit, own_durable, promises
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.flush import PAGE_BYTES
 from raymq.store.put.small_unit import CheckedPut
-from raymq.store.records.requests import Append, FetchRequest, FetchSlice, PutRequest
+from raymq.store.records.requests import AppendedRows, FetchRequest, FetchSlice, PutRequest
 
 from . import leader_metrics
 from .admin_calls import AdminCalls
@@ -225,7 +225,7 @@ class LeaderHost(ReplicaHost):
         if self._small_put and not self._appender.waiting:
             self.acks.publish_early()
 
-    def _append(self, puts: list[CheckedPut]) -> list[Append | RayMQError]:
+    def _append(self, puts: list[CheckedPut]) -> list[AppendedRows | RayMQError]:
         self._small_put = sum(put.prepared.count for put in puts) <= ANNOUNCED_ROWS_MAX
         end = self.log.end
         try:
@@ -238,11 +238,11 @@ class LeaderHost(ReplicaHost):
         return [self._count_result(put, result) for put, result in zip(puts, results, strict=True)]
 
     def _count_result(
-        self, put: CheckedPut, result: Append | RayMQError | OSError
-    ) -> Append | RayMQError:
+        self, put: CheckedPut, result: AppendedRows | RayMQError | OSError
+    ) -> AppendedRows | RayMQError:
         """Count a put with its result. Returns: the result for the producer."""
         counters = self.counters
-        if isinstance(result, Append):
+        if isinstance(result, AppendedRows):
             if self._append_failed:
                 self._append_failed = False
                 self.failures.clear("append")
@@ -300,7 +300,7 @@ class LeaderHost(ReplicaHost):
         """Wait until readers see all messages confirmed by now. Raises: Unavailable, when that takes too long."""
         self._dispatcher.await_confirmed()
 
-    def await_promise(self, appended: Append) -> None:
+    def await_promise(self, appended: AppendedRows) -> None:
         """Wait until the promise of an operation's record is kept. Raises: DeliveryUnknown."""
         ticket = PutTicket()
         notify_all_done(self.acks.hand_over([AppendedPut(ticket, appended, "quorum")]))

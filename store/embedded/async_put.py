@@ -16,7 +16,7 @@ import pyarrow as pa
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.records.binary_columns import binary_array
-from raymq.store.records.requests import Append, PutRequest
+from raymq.store.records.requests import AppendedRows, PutRequest
 from raymq.store.records.small_batch import PUT_SCHEMA
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class _Batch:
     properties: list[bytes | None] = field(default_factory=list)
     nbytes: int = 0
     done: threading.Event = field(default_factory=threading.Event)
-    append: Append | None = None
+    append: AppendedRows | None = None
     error: Exception | None = None
     #: one message each, when one of the batch was refused: only that message fails
     singles: list[_Batch] = field(default_factory=list)

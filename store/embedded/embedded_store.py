@@ -21,7 +21,7 @@ from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
 from raymq.store.log.segments.read_ahead import ReadAhead
 from raymq.store.put.inner_message import InnerMessage
-from raymq.store.records.requests import Append, FetchSlice, PutRequest
+from raymq.store.records.requests import AppendedRows, FetchSlice, PutRequest
 from raymq.store.services.transaction import Half, TransactionService
 
 from .async_put import AsyncPut
@@ -146,14 +146,14 @@ class EmbeddedStore:
 
     # --- writing --------------------------------------------------------------------------------------------
 
-    def append(self, request: PutRequest) -> Append:
+    def append(self, request: PutRequest) -> AppendedRows:
         """Append a batch without waiting for the flush. Raises: as `put`."""
         self._check_working()
         appended = self.store.put(request)
         self._wake.set()
         return appended
 
-    def wait(self, appended: Append) -> Append:
+    def wait(self, appended: AppendedRows) -> AppendedRows:
         """Wait until the store's promise for an append is kept.
 
         Raises: DeliveryUnknown with status FLUSH_DISK_TIMEOUT after the sync flush timeout.
@@ -182,7 +182,7 @@ class EmbeddedStore:
             )
         return appended
 
-    def put(self, request: PutRequest) -> Append:
+    def put(self, request: PutRequest) -> AppendedRows:
         """Append a batch of one queue and wait until the promise is kept."""
         return self.wait(self.append(request))
 
@@ -200,7 +200,7 @@ class EmbeddedStore:
         self._check_working()
         return self._messages.put(tuple(messages), is_batch=True)
 
-    def _await(self, appended: Append) -> Append:
+    def _await(self, appended: AppendedRows) -> AppendedRows:
         self._wake.set()
         return self.wait(appended)
 
@@ -212,12 +212,12 @@ class EmbeddedStore:
         self._advance()
         return half
 
-    def commit(self, offset: int) -> Append:
+    def commit(self, offset: int) -> AppendedRows:
         """Commit the transaction of the half message at `offset`. See `TransactionService.commit`."""
         self._check_working()
         return self._await(self.transactions.commit(offset))
 
-    def rollback(self, offset: int) -> Append:
+    def rollback(self, offset: int) -> AppendedRows:
         """Roll the transaction of the half message at `offset` back. See `TransactionService.rollback`."""
         self._check_working()
         return self._await(self.transactions.rollback(offset))
@@ -264,7 +264,7 @@ class EmbeddedStore:
             ran = self._delays.run_once(now_ms)
             if ran.messages:
                 self._wake.set()
-                self.wait(Append(-1, ran.messages, 0, now_ms, -1, log.end))
+                self.wait(AppendedRows(-1, ran.messages, 0, now_ms, -1, log.end))
             elif ran.next_due_ms is None or ran.next_due_ms > now_ms:
                 return ran.next_due_ms
 

@@ -22,7 +22,7 @@ from raymq.store.put.put_errors import error_of, status_of
 from raymq.store.put.put_hooks import PutHook
 from raymq.store.records.key_check import check_key
 from raymq.store.records.properties import DELAY, INNER_NUM, WAIT, decode
-from raymq.store.records.requests import Append
+from raymq.store.records.requests import AppendedRows
 from raymq.store.state.topics import is_system_topic
 
 logger = logging.getLogger("raymq.store")
@@ -72,7 +72,9 @@ class PutResult(NamedTuple):
 class MessagePut:
     """Puts of single messages and of batches of one queue. Callers: any thread."""
 
-    def __init__(self, store: MessageStore, await_promise: Callable[[Append], object]) -> None:
+    def __init__(
+        self, store: MessageStore, await_promise: Callable[[AppendedRows], object]
+    ) -> None:
         """Args: `await_promise`: waits until the promise of an append is kept, or raises DeliveryUnknown."""
         self._store = store
         self._await_promise = await_promise

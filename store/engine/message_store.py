@@ -41,7 +41,7 @@ from raymq.store.queues.message_filter import MessageFilter
 from raymq.store.queues.raw_records import fault_of, records_before
 from raymq.store.queues.reader import Reader
 from raymq.store.queues.reput_service import ReputService
-from raymq.store.records.requests import Append, FetchSlice, PutRequest
+from raymq.store.records.requests import AppendedRows, FetchSlice, PutRequest
 from raymq.store.services.checkpoint_service import CheckpointService
 from raymq.store.state.producer_table import ProducerTable
 from raymq.store.state.shard_state import OFFSETS, TOPIC, ShardState, offsets_body, topic_body
@@ -223,13 +223,13 @@ class MessageStore:
 
     # --- put ------------------------------------------------------------------------------------------------
 
-    def put(self, request: PutRequest) -> Append:
+    def put(self, request: PutRequest) -> AppendedRows:
         """Check and append one batch of one queue, in two steps: `PutPath.check`, `PutPath.append`."""
         return self.put_path.put(request)
 
     def put_inner(
         self, messages: Sequence[InnerMessage], *, progress: ServiceProgress | None = None
-    ) -> list[Append]:
+    ) -> list[AppendedRows]:
         """Append messages of the store's own services: `PutPath.put_inner`."""
         return self.put_path.put_inner(messages, progress=progress)
 
@@ -414,7 +414,7 @@ class MessageStore:
         queues: int,
         shards: Iterable[int],
         attributes: Mapping[str, str] | None = None,
-    ) -> Append | None:
+    ) -> AppendedRows | None:
         """Create a topic. Returns: None if the same topic exists already.
 
         Raises: Rejected for a bad name, number or attribute, or if it exists with others.
@@ -433,7 +433,7 @@ class MessageStore:
         with self._topics_lock:
             return self._topic_ends.get(name, self._opened_end)
 
-    def commit_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> Append:
+    def commit_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> AppendedRows:
         """Store a group's next offsets in the log. Raises: Rejected for a name that no group may have."""
         check_group_name(group)
         return self.put_path.put_internal(OFFSETS, offsets_body(group, topic, offsets))

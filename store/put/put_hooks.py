@@ -12,7 +12,7 @@ from typing import Protocol
 from raymq.store.base.errors import Rejected
 from raymq.store.base.status import PutStatus
 from raymq.store.records.record_check import check_columns
-from raymq.store.records.requests import Append, PutRequest
+from raymq.store.records.requests import AppendedRows, PutRequest
 from raymq.store.records.small_batch import SmallBatch
 from raymq.store.state.shard_state import TopicInfo
 
@@ -48,7 +48,7 @@ class PutHook:
         """
         return request
 
-    def after_batch(self, request: PutRequest, append: Append | None) -> None:
+    def after_batch(self, request: PutRequest, append: AppendedRows | None) -> None:
         """Called with the place of the columns; None: they were refused, or stored in part. Exceptions are logged.
 
         Not called for columns that still waited to be appended when their shard stopped writing. Unlike `after_put`, it
@@ -92,7 +92,7 @@ def before_batch(hooks: Sequence[PutHook], request: PutRequest) -> PutRequest:
     return request
 
 
-def after_batch(hooks: Sequence[PutHook], request: PutRequest, append: Append | None) -> None:
+def after_batch(hooks: Sequence[PutHook], request: PutRequest, append: AppendedRows | None) -> None:
     """Call every hook."""
     for hook in hooks:
         try:

@@ -23,7 +23,7 @@ from raymq.store.records.key_check import check_keys
 from raymq.store.records.keys import keyed_rows
 from raymq.store.records.producer_stamp import Stamp
 from raymq.store.records.properties import TAGS
-from raymq.store.records.requests import Append, PutRequest
+from raymq.store.records.requests import AppendedRows, PutRequest
 from raymq.store.records.rows import tags_code_of
 from raymq.store.state import shard_state as state
 from raymq.store.state.producer_table import UNKNOWN_OFFSET
@@ -73,7 +73,7 @@ class PutPath:
         #: physical start and end of the newest group of messages, see `put_inner`
         self.group = (0, 0)
 
-    def put(self, request: PutRequest) -> Append:
+    def put(self, request: PutRequest) -> AppendedRows:
         """Check and append one batch of one queue."""
         return self.append(self.check(request))
 
@@ -148,7 +148,7 @@ class PutPath:
         # The offsets of duplicates are searched here, because no other put waits for it.
         return CheckedPut(request, prepared, self._originals(request), wait_ok)
 
-    def append(self, checked: CheckedPut) -> Append:
+    def append(self, checked: CheckedPut) -> AppendedRows:
         """Append a checked batch. The ack is the caller's: nothing is synced at return.
 
         Raises: Rejected for a gap in the sequences, Fenced, StorageFull, Unavailable, OSError; nothing was stored.
@@ -170,7 +170,7 @@ class PutPath:
         after_batch(self._hooks, checked.request, appended)
         return appended
 
-    def append_many(self, puts: Sequence[CheckedPut]) -> list[Append | RayMQError | OSError]:
+    def append_many(self, puts: Sequence[CheckedPut]) -> list[AppendedRows | RayMQError | OSError]:
         """`append` of several batches, in their order. Small ones that follow each other become one append unit.
 
         Returns: the answer of each, or the error that `append` would raise; the others are not affected.
@@ -191,7 +191,7 @@ class PutPath:
 
         for number, checked in enumerate(puts):
             result = results[number]
-            if isinstance(result, Append):
+            if isinstance(result, AppendedRows):
                 results[number] = result = self._with_original_offsets(checked, result)
                 after_batch(self._hooks, checked.request, result)
             else:
@@ -199,9 +199,9 @@ class PutPath:
                 after_batch(self._hooks, checked.request, None)
         return results
 
-    def _append_each(self, puts: Sequence[CheckedPut]) -> list[Append | RayMQError | OSError]:
+    def _append_each(self, puts: Sequence[CheckedPut]) -> list[AppendedRows | RayMQError | OSError]:
         """The answer or the error of each batch. Needs the put lock."""
-        results: list[Append | RayMQError | OSError] = []
+        results: list[AppendedRows | RayMQError | OSError] = []
         unit = SmallUnit()
         for number, checked in enumerate(puts):
             if not unit.takes(checked):
@@ -221,7 +221,7 @@ class PutPath:
         self._append_small_unit(unit, results)
         return results
 
-    def _add_small(self, unit: SmallUnit, number: int, checked: CheckedPut) -> Append:
+    def _add_small(self, unit: SmallUnit, number: int, checked: CheckedPut) -> AppendedRows:
         """Add a batch to a unit that takes it. A batch that cannot be in one is appended at once.
 
         Returns: the answer, which `_append_small_unit` makes true. Raises: as `append`.
@@ -256,7 +256,7 @@ class PutPath:
         return unit.add(number, checked, skip, offset, data)
 
     def _append_small_unit(
-        self, unit: SmallUnit, results: list[Append | RayMQError | OSError]
+        self, unit: SmallUnit, results: list[AppendedRows | RayMQError | OSError]
     ) -> None:
         """Append the unit. If that fails, its batches get the error."""
         if not unit.staged:
@@ -275,7 +275,7 @@ class PutPath:
             self._note_appended(prepared, request, skip, count, staged.appended)
             self._stats.note_put(request.topic, count - skip, prepared.bytes_from(skip), held_ms)
 
-    def _with_original_offsets(self, checked: CheckedPut, appended: Append) -> Append:
+    def _with_original_offsets(self, checked: CheckedPut, appended: AppendedRows) -> AppendedRows:
         """The answer, with the offsets of rows that were stored before."""
         if not checked.wait_store_ok:
             appended = appended._replace(wait_store_ok=False)
@@ -291,7 +291,7 @@ class PutPath:
             last_offset=last if appended.last_offset < 0 else appended.last_offset,
         )
 
-    def _append_unstored(self, checked: CheckedPut) -> Append:
+    def _append_unstored(self, checked: CheckedPut) -> AppendedRows:
         """Append the rows that are not stored yet."""
         request, prepared = checked.request, checked.prepared
         count = prepared.count
@@ -305,7 +305,7 @@ class PutPath:
         last_offset = appended.first_offset + count - skip - 1
         return appended._replace(count=count, duplicates=skip, last_offset=last_offset)
 
-    def _admit(self, request: PutRequest, count: int) -> tuple[int, Append | None]:
+    def _admit(self, request: PutRequest, count: int) -> tuple[int, AppendedRows | None]:
         """How many leading rows are stored already; the answer if all are. Raises: as `ShardState.admit`."""
         if request.producer_id is None:
             return 0, None
@@ -324,7 +324,7 @@ class PutPath:
             self._state.raise_epoch(request.producer_id, request.epoch)
         if skip < count:
             return skip, None
-        return skip, Append(
+        return skip, AppendedRows(
             first_offset=admission.first_offset,
             count=count,
             duplicates=count,
@@ -363,7 +363,7 @@ class PutPath:
                 row=row,
             )
 
-    def _append_in_units(self, prepared: Prepared, request: PutRequest, skip: int) -> Append:
+    def _append_in_units(self, prepared: Prepared, request: PutRequest, skip: int) -> AppendedRows:
         """Append rows from `skip` on, cut into append units."""
         log = self._log
         self._begin_segment()
@@ -375,7 +375,7 @@ class PutPath:
         ends = np.cumsum(prepared.sizes)
         log.ensure_room(int(ends[-1]) - (int(ends[skip - 1]) if skip else 0))
         row, count = skip, len(prepared.sizes)
-        first: Append | None = None
+        first: AppendedRows | None = None
         try:
             while row < count:
                 stop = self._unit_stop(ends, row)
@@ -413,7 +413,7 @@ class PutPath:
 
     def _append_unit(
         self, prepared: Prepared, request: PutRequest, row: int, stop: int, store_time_ms: int
-    ) -> Append:
+    ) -> AppendedRows:
         """Append rows [row, stop), which fit the current file."""
         log = self._log
         # Looked up for each unit: the snapshot of a new segment takes offsets of the internal queue.
@@ -422,12 +422,19 @@ class PutPath:
             row, stop, queue_offset=offset, physical_offset=log.end, store_time_ms=store_time_ms
         )
         start = log.append(data, self.epoch)
-        appended = Append(offset, stop - row, 0, store_time_ms, start, log.end)
+        appended = AppendedRows(
+            first_offset=offset,
+            count=stop - row,
+            duplicates=0,
+            store_time_ms=store_time_ms,
+            physical_offset=start,
+            end_offset=log.end,
+        )
         self._note_appended(prepared, request, row, stop, appended)
         return appended
 
     def _note_appended(
-        self, prepared: Prepared, request: PutRequest, row: int, stop: int, appended: Append
+        self, prepared: Prepared, request: PutRequest, row: int, stop: int, appended: AppendedRows
     ) -> None:
         """Account for rows [row, stop), which are in the log now."""
         offset, start, end = appended.first_offset, appended.physical_offset, appended.end_offset
@@ -542,12 +549,12 @@ class PutPath:
         self._check_size(0, prepared.size, self._record_bytes_max)
         return prepared
 
-    def put_internal(self, kind: str, body: bytes) -> Append:
+    def put_internal(self, kind: str, body: bytes) -> AppendedRows:
         """Append one record of the internal topic and apply it to the state."""
         with self._lock:
             return self._put_internal(kind, body)
 
-    def init_producer(self, producer: int) -> tuple[int, Append]:
+    def init_producer(self, producer: int) -> tuple[int, AppendedRows]:
         """The next epoch of a producer id, and its record.
 
         The lock is held throughout: the limit may drop entries that puts extend, and no two calls may get the same
@@ -558,7 +565,7 @@ class PutPath:
             epoch = self._state.next_epoch(producer)
             return epoch, self._put_internal(state.PRODUCER, state.producer_body(producer, epoch))
 
-    def _put_internal(self, kind: str, body: bytes) -> Append:
+    def _put_internal(self, kind: str, body: bytes) -> AppendedRows:
         prepared = self._internal(kind, body)
         self._make_room(prepared.size)
         (appended,) = self._append_service_records([prepared], self._next_store_time_ms())
@@ -567,8 +574,8 @@ class PutPath:
 
     def put_inner(
         self, messages: Sequence[InnerMessage], *, progress: ServiceProgress | None = None
-    ) -> list[Append]:
-        """Append messages of the store's own services, in order. Returns: one Append per message.
+    ) -> list[AppendedRows]:
+        """Append messages of the store's own services, in order. Returns: one `AppendedRows` per message.
 
         With `progress` they and it are stored together or not at all, across crashes too. Several messages need one.
         Durable: nothing; the flush service syncs.
@@ -578,8 +585,10 @@ class PutPath:
         require(progress is not None or len(messages) == 1, "a group has a progress")
         return self._put_together(messages, progress, self._config.record_bytes_max)
 
-    def put_batch(self, messages: Sequence[InnerMessage], *, record_bytes_max: int) -> list[Append]:
-        """Append messages that follow each other in one file. Returns: one Append per message.
+    def put_batch(
+        self, messages: Sequence[InnerMessage], *, record_bytes_max: int
+    ) -> list[AppendedRows]:
+        """Append messages that follow each other in one file. Returns: one `AppendedRows` per message.
 
         A crash may leave the first ones only. Durable, Raises: as `put_inner`; also Rejected for a record of more
         than `record_bytes_max` bytes.
@@ -594,8 +603,8 @@ class PutPath:
         progress: ServiceProgress | None,
         limit: int,
         record_bytes_max: int | None = None,
-    ) -> list[Append]:
-        """Append messages of the store's services as one unit. Returns: one Append per message.
+    ) -> list[AppendedRows]:
+        """Append messages of the store's services as one unit. Returns: one `AppendedRows` per message.
 
         Args: `limit`: most bytes of all records. Raises: Rejected beyond a limit; as `append`. Nothing was stored then.
         """
@@ -627,7 +636,7 @@ class PutPath:
 
     def _append_group(
         self, head: PreparedProgress | None, prepared: list[PreparedInner], total: int
-    ) -> list[Append]:
+    ) -> list[AppendedRows]:
         """Append records of `total` bytes, after the progress that they belong to. Needs the put lock."""
         self._make_room(total)
         records = list(prepared)
@@ -657,7 +666,7 @@ class PutPath:
 
     def _append_service_records(
         self, records: list[PreparedInner], store_time_ms: int
-    ) -> list[Append]:
+    ) -> list[AppendedRows]:
         """Append records as one unit. The current file has room for them."""
         log, next_offsets = self._log, self._state.next_offsets
         at = log.end
@@ -673,14 +682,24 @@ class PutPath:
             )
             if each.queued:
                 offsets[key] = offset + 1
-            appends.append(Append(offset, 1, 0, store_time_ms, at, end, offset))
+            appends.append(
+                AppendedRows(
+                    first_offset=offset,
+                    count=1,
+                    duplicates=0,
+                    store_time_ms=store_time_ms,
+                    physical_offset=at,
+                    end_offset=end,
+                    last_offset=offset,
+                )
+            )
             at += each.size
 
         log.append(b"".join(parts), self.epoch)
         self._note_inner(records, appends)
         return appends
 
-    def _note_inner(self, stored: list[PreparedInner], appends: list[Append]) -> None:
+    def _note_inner(self, stored: list[PreparedInner], appends: list[AppendedRows]) -> None:
         """Account for messages that are in the log now: neighbours of one queue together."""
         keys = [(each.topic, each.queue_id, each.queued) for each in stored]
         first = 0
@@ -691,7 +710,7 @@ class PutPath:
                 self._note_run(stored[first:row], appends[first:row])
             first = row
 
-    def _note_run(self, stored: list[PreparedInner], appends: list[Append]) -> None:
+    def _note_run(self, stored: list[PreparedInner], appends: list[AppendedRows]) -> None:
         first, last = appends[0], appends[-1]
         topic, queue_id = stored[0].topic, stored[0].queue_id
         levels = self._config.delay_levels_ms

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from raymq.store.records import record
-from raymq.store.records.requests import Append, PutRequest
+from raymq.store.records.requests import AppendedRows, PutRequest
 from raymq.store.state.producer_table import UNKNOWN_OFFSET
 
 Prepared = record.Prepared | record.PreparedSmallBatch
@@ -18,7 +18,7 @@ class CheckedPut(NamedTuple):
     prepared: Prepared
     #: queue offsets of the first and the last row, as far as they are duplicates
     originals: tuple[int, int] = (UNKNOWN_OFFSET, UNKNOWN_OFFSET)
-    #: see `Append.wait_store_ok`
+    #: see `AppendedRows.wait_store_ok`
     wait_store_ok: bool = True
 
 
@@ -31,7 +31,7 @@ class StagedBatch(NamedTuple):
     #: leading rows that are stored already
     skip: int
     #: offsets of the other rows
-    appended: Append
+    appended: AppendedRows
 
 
 class SmallUnit:
@@ -80,12 +80,21 @@ class SmallUnit:
             and sequence not in self._sequences
         )
 
-    def add(self, number: int, checked: CheckedPut, skip: int, offset: int, data: bytes) -> Append:
+    def add(
+        self, number: int, checked: CheckedPut, skip: int, offset: int, data: bytes
+    ) -> AppendedRows:
         """Add the encoded rows from `skip` on, which begin at queue offset `offset`. Returns: the put's answer."""
         request, count = checked.request, checked.prepared.count
         end = self.end + len(data)
         new = count - skip
-        appended = Append(offset, new, 0, self.store_time_ms, self.end, end)
+        appended = AppendedRows(
+            first_offset=offset,
+            count=new,
+            duplicates=0,
+            store_time_ms=self.store_time_ms,
+            physical_offset=self.end,
+            end_offset=end,
+        )
         self.staged.append(StagedBatch(number, checked, skip, appended))
         self.parts.append(data)
 

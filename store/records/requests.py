@@ -26,8 +26,8 @@ class PutRequest(NamedTuple):
     acks: Acks
 
 
-class Append(NamedTuple):
-    """The offsets of appended rows, which are not synced yet."""
+class AppendedRows(NamedTuple):
+    """The place of appended rows, which are not synced yet."""
 
     #: queue offset of the batch's first row; -1 if it is a duplicate that the log has deleted
     first_offset: int
@@ -57,7 +57,7 @@ class PutOutcome(NamedTuple):
     last_offset: int = -1
 
     @classmethod
-    def of(cls, appended: Append) -> PutOutcome:
+    def of(cls, appended: AppendedRows) -> PutOutcome:
         """The answer for rows that were appended. The first five fields of both are the same."""
         # Runs once for each put: the class's own `__new__` would cost one more call.
         return tuple.__new__(cls, (*appended[:5], appended.last_offset))

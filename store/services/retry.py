@@ -13,7 +13,7 @@ from raymq.store.base.errors import Rejected
 from raymq.store.base.format import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from raymq.store.delay.delayed_record import GROUP_RESERVE_BYTES
 from raymq.store.put.inner_message import InnerMessage, PreparedInner
-from raymq.store.records.requests import Append
+from raymq.store.records.requests import AppendedRows
 from raymq.store.state.shard_state import TopicInfo
 
 from .stored_message import StoredMessage, read_one
@@ -46,7 +46,7 @@ def send_back(
     *,
     delay_level: int = 0,
     shard: int = 0,
-) -> tuple[str, Append]:
+) -> tuple[str, AppendedRows]:
     """Put a message that a group could not handle into its retry topic, with a delay, or into its dead letter queue.
 
     Args: `delay_level`: 0: the next level of the schedule; above: that level; below: the dead letter queue at once.

@@ -19,7 +19,7 @@ from raymq.store.base.errors import Corrupt, Rejected, Unavailable
 from raymq.store.base.format import HALF_TOPIC, SYS_COMMITTED, SYS_TRANSACTION_MASK
 from raymq.store.put.inner_message import InnerMessage, PreparedInner, ServiceProgress
 from raymq.store.records.key_check import check_key
-from raymq.store.records.requests import Append
+from raymq.store.records.requests import AppendedRows
 from raymq.store.state.producer_table import UNKNOWN_OFFSET
 from raymq.store.state.topics import check_target
 
@@ -53,7 +53,7 @@ class Half(NamedTuple):
 
     offset: int
     transaction_id: str
-    append: Append
+    append: AppendedRows
 
 
 class CheckRound(NamedTuple):
@@ -129,7 +129,7 @@ class TransactionService:
             fault = f"the half message makes a record of {size} bytes, the limit is {limit}"
             raise Rejected(fault, field="record", limit=limit)
 
-    def commit(self, offset: int, *, group: str | None = None) -> Append:
+    def commit(self, offset: int, *, group: str | None = None) -> AppendedRows:
         """Deliver a half message, once. Returns: its offsets, which are unknown for a repeated commit.
 
         Args: `group`: if given, the PGROUP that the message was prepared with.
@@ -142,7 +142,7 @@ class TransactionService:
                 return self._repeated_answer()
             return self._commit(half)
 
-    def rollback(self, offset: int, *, group: str | None = None) -> Append:
+    def rollback(self, offset: int, *, group: str | None = None) -> AppendedRows:
         """Drop a half message. Raises: as `commit`."""
         with self._lock:
             half = self._open_half(offset, group, Resolution.ROLLBACK)
@@ -179,7 +179,7 @@ class TransactionService:
             raise Rejected(fault, field="group", limit=have)
         return half
 
-    def _commit(self, half: StoredMessage) -> Append:
+    def _commit(self, half: StoredMessage) -> AppendedRows:
         """Put the message of a half message into its real queue, together with the outcome."""
         message = half.moved(
             half.properties["REAL_TOPIC"],
@@ -192,7 +192,7 @@ class TransactionService:
 
     def _append_resolution(
         self, half: StoredMessage, resolution: Resolution, messages: list[InnerMessage]
-    ) -> Append:
+    ) -> AppendedRows:
         """Put the outcome of a half message, its op record, and the progress of both, as one group."""
         offset = half.queue_offset
         values = self._resolutions().resolve({offset: resolution})
@@ -207,15 +207,23 @@ class TransactionService:
         )
         return self._note(values, [*messages, op])[0]
 
-    def _note(self, values: dict[str, Any], messages: Sequence[InnerMessage] = ()) -> list[Append]:
+    def _note(
+        self, values: dict[str, Any], messages: Sequence[InnerMessage] = ()
+    ) -> list[AppendedRows]:
         """Put a change of the progress together with messages."""
         return self._store.put_inner(messages, progress=ServiceProgress(SERVICE, values))
 
-    def _repeated_answer(self) -> Append:
+    def _repeated_answer(self) -> AppendedRows:
         """The answer to a repeated call: as durable as the log is now."""
-        end = self._store.log.end
-        time_ms = self._store.state.store_time_ms
-        return Append(UNKNOWN_OFFSET, 1, 1, time_ms, -1, end, UNKNOWN_OFFSET)
+        return AppendedRows(
+            first_offset=UNKNOWN_OFFSET,
+            count=1,
+            duplicates=1,
+            store_time_ms=self._store.state.store_time_ms,
+            physical_offset=-1,
+            end_offset=self._store.log.end,
+            last_offset=UNKNOWN_OFFSET,
+        )
 
     # --- checks ---------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from raymq.store.base.errors import OffsetOutOfRange
 from raymq.store.records import record
-from raymq.store.records.requests import Append
+from raymq.store.records.requests import AppendedRows
 from tests.support.batches import request
 from tests.support.confirming import dispatch_all
 from tests.support.crash_states import last_states
@@ -106,7 +106,7 @@ class StoreModel(RuleBasedStateMachine):
         sent = self.sent[key]
         return sent[-1][0] + len(sent[-1][2]) if sent else 0
 
-    def send(self, key: Key, sequence: int, bodies: list[bytes]) -> Append:
+    def send(self, key: Key, sequence: int, bodies: list[bytes]) -> AppendedRows:
         return self.store.put(
             request(
                 [*bodies],

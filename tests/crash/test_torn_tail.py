@@ -21,7 +21,7 @@ from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.chain import CHAIN_UNIT_BYTES, ChainUnit, unpack_units
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records import record
-from raymq.store.records.requests import Append, PutRequest
+from raymq.store.records.requests import AppendedRows, PutRequest
 from raymq.store.tools.inspect import check
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
@@ -87,7 +87,7 @@ def store_with_tail(bodies: list[bytes], properties: bytes | None, topic: str = 
     store = open_store(ROOT, disk)
     store.create_topic(topic, 1, [0])
 
-    def put(bodies: list[bytes], properties: bytes | None) -> Append:
+    def put(bodies: list[bytes], properties: bytes | None) -> AppendedRows:
         values = batch([*bodies], tag="red", properties=properties)
         return store.put(PutRequest(topic, 0, values, None, 0, 0, "quorum"))
 

@@ -14,7 +14,7 @@ from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.put_errors import error_of
 from raymq.store.put.put_hooks import PutHook
 from raymq.store.records import record
-from raymq.store.records.requests import Append, PutRequest
+from raymq.store.records.requests import AppendedRows, PutRequest
 from raymq.store.services.stored_message import read
 from tests.support.batches import request
 from tests.support.engine import CONFIG
@@ -37,7 +37,7 @@ class Columns(PutHook):
     def __init__(self, *, refuses: bool = False, cuts: bool = False) -> None:
         self.refuses = refuses
         self.cuts = cuts
-        self.reported: list[tuple[int, Append | None]] = []
+        self.reported: list[tuple[int, AppendedRows | None]] = []
 
     def before_batch(self, request: PutRequest) -> PutRequest:
         if self.refuses:
@@ -51,7 +51,7 @@ class Columns(PutHook):
         made = given.set_column(0, given.schema.field(0), bodies)
         return request._replace(batch=made.slice(1) if self.cuts else made)
 
-    def after_batch(self, request: PutRequest, append: Append | None) -> None:
+    def after_batch(self, request: PutRequest, append: AppendedRows | None) -> None:
         self.reported.append((request.batch.num_rows, append))
         raise RuntimeError("advisory")
 

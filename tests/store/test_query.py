@@ -42,7 +42,7 @@ def store(tmp_path, clock):
 
 
 def put(store: MessageStore, body: bytes, keys: str = "k", *, topic: str = "t", queue: int = 0):
-    """One message, confirmed and dispatched. Returns: its Append."""
+    """One message, confirmed and dispatched. Returns: its `AppendedRows`."""
     message = InnerMessage(topic, queue, body, {"KEYS": keys} if keys else {})
     (appended,) = store.put_inner([message])
     confirm_with_index(store)

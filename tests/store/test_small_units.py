@@ -17,7 +17,7 @@ from raymq.store.config.store_config import StoreConfig
 from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.log.chain import CHAIN_UNIT_BYTES
 from raymq.store.records import record
-from raymq.store.records.requests import Append, PutRequest
+from raymq.store.records.requests import AppendedRows, PutRequest
 from raymq.store.records.small_batch import SMALL_ROWS_MAX
 from tests.support.batches import request
 from tests.support.clock import ManualClock
@@ -52,7 +52,7 @@ def store(tmp_path: Path) -> Iterator[EmbeddedStore]:
     opened.close()
 
 
-def append(store: EmbeddedStore, *puts: PutRequest) -> list[Append | RayMQError | OSError]:
+def append(store: EmbeddedStore, *puts: PutRequest) -> list[AppendedRows | RayMQError | OSError]:
     path = store.store.put_path
     return path.append_many([path.check(put) for put in puts])
 
@@ -114,9 +114,9 @@ def test_each_batch_is_refused_for_itself(store: EmbeddedStore) -> None:
     )
     assert isinstance(gap, Rejected)
     assert isinstance(fenced, Fenced)
-    assert isinstance(again, Append)
+    assert isinstance(again, AppendedRows)
     assert (again.duplicates, again.first_offset) == (1, 0)
-    assert isinstance(good, Append)
+    assert isinstance(good, AppendedRows)
     assert bodies(store, 2)[-1] == b"2/1"
 
 
@@ -134,7 +134,7 @@ def test_batches_of_one_sequence_keep_their_order(store: EmbeddedStore) -> None:
 def test_an_epoch_fences_the_batches_after_it(store: EmbeddedStore) -> None:
     begun(store, 7)
     new, old = append(store, row(0, 7, 1, epoch=1), row(1, 7, 1, epoch=0))
-    assert isinstance(new, Append)
+    assert isinstance(new, AppendedRows)
     assert isinstance(old, Fenced)
 
 
@@ -207,8 +207,8 @@ def any_batch(dice: random.Random, sent: dict[tuple[int, int], int]) -> PutReque
     return row(queue, producer, first, rows=rows)
 
 
-def seen(answer: Append | RayMQError | OSError) -> object:
+def seen(answer: AppendedRows | RayMQError | OSError) -> object:
     """The part of an answer that a producer sees."""
-    if isinstance(answer, Append):
+    if isinstance(answer, AppendedRows):
         return answer.first_offset, answer.last_offset, answer.count, answer.duplicates
     return type(answer), answer.args
