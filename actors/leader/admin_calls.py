@@ -99,8 +99,7 @@ class AdminCalls:
 
         # The record of a topic that exists may still wait for its flush, or for a follower that is away.
         end = self._host.store.topic_end(name)
-        # An append of nothing: its promise is kept when the promises of all records below `end` are.
-        self._host.await_promise(appended or AppendedRows(-1, 0, 0, 0, -1, end))
+        self._host.await_promise(appended or AppendedRows.up_to(end))
         return {"created": appended is not None}
 
     def _op_queue_ranges(self, topic: str) -> dict[str, Any]:

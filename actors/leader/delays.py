@@ -71,8 +71,7 @@ class Delays:
             now_ms = self._clock.now_ms()
             ran = self._service.run_once(now_ms, limit=RUN_MESSAGES)
         if ran.messages:
-            end = self._store.log.end
-            self._await_promise(AppendedRows(-1, ran.messages, 0, now_ms, -1, end))
+            self._await_promise(AppendedRows.up_to(self._store.log.end))
         if ran.next_due_ms is None:
             # One more step after deliveries, which completes the timers' files.
             return CHECK_S if ran.messages else None

@@ -264,7 +264,7 @@ class EmbeddedStore:
             ran = self._delays.run_once(now_ms)
             if ran.messages:
                 self._wake.set()
-                self.wait(AppendedRows(-1, ran.messages, 0, now_ms, -1, log.end))
+                self.wait(AppendedRows.up_to(log.end))
             elif ran.next_due_ms is None or ran.next_due_ms > now_ms:
                 return ran.next_due_ms
 

@@ -45,6 +45,18 @@ class AppendedRows(NamedTuple):
     #: False: every row says WAIT=false, so the answer waits neither for the flush nor for replicas
     wait_store_ok: bool = True
 
+    @classmethod
+    def up_to(cls, end_offset: int) -> AppendedRows:
+        """No rows of its own: its promise is kept once it is kept for all records below `end_offset`."""
+        return cls(
+            first_offset=-1,
+            count=0,
+            duplicates=0,
+            store_time_ms=0,
+            physical_offset=-1,
+            end_offset=end_offset,
+        )
+
 
 class PutOutcome(NamedTuple):
     """The answer to a producer."""
