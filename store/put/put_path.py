@@ -229,19 +229,18 @@ class PutPath:
         request, prepared = checked.request, checked.prepared
         if not unit.staged:
             self._begin_segment()
-            unit.start = unit.end = self._log.end
-            unit.bytes_max = min(self._log.room(), self._config.append_unit_bytes)
-        if not isinstance(prepared, record.PreparedSmallBatch) or prepared.size > unit.bytes_max:
+            unit.begin(
+                self._log.end,
+                bytes_max=min(self._log.room(), self._config.append_unit_bytes),
+                store_time_ms=self._next_store_time_ms(),
+            )
+        if not unit.has_room(prepared):
             return self._append_unstored(checked)
 
         skip, stored = self._admit(request, prepared.count)
         if stored is not None:
             return stored
 
-        if not unit.staged:
-            unit.store_time_ms = self.store_times.now_ms(
-                self._state.store_time_ms, self._lock.begin_ms
-            )
         queue_key = (request.topic, request.queue_id)
         offset = unit.next_offsets.get(queue_key)
         if offset is None:

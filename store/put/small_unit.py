@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from raymq.store.records import record
 from raymq.store.records.requests import AppendedRows, PutRequest
@@ -41,12 +41,6 @@ class SmallUnit:
         self.staged: list[StagedBatch] = []
         #: the records of each batch
         self.parts: list[bytes] = []
-        #: physical offsets, known with the first batch, and the most bytes between them
-        self.start = 0
-        self.end = 0
-        self.bytes_max = 0
-        #: store time of all records
-        self.store_time_ms = 0
         #: next offset of each queue in this unit
         self.next_offsets: dict[tuple[str, int], int] = {}
         #: (producer, topic, queue) of its batches
@@ -55,6 +49,21 @@ class SmallUnit:
         self._epochs: dict[int, int] = {}
         #: it has the first batch of a sequence
         self._begins_sequence = False
+
+    def begin(self, start: int, *, bytes_max: int, store_time_ms: int) -> None:
+        """Place the unit in the log. Callers: before `add`, as long as it has no batch."""
+        #: physical end of the last record, and the highest that it may be
+        self.end = start
+        self._end_max = start + bytes_max
+        #: store time of all records
+        self.store_time_ms = store_time_ms
+
+    def has_room(self, prepared: Prepared) -> TypeGuard[record.PreparedSmallBatch]:
+        """Whether the records of a batch fit into the rest of the unit."""
+        return (
+            isinstance(prepared, record.PreparedSmallBatch)
+            and self.end + prepared.size <= self._end_max
+        )
 
     def takes(self, checked: CheckedPut) -> bool:
         """Whether a batch may be added.
@@ -66,9 +75,7 @@ class SmallUnit:
         if not self.staged:
             return True
         request, prepared = checked.request, checked.prepared
-        if not isinstance(prepared, record.PreparedSmallBatch):
-            return False
-        if self.end + prepared.size > self.start + self.bytes_max:
+        if not self.has_room(prepared):
             return False
         if request.producer_id is None:
             return not self._begins_sequence
