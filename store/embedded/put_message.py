@@ -136,7 +136,7 @@ class MessagePut:
 
     def _append(self, messages: tuple[InnerMessage, ...]) -> PutResult:
         try:
-            appends = self._store.put_path.put_batch(
+            appends = self._store.put_path.put_inner_unit(
                 messages, record_bytes_max=self._config.max_message_bytes + RECORD_EXTRA_BYTES_MAX
             )
         except (RayMQError, OSError) as error:

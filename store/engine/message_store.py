@@ -424,7 +424,7 @@ class MessageStore:
             if info is None:
                 return None
             body = topic_body(name, queues, info.shards, dict(info.attributes))
-            appended = self.put_path.put_internal(TOPIC, body)
+            appended = self.put_path.put_state_record(TOPIC, body)
             self._topic_ends[name] = appended.end_offset
             return appended
 
@@ -436,7 +436,7 @@ class MessageStore:
     def commit_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> AppendedRows:
         """Store a group's next offsets in the log. Raises: Rejected for a name that no group may have."""
         check_group_name(group)
-        return self.put_path.put_internal(OFFSETS, offsets_body(group, topic, offsets))
+        return self.put_path.put_state_record(OFFSETS, offsets_body(group, topic, offsets))
 
     # --- shutdown -------------------------------------------------------------------------------------------
 

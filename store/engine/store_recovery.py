@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from raymq.store.log.commit_log import QUEUES_DOUBTFUL
 from raymq.store.log.recovery.recovery_table import ENDS_IN_ZEROS
 from raymq.store.log.recovery.snapshot_head import read_head, snapshot_starts
+from raymq.store.put.inner_message import GroupRange
 from raymq.store.records import properties, record, rows
-from raymq.store.state.shard_state import INTERNAL_TOPIC, PROGRESS, reading_internal
+from raymq.store.state.shard_state import INTERNAL_TOPIC, PROGRESS, reading_state_record
 from raymq.store.state.topics import QueueKey
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class StoreRecovery:
         # In memory mode the confirmed end may have followed the page cache into the group, which a power loss took.
         log.marks.lower(start)
         log.truncate(start)
-        self._put_path.group = (0, 0)
+        self._put_path.group = GroupRange(0, 0)
         self._state.clear()
         for file in log.segments.files:
             if scan_start - file.size < file.start < log.end:
@@ -218,7 +219,7 @@ class StoreRecovery:
         for run in rows.runs(view, base, walk.positions, walk.sizes, columns=columns):
             self._note_offsets_at_queues_end(run)
             if run.topic == INTERNAL_TOPIC:
-                self._apply_internal(run)
+                self._apply_state_records(run)
 
             self._state.apply_rows(
                 run.topic,
@@ -241,16 +242,16 @@ class StoreRecovery:
         if before:
             self._offsets_at_queues_end[run.topic, run.queue_id] = run.first_offset + before
 
-    def _apply_internal(self, run: rows.RowRun) -> None:
+    def _apply_state_records(self, run: rows.RowRun) -> None:
         """Apply records of the internal topic, and remember the group that the last of them begins."""
         texts = run.batch.column("properties").to_pylist()
         bodies = run.batch.column("body").to_pylist()
         for text, body, at in zip(texts, bodies, run.positions.tolist(), strict=True):
             kind = properties.decode(text).get(properties.TAGS, "")
-            with reading_internal(kind, at):
+            with reading_state_record(kind, at):
                 if kind == PROGRESS:
-                    self._put_path.group = (at, int(json.loads(body)["end"]))
-                self._met_snapshot |= self._state.apply_internal(kind, body)
+                    self._put_path.group = GroupRange(at, int(json.loads(body)["end"]))
+                self._met_snapshot |= self._state.apply_state_record(kind, body)
 
     # --- consume queues after the walk ----------------------------------------------------------------------
 

@@ -50,6 +50,13 @@ class ServiceProgress(NamedTuple):
     values: Mapping[str, Any]
 
 
+class GroupRange(NamedTuple):
+    """The place of a group in the log, as physical offsets."""
+
+    start: int
+    end: int
+
+
 class PreparedInner:
     """A message encoded but for the fields that need the put lock: queue offset, physical offset, store time."""
 

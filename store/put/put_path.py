@@ -30,7 +30,13 @@ from raymq.store.state.producer_table import UNKNOWN_OFFSET
 from raymq.store.state.topics import check_target
 
 from .duplicates import DuplicateSearch
-from .inner_message import InnerMessage, PreparedInner, PreparedProgress, ServiceProgress
+from .inner_message import (
+    GroupRange,
+    InnerMessage,
+    PreparedInner,
+    PreparedProgress,
+    ServiceProgress,
+)
 from .put_hooks import after_batch, before_batch
 from .small_unit import CheckedPut, Prepared, SmallUnit
 
@@ -70,8 +76,8 @@ class PutPath:
         self.snapshot_segment = -1
         #: the end of the log from which on the next snapshot is due
         self._snapshot_due = 0
-        #: physical start and end of the newest group of messages, see `put_inner`
-        self.group = (0, 0)
+        #: the newest group of messages, see `put_inner`
+        self.group = GroupRange(0, 0)
 
     def put(self, request: PutRequest) -> AppendedRows:
         """Check and append one batch of one queue."""
@@ -484,7 +490,7 @@ class PutPath:
         """
         log, size = self._log, self._config.segment_size_bytes
         while self.snapshot_segment != log.end - log.end % size:
-            parts, needed = self._snapshot()
+            parts, needed = self._prepare_snapshot()
             if needed <= self._config.snapshot_bytes_max:
                 log.ensure_room(needed)
                 if log.room() < needed:
@@ -504,7 +510,7 @@ class PutPath:
             self.snapshot_segment = log.end - log.end % size
 
         if log.end >= self._snapshot_due:
-            parts, needed = self._snapshot()
+            parts, needed = self._prepare_snapshot()
             # Else the next segment, which is near, begins with one.
             if needed <= min(self._config.snapshot_bytes_max, log.room()):
                 self._append_snapshot(parts, needed)
@@ -515,11 +521,12 @@ class PutPath:
         """Recovery found the newest snapshot at `start`."""
         self._snapshot_due = start + self._config.snapshot_interval_bytes
 
-    def _snapshot(self) -> tuple[list[PreparedInner], int]:
+    def _prepare_snapshot(self) -> tuple[list[PreparedInner], int]:
         """The state as records to append, and their bytes."""
         part_bytes_max = min(1 << 20, self._config.segment_size_bytes // 8)
         parts = [
-            self._internal(state.SNAPSHOT, body) for body in self._state.snapshot(part_bytes_max)
+            self._prepare_state_record(state.SNAPSHOT, body)
+            for body in self._state.snapshot(part_bytes_max)
         ]
         return parts, sum(part.size for part in parts)
 
@@ -538,7 +545,7 @@ class PutPath:
         """The store time of the next records."""
         return self.store_times.now_ms(self._state.store_time_ms, self._lock.begin_ms)
 
-    def _internal(self, kind: str, body: bytes) -> PreparedInner:
+    def _prepare_state_record(self, kind: str, body: bytes) -> PreparedInner:
         """One record of the internal topic, ready to be appended."""
         now_ms = self._clock.now_ms()
         message = InnerMessage(
@@ -548,10 +555,10 @@ class PutPath:
         self._check_size(0, prepared.size, self._record_bytes_max)
         return prepared
 
-    def put_internal(self, kind: str, body: bytes) -> AppendedRows:
+    def put_state_record(self, kind: str, body: bytes) -> AppendedRows:
         """Append one record of the internal topic and apply it to the state."""
         with self._lock:
-            return self._put_internal(kind, body)
+            return self._append_state_record(kind, body)
 
     def init_producer(self, producer: int) -> tuple[int, AppendedRows]:
         """The next epoch of a producer id, and its record.
@@ -562,13 +569,15 @@ class PutPath:
         """
         with self._lock:
             epoch = self._state.next_epoch(producer)
-            return epoch, self._put_internal(state.PRODUCER, state.producer_body(producer, epoch))
+            return epoch, self._append_state_record(
+                state.PRODUCER, state.producer_body(producer, epoch)
+            )
 
-    def _put_internal(self, kind: str, body: bytes) -> AppendedRows:
-        prepared = self._internal(kind, body)
+    def _append_state_record(self, kind: str, body: bytes) -> AppendedRows:
+        prepared = self._prepare_state_record(kind, body)
         self._make_room(prepared.size)
         (appended,) = self._append_service_records([prepared], self._next_store_time_ms())
-        self._state.apply_internal(kind, body)
+        self._state.apply_state_record(kind, body)
         return appended
 
     def put_inner(
@@ -582,9 +591,9 @@ class PutPath:
         `config.group_bytes_max`, because other puts wait for them); as `append`. Nothing was stored then.
         """
         require(progress is not None or len(messages) == 1, "a group has a progress")
-        return self._put_together(messages, progress, self._config.record_bytes_max)
+        return self._append_inner(messages, progress, self._config.record_bytes_max)
 
-    def put_batch(
+    def put_inner_unit(
         self, messages: Sequence[InnerMessage], *, record_bytes_max: int
     ) -> list[AppendedRows]:
         """Append messages that follow each other in one file. Returns: one `AppendedRows` per message.
@@ -594,9 +603,9 @@ class PutPath:
         """
         config = self._config
         limit = config.record_bytes_max if len(messages) == 1 else config.group_bytes_max
-        return self._put_together(messages, None, limit, record_bytes_max)
+        return self._append_inner(messages, None, limit, record_bytes_max)
 
-    def _put_together(
+    def _append_inner(
         self,
         messages: Sequence[InnerMessage],
         progress: ServiceProgress | None,
@@ -631,9 +640,9 @@ class PutPath:
             )
 
         with self._lock:
-            return self._append_group(head, prepared, total)
+            return self._append_inner_unit(head, prepared, total)
 
-    def _append_group(
+    def _append_inner_unit(
         self, head: PreparedProgress | None, prepared: list[PreparedInner], total: int
     ) -> list[AppendedRows]:
         """Append records of `total` bytes, after the progress that they belong to. Needs the put lock."""
@@ -646,8 +655,8 @@ class PutPath:
 
         appends = self._append_service_records(records, self._next_store_time_ms())
         if head is not None:
-            self.group = (appends[0].physical_offset, self._log.end)
-            self._state.apply_internal(state.PROGRESS, body)
+            self.group = GroupRange(appends[0].physical_offset, self._log.end)
+            self._state.apply_state_record(state.PROGRESS, body)
             del appends[0]
 
         held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
@@ -695,10 +704,12 @@ class PutPath:
             at += each.size
 
         log.append(b"".join(parts), self.epoch)
-        self._note_inner(records, appends)
+        self._note_service_records(records, appends)
         return appends
 
-    def _note_inner(self, stored: list[PreparedInner], appends: list[AppendedRows]) -> None:
+    def _note_service_records(
+        self, stored: list[PreparedInner], appends: list[AppendedRows]
+    ) -> None:
         """Account for messages that are in the log now: neighbours of one queue together."""
         keys = [(each.topic, each.queue_id, each.queued) for each in stored]
         first = 0

@@ -24,7 +24,7 @@ from .producer_table import ENTRY, EPOCH, UNKNOWN_OFFSET, ProducerTable, Run
 INTERNAL_TOPIC = "rmq_sys_raymq"
 INTERNAL_QUEUE = 0
 
-#: kinds of internal records (their TAGS property)
+#: kinds of state records (their TAGS property)
 TOPIC, OFFSETS, PRODUCER, SNAPSHOT = "TOPIC", "OFFSETS", "PRODUCER", "SNAPSHOT"
 #: kind of the record that a group begins with (inner_message.py): the progress of a service of the store
 PROGRESS = "PROGRESS"
@@ -177,11 +177,11 @@ class ShardState:
             return 0
         return known + 1
 
-    def apply_internal(self, kind: str, body: bytes) -> bool:
-        """Account for one internal record. Unknown kinds are a newer version's and are ignored.
+    def apply_state_record(self, kind: str, body: bytes) -> bool:
+        """Account for one state record. Unknown kinds are a newer version's and are ignored.
 
         Returns: whether it completed a snapshot, which replaces the whole state.
-        Raises: an error that `reading_internal` turns into Corrupt, for a body that no RayMQ store wrote.
+        Raises: an error that `reading_state_record` turns into Corrupt, for a body that no RayMQ store wrote.
         """
         if kind == SNAPSHOT:
             parts = self._parts.add(body)
@@ -363,7 +363,7 @@ def _text(value: Any) -> str:
 
 
 @contextmanager
-def reading_internal(kind: str, at: int) -> Iterator[None]:
+def reading_state_record(kind: str, at: int) -> Iterator[None]:
     """Read a record of the internal topic at physical offset `at`. Raises: Corrupt if it cannot be read."""
     try:
         yield
@@ -376,10 +376,10 @@ def reading_internal(kind: str, at: int) -> Iterator[None]:
         RecursionError,
     ) as error:
         raise Corrupt(
-            f"the internal record at offset {at} ({kind or 'of no kind'}) cannot be read: {error!r}. RayMQ never "
+            f"the state record at offset {at} ({kind or 'of no kind'}) cannot be read: {error!r}. RayMQ never "
             "writes such a record; restore the replica from its peer, or from a copy.",
             offset=at,
-            rule="internal records can be read",
+            rule="state records can be read",
             found=kind,
         ) from error
 

@@ -176,7 +176,7 @@ def _state(store: ReadOnlyStore) -> ShardState:
         own = batch.filter(np.equal(batch.column("topic").to_numpy(False), INTERNAL_TOPIC))
         tags = rows.tag_column(own.column("properties")).to_pylist()
         for tag, body in zip(tags, own.column("body").to_pylist(), strict=True):
-            state.apply_internal((tag or b"").decode(), body)
+            state.apply_state_record((tag or b"").decode(), body)
     return state
 
 

@@ -179,7 +179,7 @@ def test_attributes_outlive_snapshots_and_old_records_have_none(tmp_path: Path) 
     assert store.state.topics["plain"].attributes == ()
     store.close()
     state = ShardState()
-    state.apply_internal("TOPIC", b'{"name":"old","queues":1,"shards":[0]}')
+    state.apply_state_record("TOPIC", b'{"name":"old","queues":1,"shards":[0]}')
     assert state.topics["old"].attributes == ()
     assert b'"a"' not in b"".join(state.snapshot(1 << 20)), "as it was written before"
 

@@ -295,5 +295,5 @@ def test_the_runs_of_a_state_do_not_depend_on_where_its_log_is_read_from():
     for cut in (10, 33, 71):
         resumed = ShardState()
         for part in state_after(0, cut, ShardState(), 1).snapshot(100):
-            resumed.apply_internal("SNAPSHOT", part)
+            resumed.apply_state_record("SNAPSHOT", part)
         assert known(state_after(cut, 100, resumed, 2).producers) == known(whole.producers)

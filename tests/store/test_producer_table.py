@@ -47,7 +47,7 @@ def stored(state, producer, queue, sequence, *, epoch=0, now=1000, count=1, topi
 def restored(state, **limits):
     again = ShardState(ProducerTable(**limits))
     for part in state.snapshot(MIB):
-        again.apply_internal(SNAPSHOT, part)
+        again.apply_state_record(SNAPSHOT, part)
     return again
 
 
@@ -240,7 +240,7 @@ def test_a_snapshot_of_an_earlier_version_is_read():
         b'{"t":"seq","p":5,"n":"t","q":1,"s":6,"e":900,"r":[[0,2,1],[2,1,5],[3,3,6]]}]}'
     )
     state = ShardState()
-    assert state.apply_internal(SNAPSHOT, part)
+    assert state.apply_state_record(SNAPSHOT, part)
     assert state.admit(5, 3, "t", 1, 2, 1).first_offset == 5
     assert state.producers.epoch(5) == 3
     assert restored(state).admit(5, 3, "t", 1, 5, 1) == (1, 8, 900)
@@ -255,7 +255,7 @@ def test_the_parts_of_a_snapshot_keep_to_their_size():
         assert max(map(len, parts)) <= 1.1 * limit
         again = ShardState()
         for part in parts:
-            again.apply_internal(SNAPSHOT, part)
+            again.apply_state_record(SNAPSHOT, part)
         assert known(again.producers) == known(state.producers)
 
 
@@ -311,7 +311,7 @@ def test_a_million_entries_take_200_mb_and_are_written_and_read_as_columns():
     assert peak <= 20e6
     again = ShardState()
     for part in parts:
-        again.apply_internal(SNAPSHOT, part)
+        again.apply_state_record(SNAPSHOT, part)
     assert len(again.producers) == len(state.producers) == 1_000_000
     for at in range(0, 1_000_000, 100_000):
         key = (int(entries["producer"][at]), "t", at % 64)

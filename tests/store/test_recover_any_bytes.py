@@ -122,14 +122,14 @@ JSON = st.recursive(
 
 
 @st.composite
-def internal_records(draw: st.DrawFn) -> Tree:
+def state_records(draw: st.DrawFn) -> Tree:
     """A store with whole records of the internal topic that have arbitrary bodies."""
     tree = Tree(draw(st.sampled_from(trees())))
     data = bytearray(tree[LOG])
     walk = record.walk(data, 0)
     at = draw(st.sampled_from([*walk.positions.tolist(), walk.end]))
     for _ in range(draw(st.integers(1, 3))):
-        body = draw(st.binary(max_size=30) | JSON.map(to_json) | internal_bodies())
+        body = draw(st.binary(max_size=30) | JSON.map(to_json) | state_bodies())
         tag = draw(st.sampled_from(KINDS))
         made = record.encode_record(
             topic=INTERNAL_TOPIC,
@@ -155,8 +155,8 @@ def to_json(value: object) -> bytes:
 
 
 @st.composite
-def internal_bodies(draw: st.DrawFn) -> bytes:
-    """Nearly right: the names are those of internal records, the values anything."""
+def state_bodies(draw: st.DrawFn) -> bytes:
+    """Nearly right: the names are those of state records, the values anything."""
     names = ("name", "queues", "shards", "group", "topic", "offsets", "producer", "epoch")
     more = ("service", "set", "end", "part", "parts", "rows")
     keys = st.sampled_from([*names, *more])
@@ -214,6 +214,6 @@ def test_a_damaged_directory_opens_or_is_called_corrupt(tree: Tree, boot: int) -
     open_and_use(tree, boot)
 
 
-@given(internal_records(), st.integers(0, 1))
-def test_internal_records_that_say_anything_do_no_harm(tree: Tree, boot: int) -> None:
+@given(state_records(), st.integers(0, 1))
+def test_state_records_that_say_anything_do_no_harm(tree: Tree, boot: int) -> None:
     open_and_use(tree, boot)

@@ -34,12 +34,12 @@ def open_store(disk: SimulatedDisk) -> MessageStore:
 def full_state() -> ShardState:
     state = ShardState()
     for number in range(10):
-        state.apply_internal(TOPIC, b'{"name":"t%d","queues":4,"shards":[0,1]}' % number)
+        state.apply_state_record(TOPIC, b'{"name":"t%d","queues":4,"shards":[0,1]}' % number)
         state.apply_rows(
             f"t{number}", 1, 5, 3, 900 + number, 77, producer=number, epoch=2, first_sequence=6
         )
         body = b'{"group":"g","topic":"t%d","offsets":{"1":8}}' % number
-        state.apply_internal("OFFSETS", body)
+        state.apply_state_record("OFFSETS", body)
     return state
 
 
@@ -53,9 +53,9 @@ def test_a_state_comes_back_from_the_parts_of_its_snapshot() -> None:
     parts = state.snapshot(200)
     assert len(parts) > 5
     again = ShardState()
-    again.apply_internal(TOPIC, b'{"name":"forgotten","queues":1,"shards":[0]}')
+    again.apply_state_record(TOPIC, b'{"name":"forgotten","queues":1,"shards":[0]}')
     for part in parts:
-        again.apply_internal(SNAPSHOT, part)
+        again.apply_state_record(SNAPSHOT, part)
     assert reported(again) == reported(state)
 
 
@@ -63,13 +63,13 @@ def test_a_snapshot_without_one_of_its_parts_changes_nothing() -> None:
     parts = full_state().snapshot(200)
     for lost in range(len(parts)):
         state = ShardState()
-        state.apply_internal(TOPIC, b'{"name":"kept","queues":1,"shards":[0]}')
+        state.apply_state_record(TOPIC, b'{"name":"kept","queues":1,"shards":[0]}')
         for number, part in enumerate(parts):
             if number != lost:
-                state.apply_internal(SNAPSHOT, part)
+                state.apply_state_record(SNAPSHOT, part)
         assert list(state.topics) == ["kept"]
         for part in parts:
-            state.apply_internal(SNAPSHOT, part)
+            state.apply_state_record(SNAPSHOT, part)
         assert reported(state) == reported(full_state())
 
 
@@ -215,7 +215,7 @@ def test_rows_that_are_put_together_as_text_are_json_of_any_name():
         assert json.dumps(json.loads(text), separators=(",", ":")).encode() == text
     again = ShardState()
     for part in parts:
-        again.apply_internal(SNAPSHOT, part)
+        again.apply_state_record(SNAPSHOT, part)
     assert again.next_offsets == state.next_offsets
     assert known(again.producers) == known(state.producers)
     assert again.snapshot(100) == parts

@@ -14,7 +14,12 @@ from raymq.store.log.log_reads import walk_piece
 from raymq.store.log.segments.mapped_file import MappedFile
 from raymq.store.records import properties
 from raymq.store.records.record_walk import layout
-from raymq.store.state.shard_state import INTERNAL_TOPIC, SNAPSHOT, SnapshotParts, reading_internal
+from raymq.store.state.shard_state import (
+    INTERNAL_TOPIC,
+    SNAPSHOT,
+    SnapshotParts,
+    reading_state_record,
+)
 
 #: bytes read at a time. A larger record is read whole
 HEAD_BYTES = 64 << 10
@@ -40,7 +45,7 @@ def read_head(file: MappedFile, start: int | None = None) -> tuple[int | None, i
         body = _snapshot_body(view, walk.positions - base, walk.sizes)
         if body is None:
             return None, at
-        with reading_internal(SNAPSHOT, at):
+        with reading_state_record(SNAPSHOT, at):
             complete = parts.add(body) is not None
         at = walk.end
         if complete:
