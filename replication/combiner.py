@@ -95,7 +95,7 @@ class PutCombiner:
 
     def combine(self, ends: Ends, now_ms: int) -> list[LatePuts]:
         """Note how far the shard is, which moves `acknowledged`. Returns: the puts that have become late."""
-        self.acknowledged = max(self.acknowledged, self._promise.acknowledged(ends))
+        self.acknowledged = max(self.acknowledged, self._promise.acknowledged_end(ends))
 
         groups = self._groups
         while groups and groups[0].end <= self.acknowledged:
@@ -131,8 +131,8 @@ class PutCombiner:
             if waited_ms < self._least_timeout_ms:
                 break
 
-        flush_end = self._promise.flush_complete(ends)
-        replica_end = self._promise.replicas_complete(ends)
+        flush_end = self._promise.flush_end(ends)
+        replica_end = self._promise.replica_end(ends)
         late = []
         late_by_one = flush_late if flush_end < replica_end else replica_late
         if late_by_one:
@@ -142,7 +142,7 @@ class PutCombiner:
             late.append((late_by_both.number, late_by_both.end))
 
         return [
-            LatePuts(number, end, self._promise.late(ends, end))
+            LatePuts(number, end, self._promise.late_status(ends, end))
             for number, end in late
             if end > self.acknowledged
         ]

@@ -68,7 +68,7 @@ class LeaderHost(ReplicaHost):
     def _open(self) -> None:
         self._mirrored = "replication" in self.supervisor.roles
         self._promises = promises(self.config.flush, mirrored=self._mirrored)
-        self._readable = self._promises["quorum"].readable
+        self._confirmed_end = self._promises["quorum"].confirmed_end
         self.store = MessageStore.open(
             self._root,
             config=self.config,
@@ -84,7 +84,7 @@ class LeaderHost(ReplicaHost):
 
     def _sync_log(self) -> None:
         super()._sync_log()
-        self.log.note_confirmed(self._readable(self.log.ends))
+        self.log.note_confirmed(self._confirmed_end(self.log.ends))
 
     def _abandon(self) -> None:
         self.store.abandon()

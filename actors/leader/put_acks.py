@@ -118,12 +118,12 @@ class PutAcks:
         self._fail = host.fail
         self._on_confirmed = on_confirmed
         self._queues = {
-            acks: AckQueue(promise, host.config, promise.acknowledged(host.log.ends))
+            acks: AckQueue(promise, host.config, promise.acknowledged_end(host.log.ends))
             for acks, promise in promises.items()
         }
 
         #: the confirmed end is the same for all ack modes
-        self._readable = promises["quorum"].readable
+        self._confirmed_end = promises["quorum"].confirmed_end
         #: readers see a message before a sync and before any replica has it
         self._readable_at_once = promises["quorum"].readable_in_memory
         #: receipts wait for the sync that the next append begins
@@ -177,7 +177,7 @@ class PutAcks:
         if self._readable_at_once:
             # Puts that are acknowledged at once are readable at once.
             with self._progress_lock:
-                self._log.note_confirmed(self._readable(self._log.ends))
+                self._log.note_confirmed(self._confirmed_end(self._log.ends))
             self._on_confirmed()
 
         now_ms = self._clock.monotonic_ms()
@@ -202,7 +202,7 @@ class PutAcks:
         for put in puts:
             queue = self._queues[put.acks]
             if put.acks not in acknowledged:
-                acknowledged[put.acks] = queue.promise.acknowledged(ends)
+                acknowledged[put.acks] = queue.promise.acknowledged_end(ends)
             if not put.appended.wait_store_ok or put.appended.end_offset <= acknowledged[put.acks]:
                 self._finish(put, self._clock.monotonic())
             elif self._ended:
@@ -294,7 +294,7 @@ class PutAcks:
             if log.sync_failed:
                 # A later sync of the flusher may have succeeded without the lost bytes. The ack loop ends the puts.
                 return
-            moved = log.note_confirmed(self._readable(ends))
+            moved = log.note_confirmed(self._confirmed_end(ends))
 
         try:
             # Also when no put waits: the appending thread may have read older ends and be about to queue its put.
@@ -348,7 +348,7 @@ class PutAcks:
         """Stored, without knowing whether the promise will be kept. Args: `status`: None if the shard has ended."""
         if status is None:
             promise = self._queues[put.acks].promise
-            status = promise.late(self._log.ends, put.appended.end_offset)
+            status = promise.late_status(self._log.ends, put.appended.end_offset)
         self._counters.unknown += 1
         put.ticket.finish(
             DeliveryUnknown(

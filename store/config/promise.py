@@ -70,29 +70,29 @@ class Promise(NamedTuple):
         """Whether readers see records that are neither on disk nor on a replica."""
         return not {"synced", "replicated"}.intersection(self.readable_by)
 
-    def acknowledged(self, ends: Ends) -> int:
+    def acknowledged_end(self, ends: Ends) -> int:
         """The end up to which puts have kept their promise."""
         return _least(ends, self.acknowledged_by)
 
-    def readable(self, ends: Ends) -> int:
+    def confirmed_end(self, ends: Ends) -> int:
         """The confirmed end: readers may see everything below it."""
         return _least(ends, self.readable_by)
 
-    def flush_complete(self, ends: Ends) -> int:
+    def flush_end(self, ends: Ends) -> int:
         """The end up to which the flush future of puts is complete."""
         return _least(ends, [name for name in self.acknowledged_by if name != "replicated"])
 
-    def replicas_complete(self, ends: Ends) -> int:
+    def replica_end(self, ends: Ends) -> int:
         """The end up to which the replica future of puts is complete; above every log if receipts wait for no
         replica."""
         return ends.replicated if self.waits_for_replicas else COMPLETE
 
-    def late(self, ends: Ends, end: int) -> PutStatus:
+    def late_status(self, ends: Ends, end: int) -> PutStatus:
         """The status of a put that ends at `end`, was not acknowledged, and has waited long enough.
 
         If both futures are late, the replica's status wins.
         """
-        if end > self.replicas_complete(ends):
+        if end > self.replica_end(ends):
             return PutStatus.FLUSH_SLAVE_TIMEOUT
         return PutStatus.FLUSH_DISK_TIMEOUT
 
@@ -117,7 +117,7 @@ def promises(flush: Flush, *, mirrored: bool) -> dict[Acks, Promise]:
 
 def own_durable(flush: Flush, ends: Ends) -> int:
     """The end up to which one replica has its log as durably as the flush mode asks, whatever the others have."""
-    return PROMISES[flush, False, "quorum"].readable(ends)
+    return PROMISES[flush, False, "quorum"].confirmed_end(ends)
 
 
 def awaits_commit(flush: Flush, *, mirrored: bool) -> bool:

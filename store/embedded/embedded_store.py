@@ -170,14 +170,15 @@ class EmbeddedStore:
         limit = self.store.config.sync_flush_timeout_ms / 1000
         with self._changed:
             self._changed.wait_for(
-                lambda: promise.acknowledged(self._ends) >= end or self._failed is not None, limit
+                lambda: promise.acknowledged_end(self._ends) >= end or self._failed is not None,
+                limit,
             )
             ends, failed = self._ends, self._failed
 
-        if promise.acknowledged(ends) < end:
+        if promise.acknowledged_end(ends) < end:
             raise DeliveryUnknown(
                 f"the flush did not finish: {failed or f'{limit} s passed'}",
-                status=promise.late(ends, end).value,
+                status=promise.late_status(ends, end).value,
                 append=appended._asdict(),
             )
         return appended
@@ -273,7 +274,7 @@ class EmbeddedStore:
         log = self.store.log
         with self._dispatch_lock:
             # The mark moves under the lock: with two threads it could go back.
-            log.note_confirmed(self._promise.readable(log.ends))
+            log.note_confirmed(self._promise.confirmed_end(log.ends))
             while self.store.dispatched < log.confirmed:
                 before = self.store.dispatched
                 if self.store.dispatch(log.confirmed) == before:

@@ -25,8 +25,8 @@ class OnePut:
     def settle(self, promise: Promise, ends: Ends, now_ms: int) -> None:
         if self.outcome is not None:
             return
-        flush_done = promise.flush_complete(ends) >= self.end
-        replica_done = promise.replicas_complete(ends) >= self.end
+        flush_done = promise.flush_end(ends) >= self.end
+        replica_done = promise.replica_end(ends) >= self.end
         waited_ms = now_ms - self.since_ms
         if flush_done and replica_done:
             self.outcome = PutStatus.PUT_OK

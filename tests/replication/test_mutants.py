@@ -34,8 +34,8 @@ def serve_every_process(self, header, message):
 
 MUTANTS = [
     (mirror_follower.MirrorFollower, "acknowledge", ack_before_sync),
-    (promise.Promise, "acknowledged", confirm_without_own_sync),
-    (promise.Promise, "acknowledged", confirm_without_the_follower),
+    (promise.Promise, "acknowledged_end", confirm_without_own_sync),
+    (promise.Promise, "acknowledged_end", confirm_without_the_follower),
     (mirror_follower, "_holds", match_by_length),
     (mirror_follower.MirrorFollower, "_is_mine", serve_every_process),
 ]

@@ -62,12 +62,12 @@ def test_receipts_and_readers_wait_for_what_the_rules_say_in_every_state(
     promise = PROMISES[flush, mirrored, acks]
     for state in STATES:
         for end in range(1, HIGHEST + 1):
-            receipted = promise.acknowledged(state) >= end
+            receipted = promise.acknowledged_end(state) >= end
             assert receipted == kept(flush, mirrored, acks, state, end)
             assert receipted == (
-                promise.flush_complete(state) >= end and promise.replicas_complete(state) >= end
+                promise.flush_end(state) >= end and promise.replica_end(state) >= end
             )
-            assert (promise.readable(state) >= end) == readable(flush, mirrored, state, end)
+            assert (promise.confirmed_end(state) >= end) == readable(flush, mirrored, state, end)
 
 
 @pytest.mark.parametrize(("flush", "mirrored", "acks"), MODES)
@@ -76,9 +76,9 @@ def test_a_late_put_blames_the_replica_if_the_replica_is_late(
 ) -> None:
     promise = PROMISES[flush, mirrored, acks]
     for state in STATES:
-        for end in range(promise.acknowledged(state) + 1, state.appended + 1):
+        for end in range(promise.acknowledged_end(state) + 1, state.appended + 1):
             replica_late = mirrored and acks == "quorum" and state.replicated < end
-            assert promise.late(state, end) is (
+            assert promise.late_status(state, end) is (
                 PutStatus.FLUSH_SLAVE_TIMEOUT if replica_late else PutStatus.FLUSH_DISK_TIMEOUT
             )
 
@@ -175,7 +175,7 @@ def seen_at_once(flush: Flush, mirrored: bool, acks: Acks) -> bool:
     """Whether readers see whatever was receipted, without the transient pool."""
     promise = PROMISES[flush, mirrored, acks]
     return all(
-        promise.acknowledged(state) <= promise.readable(state)
+        promise.acknowledged_end(state) <= promise.confirmed_end(state)
         for state in STATES
         if state.appended == state.committed
     )
