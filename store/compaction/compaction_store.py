@@ -63,7 +63,7 @@ class CompactionStore:
     def load(self) -> None:
         """Finish an interrupted swap, open every queue, and cut the remains of a crash.
 
-        The commit log still has the cut records. It may delete them only after they are synced here (`holds_from`).
+        The commit log still has the cut records. It may delete them only after `sync_and_find_needed_from`.
         Callers: after the store's recovery.
         Raises: Corrupt if files are missing or have other sizes.
         """
@@ -256,7 +256,7 @@ class CompactionStore:
         except (OSError, ValueError, TypeError, AttributeError, RayMQError):
             return {}
 
-    def holds_from(self) -> int | None:
+    def sync_and_find_needed_from(self) -> int | None:
         """The physical offset from which on no record of the commit log may be deleted yet; None: any record may.
 
         Syncs the copied records. Callers: retention. Raises: OSError, StorageFull.

@@ -157,7 +157,7 @@ class DelayService:
         self.levels = ScheduleMessageService(store)
         self.timers = TimerMessageStore(store)
         store.delay_hook.waiting = self.timers.waiting
-        store.holds.append(self.holds_from)
+        store.retention_floors.append(self.needed_from)
 
     @property
     def active(self) -> bool:
@@ -178,10 +178,10 @@ class DelayService:
         ]
         return DelayRun(levels.messages + count, min(times_ms, default=None))
 
-    def holds_from(self) -> int | None:
+    def needed_from(self) -> int | None:
         """The physical offset from which on records may still wait here; None: none waits. Deletion stops there."""
         done = level_offsets(self._store)
-        waiting_from = [(TIMER_TOPIC, 0, self.timers.holds_from())]
+        waiting_from = [(TIMER_TOPIC, 0, self.timers.first_waiting_offset())]
         for level in range(1, len(self._store.config.delay_levels_ms) + 1):
             waiting_from.append((SCHEDULE_TOPIC, level - 1, done.get(level, 0)))
         positions: list[int] = []

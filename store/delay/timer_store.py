@@ -70,7 +70,7 @@ class DueSecond:
 
 
 class TimerMessageStore:
-    """The timers of one shard. Callers: one thread; `waiting` and `holds_from`: any."""
+    """The timers of one shard. Callers: one thread; `waiting` and `first_waiting_offset`: any."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -99,7 +99,7 @@ class TimerMessageStore:
         """How many timers are known to wait for a second."""
         return self._cache.wheel.waiting(time_ms)
 
-    def holds_from(self) -> int:
+    def first_waiting_offset(self) -> int:
         """Offset of the timer topic from which on records may still wait. Callers: any thread."""
         end = self._topic.end
         known = self._ready and self._progress.next_offset >= end

@@ -115,7 +115,9 @@ class MessageStore:
         #: derived stores, which forget messages that the log deletes
         self.derived: list[Derived] = [self.index]
         #: each returns the physical offset from which it still needs records; None: it needs none
-        self.holds: list[Callable[[], int | None]] = [self.compaction.holds_from]
+        self.retention_floors: list[Callable[[], int | None]] = [
+            self.compaction.sync_and_find_needed_from
+        ]
         #: of earlier calls of `deletable_end`: the newest that holds, and later ones
         self._deletable: list[_Deletable] = []
 
@@ -291,7 +293,7 @@ class MessageStore:
         """The end below which consume queues are durable: after a power loss none may end below the log's start."""
         self.sync_queues()
         log = self.log
-        needed = [holds_from() for holds_from in self.holds]
+        needed = [find_needed_from() for find_needed_from in self.retention_floors]
         deletable = min([log.marks.dispatched_end, *(end for end in needed if end is not None)])
         progress = self.state.progress
         if not progress.get(LEVELS_SERVICE) and not progress.get(TIMERS_SERVICE):

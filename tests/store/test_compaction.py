@@ -241,13 +241,13 @@ def test_the_commit_log_and_the_consume_queue_keep_all_of_them(store: MessageSto
 
 def test_what_was_copied_and_synced_needs_no_commit_log_any_more(store: MessageStore) -> None:
     fill(store)
-    assert store.compaction.holds_from() == 0 or store.compaction.holds_from() is not None
+    assert store.compaction.sync_and_find_needed_from() is not None
     while store.compaction.advance_all():
         pass
     store.compaction.sync()
-    assert store.compaction.holds_from() is None
+    assert store.compaction.sync_and_find_needed_from() is None
     put(store, ("k", b"v"))
-    held = store.compaction.holds_from()
+    held = store.compaction.sync_and_find_needed_from()
     assert held is not None
     assert held < store.log.end
 
@@ -578,7 +578,7 @@ def test_the_service_copies_at_once_and_compacts_at_its_interval(tmp_path: Path)
     service = CompactionService(store.compaction, interval_ms=1000, now_ms=0)
     while service.step(0):
         pass
-    assert store.compaction.holds_from() is None
+    assert store.compaction.sync_and_find_needed_from() is None
     assert len(read(store)) == 80
     assert service.step(1000) is False
     left = len(read(store))
