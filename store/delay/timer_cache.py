@@ -32,7 +32,7 @@ from .timer_log import NONE, TIMER_UNIT_BYTES, TIMER_UNIT_DTYPE, TimerLog, Timer
 from .timer_rule import MAGIC_DELETE, PRECISION_MS, ROLL_WINDOW_MS, WHEEL_SLOTS, Due
 from .timer_wheel import Slot, TimerWheel
 
-CHECK_BYTES = 4096
+CHECKPOINT_BYTES = 4096
 #: state version that RayMQ writes. RocketMQ replaces it by its own with the first second that it has read
 OURS = int.from_bytes(b"RayMQ", "big")
 _LONGS = struct.Struct(">7q")
@@ -41,7 +41,7 @@ _MAGIC_ALL = 7
 _BEFORE_MAX_MS = 24 * 86_400 * PRECISION_MS
 
 
-class TimerCheck(NamedTuple):
+class TimerCheckpoint(NamedTuple):
     """How far the timer's files are complete on disk."""
 
     read_time_ms: int
@@ -58,22 +58,22 @@ class TimerCheck(NamedTuple):
         return self.state_version != OURS
 
 
-def read_check(path: Path, *, files: Files) -> TimerCheck | None:
+def read_checkpoint(path: Path, *, files: Files) -> TimerCheckpoint | None:
     """The file's content; None when it is missing or too short."""
     if not files.exists(path):
         return None
     with files.opened(path, writable=False) as fd:
         data = files.pread(fd, _LONGS.size, 0)
-    return TimerCheck(*_LONGS.unpack(data)) if len(data) == _LONGS.size else None
+    return TimerCheckpoint(*_LONGS.unpack(data)) if len(data) == _LONGS.size else None
 
 
-def write_check(path: Path, check: TimerCheck, *, files: Files) -> None:
+def write_checkpoint(path: Path, checkpoint: TimerCheckpoint, *, files: Files) -> None:
     """Write the file. Durable: all of it, or the old content. Raises: StorageFull, OSError."""
     files.make_dirs(path.parent)
-    files.write_file_atomic(path, _LONGS.pack(*check).ljust(CHECK_BYTES, b"\0"))
+    files.write_file_atomic(path, _LONGS.pack(*checkpoint).ljust(CHECKPOINT_BYTES, b"\0"))
 
 
-def remove_check(path: Path, *, files: Files) -> None:
+def remove_checkpoint(path: Path, *, files: Files) -> None:
     """Delete the file: the timer's files are not trusted. Durable."""
     if files.exists(path):
         files.unlink(path)
@@ -85,7 +85,7 @@ class TimerCache:
 
     def __init__(self, log: CommitLog) -> None:
         self._files = log.files
-        self._check_path = log.root / "config" / "timercheck"
+        self._checkpoint_path = log.root / "config" / "timercheck"
         self._log_directory = log.root / "timerlog"
         self._timer_log = TimerLog(
             self._log_directory, log.config.timer_log_file_size_bytes, files=self._files
@@ -93,20 +93,20 @@ class TimerCache:
         self.wheel = TimerWheel(log.root / "timerwheel", files=self._files)
         #: records above this were not in the log that was recovered, nor added since
         self._known_end = log.end if log.recovered is None else log.recovered.end
-        self._last: TimerCheck | None = None
+        self._last: TimerCheckpoint | None = None
 
-    def check(self) -> TimerCheck | None:
+    def read_checkpoint(self) -> TimerCheckpoint | None:
         """The content of `config/timercheck`."""
-        return read_check(self._check_path, files=self._files)
+        return read_checkpoint(self._checkpoint_path, files=self._files)
 
-    def load(self, check: TimerCheck | None, time_ms: int) -> bool:
+    def load(self, checkpoint: TimerCheckpoint | None, time_ms: int) -> bool:
         """Load the complete part of the files, for the seconds from `time_ms` on.
 
         Returns: whether the files are valid. If not, the cache is empty and must be filled from the timer topic.
         """
         self.wheel.clear()
-        if check is not None and self._load(check, time_ms):
-            self._last = check
+        if checkpoint is not None and self._load(checkpoint, time_ms):
+            self._last = checkpoint
             self.wheel.create()
             return True
         self.reset()
@@ -115,18 +115,18 @@ class TimerCache:
 
     def reset(self) -> None:
         """Delete the cache. Durable: no later start reads its remains."""
-        remove_check(self._check_path, files=self._files)
+        remove_checkpoint(self._checkpoint_path, files=self._files)
         self._timer_log.close()
         self._files.remove_tree(self._log_directory)
         self._timer_log.load(0)
         self.wheel.clear()
         self._last = None
 
-    def _load(self, check: TimerCheck, time_ms: int) -> bool:
+    def _load(self, checkpoint: TimerCheckpoint, time_ms: int) -> bool:
         """Open the timer log and check its units. Returns: False if the files are not valid."""
         try:
-            self._timer_log.load(check.log_end)
-            if not self._timer_log.holds(check.log_end):
+            self._timer_log.load(checkpoint.log_end)
+            if not self._timer_log.holds(checkpoint.log_end):
                 return False
             positions, units = self._timer_log.units(time_ms - ROLL_WINDOW_MS - PRECISION_MS)
         except Corrupt:
@@ -230,7 +230,7 @@ class TimerCache:
         Callers: only if the log is synced up to the last record that the cache has.
         """
         if not self.takes(np.empty(0, np.int64)):
-            remove_check(self._check_path, files=self._files)
+            remove_checkpoint(self._checkpoint_path, files=self._files)
             self._last = None
             return
 
@@ -243,9 +243,9 @@ class TimerCache:
         self.wheel.sync()
         fail_point("timer.files_synced")
         counter = 1 if last is None else last.counter + 1
-        check = TimerCheck(*progress, OURS, now_ms, counter)
-        write_check(self._check_path, check, files=self._files)
-        self._last = check
+        checkpoint = TimerCheckpoint(*progress, OURS, now_ms, counter)
+        write_checkpoint(self._checkpoint_path, checkpoint, files=self._files)
+        self._last = checkpoint
 
         # No record waits for longer than the roll window.
         self._timer_log.drop(read_time_ms - ROLL_WINDOW_MS - PRECISION_MS)

@@ -17,7 +17,7 @@ from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.properties import decode
 
 from .delayed_record import SLICE_ROWS, WaitingMessage, waiting_rows
-from .timer_cache import TimerCheck
+from .timer_cache import TimerCheckpoint
 from .timer_rule import MAGIC_ROLL, OUT_MS, PRECISION_MS, ROLL_TIMES, TimerProgress
 from .timer_topic import TimerTopic
 
@@ -25,14 +25,16 @@ from .timer_topic import TimerTopic
 RollKey = tuple[str, str, int]
 
 
-def imported_progress(check: TimerCheck, before: TimerProgress, topic_end: int) -> TimerProgress:
+def imported_progress(
+    checkpoint: TimerCheckpoint, before: TimerProgress, topic_end: int
+) -> TimerProgress:
     """The progress after RocketMQ's, which began at `before` (nothing at first) or a little earlier.
 
     Earlier deliveries of this store count, even if RocketMQ's time is earlier. If RocketMQ read less of the topic than
     this store had, nothing later than this store's time counts as delivered.
     """
-    end = min(check.queue_offset, topic_end)
-    second_ms = max(0, check.read_time_ms - check.read_time_ms % PRECISION_MS)
+    end = min(checkpoint.queue_offset, topic_end)
+    second_ms = max(0, checkpoint.read_time_ms - checkpoint.read_time_ms % PRECISION_MS)
     if end < before.next_offset:
         end = before.next_offset
         second_ms = min(second_ms, before.second_ms)

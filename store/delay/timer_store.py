@@ -23,7 +23,7 @@ from raymq.store.records.properties import decode
 
 from . import timer_rule
 from .delayed_record import SLICE_ROWS, WaitingMessage, by_queue, fitting, waiting_rows
-from .timer_cache import TimerCache, TimerCheck
+from .timer_cache import TimerCache, TimerCheckpoint
 from .timer_import import imported_progress, pending_rolls
 from .timer_topic import TimerRows, TimerTopic
 
@@ -178,14 +178,14 @@ class TimerMessageStore:
         if values.get("foreign") and not self._replace_foreign_files():
             return False
 
-        check = self._cache.check()
-        if check is not None and check.queue_offset > self._topic.end:
-            if check.queue_offset == self._rocketmq_read_end(check):
+        checkpoint = self._cache.read_checkpoint()
+        if checkpoint is not None and checkpoint.queue_offset > self._topic.end:
+            if checkpoint.queue_offset == self._rocketmq_read_end(checkpoint):
                 return False
             # The log lost the records that the files belong to.
-            check = None
+            checkpoint = None
 
-        self._load(check, progress)
+        self._load(checkpoint, progress)
         self._ready = True
         return True
 
@@ -195,16 +195,16 @@ class TimerMessageStore:
         Returns: False until dispatch has reached it.
         """
         values = self._store.state.progress.get(TIMERS_SERVICE)
-        check = self._cache.check()
+        checkpoint = self._cache.read_checkpoint()
         is_known = values is not None and (
-            check is None or not check.foreign or bool(values.get("foreign"))
+            checkpoint is None or not checkpoint.foreign or bool(values.get("foreign"))
         )
         if is_known:
             return True
         before = timer_rule.TimerProgress.of(values or {})
-        if self._topic.end < max(before.next_offset, self._rocketmq_read_end(check)):
+        if self._topic.end < max(before.next_offset, self._rocketmq_read_end(checkpoint)):
             return False
-        self._import(check, before)
+        self._import(checkpoint, before)
         return True
 
     def _replace_foreign_files(self) -> bool:
@@ -215,10 +215,10 @@ class TimerMessageStore:
         self._store.put_inner([], progress=ServiceProgress(TIMERS_SERVICE, {"foreign": None}))
         return True
 
-    def _load(self, check: TimerCheck | None, progress: timer_rule.TimerProgress) -> None:
-        """Load the wheel from the files that `check` describes, and add the records that they lack."""
-        if self._cache.load(check, progress.second_ms) and check is not None:
-            offset = check.queue_offset
+    def _load(self, checkpoint: TimerCheckpoint | None, progress: timer_rule.TimerProgress) -> None:
+        """Load the wheel from the files that `checkpoint` describes, and add the records that they lack."""
+        if self._cache.load(checkpoint, progress.second_ms) and checkpoint is not None:
+            offset = checkpoint.queue_offset
         elif progress.imported:
             # Store times of a foreign store may fall.
             offset = 0
@@ -235,22 +235,22 @@ class TimerMessageStore:
 
         self._progress = replace(progress, next_offset=max(offset, progress.next_offset))
 
-    def _rocketmq_read_end(self, check: TimerCheck | None) -> int:
+    def _rocketmq_read_end(self, checkpoint: TimerCheckpoint | None) -> int:
         """The end of the part of the topic that RocketMQ had read. An import waits until dispatch has reached it."""
         following = self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0)
-        return 0 if check is None else min(check.queue_offset, following)
+        return 0 if checkpoint is None else min(checkpoint.queue_offset, following)
 
-    def _import(self, check: TimerCheck | None, before: timer_rule.TimerProgress) -> None:
+    def _import(self, checkpoint: TimerCheckpoint | None, before: timer_rule.TimerProgress) -> None:
         """Continue where RocketMQ's files, if there are any, say that it stopped.
 
         RocketMQ began with RayMQ's files, and delivered from them the records below `before.next_offset`.
         """
         progress = before
         messages: list[InnerMessage] = []
-        if check is not None:
-            progress = imported_progress(check, before, self._topic.end)
+        if checkpoint is not None:
+            progress = imported_progress(checkpoint, before, self._topic.end)
             messages = pending_rolls(self._log, self._topic, before, progress)
-        values = {**progress.values(), "foreign": None if check is None else True}
+        values = {**progress.values(), "foreign": None if checkpoint is None else True}
         self._store.put_inner(by_queue(messages), progress=ServiceProgress(TIMERS_SERVICE, values))
         self._needed_end = self._log.end
 

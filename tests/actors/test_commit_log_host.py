@@ -32,7 +32,7 @@ from raymq.store.base.files import Files
 from raymq.store.base.status import PutStatus
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.delay_hook import transform
-from raymq.store.delay.timer_cache import read_check
+from raymq.store.delay.timer_cache import read_checkpoint
 from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.put.small_unit import CheckedPut
@@ -524,10 +524,10 @@ def test_delayed_messages_are_delivered_and_survive_the_host(
     put(b"later", {"TIMER_DELAY_SEC": "60"})
     assert sorted(body_of(raw) for raw in serving.records(0, 2)) == [b"level", b"soon"]
     serving.close()
-    check = read_check(serving.root / "config" / "timercheck", files=Files())
-    assert check is not None
-    assert check.queue_offset == 2
-    clock = ManualClock(check.read_time_ms + 70_000)
+    checkpoint = read_checkpoint(serving.root / "config" / "timercheck", files=Files())
+    assert checkpoint is not None
+    assert checkpoint.queue_offset == 2
+    clock = ManualClock(checkpoint.read_time_ms + 70_000)
     with closing(EmbeddedStore(serving.root, config=CONFIG, clock=clock)) as store:
         assert store.deliver_due() is None
         found = store.fetch("t", 0, 2).records

@@ -15,7 +15,7 @@ from raymq.store.base.failpoints import FailPointReached, failpoint
 from raymq.store.base.files import Files
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.delay.delay_service import DelayService
-from raymq.store.delay.timer_cache import TimerCheck, read_check, write_check
+from raymq.store.delay.timer_cache import TimerCheckpoint, read_checkpoint, write_checkpoint
 from raymq.store.delay.timer_log import TIMER_UNIT_BYTES, TIMER_UNIT_DTYPE
 from raymq.store.delay.timer_rule import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
 from raymq.store.delay.timer_wheel import FILE_BYTES, SLOT
@@ -300,7 +300,7 @@ def test_a_disk_without_room_for_the_timer_log_delays_and_loses_nothing(tmp_path
 # --- the files of RocketMQ ------------------------------------------------------------------------------
 
 
-def test_wheel_log_and_check_have_rocketmqs_bytes(world, tmp_path):
+def test_wheel_log_and_checkpoint_have_rocketmqs_bytes(world, tmp_path):
     world.clock.advance(250)
     sent = [world.send(b"%d" % number, delay_ms=10_000) for number in range(3)]
     world.cancel(sent[1])
@@ -327,10 +327,10 @@ def test_wheel_log_and_check_have_rocketmqs_bytes(world, tmp_path):
     assert not found["reserved"].any()
     assert (tmp_path / "timerwheel").stat().st_size == FILE_BYTES == 38_707_200
     assert slot(tmp_path, START_MS + 10_000) == ((START_MS + 10_000) // 1000, 0, 156, 2, 0)
-    check = (tmp_path / "config" / "timercheck").read_bytes()
-    assert len(check) == 4096
-    assert struct.unpack(">7q", check[:56])[:4] == (START_MS, 260, 5, 5)
-    assert not any(check[56:])
+    checkpoint = (tmp_path / "config" / "timercheck").read_bytes()
+    assert len(checkpoint) == 4096
+    assert struct.unpack(">7q", checkpoint[:56])[:4] == (START_MS, 260, 5, 5)
+    assert not any(checkpoint[56:])
 
 
 def test_a_file_of_the_timer_log_ends_with_a_blank(world, tmp_path):
@@ -411,8 +411,10 @@ def test_deliveries_of_rocketmq_between_two_starts_are_taken_over(world, tmp_pat
     late = world.send(b"late", delay_ms=1_000)
     world.confirm()
     world.close()
-    write_check(
-        tmp_path / "config" / "timercheck", TimerCheck(START_MS + 6_000, 0, 8, 8), files=Files()
+    write_checkpoint(
+        tmp_path / "config" / "timercheck",
+        TimerCheckpoint(START_MS + 6_000, 0, 8, 8),
+        files=Files(),
     )
     for _ in range(2):
         world.open()
@@ -420,13 +422,13 @@ def test_deliveries_of_rocketmq_between_two_starts_are_taken_over(world, tmp_pat
         left = {due.body, theirs.body, far.body, b"bare", unrolled.body, late.body}
         assert sorted(bodies(world)) == sorted({*left, b"mine"})
         world.close()
-    # A check of before our own last deliveries brings none of them again.
-    check = read_check(tmp_path / "config" / "timercheck", files=Files())
-    assert check is not None
-    assert not check.foreign
-    write_check(
+    # A checkpoint of before our own last deliveries brings none of them again.
+    checkpoint = read_checkpoint(tmp_path / "config" / "timercheck", files=Files())
+    assert checkpoint is not None
+    assert not checkpoint.foreign
+    write_checkpoint(
         tmp_path / "config" / "timercheck",
-        check._replace(read_time_ms=START_MS, state_version=0),
+        checkpoint._replace(read_time_ms=START_MS, state_version=0),
         files=Files(),
     )
     world.open()
@@ -447,7 +449,9 @@ def test_a_roll_that_rocketmq_read_after_a_crash_of_ours_is_made_once(world, tmp
     if days == 3:
         world.store.put_inner([InnerMessage("t", 0, far.body)])
         world.confirm()
-    write_check(tmp_path / "config" / "timercheck", TimerCheck(end, 0, 1, 1), files=Files())
+    write_checkpoint(
+        tmp_path / "config" / "timercheck", TimerCheckpoint(end, 0, 1, 1), files=Files()
+    )
     world.run_out()
     assert bodies(world) == [far.body]
 
@@ -465,8 +469,8 @@ def test_nothing_is_taken_over_before_dispatch_has_come_as_far_as_rocketmq_read(
         world.store.put_inner([InnerMessage("t", 0, b"%d" % number)])
     world.store.log.sync()
     world.store.abandon()
-    check = TimerCheck(START_MS + 5_000, 52 * 6, 6, 6)
-    write_check(tmp_path / "config" / "timercheck", check, files=files)
+    checkpoint = TimerCheckpoint(START_MS + 5_000, 52 * 6, 6, 6)
+    write_checkpoint(tmp_path / "config" / "timercheck", checkpoint, files=files)
     world.clock.advance(10_000)
     monkeypatch.setattr(files, "boot_id", lambda: "another boot")
     world.store = MessageStore.open(tmp_path, config=CONFIG, files=files, clock=world.clock)
@@ -498,15 +502,15 @@ def test_timers_that_rocketmq_left_are_taken_over_once(world, tmp_path):
     world.confirm()
     world.close()
     # It had read seven records, and delivered all seconds up to the fifth after the start.
-    check = TimerCheck(START_MS + 5_000, 52 * 7, 7, 7)
-    write_check(tmp_path / "config" / "timercheck", check, files=Files())
+    checkpoint = TimerCheckpoint(START_MS + 5_000, 52 * 7, 7, 7)
+    write_checkpoint(tmp_path / "config" / "timercheck", checkpoint, files=Files())
     (tmp_path / "timerlog").mkdir()
     (tmp_path / "timerlog" / "00000000000000000000").write_bytes(bytes(4096))
     world.open()
     world.run_out()
     assert sorted(bodies(world)) == [b"due", b"rolled", b"unrolled"]
     world.check({due.body, rolled.body, unrolled.body})
-    after = read_check(tmp_path / "config" / "timercheck", files=Files())
+    after = read_checkpoint(tmp_path / "config" / "timercheck", files=Files())
     assert after is not None
     assert after.queue_offset == world.store.queue_range(TIMER_TOPIC, 0)[1]
     world.restart()
