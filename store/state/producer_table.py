@@ -46,7 +46,7 @@ _SLOTS_MIN = 1 << 10
 _MASK = (1 << 64) - 1
 _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
-ENTRY = np.dtype(
+ENTRY_DTYPE = np.dtype(
     [
         ("producer", "<u8"),
         ("queue", "<u4"),
@@ -61,7 +61,9 @@ ENTRY = np.dtype(
         ("last_offset", "<i8"),
     ]
 )
-EPOCH = np.dtype([("producer", "<u8"), ("queue", "<u4"), ("time_ms", "<i8"), ("epoch", "<i8")])
+EPOCH_DTYPE = np.dtype(
+    [("producer", "<u8"), ("queue", "<u4"), ("time_ms", "<i8"), ("epoch", "<i8")]
+)
 
 
 class Run(NamedTuple):
@@ -294,8 +296,8 @@ class ProducerTable:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._rows = _Rows(ENTRY)
-        self._epoch_rows = _Rows(EPOCH)
+        self._rows = _Rows(ENTRY_DTYPE)
+        self._epoch_rows = _Rows(EPOCH_DTYPE)
         #: the entries written last, the newest at the end
         self.recent: OrderedDict[EntryKey, ProducerQueue] = OrderedDict()
         #: the epochs of some producers
@@ -361,7 +363,7 @@ class ProducerTable:
         row = -1 if number is None else rows.find(producer, number)
         if row < 0:
             return None
-        _, _, time_ms, end, *runs = _ENTRY.unpack_from(*rows.address(row))
+        _, _, time_ms, end, *runs = _ENTRY_STRUCT.unpack_from(*rows.address(row))
         first, last = Run(*runs[:3]), Run(*runs[3:])
         # An entry without a run has zeros there.
         known = list(dict.fromkeys((first, last))) if last.count else []
@@ -371,7 +373,7 @@ class ProducerTable:
         chunk, at = self._rows.address(entry.row)
         runs = entry.runs or [Run(0, 0, 0)]
         values = (entry.time_ms, entry.end_offset, *runs[0], *runs[-1])
-        _VALUES.pack_into(chunk, at + _KEY_BYTES, *values)
+        _VALUES_STRUCT.pack_into(chunk, at + _KEY_BYTES, *values)
 
     # --- epochs ---------------------------------------------------------------------------------------------
 
@@ -382,7 +384,7 @@ class ProducerTable:
             row = self._epoch_rows.find(producer, 0)
             if row < 0:
                 return None
-            known = int(_EPOCH.unpack_from(*self._epoch_rows.address(row))[3])
+            known = int(_EPOCH_STRUCT.unpack_from(*self._epoch_rows.address(row))[3])
             self._keep_epoch(producer, known)
         return known
 
@@ -393,7 +395,7 @@ class ProducerTable:
             return
         rows = self._epoch_rows
         row = rows.add(producer, 0) if known is None else rows.find(producer, 0)
-        _EPOCH.pack_into(*rows.address(row), producer, 0, time_ms, epoch)
+        _EPOCH_STRUCT.pack_into(*rows.address(row), producer, 0, time_ms, epoch)
         self._keep_epoch(producer, epoch)
 
     def _keep_epoch(self, producer: int, epoch: int) -> None:
@@ -433,11 +435,11 @@ class ProducerTable:
 
         self._write_recent()
         # Readers use the old rows until the new ones are complete.
-        kept = _Rows(ENTRY, (rows[rows["time_ms"] > since_ms] for rows in self._rows.parts()))
+        kept = _Rows(ENTRY_DTYPE, (rows[rows["time_ms"] > since_ms] for rows in self._rows.parts()))
         used = [rows["producer"] for rows in kept.parts()]
         alive = np.unique(np.concatenate(used)) if used else np.empty(0, dtype=np.uint64)
         epochs = _Rows(
-            EPOCH,
+            EPOCH_DTYPE,
             (
                 rows[(rows["time_ms"] > since_ms) | np.isin(rows["producer"], alive)]
                 for rows in self._epoch_rows.parts()
@@ -465,12 +467,12 @@ class ProducerTable:
     # --- as columns -----------------------------------------------------------------------------------------
 
     def entries(self) -> Iterator[Structs]:
-        """All entries, as rows of ENTRY, not copied. Their queues are indexes of `queues`."""
+        """All entries, of ENTRY_DTYPE, not copied. Their queues are indexes of `queues`."""
         self._write_recent()
         return self._rows.parts()
 
     def epoch_rows(self) -> Iterator[Structs]:
-        """All epochs as rows of EPOCH. Not copied."""
+        """All epochs, of EPOCH_DTYPE. Not copied."""
         return self._epoch_rows.parts()
 
     def load(self, entries: list[Structs], epochs: list[Structs]) -> None:
@@ -478,8 +480,8 @@ class ProducerTable:
         self._write_recent()
         self.recent.clear()
         self.recent_epochs.clear()
-        self._rows = _Rows(ENTRY, [*self._rows.parts(), *entries])
-        self._epoch_rows = _Rows(EPOCH, [*self._epoch_rows.parts(), *epochs])
+        self._rows = _Rows(ENTRY_DTYPE, [*self._rows.parts(), *entries])
+        self._epoch_rows = _Rows(EPOCH_DTYPE, [*self._epoch_rows.parts(), *epochs])
         self._oldest_ms = 0
 
     def queue_numbers(self, queues: list[tuple[str, int]]) -> npt.NDArray[np.uint32]:
@@ -487,7 +489,7 @@ class ProducerTable:
         return np.array([self._queue_number(queue) for queue in queues], dtype=np.uint32)
 
 
-_ENTRY = struct.Struct("<QIqqqqqqqq")
-_VALUES = struct.Struct("<qqqqqqqq")
-_EPOCH = struct.Struct("<QIqq")
+_ENTRY_STRUCT = struct.Struct("<QIqqqqqqqq")
+_VALUES_STRUCT = struct.Struct("<qqqqqqqq")
+_EPOCH_STRUCT = struct.Struct("<QIqq")
 _KEY_BYTES = 12

@@ -18,7 +18,7 @@ import numpy as np
 from raymq.store.base.errors import Corrupt, Fenced, Rejected
 
 from . import snapshot_columns
-from .producer_table import ENTRY, EPOCH, UNKNOWN_OFFSET, ProducerTable, Run
+from .producer_table import ENTRY_DTYPE, EPOCH_DTYPE, UNKNOWN_OFFSET, ProducerTable, Run
 
 #: topic and queue of the records that this module reads and writes
 INTERNAL_TOPIC = "rmq_sys_raymq"
@@ -301,7 +301,7 @@ class ShardState:
                 case "entries":
                     entries.append(self._unpack_entries(row))
                 case "epochs":
-                    epochs.append(snapshot_columns.unpack(row, EPOCH))
+                    epochs.append(snapshot_columns.unpack(row, EPOCH_DTYPE))
                 case "epoch":
                     self.raise_epoch(int(row["p"]), int(row["e"]))
                 case "seq":
@@ -312,7 +312,7 @@ class ShardState:
 
     def _unpack_entries(self, row: dict[str, Any]) -> Any:
         """Entries of producers, with the numbers that their queues have in this table."""
-        part = snapshot_columns.unpack(row, ENTRY)
+        part = snapshot_columns.unpack(row, ENTRY_DTYPE)
         queues = [(_text(name), int(number)) for name, number in row["queues"]]
         part["queue"] = self.producers.queue_numbers(queues)[part["queue"]]
         return part

@@ -17,7 +17,7 @@ from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.recovery.snapshot_head import read_head
 from raymq.store.state import producer_table
-from raymq.store.state.producer_table import ENTRY, EPOCH, ProducerTable
+from raymq.store.state.producer_table import ENTRY_DTYPE, EPOCH_DTYPE, ProducerTable
 from raymq.store.state.shard_state import SNAPSHOT, ShardState
 from tests.support.batches import request
 from tests.support.clock import ManualClock
@@ -200,7 +200,7 @@ def test_a_put_beside_init_producer_at_the_limit_is_not_forgotten(store_at_its_l
 
     def make_rows_then_put(dtype, parts=()):
         rows = make_rows(dtype, parts)
-        if dtype is ENTRY:
+        if dtype is ENTRY_DTYPE:
             # The rows that stay are copied, but are not the table's rows yet.
             monkeypatch.undo()
             other.begin()
@@ -262,7 +262,7 @@ def test_the_parts_of_a_snapshot_keep_to_their_size():
 def columns(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Entries of as many producers, in 64 queues, with the numbers of a log of days."""
     dice = np.random.default_rng(1)
-    entries = np.zeros(count, dtype=ENTRY)
+    entries = np.zeros(count, dtype=ENTRY_DTYPE)
     entries["producer"] = dice.permutation(count).astype(np.uint64) * np.uint64(0x1234567890AB)
     entries["queue"] = np.arange(count) % 64
     entries["time_ms"] = 1_700_000_000_000 + dice.integers(0, 86_400_000, count)
@@ -271,7 +271,7 @@ def columns(count: int) -> tuple[np.ndarray, np.ndarray]:
     entries["first_offset"] = dice.integers(0, 1 << 24, count)
     entries["last_sequence"] = dice.integers(1000, 1 << 24, count)
     entries["last_offset"] = entries["last_sequence"] + entries["first_offset"]
-    epochs = np.zeros(count, dtype=EPOCH)
+    epochs = np.zeros(count, dtype=EPOCH_DTYPE)
     epochs["producer"] = entries["producer"]
     epochs["time_ms"], epochs["epoch"] = entries["time_ms"], 3
     return entries, epochs
@@ -328,7 +328,7 @@ def test_as_many_producers_as_a_shard_accepts_fit_the_snapshot_of_a_file(segment
     state = ShardState()
     state.producers.queue_numbers([("t", 0)])
     tables = []
-    for dtype in (ENTRY, EPOCH):
+    for dtype in (ENTRY_DTYPE, EPOCH_DTYPE):
         rows = np.zeros(config.producer_entries_limit, dtype=dtype)
         for name in set(dtype.names) - {"queue"}:
             rows[name] = dice.integers(0, (1 << 63) - 1, len(rows))
@@ -365,7 +365,7 @@ def test_with_large_files_the_limit_is_the_option():
 
 @pytest.mark.parametrize("shift", [0, 16, 32, 40, 48])
 def test_producer_ids_of_a_pattern_are_found_in_a_few_looks(shift):
-    rows = producer_table._Rows(EPOCH)
+    rows = producer_table._Rows(EPOCH_DTYPE)
     for number in range(3000):
         rows.add(number << shift, 0)
     looks = 0
@@ -381,7 +381,7 @@ def test_producer_ids_of_a_pattern_are_found_in_a_few_looks(shift):
         assert rows.find(number << shift, 0) == number
     assert looks < 3 * 3000
     # As they are found after a load.
-    loaded = producer_table._Rows(EPOCH, list(rows.parts()))
+    loaded = producer_table._Rows(EPOCH_DTYPE, list(rows.parts()))
     for number in range(0, 3000, 100):
         assert loaded.find(number << shift, 0) == number
 
