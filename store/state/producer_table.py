@@ -363,11 +363,18 @@ class ProducerTable:
         row = -1 if number is None else rows.find(producer, number)
         if row < 0:
             return None
-        _, _, time_ms, end, *runs = _ENTRY_STRUCT.unpack_from(*rows.address(row))
-        first, last = Run(*runs[:3]), Run(*runs[3:])
-        # An entry without a run has zeros there.
-        known = list(dict.fromkeys((first, last))) if last.count else []
-        return ProducerQueue(last.first_sequence + last.count, end, known, None, time_ms, row)
+
+        _, _, time_ms, end_offset, *run_fields = _ENTRY_STRUCT.unpack_from(*rows.address(row))
+        first, last = Run(*run_fields[:3]), Run(*run_fields[3:])
+        runs = [last] if first == last else [first, last]
+        return ProducerQueue(
+            next_sequence=last.first_sequence + last.count,
+            end_offset=end_offset,
+            # An entry without a run has zeros there.
+            runs=runs if last.count else [],
+            time_ms=time_ms,
+            row=row,
+        )
 
     def _write(self, entry: ProducerQueue) -> None:
         chunk, at = self._rows.address(entry.row)
