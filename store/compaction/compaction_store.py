@@ -82,7 +82,7 @@ class CompactionStore:
                     self._load_queue(topic, int(name), noted.get((topic, int(name))))
 
         self._synced = noted
-        self._note({key: sparse.end for key, sparse in self._logs.items()})
+        self._write_synced_ends({key: sparse.end for key, sparse in self._logs.items()})
 
     def _sync_directories(self) -> None:
         """Sync the names that a killed process made, before the commit log may delete the records. Raises: OSError."""
@@ -231,9 +231,9 @@ class CompactionStore:
             for sparse in self._logs.values():
                 with sparse.lock:
                     sparse.sync()
-            self._note(ends)
+            self._write_synced_ends(ends)
 
-    def _note(self, ends: dict[QueueKey, tuple[int, int]]) -> None:
+    def _write_synced_ends(self, ends: dict[QueueKey, tuple[int, int]]) -> None:
         """Store how far the queues are synced, if that is new. Durable: at return."""
         if ends != self._synced:
             value = {f"{topic}/{queue_id}": list(end) for (topic, queue_id), end in ends.items()}
@@ -315,7 +315,7 @@ class CompactionStore:
             self._positions = swap.read_positions(root, files=files)
             sparse.replace_sealed(names)
             # The next file may begin at a lower offset than the last one did: the noted end must not be above it.
-            self._note({key: other.end for key, other in self._logs.items()})
+            self._write_synced_ends({key: other.end for key, other in self._logs.items()})
         return last_offset
 
     # --- reading --------------------------------------------------------------------------------------------

@@ -99,10 +99,10 @@ class ScheduleMessageService:
         known = max(queue.max_offset, stored)
         if offset > known:
             # A foreign store's file gave an offset above the end. Later puts must not count as delivered.
-            self._note(level, known, [])
+            self._put_with_progress(level, known, [])
         return min(max(offset, queue.min_offset), known)
 
-    def _note(self, level: int, offset: int, messages: list[InnerMessage]) -> None:
+    def _put_with_progress(self, level: int, offset: int, messages: list[InnerMessage]) -> None:
         progress = ServiceProgress(LEVELS_SERVICE, {str(level): offset})
         self._store.put_inner(messages, progress=progress)
 
@@ -130,7 +130,7 @@ class ScheduleMessageService:
         self.skipped += int((~is_blank[:count]).sum()) - len(messages)
 
         next_offset = offset + count
-        self._note(level, next_offset, by_queue(messages))
+        self._put_with_progress(level, next_offset, by_queue(messages))
         fail_point("delay.group_appended")
 
         due_ms: int | None = now_ms

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 DISCARD_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
-#: the group whose offsets tell RocketMQ the end of the resolved half messages and op records
+#: the group by whose offsets RocketMQ finds the end of the resolved half messages and op records
 GROUP = "CID_RMQ_SYS_TRANS"
 SERVICE = "transaction"
 
@@ -205,9 +205,9 @@ class TransactionService:
             {"TAGS": _OP_TAG},
             born_time_ms=self._store.clock.now_ms(),
         )
-        return self._note(values, [*messages, op])[0]
+        return self._put_with_progress(values, [*messages, op])[0]
 
-    def _note(
+    def _put_with_progress(
         self, values: dict[str, Any], messages: Sequence[InnerMessage] = ()
     ) -> list[AppendedRows]:
         """Put a change of the progress together with messages."""
@@ -274,7 +274,7 @@ class TransactionService:
     def _count_check(self, offset: int, checks: int) -> None:
         with self._lock:
             if self._resolutions().of(offset) is Resolution.OPEN:
-                self._note({f"{_CHECKS}{offset}": checks})
+                self._put_with_progress({f"{_CHECKS}{offset}": checks})
 
     def _resolve_once(self, half: StoredMessage, resolution: Resolution) -> bool:
         """Resolve a half message unless another call did. Returns: whether this call did it."""
@@ -326,7 +326,7 @@ class TransactionService:
                             found[int(text)] = Resolution.DISCARD
 
             if found:
-                self._note(resolutions.resolve(found))
+                self._put_with_progress(resolutions.resolve(found))
 
         self._note_offsets()
 
