@@ -125,12 +125,12 @@ class EmbeddedStore:
 
         self._changed = threading.Condition()
         self._dispatch_lock = threading.Lock()
-        #: guarded by `_changed`, like `_failed`. The log's marks are closed with the store, but callers may still wait
+        #: guarded by `_changed`, like `_stop_reason`. The log's marks are closed with the store, but callers may wait
         self._ends = self.store.log.ends
-        self._failed: str | None = None
-        #: the exception that set `_failed`, and whether a call has raised it
-        self._cause: BaseException | None = None
-        self._raised = False
+        self._stop_reason: str | None = None
+        #: the exception that set `_stop_reason`, and whether a call has raised it
+        self._stop_cause: BaseException | None = None
+        self._stop_raised = False
 
         #: transactions; the owner of the store calls its `check`
         self.transactions = TransactionService(self.store)
@@ -170,14 +170,16 @@ class EmbeddedStore:
         limit = self.store.config.sync_flush_timeout_ms / 1000
         with self._changed:
             self._changed.wait_for(
-                lambda: promise.acknowledged_end(self._ends) >= end or self._failed is not None,
+                lambda: (
+                    promise.acknowledged_end(self._ends) >= end or self._stop_reason is not None
+                ),
                 limit,
             )
-            ends, failed = self._ends, self._failed
+            ends, stop_reason = self._ends, self._stop_reason
 
         if promise.acknowledged_end(ends) < end:
             raise DeliveryUnknown(
-                f"the flush did not finish: {failed or f'{limit} s passed'}",
+                f"the flush did not finish: {stop_reason or f'{limit} s passed'}",
                 status=promise.late_status(ends, end).value,
                 append=appended._asdict(),
             )
@@ -341,20 +343,20 @@ class EmbeddedStore:
     def _fail(self, reason: str, cause: BaseException | None = None) -> None:
         """Stop all puts. Every waiting call and the next one raise the reason. Callers: any thread."""
         with self._changed:
-            if self._failed is None:
-                self._failed, self._cause = reason, cause
+            if self._stop_reason is None:
+                self._stop_reason, self._stop_cause = reason, cause
             self._changed.notify_all()
 
     def _check_working(self) -> None:
         """Raises: Unavailable if a thread of the store ended or a sync failed. Nothing was stored then."""
-        if self._failed is not None:
-            self._raised = True
-            fault = f"the store stopped writing: {self._failed}"
-            raise Unavailable(fault, field="store") from self._cause
+        if self._stop_reason is not None:
+            self._stop_raised = True
+            fault = f"the store stopped writing: {self._stop_reason}"
+            raise Unavailable(fault, field="store") from self._stop_cause
 
     def _check_threads(self) -> None:
         """Raises: Unavailable, once, if a thread of the store ended. A failed sync harms no reader."""
-        if self._cause is not None and not self._raised:
+        if self._stop_cause is not None and not self._stop_raised:
             self._check_working()
 
     def _prepare_pages(self) -> None:
@@ -394,7 +396,7 @@ class EmbeddedStore:
         """Release every file as a crash would, without a write or a sync."""
         self._end_threads()
         with self._changed:
-            self._failed = self._failed or "the store was abandoned"
+            self._stop_reason = self._stop_reason or "the store was abandoned"
             self._changed.notify_all()
         self._syncer.close()
         self._delays.timers.abandon()
@@ -408,7 +410,7 @@ class EmbeddedStore:
         """
         self._end_threads()
         log = self.store.log
-        if self._failed is None:
+        if self._stop_reason is None:
             log.sync()
             self._notify_synced()
             log.note_confirmed(log.end)
