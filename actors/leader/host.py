@@ -358,7 +358,7 @@ class LeaderHost(ReplicaHost):
             "prewritten_bytes": self._allocator.ready,
             "counters": vars(self.counters),
             "damage": [{"message": str(error), **error.fields} for error in store.damage],
-            "compaction": {"error": self.compaction.failed},
+            "compaction": {"error": self.compaction.last_error},
             "metrics": leader_metrics.as_status(self.metrics()),
             "flags": store.flags.names(),
             "clean": {**store.clean_service.as_status(), "error": self.maintenance.last_error},

@@ -372,7 +372,7 @@ class CompactionService:
         self._next_ms = now_ms + interval_ms
         self._wake = threading.Event()
         #: why the last step failed, for status; None after one that did not
-        self.failed: str | None = None
+        self.last_error: str | None = None
 
     def step(self, now_ms: int) -> bool:
         """Do some work: at most one slice per queue, or one compaction of all queues if that is due.
@@ -402,10 +402,10 @@ class CompactionService:
         while not stopping():
             try:
                 more = self.step(clock.monotonic_ms())
-                self.failed = None
+                self.last_error = None
             except Exception as error:
                 # Catch every error: if this thread ended, nothing would report that old files are no longer deleted.
-                self.failed, more = str(error), False
+                self.last_error, more = str(error), False
             if not more:
                 self._wake.wait(_STEP_S)
                 self._wake.clear()

@@ -47,25 +47,25 @@ class IndexBuilder:
         self._records = 0
         self._bytes = 0
         #: everything below this is indexed or in `_units`
-        self._seen = service.indexed
+        self._added_end = service.indexed
         self._retry_at_ms = 0
         #: the failure that makes the index lag; None without one
-        self.failed: OSError | StorageFull | Corrupt | None = None
+        self._last_error: OSError | StorageFull | Corrupt | None = None
 
     def behind(self, dispatched: int) -> bool:
         """Whether records below `dispatched` can be indexed at once."""
         return self._service.indexed < dispatched and self._may_try()
 
     def _may_try(self) -> bool:
-        return self.failed is None or self._clock.monotonic_ms() >= self._retry_at_ms
+        return self._last_error is None or self._clock.monotonic_ms() >= self._retry_at_ms
 
     def add(self, start: int, end: int, unit: KeyedUnit | None) -> None:
         """Keep records [start, end), just dispatched, to index them together. Args: `unit`: None if they have no
         keys."""
-        if start != self._seen:
+        if start != self._added_end:
             # The index lags: these records are read from the log later.
             return
-        self._seen = end
+        self._added_end = end
         if unit is not None:
             self._units.append(unit)
             self._records += len(unit.positions)
@@ -77,7 +77,7 @@ class IndexBuilder:
             return
 
         try:
-            if self._seen > self._service.indexed:
+            if self._added_end > self._service.indexed:
                 self._flush()
             if self._service.indexed < upto:
                 self._from_log(upto)
@@ -87,13 +87,13 @@ class IndexBuilder:
         except (OSError, StorageFull, Corrupt) as error:
             self._forget_units()
             self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
-            if self.failed is None:
+            if self._last_error is None:
                 logger.warning("the index falls behind: %s", error)
-            self.failed = error
+            self._last_error = error
         else:
-            self.failed = None
+            self._last_error = None
 
-        self._seen = self._service.indexed
+        self._added_end = self._service.indexed
 
     @property
     def full(self) -> bool:
@@ -102,7 +102,7 @@ class IndexBuilder:
 
     def due(self, dispatched: int) -> bool:
         """Whether to index now: enough records wait, or some below `dispatched` are in the log only."""
-        return self.full or self._seen < dispatched
+        return self.full or self._added_end < dispatched
 
     def _forget_units(self) -> None:
         self._units = []
@@ -112,7 +112,7 @@ class IndexBuilder:
         units, records = self._units, self._records
         self._forget_units()
         if not units:
-            self._service.indexed = self._seen
+            self._service.indexed = self._added_end
             return
 
         if records <= FEW_RECORDS:
@@ -129,7 +129,9 @@ class IndexBuilder:
         keyed = Keyed(b"".join(data), np.concatenate(([0], *ends)))
 
         positions = np.concatenate([unit.positions for unit in units])
-        self._put(np.repeat(topics, counts), keyed, positions, np.repeat(times, counts), self._seen)
+        self._put(
+            np.repeat(topics, counts), keyed, positions, np.repeat(times, counts), self._added_end
+        )
 
     def _put_few(self, units: list[KeyedUnit]) -> None:
         """Index a few records one by one, which costs a tenth of the arrays."""
@@ -148,7 +150,7 @@ class IndexBuilder:
             np.array(hashes, dtype=np.int32),
             np.array(positions, dtype=np.int64),
             np.array(times, dtype=np.int64),
-            upto=self._seen,
+            upto=self._added_end,
         )
 
     def _put(

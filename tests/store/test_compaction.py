@@ -598,7 +598,7 @@ def test_an_unexpected_error_ends_a_step_of_the_service_and_not_its_thread(
         raise ValueError("of no known kind")
 
     def stopping() -> bool:
-        reported.append(service.failed)
+        reported.append(service.last_error)
         if len(reported) == 2:
             monkeypatch.undo()
         service.wake()
