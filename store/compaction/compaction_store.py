@@ -28,7 +28,7 @@ from raymq.store.state.topics import QueueKey
 
 from . import swap
 from .compactor import write_compacted
-from .sparse_log import CompactedSlice, SparseLog
+from .sparse_log import CompactedSlice, SparseEnd, SparseLog
 from .units import COMPACTED_UNIT_DTYPE, COMPACTING, DIRECTORY, LOG, directories, file_sizes
 
 #: messages, and bytes of them, copied in one go
@@ -41,7 +41,10 @@ _STEP_S = 5.0
 
 
 class CompactionStore:
-    """Callers: any thread reads; one advances and compacts. It changes no record of the commit log."""
+    """The compacted queues of one store: copied from its log, compacted and read.
+
+    It changes no record of the commit log. Callers: any thread reads; one advances and compacts.
+    """
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues, state: ShardState) -> None:
         self._commit_log = log
@@ -51,9 +54,10 @@ class CompactionStore:
         self._logs: dict[QueueKey, SparseLog] = {}
         #: over `_logs`, and over the copying of each queue
         self._lock = threading.RLock()
-        self._positions: dict[str, int] = {}
-        #: how far each queue is synced: (start of the last file, bytes in it)
-        self._synced: dict[QueueKey, tuple[int, int]] = {}
+        #: queue offset of the last compacted message of each queue
+        self._compacted_offsets: dict[QueueKey, int] = {}
+        #: how far each queue is synced
+        self._synced_ends: dict[QueueKey, SparseEnd] = {}
         self._closed = False
         #: queue offset after the last record that was read, copied or not
         self._passed: dict[QueueKey, int] = {}
@@ -72,16 +76,16 @@ class CompactionStore:
             self._sync_directories()
 
         swap.finish_interrupted(root, files=self._files)
-        self._positions = swap.read_positions(root, files=self._files)
+        self._compacted_offsets = self._read_compacted_offsets()
 
-        noted = self._read_synced()
+        synced_ends = self._read_synced_ends()
         base = root / DIRECTORY / LOG
         for topic in self._files.list(base):
             for name in self._files.list(base / topic):
                 if name.isdigit():
-                    self._load_queue(topic, int(name), noted.get((topic, int(name))))
+                    self._load_queue(topic, int(name), synced_ends.get((topic, int(name))))
 
-        self._synced = noted
+        self._synced_ends = synced_ends
         self._write_synced_ends({key: sparse.end for key, sparse in self._logs.items()})
 
     def _sync_directories(self) -> None:
@@ -93,7 +97,7 @@ class CompactionStore:
                 self._files.sync_dir(directory)
                 waiting += [directory / name for name in self._files.list(directory)]
 
-    def _load_queue(self, topic: str, queue_id: int, synced: tuple[int, int] | None) -> None:
+    def _load_queue(self, topic: str, queue_id: int, synced: SparseEnd | None) -> None:
         """Open a compacted queue and cut what a crash may have left unsynced. Args: `synced`: its noted end."""
         swap.drop_unfinished(self._commit_log.root, topic, queue_id, files=self._files)
         sparse = self._new_log(topic, queue_id)
@@ -102,7 +106,7 @@ class CompactionStore:
         end = sparse.end
         if self._commit_log.crashed:
             # A queue without a note was never synced here, or is one of RocketMQ's.
-            end = synced or ((0, 0) if self._commit_log.is_own_store else end)
+            end = synced or (SparseEnd(0, 0) if self._commit_log.is_own_store else end)
 
         self._logs[topic, queue_id] = sparse
         queue = self._queues.find(topic, queue_id)
@@ -112,9 +116,17 @@ class CompactionStore:
         # If the log lost the end of a queue, other messages will get these offsets.
         sparse.cut(end, following or sparse.next_offset)
 
-        name = f"{topic}_{queue_id}"
-        if following and self._positions.get(name, -1) >= following:
-            self._positions[name] = following - 1
+        if following and self._compacted_offsets.get((topic, queue_id), -1) >= following:
+            self._compacted_offsets[topic, queue_id] = following - 1
+
+    def _read_compacted_offsets(self) -> dict[QueueKey, int]:
+        named = swap.read_compacted_offsets(self._commit_log.root, files=self._files)
+        found = {}
+        for name, offset in named.items():
+            topic, _, queue_id = name.rpartition("_")
+            if queue_id.isdecimal():
+                found[topic, int(queue_id)] = offset
+        return found
 
     def _new_log(self, topic: str, queue_id: int) -> SparseLog:
         config = self._commit_log.config
@@ -151,9 +163,9 @@ class CompactionStore:
     def next_offset(self, topic: str, queue_id: int) -> int:
         """The queue offset that is copied next."""
         sparse = self._logs.get((topic, queue_id))
-        position = self._positions.get(f"{topic}_{queue_id}", -1) + 1
+        compacted = self._compacted_offsets.get((topic, queue_id), -1) + 1
         passed = self._passed.get((topic, queue_id), 0)
-        return max(position, passed, 0 if sparse is None else sparse.next_offset)
+        return max(compacted, passed, 0 if sparse is None else sparse.next_offset)
 
     def advance(self, topic: str, queue_id: int) -> bool:
         """Copy a slice of records that the compacted queue lacks. Returns: whether there was any.
@@ -214,10 +226,10 @@ class CompactionStore:
 
     def advance_all(self) -> bool:
         """`advance` of every queue of every compaction topic, once. Returns: whether there was anything."""
-        advanced = [self.advance(topic, queue_id) for topic, queue_id in self._dispatched()]
+        advanced = [self.advance(topic, queue_id) for topic, queue_id in self._compacted_queues()]
         return any(advanced)
 
-    def _dispatched(self) -> list[QueueKey]:
+    def _compacted_queues(self) -> list[QueueKey]:
         """The consume queues of compaction topics."""
         keys = self._queues.keys()
         return [(topic, queue_id) for topic, queue_id in keys if self.owns(topic)]
@@ -226,23 +238,23 @@ class CompactionStore:
         """fdatasync the copied records, and note how far they go. Durable: at return. Raises: OSError, StorageFull."""
         with self._lock:
             ends = {key: sparse.end for key, sparse in self._logs.items()}
-            if ends == self._synced:
+            if ends == self._synced_ends:
                 return
             for sparse in self._logs.values():
                 with sparse.lock:
                     sparse.sync()
             self._write_synced_ends(ends)
 
-    def _write_synced_ends(self, ends: dict[QueueKey, tuple[int, int]]) -> None:
+    def _write_synced_ends(self, ends: dict[QueueKey, SparseEnd]) -> None:
         """Store how far the queues are synced, if that is new. Durable: at return."""
-        if ends != self._synced:
+        if ends != self._synced_ends:
             value = {f"{topic}/{queue_id}": list(end) for (topic, queue_id), end in ends.items()}
             self._files.write_file_atomic(
                 self._commit_log.root / "raymq" / _SYNCED_FILE, json.dumps(value).encode()
             )
-            self._synced = ends
+            self._synced_ends = ends
 
-    def _read_synced(self) -> dict[QueueKey, tuple[int, int]]:
+    def _read_synced_ends(self) -> dict[QueueKey, SparseEnd]:
         """The noted ends of all queues. Without a readable note no queue counts as synced."""
         try:
             value: Any = json.loads(
@@ -251,7 +263,7 @@ class CompactionStore:
             found = {}
             for name, (start, size) in value.items():
                 topic, _, queue_id = name.rpartition("/")
-                found[topic, int(queue_id)] = (int(start), int(size))
+                found[topic, int(queue_id)] = SparseEnd(int(start), int(size))
             return found
         except (OSError, ValueError, TypeError, AttributeError, RayMQError):
             return {}
@@ -263,7 +275,7 @@ class CompactionStore:
         """
         self.sync()
         positions: list[int] = []
-        for key in self._dispatched():
+        for key in self._compacted_queues():
             queue = self._queues.find(*key)
             if queue is not None:
                 units = queue.read(max(self.next_offset(*key), queue.min_offset), 1)
@@ -296,7 +308,7 @@ class CompactionStore:
             pairs = [pair for pair in sparse.pairs if pair.sealed]
 
         last_offset = max((pair.offset_at(-1) for pair in pairs if pair.count), default=-1)
-        if last_offset <= self._positions.get(f"{topic}_{queue_id}", -1):
+        if last_offset <= self._compacted_offsets.get((topic, queue_id), -1):
             return None
 
         swap.drop_unfinished(root, topic, queue_id, files=files)
@@ -312,7 +324,7 @@ class CompactionStore:
                 raise Unavailable("the store was closed", field="store")
             swap.commit(root, plan, files=files)
             swap.finish(root, plan, files=files)
-            self._positions = swap.read_positions(root, files=files)
+            self._compacted_offsets = self._read_compacted_offsets()
             sparse.replace_sealed(names)
             # The next file may begin at a lower offset than the last one did: the noted end must not be above it.
             self._write_synced_ends({key: other.end for key, other in self._logs.items()})

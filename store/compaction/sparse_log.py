@@ -133,6 +133,13 @@ class CompactedSlice(NamedTuple):
     next_offset: int
 
 
+class SparseEnd(NamedTuple):
+    """How far a compacted queue's records go: the last file, and the bytes in it. Without a file both are 0."""
+
+    file_start: int
+    log_bytes: int
+
+
 class SparseLog:
     """Append, find, cut. Callers: `lock` guards everything except sealed files. Readers hold it while they read."""
 
@@ -160,9 +167,11 @@ class SparseLog:
         return 0
 
     @property
-    def end(self) -> tuple[int, int]:
-        """(start of the last file, bytes in it); (0, 0) without a file."""
-        return (self.pairs[-1].start, self.pairs[-1].log_bytes) if self.pairs else (0, 0)
+    def end(self) -> SparseEnd:
+        """The end of the last record."""
+        if not self.pairs:
+            return SparseEnd(0, 0)
+        return SparseEnd(self.pairs[-1].start, self.pairs[-1].log_bytes)
 
     def load(self) -> None:
         """Open the files. If a crash interrupted the creation of the last pair, delete that pair: it is unused.
@@ -301,20 +310,20 @@ class SparseLog:
 
     # --- cutting and replacing ------------------------------------------------------------------------------
 
-    def cut(self, end: tuple[int, int], next_offset: int) -> None:
-        """Drop records after `end` (a value of the property), or from queue offset `next_offset` on, and zero them.
+    def cut(self, end: SparseEnd, next_offset: int) -> None:
+        """Drop records after `end`, or from queue offset `next_offset` on, and zero them.
 
         Durable: at return.
         """
-        start, log_bytes = end
+        physical_end = end.file_start + end.log_bytes
         while self.pairs:
             pair = self.pairs[-1]
             units = pair.units()
             keep = units["offset"] < next_offset
-            keep &= units["position"].astype(np.int64) + units["size"] <= start + log_bytes
+            keep &= units["position"].astype(np.int64) + units["size"] <= physical_end
             count = leading(keep)
 
-            if count == 0 and pair.start > start:
+            if count == 0 and pair.start > end.file_start:
                 self._remove(self.pairs.pop())
                 continue
             if count == pair.count and pair.sealed:

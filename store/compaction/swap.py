@@ -53,9 +53,9 @@ def finish(root: Path, swap: Swap, *, files: Files) -> None:
         files.sync_dir(directory)
         files.remove_tree(directory / COMPACTING)
 
-    positions = read_positions(root, files=files)
-    positions[f"{swap.topic}_{swap.queue_id}"] = swap.last_offset
-    write_positions(root, positions, files=files)
+    offsets = read_compacted_offsets(root, files=files)
+    offsets[f"{swap.topic}_{swap.queue_id}"] = swap.last_offset
+    write_compacted_offsets(root, offsets, files=files)
 
     files.unlink(root / "raymq" / _RECORD)
     files.sync_dir(root / "raymq")
@@ -74,7 +74,7 @@ def drop_unfinished(root: Path, topic: str, queue_id: int, *, files: Files) -> N
         files.remove_tree(directory / COMPACTING)
 
 
-def read_positions(root: Path, *, files: Files) -> dict[str, int]:
+def read_compacted_offsets(root: Path, *, files: Files) -> dict[str, int]:
     """`<topic>_<queue id>` -> the last queue offset that was compacted. Source: CompactionPositionMgr."""
     try:
         value: Any = json.loads(files.read_file(root / DIRECTORY / POSITIONS))
@@ -84,9 +84,9 @@ def read_positions(root: Path, *, files: Files) -> dict[str, int]:
         return {}
 
 
-def write_positions(root: Path, positions: dict[str, int], *, files: Files) -> None:
-    """Write RocketMQ's file of compacted positions. The replacement is atomic."""
-    value = {"empty": not positions, "queueOffsetMap": positions}
+def write_compacted_offsets(root: Path, offsets: dict[str, int], *, files: Files) -> None:
+    """Write RocketMQ's file of compacted offsets. The replacement is atomic."""
+    value = {"empty": not offsets, "queueOffsetMap": offsets}
     text = json.dumps(value, indent="\t", separators=(",", ":"), sort_keys=True)
     files.make_dirs(root / DIRECTORY)
     files.write_file_atomic(root / DIRECTORY / POSITIONS, text.encode())

@@ -77,7 +77,7 @@ def test_names_of_compacted_files_that_a_killed_process_left_outlive_the_power()
         again = image.recording()
         next_life = open_compacting(again)
         copy_all(next_life)
-        noted = dict(next_life.compaction._synced)
+        noted = dict(next_life.compaction._synced_ends)
         assert next_life.compaction.next_offset("c", 0) == 40
         next_life.abandon()
         for left in lost_names(again):
