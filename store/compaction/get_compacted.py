@@ -53,7 +53,7 @@ def get_compacted(
     if wanted is not None:
         matching = wanted.units(found.units["tags_code"].astype(np.int64))
         is_wanted = is_wanted if matching is None else matching
-        if wanted.looks_at_records:
+        if wanted.needs_records:
             sizes = found.units["size"].astype(np.int64)
             data = memoryview(b"".join(found.records.to_pylist()))
             batch = record.decode(data, np.cumsum(sizes) - sizes, sizes, columns=("properties",))

@@ -80,12 +80,12 @@ class GetMessageResult(NamedTuple):
 
 
 class _Picked(NamedTuple):
-    """The result of a look at some units."""
+    """The wanted units of a slice."""
 
     #: rows of the units that are wanted and fit
     rows: Int64s
-    #: number of examined units
-    seen: int
+    #: units of the slice that were examined
+    examined: int
     #: the answer suggests to read from a slave
     far_behind: bool
     status: GetMessageStatus
@@ -135,7 +135,7 @@ class GetMessage:
                 if not len(units):
                     return nothing(GetMessageStatus.OFFSET_FOUND_NULL, begin + left, low, high)
                 picked = self._pick(units, max_nums, size_limit, wanted)
-                following = begin + picked.seen
+                following = begin + picked.examined
                 if len(picked.rows) or following >= high:
                     break
             records = self._records(units[picked.rows])
@@ -180,12 +180,12 @@ class GetMessage:
         matching: Bools | None = None if wanted is None else wanted.units(units["tags_code"])
         good = alive if matching is None else alive & matching
 
-        if wanted is not None and wanted.looks_at_records:
+        if wanted is not None and wanted.needs_records:
             most = max(
                 config.max_transfer_count_on_message_in_memory,
                 config.max_transfer_count_on_message_in_disk,
             )
-            good = self._look_at_records(
+            good = self._filter_by_records(
                 units, np.flatnonzero(good), wanted, min(most, max(max_nums, 1))
             )
 
@@ -222,7 +222,7 @@ class GetMessage:
         )
         return most_bytes, most_count
 
-    def _look_at_records(
+    def _filter_by_records(
         self, units: QueueUnits, rows: Int64s, wanted: MessageFilter, most: int
     ) -> Bools:
         """A mask of the units that are wanted by their records. Only as many records as `most` needs are read."""

@@ -26,7 +26,7 @@ class MessageFilter(Protocol):
     """A filter in two steps: by units, which costs nothing, and then by the records of the remaining units."""
 
     #: whether there is a second step
-    looks_at_records: bool
+    needs_records: bool
 
     def units(self, tags_codes: Int64s) -> Bools | None:
         """A mask of the units that may be wanted; None: all units."""
@@ -42,7 +42,7 @@ class TagFilter:
         """Raises: Rejected for an expression without a tag."""
         parts = [part.strip() for part in expression.split(_OR)]
         tags = [tag for tag in parts if tag]
-        self.looks_at_records = bool(tags) and ALL not in tags
+        self.needs_records = bool(tags) and ALL not in tags
         if expression.strip() and not tags:
             fault = f"{expression!r} names no tag; write TagA || TagB, or {ALL}"
             raise Rejected(fault, field="filter", limit="tags")
@@ -52,7 +52,7 @@ class TagFilter:
 
     def units(self, tags_codes: Int64s) -> Bools | None:
         """Whether each unit has the code of one of the tags; None: every message is wanted."""
-        if not self.looks_at_records:
+        if not self.needs_records:
             return None
         return np.isin(tags_codes.astype(np.int32), self._codes)
 

@@ -65,7 +65,7 @@ _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 class SqlFilter:
     """Messages for which an expression is true: `a > 5 AND (b = 'x' OR c IS NULL)`."""
 
-    looks_at_records = True
+    needs_records = True
 
     def __init__(self, expression: str) -> None:
         """Raises: Rejected for a wrong expression, naming the wrong part, or if the parser is not installed."""

@@ -304,7 +304,7 @@ def one_by_one(units, *, end, memory, start, max_nums, max_bytes, tags, config):
 
 
 class _Wanted:
-    looks_at_records = False
+    needs_records = False
 
     def __init__(self, tags) -> None:
         self.tags = tags
@@ -348,7 +348,7 @@ def test_all_units_at_once_give_what_one_after_the_other_gives(
     log = _Log(start, at, memory)
     reader = GetMessage(log, None, None)
     picked = reader._pick(units, max_nums, max_bytes, None if tags is None else _Wanted(tags))
-    rows, seen, status = one_by_one(
+    expected = one_by_one(
         units.tolist(),
         end=at,
         memory=memory,
@@ -358,7 +358,7 @@ def test_all_units_at_once_give_what_one_after_the_other_gives(
         tags=tags,
         config=log.config,
     )
-    assert (picked.rows.tolist(), picked.seen, picked.status.value) == (rows, seen, status)
+    assert (picked.rows.tolist(), picked.examined, picked.status.value) == expected
 
 
 def test_filters_by_records_look_at_no_more_than_they_need(store, monkeypatch):
