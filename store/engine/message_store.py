@@ -39,7 +39,7 @@ from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.queues.get_message import BYTES_MAX, GetMessage, GetMessageResult
 from raymq.store.queues.message_filter import MessageFilter
 from raymq.store.queues.raw_records import fault_of, records_before
-from raymq.store.queues.reader import Reader
+from raymq.store.queues.reader import QueueReader
 from raymq.store.queues.reput_service import ReputService
 from raymq.store.records.requests import AppendedRows, FetchSlice, PutRequest
 from raymq.store.services.checkpoint_service import CheckpointService
@@ -87,7 +87,7 @@ class MessageStore:
         self.state = ShardState(producers)
 
         self.consume_queues = ConsumeQueues(log.root, log.config, files=log.files)
-        self.reader = Reader(log, self.consume_queues, self.state)
+        self.reader = QueueReader(log, self.consume_queues, self.state)
         self.compaction = CompactionStore(log, self.consume_queues, self.state)
         self.index = IndexService(log.root, log.config, files=log.files, clock=log.clock)
         self._get_message = GetMessage(log, self.consume_queues, self.state)
@@ -335,12 +335,12 @@ class MessageStore:
     def fetch(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
     ) -> FetchSlice:
-        """Read records: `Reader.fetch`, or for a compacted topic `CompactionStore.fetch`.
+        """Read records: `QueueReader.fetch`, or for a compacted topic `CompactionStore.fetch`.
 
         Raises: also Unavailable if the store is not readable.
         """
         self._check_readable()
-        reader: CompactionStore | Reader = self.reader
+        reader: CompactionStore | QueueReader = self.reader
         if self.compaction.owns(topic):
             reader = self.compaction
         found = reader.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)

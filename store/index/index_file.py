@@ -81,8 +81,9 @@ class _Linked(NamedTuple):
 
 
 class IndexFile:
-    """Callers: one thread appends, cuts and syncs; any may look up.
+    """One file of the index: a hash table of slots, and chains of entries.
 
+    Callers: one thread appends, cuts and syncs; any may look up.
     Entries are written with pwrite. Slots lie anywhere in 20 MB, and stores into a shared map are 50 times faster than
     as many small writes. They are harmless in a cache, which is cut back to a synced state after a crash. The slots'
     blocks are reserved first, because a store into a hole on a full disk kills the process. The entries' blocks are not

@@ -43,8 +43,9 @@ class _Mark(NamedTuple):
 
 
 class IndexService:
-    """Callers: one thread builds, cuts, syncs and deletes; any may look up.
+    """The index files of a store, and the end up to which the log is indexed.
 
+    Callers: one thread builds, cuts, syncs and deletes; any may look up.
     Invariant: every key of every record below `indexed` is in the files, and none of a record above it.
     """
 

@@ -43,7 +43,7 @@ class KeyHits(NamedTuple):
 
 
 class KeySearch:
-    """Callers: any thread."""
+    """Finds the newest messages of one key. Callers: any thread."""
 
     def __init__(self, log: CommitLog, index: IndexService) -> None:
         self._log = log

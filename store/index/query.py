@@ -52,7 +52,7 @@ class QueryResult(NamedTuple):
 
 
 class Query:
-    """Callers: any thread. Only confirmed records are found."""
+    """Finds confirmed messages by key, message id, physical offset or time. Callers: any thread."""
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues, index: IndexService) -> None:
         self._log = log

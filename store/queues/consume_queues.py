@@ -23,7 +23,10 @@ SYNCED_ALONE_MAX = 16
 
 
 class ConsumeQueues:
-    """Callers: one thread appends and truncates, one syncs, any may look up and read."""
+    """The consume queues of a store, some of them not open yet.
+
+    Callers: one thread appends and truncates, one syncs, any may look up and read.
+    """
 
     def __init__(self, root: Path, config: StoreConfig, *, files: Files) -> None:
         self._root = root

@@ -1,6 +1,6 @@
 """Reading a queue as RocketMQ's brokers do: statuses, limits of one answer, filters.
 
-Source: DefaultMessageStore#getMessage, RocketMQ 5.3.3. RayMQ's own consumers use `Reader.fetch`.
+Source: DefaultMessageStore#getMessage, RocketMQ 5.3.3. RayMQ's own consumers use `QueueReader.fetch`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _Picked(NamedTuple):
 
 
 class GetMessage:
-    """Callers: any thread."""
+    """Answers reads as RocketMQ's brokers do. Callers: any thread."""
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues, state: ShardState) -> None:
         self._log = log

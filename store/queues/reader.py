@@ -24,8 +24,8 @@ NEIGHBOURS_MIN_BYTES = 256 << 10
 _NO_RECORDS = pa.array([], pa.binary())
 
 
-class Reader:
-    """Callers: any thread."""
+class QueueReader:
+    """Reads confirmed records through the consume queues. Callers: any thread."""
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues, state: ShardState) -> None:
         self._log = log

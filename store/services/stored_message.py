@@ -1,6 +1,6 @@
 """One stored message with all its fields, for the store's services, which put single messages again with changes.
 
-Readers of many messages use columns (`Reader.fetch`, `record.decode`) instead.
+Readers of many messages use columns (`QueueReader.fetch`, `record.decode`) instead.
 """
 
 from __future__ import annotations
