@@ -20,18 +20,18 @@ class PutLock:
     def __init__(self, clock: Clock) -> None:
         #: hot paths acquire it and set `begin_ms` themselves: __enter__ and __exit__ cost more than the rest of the
         #: lock
-        self.mutex = threading.Lock()
+        self.thread_lock = threading.Lock()
         self._now_ms = clock.monotonic_ms
         #: monotonic time at which the holder acquired the lock; 0: it is free
         self.begin_ms = 0
 
     def __enter__(self) -> None:
-        self.mutex.acquire()
+        self.thread_lock.acquire()
         self.begin_ms = self._now_ms()
 
     def __exit__(self, *failure: object) -> None:
         self.begin_ms = 0
-        self.mutex.release()
+        self.thread_lock.release()
 
     def held_ms(self) -> int:
         """The time for which the lock has been held; 0 if it is free. Callers: any thread."""

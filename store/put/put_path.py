@@ -162,7 +162,7 @@ class PutPath:
         Source: CommitLog#asyncPutMessages; the order of the steps is RocketMQ's.
         """
         lock = self._lock
-        with lock.mutex:
+        with lock.thread_lock:
             lock.begin_ms = self._clock.monotonic_ms()
             try:
                 appended = self._append_unstored(checked)
@@ -188,7 +188,7 @@ class PutPath:
                 return [error]
 
         lock = self._lock
-        with lock.mutex:
+        with lock.thread_lock:
             lock.begin_ms = self._clock.monotonic_ms()
             try:
                 results = self._append_each(puts)

@@ -183,7 +183,7 @@ class Meanwhile:
     def begin(self) -> None:
         """That moment."""
         self._thread.start()
-        if not self._store.put_lock.mutex.locked():
+        if not self._store.put_lock.thread_lock.locked():
             self._thread.join()
 
     def end(self) -> Any:
