@@ -81,8 +81,8 @@ def before_batch(hooks: Sequence[PutHook], request: PutRequest) -> PutRequest:
             checked = True
         found = hook.before_batch(request)
         if found is not request:
-            same = found[:2] == request[:2] and found[3:] == request[3:]
-            if not same or found.batch.num_rows != request.batch.num_rows:
+            same_target = found._replace(batch=request.batch) == request
+            if not same_target or found.batch.num_rows != request.batch.num_rows:
                 raise Rejected(
                     f"put hook {hook.name} may change the values of rows, not their number, queue or producer",
                     field="hook",
