@@ -75,7 +75,7 @@ class ConsumeQueue:
         #: units from here on may be unsynced
         self._dirty_from = 0
         #: zeros after the last unit may be unsynced too
-        self._cut = False
+        self._zeros_unsynced = False
 
     def load(self) -> None:
         """Find the files. Raises: Corrupt for a wrong name or length or a gap."""
@@ -190,7 +190,7 @@ class ConsumeQueue:
         return file is not None and file.data_after(at - file.start) is not None
 
     def _cut_to(self, end: int) -> None:
-        self._cut = True
+        self._zeros_unsynced = True
         self._queue.truncate_to(end * fmt.QUEUE_UNIT_BYTES)
 
     def _set_end(self, end: int) -> None:
@@ -376,7 +376,7 @@ class ConsumeQueue:
     @property
     def dirty(self) -> bool:
         """Whether something was written since the last sync."""
-        return self._dirty_from < self.max_offset or self._cut
+        return self._dirty_from < self.max_offset or self._zeros_unsynced
 
     def start_writeback(self) -> None:
         """Ask the kernel to begin writing dirty pages. Callers: before many syncs."""
@@ -385,7 +385,10 @@ class ConsumeQueue:
 
     def _dirty_files(self, end: int) -> list[QueueFile]:
         """The files with unsynced units below queue offset `end`."""
-        start, stop = self._dirty_from, end + self._cut
+        start, stop = self._dirty_from, end
+        if self._zeros_unsynced:
+            # They begin at the end.
+            stop += 1
         if start >= stop:
             return []
         return self._queue.overlapping(start * fmt.QUEUE_UNIT_BYTES, stop * fmt.QUEUE_UNIT_BYTES)
@@ -395,14 +398,14 @@ class ConsumeQueue:
         # Read the end once: units that are appended from here on are for the next sync, in whichever file they are.
         end = self.max_offset
         files = self._dirty_files(end)
-        before = self._dirty_from, self._cut
-        self._dirty_from, self._cut = end, False
+        dirty_from, zeros_unsynced = self._dirty_from, self._zeros_unsynced
+        self._dirty_from, self._zeros_unsynced = end, False
         try:
             for file in files:
                 file.sync()
         except OSError:
-            self._dirty_from = min(self._dirty_from, before[0])
-            self._cut |= before[1]
+            self._dirty_from = min(self._dirty_from, dirty_from)
+            self._zeros_unsynced |= zeros_unsynced
             raise
 
     def locate(self, queue_offset: int) -> tuple[Path, int]:
