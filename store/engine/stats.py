@@ -47,6 +47,14 @@ class Sample(NamedTuple):
     transferred: int
 
 
+class Rates(NamedTuple):
+    """Means over a time, per second, rounded."""
+
+    duration_ms: int
+    puts: int
+    transferred: int
+
+
 class StoreStats:
     """One store's counters since it was opened. Callers: any thread; `note_put`: with the put lock."""
 
@@ -99,24 +107,22 @@ class StoreStats:
             if not self._samples or now_ms - self._samples[-1].at_ms >= SAMPLE_MS:
                 self._samples.append(Sample(now_ms, self.puts, self.get_transferred))
 
-    def rates(self, seconds: int) -> Sample | None:
-        """Totals per second over the last `seconds`, or a shorter known time; None with fewer than two samples.
-
-        Returns: a Sample whose `at_ms` is the duration. Its numbers are per second, rounded.
-        """
+    def rates(self, seconds: int) -> Rates | None:
+        """Rates over the last `seconds`, or over a shorter known time; None with fewer than two samples."""
         with self._lock:
             samples = list(self._samples)
         if len(samples) < 2:
             return None
         last = samples[-1]
         first = next(s for s in samples if s.at_ms >= last.at_ms - seconds * 1_000)
-        over = last.at_ms - first.at_ms
-        if not over:
+        duration_ms = last.at_ms - first.at_ms
+        if not duration_ms:
             return None
-        per_second = (
-            round((new - old) * 1_000 / over) for new, old in zip(last[1:], first[1:], strict=True)
+        return Rates(
+            duration_ms,
+            puts=round((last.puts - first.puts) * 1_000 / duration_ms),
+            transferred=round((last.transferred - first.transferred) * 1_000 / duration_ms),
         )
-        return Sample(over, *per_second)
 
     def as_status(self) -> dict[str, Any]:
         """For status displays: JSON-able."""

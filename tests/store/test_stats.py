@@ -51,7 +51,7 @@ def test_rates_are_over_the_last_seconds_that_were_sampled() -> None:
     assert short is not None
     assert middle is not None
     assert long is not None
-    assert (short.at_ms, middle.at_ms, long.at_ms) == (10_000, 60_000, 600_000)
+    assert (short.duration_ms, middle.duration_ms, long.duration_ms) == (10_000, 60_000, 600_000)
     assert short.puts == 20
     assert middle.puts == 20
     assert long.puts == round((540 * 5 + 60 * 20 - 15) / 600)
