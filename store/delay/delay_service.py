@@ -21,7 +21,7 @@ from raymq.store.config.delay_levels import LEVELS_SERVICE
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue, QueueUnits
 
-from .delayed_record import SLICE_ROWS, by_queue, fitting, waiting_rows
+from .delayed_record import SLICE_ROWS, DelayRun, by_queue, fitting, waiting_rows
 from .timer_store import TimerMessageStore
 
 if TYPE_CHECKING:
@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 
 #: messages delivered by one call, about
 RUN_MESSAGES = 8192
-
-
-class DelayRun(NamedTuple):
-    """Result of one delivery call."""
-
-    messages: int
-    #: when to call again, ms: not after now if there is more to do; None: nothing waits
-    next_due_ms: int | None
 
 
 class LevelSlice(NamedTuple):
@@ -172,11 +164,9 @@ class DelayService:
         Durable: after the flush service's sync. Raises: StorageFull, Unavailable, OSError. Call again later.
         """
         levels = self.levels.deliver_due(now_ms, limit=limit)
-        count, timer_due_ms = self.timers.run(now_ms, limit=max(1, limit - levels.messages))
-        times_ms = [
-            time_ms for time_ms in (levels.next_due_ms, timer_due_ms) if time_ms is not None
-        ]
-        return DelayRun(levels.messages + count, min(times_ms, default=None))
+        timers = self.timers.run(now_ms, limit=max(1, limit - levels.messages))
+        times_ms = [run.next_due_ms for run in (levels, timers) if run.next_due_ms is not None]
+        return DelayRun(levels.messages + timers.messages, min(times_ms, default=None))
 
     def needed_from(self) -> int | None:
         """The physical offset from which on records may still wait here; None: none waits. Deletion stops there."""

@@ -37,6 +37,14 @@ _REAL_TOPIC = re.compile(rb"(?:.*\x02)?REAL_TOPIC\x01([^\x02]+)", re.DOTALL)
 _REAL_QUEUE = re.compile(rb"(?:.*\x02)?REAL_QID\x01(\d{1,9})(?:\x02|\Z)", re.DOTALL)
 
 
+class DelayRun(NamedTuple):
+    """Result of one delivery call."""
+
+    messages: int
+    #: when to call again, ms: not after now if there is more to do; None: nothing waits
+    next_due_ms: int | None
+
+
 class WaitingMessage(NamedTuple):
     """One record of a waiting message."""
 

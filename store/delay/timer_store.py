@@ -22,7 +22,7 @@ from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.records.properties import decode
 
 from . import timer_rule
-from .delayed_record import SLICE_ROWS, WaitingMessage, by_queue, fitting, waiting_rows
+from .delayed_record import SLICE_ROWS, DelayRun, WaitingMessage, by_queue, fitting, waiting_rows
 from .timer_cache import TimerCache, TimerCheckpoint
 from .timer_import import imported_progress, pending_rolls
 from .timer_topic import TimerRows, TimerTopic
@@ -111,24 +111,23 @@ class TimerMessageStore:
         progress = timer_rule.TimerProgress.of(self._store.state.progress.get(TIMERS_SERVICE, {}))
         return self._topic.first_that_may_wait(progress.second_ms) if progress.second_ms else 0
 
-    def run(self, now_ms: int, *, limit: int) -> tuple[int, int | None]:
+    def run(self, now_ms: int, *, limit: int) -> DelayRun:
         """Load new records of the topic and deliver due messages, at most about `limit`.
 
-        Returns: how many were delivered, and when to call again, ms; None: nothing waits.
         Raises: StorageFull, Unavailable, OSError. The next call delivers the rest.
         """
         if not self.active:
-            return 0, None
+            return DelayRun(0, None)
         try:
             if not self._ready and not self._prepare():
-                return 0, now_ms + WAIT_MS
+                return DelayRun(0, now_ms + WAIT_MS)
             return self._run(now_ms, limit)
         except BaseException:
             # The files may hold part of this step, so they are loaded again as after a crash.
             self._ready = False
             raise
 
-    def _run(self, now_ms: int, limit: int) -> tuple[int, int | None]:
+    def _run(self, now_ms: int, limit: int) -> DelayRun:
         """`run` after the start. If the clock was set back, deliveries continue from the new time."""
         this_second_ms = now_ms - now_ms % timer_rule.PRECISION_MS
         if this_second_ms < self._progress.second_ms:
@@ -147,7 +146,7 @@ class TimerMessageStore:
 
         self._sync_if_due(now_ms)
         if has_more or (first_ms is not None and first_ms < this_second_ms):
-            return count, now_ms
+            return DelayRun(count, now_ms)
 
         second_ms = this_second_ms if first_ms is None else min(this_second_ms, first_ms)
         if second_ms > self._progress.second_ms:
@@ -158,7 +157,7 @@ class TimerMessageStore:
             # A roll or a put is not confirmed yet.
             retry_ms = now_ms + WAIT_MS
             due_ms = retry_ms if due_ms is None else min(due_ms, retry_ms)
-        return count, due_ms
+        return DelayRun(count, due_ms)
 
     # --- the start ------------------------------------------------------------------------------------------
 
