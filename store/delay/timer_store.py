@@ -136,28 +136,32 @@ class TimerMessageStore:
 
         count = self._load_records(now_ms, limit)
         has_more = self._progress.next_offset < self._topic.end
-        first_ms = self._cache.wheel.first()
-        is_due = first_ms is not None and first_ms < this_second_ms
-
         # All records are loaded before a second is delivered, so that confirmed cancellations take effect.
-        if not has_more or (is_due and self._blocked):
+        if not has_more or (self._blocked and self._has_due(this_second_ms)):
             count += self._deliver(now_ms, this_second_ms, limit - count)
-            first_ms = self._cache.wheel.first()
 
         self._sync_if_due(now_ms)
-        if has_more or (first_ms is not None and first_ms < this_second_ms):
+        if has_more or self._has_due(this_second_ms):
             return DelayRun(count, now_ms)
 
-        second_ms = this_second_ms if first_ms is None else min(this_second_ms, first_ms)
-        if second_ms > self._progress.second_ms:
-            self._progress = self._progress.at_time(second_ms)
+        if this_second_ms > self._progress.second_ms:
+            self._progress = self._progress.at_time(this_second_ms)
+        return DelayRun(count, self._next_due_ms(now_ms))
 
+    def _has_due(self, this_second_ms: int) -> bool:
+        """Whether a timer waits for a second that is over."""
+        first_ms = self._cache.wheel.first()
+        return first_ms is not None and first_ms < this_second_ms
+
+    def _next_due_ms(self, now_ms: int) -> int | None:
+        """When to call `run` again after all that is due was delivered; None: nothing waits."""
+        first_ms = self._cache.wheel.first()
         due_ms = None if first_ms is None else first_ms + timer_rule.PRECISION_MS
         if self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0) > self._progress.next_offset:
             # A roll or a put is not confirmed yet.
             retry_ms = now_ms + WAIT_MS
             due_ms = retry_ms if due_ms is None else min(due_ms, retry_ms)
-        return DelayRun(count, due_ms)
+        return due_ms
 
     # --- the start ------------------------------------------------------------------------------------------
 
