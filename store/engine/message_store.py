@@ -194,7 +194,7 @@ class MessageStore:
     def _distrust_queue_ends(self) -> None:
         """Make the next start open every consume queue."""
         self._queues_exact = False
-        self.log.marks.queued_end = 0
+        self.log.marks.dispatched_end = 0
 
     def _recover_index(self) -> None:
         """Open the index, if records are indexed."""
@@ -204,7 +204,7 @@ class MessageStore:
         self.index.load(
             log_start=log.start,
             log_end=log.end,
-            never_cut_below=log.marks.dispatched_end,
+            never_cut_below=log.marks.queues_synced_end,
             crashed=log.crashed,
             time_ms=log.checkpoint.index_ms,
         )
@@ -250,7 +250,7 @@ class MessageStore:
         """
         dispatched = self.reput.run(confirmed)
         if self._queues_exact:
-            self.log.marks.queued_end = dispatched
+            self.log.marks.dispatched_end = dispatched
         if self._rebuilding is not None:
             self._end_rebuilding()
         return dispatched
@@ -285,7 +285,7 @@ class MessageStore:
                     self.log.meta.update({QUEUES_DOUBTFUL: True})
                 raise
 
-            self.log.marks.dispatched_end = upto
+            self.log.marks.queues_synced_end = upto
 
     # --- deletion, for `clean_service` --------------------------------------------------------------------------------
 
@@ -294,7 +294,7 @@ class MessageStore:
         self.sync_queues()
         log = self.log
         needed = [find_needed_from() for find_needed_from in self.retention_floors]
-        deletable = min([log.marks.dispatched_end, *(end for end in needed if end is not None)])
+        deletable = min([log.marks.queues_synced_end, *(end for end in needed if end is not None)])
         progress = self.state.progress
         if not progress.get(LEVELS_SERVICE) and not progress.get(TIMERS_SERVICE):
             return deletable

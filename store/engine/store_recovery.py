@@ -57,7 +57,7 @@ class StoreRecovery:
         self._queues = store.consume_queues
         self._put_path = store.put_path
 
-        #: after a reboot, or a failed sync, consume queues are trusted only below the dispatched mark
+        #: after a reboot, or a failed sync, consume queues are trusted only below the queues' synced end
         self._queues_untrusted = False
         #: the consume queues stay closed for now: the marks say where they end
         self._queues_stay_closed = False
@@ -93,7 +93,7 @@ class StoreRecovery:
 
         dispatched = min(max(self._queues_end, log.start), log.end)
         if exact:
-            log.marks.queued_end = dispatched
+            log.marks.dispatched_end = dispatched
 
         self._note_snapshots()
         return RecoveredStore(dispatched, exact, self._met_snapshot, rebuilding)
@@ -106,23 +106,23 @@ class StoreRecovery:
         Returns: the end of the last record that one of them knows.
         """
         log = self._log
-        # Consume queues are synced rarely: after a reboot they are trusted only below the dispatched mark. The same
+        # Consume queues are synced rarely: after a reboot they are trusted only below the queues' synced end. The same
         # holds after a failed sync: their pages count as clean, so only writing them again would bring them to disk.
         has_doubt = not log.same_boot or log.meta.get(QUEUES_DOUBTFUL)
         self._queues_untrusted = bool(log.crashed and has_doubt)
         self._queues_stay_closed = not self._queues_untrusted and self._may_stay_closed()
         if self._queues_stay_closed:
-            self._queues_end = log.marks.queued_end
+            self._queues_end = log.marks.dispatched_end
             return self._queues_end
         self._queues_end = known_end = self._load_queues()
         if self._queues_untrusted:
-            self._queues_end = min(known_end, log.marks.dispatched_end)
+            self._queues_end = min(known_end, log.marks.queues_synced_end)
         return known_end
 
     def _may_stay_closed(self) -> bool:
         """Whether the marks are right about the consume queues: no other program has written here since."""
         log = self._log
-        queues_end, appended = log.marks.queued_end, log.marks.appended_end
+        queues_end, appended = log.marks.dispatched_end, log.marks.appended_end
         if not log.is_own_store or not log.start < queues_end <= min(appended, log.end_max):
             return False
         if log.start and next(snapshot_starts(log, self._uncuttable(queues_end)), None) is None:
@@ -137,9 +137,9 @@ class StoreRecovery:
     def _load_queues(self) -> int:
         """Open every consume queue. Returns: the end of the last record that any of them has."""
         log = self._log
-        log.marks.queued_end = 0
+        log.marks.dispatched_end = 0
         # If the page cache is intact, only the last units can be half written.
-        sound_below = log.end_max if log.same_boot else log.marks.dispatched_end
+        sound_below = log.end_max if log.same_boot else log.marks.queues_synced_end
         self._queues.load(after_crash=log.crashed, sound_below=sound_below)
         return self._queues.max_physical_offset
 
@@ -298,7 +298,7 @@ class StoreRecovery:
         says."""
         log = self._log
         # The mark is durable before anything is built. After another crash gaps below the old mark would be trusted.
-        log.marks.forget_dispatched(log.start)
+        log.marks.forget_queues(log.start)
         log.checkpoint.logics_ms = 0
         log.checkpoint.sync()
         self._queues.truncate(log.start)

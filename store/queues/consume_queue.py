@@ -314,8 +314,8 @@ class ConsumeQueue:
         """Drop the units of records that end above `physical_offset`, and zero their bytes.
 
         Durable: after the next `sync`. A power loss may bring the units back. But then the boot is another one, after
-        which nothing above the dispatched mark is believed. Source: ConsumeQueue#truncateDirtyLogicFiles, which zeroes
-        nothing.
+        which nothing above the queues' synced end is believed. Source: ConsumeQueue#truncateDirtyLogicFiles, which
+        zeroes nothing.
         """
         if self.max_physical_offset <= physical_offset:
             return

@@ -104,15 +104,15 @@ class CheckpointService:
     def _write_checkpoint(self) -> None:
         """Write the store times of synced bytes: RocketMQ assumes that all earlier messages are complete."""
         log = self._store.log
-        checkpoint, queued = log.checkpoint, log.marks.dispatched_end
+        checkpoint, queues_synced_end = log.checkpoint, log.marks.queues_synced_end
         physic_ms = max(checkpoint.physic_ms, self._time_below(log.synced))
-        logics_ms = max(checkpoint.logics_ms, self._time_below(queued))
+        logics_ms = max(checkpoint.logics_ms, self._time_below(queues_synced_end))
         if (physic_ms, logics_ms) != (checkpoint.physic_ms, checkpoint.logics_ms):
             checkpoint.physic_ms, checkpoint.logics_ms = physic_ms, logics_ms
             checkpoint.write()
 
         # The newest time that is on disk in both stays: the next checkpoint may still need it.
-        certain_end = min(log.synced, queued)
+        certain_end = min(log.synced, queues_synced_end)
         certain = sum(end <= certain_end for end, _ in self._times)
         del self._times[: max(0, certain - 1)]
 

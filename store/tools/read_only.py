@@ -317,7 +317,7 @@ class ReadOnlyStore:
         """The end up to which consume queues are trusted. A start cuts their units of later records."""
         if self.same_boot or not self.crashed:
             return self.end
-        return min(self.end, self.marks.dispatched_end)
+        return min(self.end, self.marks.queues_synced_end)
 
     def close(self) -> None:
         """Close every file."""

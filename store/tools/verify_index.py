@@ -177,7 +177,7 @@ class IndexCheck:
             mark = {"indexed": 0}
         if mark.get("indexed") is None:
             return None
-        below = min(mark["indexed"], store.marks.dispatched_end, store.end)
+        below = min(mark["indexed"], store.marks.queues_synced_end, store.end)
         name = mark.get("file") or ""
         # If the file that the mark names is missing, the whole index is rebuilt.
         return _Kept(name if name in names else "", mark.get("count", 1), below)

@@ -58,7 +58,7 @@ class QueueCheck:
     """Compares every record below the end with its unit, then every unit with the records.
 
     Units that a start would cut and rebuild are left out. They are units of records after the log's end and, after a
-    power loss, above the dispatched mark. A start dispatches records above the last one that any queue knows.
+    power loss, above the queues' synced end. A start dispatches records above the last one that any queue knows.
     """
 
     def __init__(self, store: ReadOnlyStore) -> None:

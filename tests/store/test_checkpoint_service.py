@@ -200,9 +200,9 @@ def test_a_sync_that_failed_ends_the_service_and_one_without_a_descriptor_does_n
     shop.disk.fail("open_file", error=errno.EMFILE)
     shop.store.checkpoint_service.run_once()
     assert "Too many open files" in str(shop.store.checkpoint_service.failed)
-    assert shop.store.log.marks.dispatched_end == 0
+    assert shop.store.log.marks.queues_synced_end == 0
     shop.run_twice()
-    assert shop.store.log.marks.dispatched_end == shop.store.dispatched
+    assert shop.store.log.marks.queues_synced_end == shop.store.dispatched
     shop.put()
     confirm(shop.store)
     shop.disk.fail("sync_data")

@@ -183,7 +183,7 @@ def test_what_a_killed_process_left_unsynced_is_synced_before_the_mark_vouches_f
     again.sync_queues()
     assert files.calls["sync"] == QUEUES + 1
     assert files.calls["sync_dir"] == (QUEUES + 1) + (TOPICS + 1) + 1
-    assert again.log.marks.dispatched_end == again.dispatched
+    assert again.log.marks.queues_synced_end == again.dispatched
     again.close()
 
 
@@ -415,9 +415,9 @@ def test_a_cut_below_where_consume_queues_reach_makes_the_next_start_look_at_the
     tmp_path: Path,
 ) -> None:
     marks = Marks.open(tmp_path / "marks", files=Files())
-    marks.queued_end = 500
+    marks.dispatched_end = 500
     marks.lower(600)
-    assert marks.queued_end == 500
+    assert marks.dispatched_end == 500
     marks.lower(499)
-    assert marks.queued_end == 0
+    assert marks.dispatched_end == 0
     marks.close()

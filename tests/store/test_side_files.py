@@ -39,14 +39,14 @@ def disk():
 
 def test_marks_are_zero_at_first_and_kept(files, tmp_path):
     marks = Marks.open(tmp_path / "marks", files=files)
-    words = (marks.appended_end, marks.synced_end, marks.confirmed_end, marks.dispatched_end)
+    words = (marks.appended_end, marks.synced_end, marks.confirmed_end, marks.queues_synced_end)
     assert words == (0, 0, 0, 0)
     marks.appended_end, marks.synced_end = 40, 30
-    marks.confirmed_end, marks.dispatched_end = 20, 10
+    marks.confirmed_end, marks.queues_synced_end = 20, 10
     marks.close()
     again = Marks.open(tmp_path / "marks", files=files)
     assert (again.appended_end, again.synced_end) == (40, 30)
-    assert (again.confirmed_end, again.dispatched_end) == (20, 10)
+    assert (again.confirmed_end, again.queues_synced_end) == (20, 10)
     again.close()
     assert (tmp_path / "marks").stat().st_size == 4096
 

@@ -1,4 +1,4 @@
-"""The ends of the log (appended, synced, confirmed, dispatched), in one page that processes share by a map.
+"""The ends of the log and of its consume queues, in one page that processes share by a map.
 
 It survives kill -9 exactly, as the page cache does, and a reboot as a lower bound. A mark is written before any
 answer that relies on it, by one aligned 8-byte store: `struct.pack_into` was measured to tear.
@@ -15,7 +15,7 @@ from raymq.store.base.files import Files
 
 #: bytes of `raymq/marks`: one page
 FILE_BYTES = 4096
-_APPENDED, _SYNCED, _CONFIRMED, _DISPATCHED, _SNAPSHOT, _SNAPSHOT_BEFORE, _QUEUED = range(7)
+_APPENDED, _SYNCED, _CONFIRMED, _QUEUES_SYNCED, _SNAPSHOT, _SNAPSHOT_BEFORE, _DISPATCHED = range(7)
 _WORDS = 7
 
 
@@ -49,10 +49,10 @@ class Marks:
     #: the confirmed end
     confirmed_end = _Word(_CONFIRMED, rises=True)
     #: everything below this is in synced consume queues; it falls when those are rebuilt
-    dispatched_end = _Word(_DISPATCHED)
+    queues_synced_end = _Word(_QUEUES_SYNCED)
     #: Up to here consume queues agree exactly with the log, in the page cache at least; 0: unknown.
     #: Invariant: each queue ends at the next offset that the state has here.
-    queued_end = _Word(_QUEUED)
+    dispatched_end = _Word(_DISPATCHED)
 
     def __init__(self, fd: int, view: memoryview, files: Files) -> None:
         self._fd = fd
@@ -84,17 +84,17 @@ class Marks:
         self._words[_SNAPSHOT_BEFORE] = self._words[_SNAPSHOT]
         self._words[_SNAPSHOT] = offset
 
-    def forget_dispatched(self, offset: int) -> None:
+    def forget_queues(self, offset: int) -> None:
         """Note that consume queues are rebuilt from `offset` on. Durable: at return."""
-        self._words[_DISPATCHED] = min(offset, self._words[_DISPATCHED])
-        self._words[_QUEUED] = 0
+        self._words[_QUEUES_SYNCED] = min(offset, self._words[_QUEUES_SYNCED])
+        self._words[_DISPATCHED] = 0
         self._files.sync(self._fd)
 
     def lower(self, offset: int) -> None:
         """Lower every mark to `offset`, before a cut. Durable: at return."""
-        if self._words[_QUEUED] > offset:
+        if self._words[_DISPATCHED] > offset:
             # Consume queues reach beyond it: the next start must check them.
-            self._words[_QUEUED] = 0
+            self._words[_DISPATCHED] = 0
         for index in range(_WORDS):
             if self._words[index] > offset:
                 self._words[index] = offset
@@ -113,7 +113,7 @@ class MarkValues(NamedTuple):
     appended_end: int = 0
     synced_end: int = 0
     confirmed_end: int = 0
-    dispatched_end: int = 0
+    queues_synced_end: int = 0
 
 
 def read_marks(path: Path, *, files: Files) -> MarkValues:
