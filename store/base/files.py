@@ -30,9 +30,10 @@ Data = Any
 #: zeros that are written or compared at a time: they stay in a core's cache
 ZERO_CHUNK_BYTES = 128 << 10
 _ZEROS = bytes(ZERO_CHUNK_BYTES)
-#: target of reads that only bring bytes into memory
+#: bytes of one read of `map_checked`
 _READ_BYTES = 1 << 20
-_UNREAD = memoryview(bytearray(64 << 10))
+#: target of reads that only bring bytes into memory
+_DISCARD_BUFFER = memoryview(bytearray(64 << 10))
 #: most bytes of one `gather`
 GATHER_BYTES = 512 << 10
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -251,8 +252,8 @@ class Files:
         They are read and thrown away: the kernel keeps bytes that are read in sequence in large folios.
         POSIX_FADV_WILLNEED would bring single pages. Mapping large folios costs a sixth, writing to them half.
         """
-        whole, rest = divmod(length, len(_UNREAD))
-        os.preadv(fd, [_UNREAD] * whole + [_UNREAD[:rest]], offset)
+        whole, rest = divmod(length, len(_DISCARD_BUFFER))
+        os.preadv(fd, [_DISCARD_BUFFER] * whole + [_DISCARD_BUFFER[:rest]], offset)
 
     def pwrite(self, fd: int, data: Data, offset: int) -> None:
         """Write all of `data` at a position. Raises: StorageFull, OSError."""
