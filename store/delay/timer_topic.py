@@ -118,7 +118,7 @@ class TimerTopic:
     def offsets_of(self, positions: Int64s) -> Int64s:
         """The queue offsets of records at ascending positions; -1 of one that cannot be read."""
         sizes = np.full(len(positions), fmt.RECORD_MIN_BYTES, dtype=np.int64)
-        found, rows = self._log.undamaged_records(positions, sizes, whole=False)
+        found, rows = self._log.undamaged_records(positions, sizes, check=False)
         offsets = np.full(len(positions), -1, dtype=np.int64)
         offsets[rows] = gather(found.data, found.starts + fmt.QUEUE_OFFSET_AT, np.dtype(">i8"))
         return offsets

@@ -240,14 +240,14 @@ class CommitLog:
         return read_each(self.segments, offsets, nbytes, self.end)
 
     def records(
-        self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, whole: bool = True
+        self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, check: bool = True
     ) -> Records:
-        """The records at ascending physical offsets, in any files. `whole=False`: they are not checked.
+        """The records at ascending physical offsets, in any files. `check=False`: they may be damaged.
 
         Raises: OffsetOutOfRange below the log's start, Corrupt for the first record that is damaged or unreadable.
         """
-        if not whole:
-            return log_reads.read_some(self.segments, positions, sizes, self.end)
+        if not check:
+            return log_reads.read_unchecked(self.segments, positions, sizes, self.end)
         # In a foreign store the physical offsets inside records were never checked.
         own = self.is_own_store
         return log_reads.read_records(
@@ -297,13 +297,13 @@ class CommitLog:
             logger.error("%s", error)
 
     def undamaged_records(
-        self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, whole: bool = True
+        self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, check: bool = True
     ) -> tuple[Records, Int64s]:
         """`records` without the damaged ones, which are noted. Returns: also the rows of the undamaged ones."""
         rows = np.arange(len(positions))
         while True:
             try:
-                found = self.records(positions[rows], sizes[rows], check_crc=check_crc, whole=whole)
+                found = self.records(positions[rows], sizes[rows], check_crc=check_crc, check=check)
                 return found, rows
             except Corrupt as error:
                 self.note_damage(error)

@@ -79,7 +79,7 @@ def read_records(
     Raises: OffsetOutOfRange below the log's start, Corrupt for the first offset with a damaged, unreadable or no
     record.
     """
-    found = read_some(segments, positions, sizes, end)
+    found = read_unchecked(segments, positions, sizes, end)
     fault = first_fault(
         found.data, found.starts, sizes, positions if check_position else None, check_crc=check_crc
     )
@@ -88,7 +88,7 @@ def read_records(
     return found
 
 
-def read_some(
+def read_unchecked(
     segments: MappedFileQueue,
     positions: Int64s,
     sizes: Int64s,
@@ -161,14 +161,14 @@ def _candidates(segments: MappedFileQueue, offsets: Int64s, end: int) -> tuple[B
     room = segments.file_size - offsets % segments.file_size
     has_head = room >= fmt.RECORD_MIN_BYTES
     head_lengths = np.minimum(room[has_head], FIRST_READ_BYTES)
-    heads = read_some(segments, offsets[has_head], head_lengths, end, overlapping=True)
+    heads = read_unchecked(segments, offsets[has_head], head_lengths, end, overlapping=True)
     sizes = np.zeros(len(offsets), dtype=np.int64)
     sizes[has_head] = gather(heads.data, heads.starts, _INT)
     is_possible = (sizes >= fmt.RECORD_MIN_BYTES) & (sizes <= room)
     possible_sizes = sizes[is_possible]
     if (possible_sizes > FIRST_READ_BYTES).any():
         # A candidate may not be a record, and its size may reach into the next one.
-        whole = read_some(segments, offsets[is_possible], possible_sizes, end, overlapping=True)
+        whole = read_unchecked(segments, offsets[is_possible], possible_sizes, end, overlapping=True)
         return is_possible, whole
     starts = heads.starts[is_possible[has_head]]
     return is_possible, Records(heads.data, starts, possible_sizes)

@@ -144,7 +144,7 @@ class DuplicateSearch:
         )
 
         try:
-            found = self._log.records(positions[rows], sizes[rows], whole=False)
+            found = self._log.records(positions[rows], sizes[rows], check=False)
         except OffsetOutOfRange:
             return self._own_rows_of_units(first_offset, units)
 

@@ -106,14 +106,14 @@ class QueueReader:
     def _read_records(self, positions: Int64s, sizes: Int64s) -> Records:
         """Read records. Those after a bad sector are left out. Raises: Corrupt if the first record has it."""
         try:
-            return self._log.records(positions, sizes, whole=False)
+            return self._log.records(positions, sizes, check=False)
         except Corrupt as error:
             self._log.note_damage(error)
             bad = int(error.fields["offset"])
             count = int((positions + sizes).searchsorted(bad, side="right"))
             if not count:
                 raise
-            return self._log.records(positions[:count], sizes[:count], whole=False)
+            return self._log.records(positions[:count], sizes[:count], check=False)
 
     def check(self, topic: str, queue_id: int, offset: int) -> None:
         """Check the message at an offset. Raises: Corrupt if it is damaged or unreadable."""
