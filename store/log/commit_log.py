@@ -207,9 +207,15 @@ class CommitLog:
 
     @property
     def ends(self) -> Ends:
-        """All four ends. Of the replicas this log knows only the confirmed end."""
+        """All four ends, as far as this log knows them."""
         marks = self.marks
-        return Ends(self.end, self.committed, marks.synced_end, marks.confirmed_end)
+        return Ends(
+            appended=self.end,
+            committed=self.committed,
+            synced=marks.synced_end,
+            # The log hears of the replicas only by the confirmed end, which is never above what they have.
+            replicated=marks.confirmed_end,
+        )
 
     @property
     def synced(self) -> int:
