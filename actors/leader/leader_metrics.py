@@ -22,11 +22,11 @@ TOPICS_MAX = 500
 
 
 def damaged_places(scrub: Scrub, log: CommitLog) -> int:
-    """Places that the scrub found, and others that reads and deliveries met."""
+    """Places that the scrub found, and others that reads and deliveries skipped."""
     faults = [fault.fields for fault in scrub.faults]
     known = [(int(each["offset"]), int(each.get("end", each["offset"] + 1))) for each in faults]
-    met = [each for each in list(log.damage_met) if each >= log.start]
-    others = [offset for offset in met if not _is_inside(offset, known)]
+    skipped = [each for each in list(log.skipped_damage) if each >= log.start]
+    others = [offset for offset in skipped if not _is_inside(offset, known)]
     return len(faults) + len(others)
 
 

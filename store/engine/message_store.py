@@ -127,7 +127,7 @@ class MessageStore:
         self.checkpoint_service = CheckpointService(self)
 
         #: recovery read a snapshot
-        self._met_snapshot = False
+        self._has_snapshot = False
         #: the consume queues that are being rebuilt
         self._rebuilding: LostQueues | None = None
         #: ends of the records of topics that were created since the store was opened, and the log's end at that time
@@ -184,7 +184,7 @@ class MessageStore:
         found = StoreRecovery(self).run()
         self.reput.dispatched = found.dispatched
         self._queues_exact = found.queues_exact
-        self._met_snapshot = found.met_snapshot
+        self._has_snapshot = found.has_snapshot
         self._rebuilding = found.rebuilding
         self._recover_index()
         if not self.log.segments.files:
@@ -221,7 +221,7 @@ class MessageStore:
     @property
     def state_is_whole(self) -> bool:
         """Whether the log holds all of the state. RocketMQ may have deleted the snapshots that held it."""
-        return self.log.start == 0 or self._met_snapshot
+        return self.log.start == 0 or self._has_snapshot
 
     # --- put ------------------------------------------------------------------------------------------------
 
@@ -258,7 +258,7 @@ class MessageStore:
     @property
     def damage(self) -> list[Corrupt]:
         """Damage below the confirmed end that dispatch, index or deliveries skipped."""
-        return list(self.log.damage_met.values())
+        return list(self.log.skipped_damage.values())
 
     def sync_queues(self, *, closing: bool = False) -> None:
         """fdatasync every consume queue and the index, and remember how far they are complete.

@@ -43,7 +43,7 @@ class RecoveredStore(NamedTuple):
     #: each consume queue ends exactly where the log says; False in some stores of RocketMQ
     queues_exact: bool
     #: a snapshot was read, so that the log holds all of the state
-    met_snapshot: bool
+    has_snapshot: bool
     #: None: no consume queue was lost
     rebuilding: LostQueues | None
 
@@ -66,8 +66,8 @@ class StoreRecovery:
         #: the next offset of every queue at `_queues_end`
         self._offsets_at_queues_end: dict[QueueKey, int] | None = None
         #: the walk read a record that begins or ends at `_queues_end`
-        self._walk_met_queues_end = False
-        self._met_snapshot = False
+        self._queues_end_between_records = False
+        self._has_snapshot = False
 
     def run(self) -> RecoveredStore:
         """Recover. Raises: Corrupt if the store is damaged and must not be cut."""
@@ -96,7 +96,7 @@ class StoreRecovery:
             log.marks.dispatched_end = dispatched
 
         self._note_snapshots()
-        return RecoveredStore(dispatched, exact, self._met_snapshot, rebuilding)
+        return RecoveredStore(dispatched, exact, self._has_snapshot, rebuilding)
 
     # --- consume queues before the walk ---------------------------------------------------------------------
 
@@ -163,13 +163,13 @@ class StoreRecovery:
         if base <= self._queues_end <= walk.end:
             ends = walk.positions + walk.sizes
             if base == self._queues_end or (ends == self._queues_end).any():
-                self._walk_met_queues_end = True
+                self._queues_end_between_records = True
         self._apply_walk(view, base, walk)
 
     def _cut_queues_to(self, end: int) -> None:
         """Cut the consume queues to a log that ends at `end`, before this boot is noted."""
         log = self._log
-        damaged = log.start < self._queues_end < end and not self._walk_met_queues_end
+        damaged = log.start < self._queues_end < end and not self._queues_end_between_records
 
         if self._queues_stay_closed and not damaged and self._queues_end <= end:
             # A killed process wrote the units, which may be unsynced.
@@ -251,7 +251,7 @@ class StoreRecovery:
             with reading_state_record(kind, at):
                 if kind == PROGRESS:
                     self._put_path.group = GroupRange(at, int(json.loads(body)["end"]))
-                self._met_snapshot |= self._state.apply_state_record(kind, body)
+                self._has_snapshot |= self._state.apply_state_record(kind, body)
 
     # --- consume queues after the walk ----------------------------------------------------------------------
 

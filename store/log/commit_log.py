@@ -87,7 +87,7 @@ class CommitLog:
         #: start repairs the log.
         self.sync_failed = False
         #: offset -> damage below the confirmed end that reads, dispatch or deliveries skipped
-        self.damage_met: dict[int, Corrupt] = {}
+        self.skipped_damage: dict[int, Corrupt] = {}
         #: called after each `append`, before the put is accounted for; must not raise
         self.on_appended: Callable[[], None] = lambda: None
         #: called if a sync failed that neither the owner nor a flush service asked for: no put may be acknowledged any
@@ -213,7 +213,7 @@ class CommitLog:
             appended=self.end,
             committed=self.committed,
             synced=marks.synced_end,
-            # The log hears of the replicas only by the confirmed end, which is never above what they have.
+            # Of the replicas the log knows only the confirmed end, which is never above their ends.
             replicated=marks.confirmed_end,
         )
 
@@ -298,8 +298,8 @@ class CommitLog:
     def note_damage(self, error: Corrupt) -> None:
         """Remember damage that is skipped, for status. Each offset is logged once. Callers: any thread."""
         offset = int(error.fields.get("offset", -1))
-        if offset not in self.damage_met and len(self.damage_met) < DAMAGE_MAX:
-            self.damage_met[offset] = error
+        if offset not in self.skipped_damage and len(self.skipped_damage) < DAMAGE_MAX:
+            self.skipped_damage[offset] = error
             logger.error("%s", error)
 
     def undamaged_records(

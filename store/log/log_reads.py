@@ -168,7 +168,9 @@ def _candidates(segments: MappedFileQueue, offsets: Int64s, end: int) -> tuple[B
     possible_sizes = sizes[is_possible]
     if (possible_sizes > FIRST_READ_BYTES).any():
         # A candidate may not be a record, and its size may reach into the next one.
-        whole = read_unchecked(segments, offsets[is_possible], possible_sizes, end, overlapping=True)
+        whole = read_unchecked(
+            segments, offsets[is_possible], possible_sizes, end, overlapping=True
+        )
         return is_possible, whole
     starts = heads.starts[is_possible[has_head]]
     return is_possible, Records(heads.data, starts, possible_sizes)
