@@ -35,6 +35,19 @@ class LostQueues(NamedTuple):
     offsets: dict[QueueKey, int]
 
 
+class QueueTrust(NamedTuple):
+    """How far the consume queues are believed before the walk."""
+
+    #: the end of the last record that one of them knows
+    known_end: int
+    #: they are complete up to this physical offset; -1, below every record: nothing in them counts
+    trusted_end: int
+    #: units above `trusted_end` may be torn: after a reboot, or a failed sync, only synced units are believed
+    only_synced: bool
+    #: the queues stay closed for now: the marks say where they end
+    stay_closed: bool
+
+
 class RecoveredStore(NamedTuple):
     """The result of recovery for the running store."""
 
@@ -57,11 +70,8 @@ class StoreRecovery:
         self._queues = store.consume_queues
         self._put_path = store.put_path
 
-        #: after a reboot, or a failed sync, consume queues are trusted only below the queues' synced end
-        self._queues_untrusted = False
-        #: the consume queues stay closed for now: the marks say where they end
-        self._queues_stay_closed = False
-        #: the consume queues are complete up to this physical offset; -1: nothing in them counts
+        self._trust = QueueTrust(-1, -1, only_synced=False, stay_closed=False)
+        #: `trusted_end`, until the walk finds damage or the queues begin again
         self._queues_end = -1
         #: the next offset of every queue at `_queues_end`
         self._offsets_at_queues_end: dict[QueueKey, int] | None = None
@@ -74,8 +84,9 @@ class StoreRecovery:
         log = self._log
         log.pool.restore(log.marks.appended_end)
 
-        known_end = self._judge_queues()
-        scan_start = self._recover_log(known_end)
+        self._trust = self._assess_queues()
+        self._queues_end = self._trust.trusted_end
+        scan_start = self._recover_log(self._trust.known_end)
         self._drop_half_group(scan_start)
         recovered = log.recovered
         if recovered is not None and recovered.row is ENDS_IN_ZEROS and not log.is_own_store:
@@ -100,24 +111,20 @@ class StoreRecovery:
 
     # --- consume queues before the walk ---------------------------------------------------------------------
 
-    def _judge_queues(self) -> int:
-        """Open the consume queues unless the marks say where they end.
-
-        Returns: the end of the last record that one of them knows.
-        """
+    def _assess_queues(self) -> QueueTrust:
+        """Open the consume queues unless the marks say where they end. Returns: how far to believe them."""
         log = self._log
         # Consume queues are synced rarely: after a reboot they are trusted only below the queues' synced end. The same
         # holds after a failed sync: their pages count as clean, so only writing them again would bring them to disk.
         has_doubt = not log.same_boot or log.meta.get(QUEUES_DOUBTFUL)
-        self._queues_untrusted = bool(log.crashed and has_doubt)
-        self._queues_stay_closed = not self._queues_untrusted and self._may_stay_closed()
-        if self._queues_stay_closed:
-            self._queues_end = log.marks.dispatched_end
-            return self._queues_end
-        self._queues_end = known_end = self._load_queues()
-        if self._queues_untrusted:
-            self._queues_end = min(known_end, log.marks.queues_synced_end)
-        return known_end
+        only_synced = bool(log.crashed and has_doubt)
+        if not only_synced and self._may_stay_closed():
+            end = log.marks.dispatched_end
+            return QueueTrust(end, end, only_synced=False, stay_closed=True)
+
+        known_end = self._load_queues()
+        trusted_end = min(known_end, log.marks.queues_synced_end) if only_synced else known_end
+        return QueueTrust(known_end, trusted_end, only_synced=only_synced, stay_closed=False)
 
     def _may_stay_closed(self) -> bool:
         """Whether the marks are right about the consume queues: no other program has written here since."""
@@ -125,7 +132,7 @@ class StoreRecovery:
         queues_end, appended = log.marks.dispatched_end, log.marks.appended_end
         if not log.is_own_store or not log.start < queues_end <= min(appended, log.end_max):
             return False
-        if log.start and next(snapshot_starts(log, self._uncuttable(queues_end)), None) is None:
+        if log.start and next(snapshot_starts(log, self._stable_below(queues_end)), None) is None:
             # RocketMQ deleted the snapshots that had the ends of the queues.
             return False
         file = log.segments.find(appended)
@@ -147,12 +154,12 @@ class StoreRecovery:
 
     def _recover_log(self, known_end: int) -> int:
         """Walk the log, cut it at its end, and cut the queues to it. Returns: the start of the walk."""
-        low = self._uncuttable(self._queues_end)
+        low = self._stable_below(self._queues_end)
         scan_start = next(snapshot_starts(self._log, low), self._log.start)
         self._log.recover(scan_start, self._visit, self._cut_queues_to, queues_end=known_end)
         return scan_start
 
-    def _uncuttable(self, queues_end: int) -> int:
+    def _stable_below(self, queues_end: int) -> int:
         """An offset below which no torn tail begins, so a snapshot there stays. Args: `queues_end`: the end of the
         queues."""
         log = self._log
@@ -171,13 +178,13 @@ class StoreRecovery:
         log = self._log
         damaged = log.start < self._queues_end < end and not self._queues_end_between_records
 
-        if self._queues_stay_closed and not damaged and self._queues_end <= end:
+        if self._trust.stay_closed and not damaged and self._queues_end <= end:
             # A killed process wrote the units, which may be unsynced.
             ends = self._expected_ends()
             self._queues.load_known_ends(ends, self._queues_end, unsynced=log.crashed)
             return
 
-        if self._queues_stay_closed:
+        if self._trust.stay_closed:
             self._load_queues()
         if damaged:
             # The queues end inside a record, so all of them are built again.
@@ -185,8 +192,10 @@ class StoreRecovery:
 
         # Above the trusted end a unit may be torn: it is dispatched again. Units of deleted log files were synced
         # before the deletion.
-        trusted = max(self._queues_end, log.start) if self._queues_untrusted or damaged else end
-        self._queues.truncate(min(end, trusted))
+        trusted_end = (
+            max(self._queues_end, log.start) if self._trust.only_synced or damaged else end
+        )
+        self._queues.truncate(min(end, trusted_end))
 
     def _drop_half_group(self, scan_start: int) -> None:
         """Cut off a group of messages if a crash left only its first ones: it was never acknowledged."""
@@ -275,7 +284,7 @@ class StoreRecovery:
             queue = self._queues.find(topic, queue_id)
             if offset and (queue is None or queue.max_offset < offset):
                 lost[topic, queue_id] = offset
-        if lost and self._queues_stay_closed:
+        if lost and self._trust.stay_closed:
             self._load_queues()
             self._queues.correct_min_offsets(log.start)
         return lost
