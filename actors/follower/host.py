@@ -142,7 +142,7 @@ class FollowerHost(ReplicaHost):
 
     # --- for CleanService -------------------------------------------------------------------------------------
 
-    def deletable_end(self) -> int:
+    def advance_deletable_end(self) -> int:
         """The confirmed end: the leader sends nothing below it again."""
         return self.log.confirmed
 

@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 INDEX_WAIT_MS = 5_000
 #: longest wait of an orderly stop for compacted queues: RocketMQ would never serve messages that are not copied
 COPY_WAIT_MS = 60_000
-#: most earlier results of `deletable_end` that wait for a sync
+#: most earlier results of `advance_deletable_end` that wait for a sync
 UNSYNCED_MAX = 8
 
 
@@ -118,7 +118,7 @@ class MessageStore:
         self.retention_floors: list[Callable[[], int | None]] = [
             self.compaction.sync_and_find_needed_from
         ]
-        #: of earlier calls of `deletable_end`: the newest that holds, and later ones
+        #: of earlier calls of `advance_deletable_end`: the newest that holds, and later ones
         self._deletable: list[_Deletable] = []
 
         #: deletes old files; the host calls its `run_once`
@@ -289,15 +289,20 @@ class MessageStore:
 
     # --- deletion, for `clean_service` --------------------------------------------------------------------------------
 
-    def deletable_end(self) -> int:
-        """The end below which consume queues are durable: after a power loss none may end below the log's start."""
+    def advance_deletable_end(self) -> int:
+        """Sync the consume queues: after a power loss none may end below the log's start.
+
+        Returns: the end at or above which no record may be deleted.
+        """
         self.sync_queues()
+
         log = self.log
         needed = [find_needed_from() for find_needed_from in self.retention_floors]
         deletable = min([log.marks.queues_synced_end, *(end for end in needed if end is not None)])
         progress = self.state.progress
         if not progress.get(LEVELS_SERVICE) and not progress.get(TIMERS_SERVICE):
             return deletable
+
         # A delivered message waits no more. But its delivery must be on disk before the original record is deleted.
         self._deletable.append(_Deletable(log.end, deletable))
         synced = [each for each in self._deletable if each.log_end <= log.synced]

@@ -45,8 +45,8 @@ class Derived(Protocol):
 class LogUser(Protocol):
     """The parts of a store that follow its log (`MessageStore`)."""
 
-    def deletable_end(self) -> int:
-        """The offset at or above which no record may be deleted."""
+    def advance_deletable_end(self) -> int:
+        """Make derived files durable, if there are any. Returns: the end at or above which no record may be deleted."""
 
     def forget_before(self, start: int) -> None:
         """Make records below `start` out of range for readers. Nothing is deleted yet."""
@@ -180,7 +180,8 @@ class CleanService:
             new_start = min(new_start, files[most - 1].start)
         if new_start == self._log.start:
             return new_start
-        return min(new_start, self._newest_snapshot(min(limit, self._store.deletable_end())))
+        limit = min(limit, self._store.advance_deletable_end())
+        return min(new_start, self._newest_snapshot(limit))
 
     def _expired_end(self, files: list[MappedFile]) -> int:
         """The start of the last file before which everything expired; the log's start if nothing did.
