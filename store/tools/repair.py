@@ -198,11 +198,10 @@ class Repair:
         if plan.cut is not None:
             self._do_cut(plan.cut.offset, backup)
         with self._opened() as store:
-            # A cut changes the contents that the other files must have.
-            again = self._plan(store, cut=False)
-            self._rebuild_derived(store, again, backup)
+            rebuilding = self._find_rebuild_steps(store)
+            self._rebuild_derived(store, rebuilding, backup)
 
-        steps = (*(step for step in plan.steps if step.part == "log"), *again.steps)
+        steps = (*(step for step in plan.steps if step.part == "log"), *rebuilding)
         return Repaired(steps, None, backup.directory, check(self.root, self.files).faults)
 
     def _backup_directory(self) -> Path:
@@ -219,36 +218,52 @@ class Repair:
 
     # --- the plan -------------------------------------------------------------------------------------------
 
-    def _plan(self, store: ReadOnlyStore, *, cut: bool = True) -> Plan:
+    def _plan(self, store: ReadOnlyStore) -> Plan:
+        wanted = self._scan(store)
+        needed_cut = self._find_needed_cut(store)
+        self._check_requested_cut(needed_cut)
+        self._queues_known = check_derived(store)
+        faults = tuple(store.faults.all())
+
+        if needed_cut is None:
+            return Plan(tuple(_steps(faults, wanted)), faults)
+        if self.cut_at is None:
+            return Plan((), faults, needs_cut=needed_cut)
+        steps = (self._cut_step(store, needed_cut), *_steps(faults, wanted))
+        return Plan(steps, faults, cut=needed_cut)
+
+    def _find_rebuild_steps(self, store: ReadOnlyStore) -> list[Step]:
+        """The steps besides the cut, which changes the contents that the other files must have."""
+        wanted = self._scan(store)
+        # Damage that the cut left ends the repair, if no record starts at the cut any more.
+        self._find_needed_cut(store)
+        self._queues_known = check_derived(store)
+        return _steps(tuple(store.faults.all()), wanted)
+
+    def _scan(self, store: ReadOnlyStore) -> set[str]:
+        """Scan the log. Returns: the parts to rebuild whatever `verify` says of them."""
         store.scan()
         wanted = set(self.rebuild)
-        verdict = store.verdict
-        needs: Cut | None = None
-
-        if _is_corrupt(verdict) and ("chain" in wanted or crc_is_wrong(store, store.end)):
+        if _is_corrupt(store.verdict) and ("chain" in wanted or crc_is_wrong(store, store.end)):
+            # The chain may be what is damaged: judge the log without it.
             wanted.add("chain")
             store.forget()
             store.scan(trust_chain=False)
-            verdict = store.verdict
+        return wanted
 
-        if _is_corrupt(verdict):
-            needs = self._cut(store, store.end if self.cut_at is None else self.cut_at)
-        if cut and self.cut_at is not None and needs is None:
+    def _find_needed_cut(self, store: ReadOnlyStore) -> Cut | None:
+        """The cut without which a start refuses the log, at the requested offset if one was requested."""
+        if not _is_corrupt(store.verdict):
+            return None
+        return self._cut(store, store.end if self.cut_at is None else self.cut_at)
+
+    def _check_requested_cut(self, needed_cut: Cut | None) -> None:
+        if self.cut_at is not None and needed_cut is None:
             raise Rejected(
                 "a start would open this log as it is; a cut is for a log that it refuses",
                 field="cut_at",
                 limit="a damaged log",
             )
-
-        self._queues_known = check_derived(store)
-        faults = tuple(store.faults.all())
-        steps = [] if needs is not None and self.cut_at is None else _steps(faults, wanted)
-        asked = needs if cut and self.cut_at is not None else None
-        if asked is not None:
-            steps.insert(0, self._cut_step(store, asked))
-
-        open_cut = needs if self.cut_at is None else None
-        return Plan(tuple(steps), faults, needs_cut=open_cut, cut=asked)
 
     def _cut(self, store: ReadOnlyStore, offset: int) -> Cut:
         """The records that a cut at `offset` removes. Raises: Rejected if no record starts there."""
@@ -327,9 +342,11 @@ class Repair:
                 meta.update({"cut": None})
                 meta.close()
 
-    def _rebuild_derived(self, store: ReadOnlyStore, plan: Plan, backup: RepairBackup) -> None:
-        parts = {step.part: step.files for step in plan.steps}
-        for step in plan.steps:
+    def _rebuild_derived(
+        self, store: ReadOnlyStore, steps: list[Step], backup: RepairBackup
+    ) -> None:
+        parts = {step.part: step.files for step in steps}
+        for step in steps:
             for name in step.files:
                 backup.copy(self.root / name)
 
