@@ -197,7 +197,7 @@ class Embedded:
         config = StoreConfig(prewrite_window_bytes=512 << 20)
         self._store = EmbeddedStore(self._root, config=config)
         self._store.create_topic("t", 1)
-        self._ahead = self._store.store.log.allocate_ahead()
+        self._allocator = self._store.store.log.allocator
         self._producer = 100
 
     def rate(self, shape: tuple[int, int], count: int) -> float:
@@ -205,8 +205,8 @@ class Embedded:
         batch = batch_of(*shape)
         under_way_max = max(1, IN_FLIGHT_BYTES // batch_bytes(batch))
 
-        self._ahead.step()
-        while self._ahead.step():
+        self._allocator.step()
+        while self._allocator.step():
             pass
 
         self._producer += 1

@@ -139,10 +139,10 @@ def open_store(root: Path, flush: str, *, warm: bool = False) -> EmbeddedStore:
     config = StoreConfig(flush="sync" if flush == "sync" else "async", warm_mapped_file=warm)
     store = EmbeddedStore(root, config=config)
     store.create_topic("t", QUEUES)
-    ahead = store.store.log.allocate_ahead()
-    while warm and not ahead.caught_up:
-        if ahead.failed is not None:
-            raise SystemExit(f"no warm files: {ahead.failed}")
+    allocator = store.store.log.allocator
+    while warm and not allocator.caught_up:
+        if allocator.last_error is not None:
+            raise SystemExit(f"no warm files: {allocator.last_error}")
         time.sleep(0.05)
     return store
 

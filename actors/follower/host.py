@@ -75,7 +75,7 @@ class FollowerHost(ReplicaHost):
 
     def _other_loops(self) -> dict[str, Body]:
         return {
-            "allocate": lambda: self.log.allocate_ahead().run(self._is_stopping),
+            "allocate": lambda: self.log.allocator.run(self._is_stopping),
             "maintenance": lambda: self._maintenance.run(self._is_stopping),
         }
 

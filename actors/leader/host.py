@@ -118,7 +118,7 @@ class LeaderHost(ReplicaHost):
         if self._mirrored:
             # Replication maps files, too, and this process does not see for how long.
             log.segments.spares = None
-        self._allocator = log.allocate_ahead()
+        self._allocator = log.allocator
 
         self.maintenance = Maintenance(
             store.clean_service,
@@ -336,8 +336,8 @@ class LeaderHost(ReplicaHost):
 
     def _active_failures(self) -> dict[str, str]:
         found, log = super()._active_failures(), self.log
-        if self._allocator.failed is not None:
-            found["allocate"] = str(self._allocator.failed)
+        if self._allocator.last_error is not None:
+            found["allocate"] = str(self._allocator.last_error)
         # Without a replica both ends move together, and only Replication writes the file.
         if log.confirmed < own_durable(self.config.flush, log.ends):
             cause = self._replication_failure.read()

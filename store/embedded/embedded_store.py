@@ -363,7 +363,7 @@ class EmbeddedStore:
         log = self.store.log
         try:
             if self.store.config.warm_mapped_file:
-                log.allocate_ahead().run(self._ended.is_set)
+                log.allocator.run(self._ended.is_set)
             else:
                 ahead = ReadAhead(log.segments, lambda: log.end, files=log.files)
                 ahead.run(self._ended.is_set, self._ended)
@@ -388,7 +388,7 @@ class EmbeddedStore:
     def _end_threads(self) -> None:
         self._ended.set()
         self._wake.set()
-        self.store.log.allocate_ahead().wake()
+        self.store.log.allocator.wake()
         for thread in self._threads:
             thread.join()
 

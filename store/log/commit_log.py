@@ -36,7 +36,7 @@ from raymq.store.log.recovery.log_scan import NotedEnds, Scan, Visit, foreign_en
 from raymq.store.log.recovery.recovery_table import Decision
 from raymq.store.log.segments.log_files import open_log_files, read_each, read_of
 from raymq.store.log.segments.mapped_file import MappedFile
-from raymq.store.log.segments.mapped_file_queue import AllocateAhead
+from raymq.store.log.segments.mapped_file_queue import FileAllocator
 from raymq.store.records import record
 
 from . import log_reads
@@ -158,7 +158,8 @@ class CommitLog:
 
         self.abort.create()
         self.end = 0
-        self._allocator = AllocateAhead(
+        #: prepares the next file and writes zeros ahead of the end; the host runs it in a thread
+        self.allocator = FileAllocator(
             self.segments,
             lambda: self.end,
             window_bytes=self.config.prewrite_window_bytes,
@@ -351,13 +352,9 @@ class CommitLog:
         while self.end_max < used + needed * size:
             self._next_file()
 
-    def allocate_ahead(self) -> AllocateAhead:
-        """The worker that prepares the next file and pre-writes zeros ahead of the tail."""
-        return self._allocator
-
     def _next_file(self) -> None:
         """Take the next file. Raises: StorageFull, Unavailable with CREATE_MAPPED_FILE_FAILED."""
-        self._allocator.next_file(self.config.allocate_timeout_ms)
+        self.allocator.next_file(self.config.allocate_timeout_ms)
 
     def _begin_file_at_end(self) -> None:
         """Take the next file if the log's end is in none. Raises: as `_next_file`."""
@@ -560,12 +557,12 @@ class CommitLog:
         if not self.sync_failed:
             self.sync_failed = True
             self.poisoned = reason
-            self._allocator.break_off(FlushFailed(reason, offset=self.end, errno=errno.EIO))
+            self.allocator.break_off(FlushFailed(reason, offset=self.end, errno=errno.EIO))
             with contextlib.suppress(OSError, RayMQError):
                 self.meta.update({"poisoned": reason})
 
     def _fail_prewrite(self, reason: str) -> None:
-        """Callers: the thread of `AllocateAhead`."""
+        """Callers: the thread of `FileAllocator`."""
         self.poison(reason)
         self.on_poisoned(reason)
 

@@ -14,7 +14,7 @@ from raymq.store.base.files import READABLE, Files
 from raymq.store.log.flush import FlushFailed
 from raymq.store.log.segments.log_files import read_each
 from raymq.store.log.segments.mapped_file import MappedFile
-from raymq.store.log.segments.mapped_file_queue import AllocateAhead, MappedFileQueue
+from raymq.store.log.segments.mapped_file_queue import FileAllocator, MappedFileQueue
 from tests.support.bad_sectors import SECTOR, BadSectors
 from tests.support.simulated_disk import SimulatedDisk
 
@@ -306,45 +306,45 @@ def test_a_failed_sync_of_a_prewrite_ends_the_worker_and_is_reported():
     queue = MappedFileQueue(Path("/s"), SIZE, files=disk)
     queue.create_next()
     reported = []
-    ahead = AllocateAhead(queue, lambda: 0, window_bytes=4096, on_sync_failed=reported.append)
+    allocator = FileAllocator(queue, lambda: 0, window_bytes=4096, on_sync_failed=reported.append)
     disk.fail("pwrite", error=errno.ENOSPC)
-    assert not ahead.step()
-    assert ahead.failed is not None
+    assert not allocator.step()
+    assert allocator.last_error is not None
     assert reported == [], "a full disk only stops the work"
     disk.fail("sync_data")
-    assert not ahead.step()
+    assert not allocator.step()
     assert len(reported) == 1
     assert "fdatasync" in reported[0]
     syncs = disk.calls["sync_data"]
-    assert not ahead.step()
+    assert not allocator.step()
     assert disk.calls["sync_data"] == syncs, "no second sync"
     with pytest.raises(FlushFailed):
-        ahead.next_file(0)
+        allocator.next_file(0)
 
 
-def prepare(ahead: AllocateAhead) -> int:
+def prepare(allocator: FileAllocator) -> int:
     """Let the worker work until there is nothing to do, the tail standing still. Returns: what is ready."""
-    ahead.step()
-    while ahead.step():
+    allocator.step()
+    while allocator.step():
         pass
-    return ahead.ready
+    return allocator.ready
 
 
 def test_the_window_ahead_of_the_tail_is_written_and_the_next_file_made(queue):
     tail = 0
-    ahead = AllocateAhead(queue, lambda: tail, window_bytes=4096)
-    assert not ahead.step()
+    allocator = FileAllocator(queue, lambda: tail, window_bytes=4096)
+    assert not allocator.step()
     queue.create_next()
-    assert prepare(ahead) == 4096
+    assert prepare(allocator) == 4096
     assert (queue.files[0].prewritten, len(queue.files)) == (4096, 1)
     while tail < 5000:
         tail += 1000
-        assert prepare(ahead) == 4096
+        assert prepare(allocator) == 4096
     assert (queue.files[0].prewritten, len(queue.files)) == (SIZE, 2)
     assert queue.files[1].prewritten == 5000 + 4096 - SIZE
     while tail + 1000 < 2 * SIZE - 4096:
         tail += 1000
-        prepare(ahead)
+        prepare(allocator)
     assert queue.files[1].prewritten == tail + 4096 - SIZE
     assert len(queue.files) == 2
 
@@ -352,36 +352,36 @@ def test_the_window_ahead_of_the_tail_is_written_and_the_next_file_made(queue):
 def test_the_window_doubles_when_half_of_it_was_used_up(queue):
     tail = 0
     queue.create_next()
-    ahead = AllocateAhead(queue, lambda: tail, window_bytes=2048)
-    assert prepare(ahead) == 2048
+    allocator = FileAllocator(queue, lambda: tail, window_bytes=2048)
+    assert prepare(allocator) == 2048
     tail = 1000
-    assert prepare(ahead) == 2048
+    assert prepare(allocator) == 2048
     tail = 2100
-    assert prepare(ahead) == 4096
+    assert prepare(allocator) == 4096
 
 
 def test_zeros_wait_while_the_tail_moves_and_half_of_the_window_is_left(queue):
     tail = 0
     queue.create_next()
-    ahead = AllocateAhead(queue, lambda: tail, window_bytes=4096)
-    prepare(ahead)
+    allocator = FileAllocator(queue, lambda: tail, window_bytes=4096)
+    prepare(allocator)
     tail = 1000
-    assert not ahead.step()
-    assert ahead.ready == 3096
-    assert ahead.step()
-    assert ahead.ready == 4096
+    assert not allocator.step()
+    assert allocator.ready == 3096
+    assert allocator.step()
+    assert allocator.ready == 4096
 
 
 def test_a_writer_that_overtakes_the_zeros_is_left_alone_until_it_pauses(queue):
     tail = 0
     queue.create_next()
-    ahead = AllocateAhead(queue, lambda: tail, window_bytes=1024)
-    prepare(ahead)
+    allocator = FileAllocator(queue, lambda: tail, window_bytes=1024)
+    prepare(allocator)
     for place in (2000, 3000, 4000):
         tail = queue.files[0].prewritten = place
-        ahead.step()
-    assert ahead.ready == 0
-    assert prepare(ahead) == 2048
+        allocator.step()
+    assert allocator.ready == 0
+    assert prepare(allocator) == 2048
 
 
 def test_a_disk_that_fills_or_fails_stops_the_preparation_and_nothing_else():
@@ -389,26 +389,26 @@ def test_a_disk_that_fills_or_fails_stops_the_preparation_and_nothing_else():
     disk.make_dirs("/s")
     queue = MappedFileQueue(Path("/s/q"), SIZE, files=disk)
     queue.create_next()
-    ahead = AllocateAhead(queue, lambda: SIZE - 1, window_bytes=SIZE)
-    ahead.step()
+    allocator = FileAllocator(queue, lambda: SIZE - 1, window_bytes=SIZE)
+    allocator.step()
     disk.fail("allocate", error=errno.ENOSPC)
-    assert not ahead.step()
-    assert isinstance(ahead.failed, StorageFull)
+    assert not allocator.step()
+    assert isinstance(allocator.last_error, StorageFull)
     disk.fail("sync", error=errno.EIO)
-    assert not ahead.step()
-    assert isinstance(ahead.failed, OSError)
-    assert ahead.step()
-    assert ahead.failed is None
+    assert not allocator.step()
+    assert isinstance(allocator.last_error, OSError)
+    assert allocator.step()
+    assert allocator.last_error is None
     assert len(queue.files) == 2
 
 
 def test_a_woken_worker_looks_whether_to_stop(queue):
-    ahead = AllocateAhead(queue, lambda: 0, window_bytes=1)
+    allocator = FileAllocator(queue, lambda: 0, window_bytes=1)
     stopping = threading.Event()
-    worker = threading.Thread(target=ahead.run, args=(stopping.is_set,))
+    worker = threading.Thread(target=allocator.run, args=(stopping.is_set,))
     worker.start()
     stopping.set()
-    ahead.wake()
+    allocator.wake()
     worker.join(60)
     assert not worker.is_alive()
 

@@ -119,8 +119,8 @@ def test_an_embedded_store_has_warm_files_where_they_are_asked_for(tmp_path):
         tmp_path, config=StoreConfig(segment_size_bytes=size, warm_mapped_file=True)
     )
     store.create_topic("t", 1)
-    ahead, queue = store.store.log.allocate_ahead(), store.store.log.segments
-    until(lambda: ahead.caught_up, wait_a_little)
+    allocator, queue = store.store.log.allocator, store.store.log.segments
+    until(lambda: allocator.caught_up, wait_a_little)
     assert [file.prewritten for file in queue.files] == [size, size]
     store.put(request([b"x" * 1000] * 300))
     until(lambda: [file.prewritten for file in queue.files] == [size] * 3, wait_a_little)

@@ -18,7 +18,7 @@ from raymq.store.base.status import PutStatus
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.engine.message_store import MessageStore
-from raymq.store.log.segments.mapped_file_queue import AllocateAhead
+from raymq.store.log.segments.mapped_file_queue import FileAllocator
 from raymq.store.log.segments.segment_paths import find_segment, list_segments
 from raymq.store.put.put_errors import status_of
 from raymq.store.tools.inspect import verify
@@ -64,18 +64,18 @@ def pause() -> None:
 
 
 @contextmanager
-def worker(store: MessageStore) -> Iterator[AllocateAhead]:
+def worker(store: MessageStore) -> Iterator[FileAllocator]:
     """The store's worker, on a thread."""
-    ahead = store.log.allocate_ahead()
+    allocator = store.log.allocator
     ending = threading.Event()
-    thread = threading.Thread(target=lambda: ahead.run(ending.is_set))
+    thread = threading.Thread(target=lambda: allocator.run(ending.is_set))
     thread.start()
-    until(lambda: ahead._running, pause)
+    until(lambda: allocator._running, pause)
     try:
-        yield ahead
+        yield allocator
     finally:
         ending.set()
-        ahead.wake()
+        allocator.wake()
         thread.join()
 
 
@@ -143,7 +143,7 @@ def test_after_a_failure_puts_are_refused_at_once_until_the_worker_succeeds(
     store = open_store(tmp_path, files)
     fill(store)
     files.error = error
-    with worker(store) as ahead:
+    with worker(store) as allocator:
         for _ in range(3):
             # No call waits the 20 seconds.
             with pytest.raises(kind) as refused:
@@ -151,7 +151,7 @@ def test_after_a_failure_puts_are_refused_at_once_until_the_worker_succeeds(
             assert status_of(refused.value) is PutStatus.CREATE_MAPPED_FILE_FAILED
         tries = files.tries
         until(lambda: files.tries > tries, pause)
-        assert ahead.failed is not None
+        assert allocator.last_error is not None
         files.error = None
         until(lambda: len(store.log.segments.files) == 2, pause)
         store.put(request([b"x" * 9000]))

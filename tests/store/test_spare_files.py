@@ -48,9 +48,9 @@ def fill(store: MessageStore, files: int) -> None:
 
 def prepare(store: MessageStore) -> None:
     """Let the worker do all that it finds to do."""
-    ahead = store.log.allocate_ahead()
-    ahead.step()
-    while ahead.step():
+    allocator = store.log.allocator
+    allocator.step()
+    while allocator.step():
         pass
 
 
@@ -138,7 +138,7 @@ def test_a_spare_that_cannot_be_zeroed_is_none() -> None:
     spare = store.log.segments.spares
     assert spare is not None
     spare._spares[0].zeroed = 0
-    assert not store.log.allocate_ahead().step()
+    assert not store.log.allocator.step()
     assert spares(disk) == []
     fill(store, 2)
     store.close()

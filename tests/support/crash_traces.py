@@ -201,11 +201,11 @@ class Trace:
 
     def prewrite(self) -> None:
         """Steps of the worker ahead of the tail beside the puts, until it has nothing to do."""
-        ahead = self.store.log.allocate_ahead()
+        allocator = self.store.log.allocator
         pieces = 0
-        while ahead.step():
+        while allocator.step():
             pieces += 1
-        assert pieces or ahead.ready, ahead.failed
+        assert pieces or allocator.ready, allocator.last_error
 
     def ack(self) -> None:
         """Sync, confirm, promise, dispatch: what the host does for a group of puts."""

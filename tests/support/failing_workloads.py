@@ -159,11 +159,11 @@ class Host:
         """Let the worker ahead of the tail do what there is to do, as its thread does beside the puts."""
         if self.store is None:
             return
-        ahead = self.store.log.allocate_ahead()
-        while ahead.step():
+        allocator = self.store.log.allocator
+        while allocator.step():
             self.prewritten += 1
-        if ahead.failed is not None:
-            self.errors.append(ahead.failed)
+        if allocator.last_error is not None:
+            self.errors.append(allocator.last_error)
 
     def close(self) -> None:
         self.do(lambda store: store.close())
@@ -206,7 +206,7 @@ def prewrites(host: Host) -> None:
         host.prewrite()
         host.ack()
         host.prewrite()
-        assert turn or host.errors or host.prewritten, "nothing was written ahead"
+        assert turn or host.errors or host.prewritten, "nothing was written allocator"
 
 
 def batches_over_a_roll(host: Host) -> None:

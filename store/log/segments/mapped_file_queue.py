@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from raymq.store.base.errors import Corrupt, StorageFull, Unavailable, require
@@ -53,7 +54,7 @@ class MappedFileQueue:
         self.file_size = file_size
         self._files = files
         self._writable = writable
-        #: held by growth and cuts: the writer and `AllocateAhead` both create files
+        #: held by growth and cuts: the writer and `FileAllocator` both create files
         self._growth_lock = threading.Lock()
         #: ascending by start, contiguous
         self.files: list[MappedFile] = []
@@ -198,7 +199,16 @@ def check_contiguous(path: Path, before: int | None, file_size: int) -> int:
     return start
 
 
-class AllocateAhead:
+@dataclass(eq=False)
+class _FileRequest:
+    """A file that the writer waits for."""
+
+    start: int
+    #: why the last attempt to make it failed
+    error: StorageFull | OSError | None = None
+
+
+class FileAllocator:
     """Prepares the next file and pre-writes zeros ahead of the log's end, in paced chunks.
 
     Pre-written blocks sync up to eight times faster than merely reserved ones. While the log grows, the worker waits
@@ -226,8 +236,8 @@ class AllocateAhead:
         self._warm = warm
         self._on_sync_failed = on_sync_failed
 
-        #: a sync failed: nothing is written or synced any more
-        self._broken: FlushFailed | None = None
+        #: the failed sync after which nothing is written or synced any more
+        self._stop_error: FlushFailed | None = None
         #: files from the log's end on that are locked in memory, if that is permitted
         self._locked: list[MappedFile] = []
         #: the whole window was ready at least once since it grew last
@@ -237,13 +247,11 @@ class AllocateAhead:
         self._overtaken = False
         self._wake = threading.Event()
         #: the last failure, for status; None again after the next success
-        self.failed: StorageFull | FlushFailed | OSError | None = None
+        self.last_error: StorageFull | FlushFailed | OSError | None = None
 
-        self._made = threading.Condition()
-        #: start of the file that the writer waits for; -1: it waits for none
-        self._wanted = -1
-        #: why that file could not be made
-        self._refused: StorageFull | FlushFailed | OSError | None = None
+        #: held while `_request` changes; notified when its file was made, or could not be
+        self._file_made = threading.Condition()
+        self._request: _FileRequest | None = None
         self._running = False
 
     def next_file(self, timeout_ms: int) -> None:
@@ -254,67 +262,69 @@ class AllocateAhead:
         attempt failed. The worker keeps trying. Source: AllocateMappedFileService#putRequestAndReturnMappedFile.
         """
         queue = self._queue
-        if self._broken is not None:
-            raise self._broken
+        if self._stop_error is not None:
+            raise self._stop_error
         if not self._running:
             try:
                 queue.create_next()
-            except OSError as error:
-                raise _no_file(f"it cannot be made: {error}") from error
+            except OSError as failure:
+                raise _no_file(f"it cannot be made: {failure}") from failure
             return
 
         start = queue.files[-1].start + queue.file_size if queue.files else 0
-        with self._made:
-            again = self._wanted == start
-            self._wanted = start
+        with self._file_made:
+            request = self._request
+            if request is None or request.start != start:
+                request = self._request = _FileRequest(start)
             self._wake.set()
-            if not (again and self._refused):
-                self._refused = None
-                self._made.wait_for(
-                    lambda: self._has(start) or self._refused or not self._running,
+            if request.error is None:
+                self._file_made.wait_for(
+                    lambda: self._has(start) or self._error_of(request) or not self._running,
                     timeout_ms / 1000,
                 )
             if self._has(start):
                 return
-            refused = self._refused
+            error = self._error_of(request)
 
-        if isinstance(refused, StorageFull):
-            raise refused
-        if refused is not None:
-            raise _no_file(f"it cannot be made: {refused}") from refused
+        if isinstance(error, StorageFull):
+            raise error
+        if error is not None:
+            raise _no_file(f"it cannot be made: {error}") from error
         raise _no_file(f"it was not made within {timeout_ms} ms (allocate_timeout_ms)")
 
     def _has(self, start: int) -> bool:
         files = self._queue.files
         return bool(files) and files[-1].start >= start
 
-    def _make_wanted(self) -> bool:
+    def _error_of(self, request: _FileRequest) -> StorageFull | FlushFailed | OSError | None:
+        return request.error or self._stop_error
+
+    def _make_requested(self) -> bool:
         """Make the file that the writer waits for. Returns: False if it waits for none."""
-        with self._made:
-            start = self._wanted
-        if start < 0:
+        request = self._request
+        if request is None:
             return False
 
-        refused: StorageFull | OSError | None = None
-        if not self._has(start):
+        error: StorageFull | OSError | None = None
+        if not self._has(request.start):
             try:
                 self._queue.create_next()
-            except (StorageFull, OSError) as error:
-                refused = error
+            except (StorageFull, OSError) as failure:
+                error = failure
 
-        with self._made:
-            self._refused = refused
-            if refused is None and self._wanted == start:
-                self._wanted = -1
-            self._made.notify_all()
+        with self._file_made:
+            request.error = error
+            if error is None and self._request is request:
+                self._request = None
+            self._file_made.notify_all()
 
-        if refused is not None:
-            raise refused
+        if error is not None:
+            raise error
         return True
 
     def step(self) -> bool:
         """Do one small piece of work. Returns: whether there may be more at once."""
-        if self._broken is not None:
+        if self._stop_error is not None:
             return False
         try:
             worked = self._step()
@@ -323,20 +333,20 @@ class AllocateAhead:
             self._on_sync_failed(str(error))
             return False
         except (StorageFull, OSError) as error:
-            self.failed = error
+            self.last_error = error
             return False
         if worked:
-            self.failed = None
+            self.last_error = None
         return worked
 
     def break_off(self, error: FlushFailed) -> None:
         """Write and sync nothing more, after a failed sync here or elsewhere. Callers: any thread."""
-        with self._made:
-            self._broken = self.failed = self._refused = error
-            self._made.notify_all()
+        with self._file_made:
+            self._stop_error = self.last_error = error
+            self._file_made.notify_all()
 
     def _step(self) -> bool:
-        if self._make_wanted():
+        if self._make_requested():
             return True
         files = self._queue.files
         if not files:
@@ -406,13 +416,13 @@ class AllocateAhead:
                 tail = self._tail()
                 while not stopping() and self.step():
                     pass
-                idle = tail == self._tail() and self._wanted < 0
+                idle = tail == self._tail() and self._request is None
                 self._wake.wait(IDLE_WAIT_S if idle else BUSY_WAIT_S)
                 self._wake.clear()
         finally:
-            with self._made:
+            with self._file_made:
                 self._running = False
-                self._made.notify_all()
+                self._file_made.notify_all()
 
     def wake(self) -> None:
         """End the worker's pause."""

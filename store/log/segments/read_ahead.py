@@ -2,7 +2,7 @@
 
 A write to a page that is not in memory allocates it. A virtual machine gets the page from its host, which takes up to 3
 ms per MiB, under the put lock. If another thread reads it ahead, that costs half of it, and the append 0.2 ms. Nothing
-is written. `AllocateAhead`, which writes zeros ahead, is for disks that gain from it.
+is written. `FileAllocator`, which writes zeros ahead, is for disks that gain from it.
 """
 
 from __future__ import annotations
