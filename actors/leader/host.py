@@ -362,7 +362,7 @@ class LeaderHost(ReplicaHost):
             "metrics": leader_metrics.as_status(self.metrics()),
             "flags": store.flags.names(),
             "clean": {**store.clean_service.as_status(), "error": self.maintenance.last_error},
-            "upkeep": {"error": store.checkpoint_service.failed},
+            "upkeep": {"error": store.checkpoint_service.last_error},
             "store_stats": store.stats.as_status(),
         }
 

@@ -9,7 +9,7 @@ RocketMQ 5.3.3.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from raymq.store.base.errors import Corrupt, RayMQError
 from raymq.store.base.files import NOT_TRIED
@@ -25,7 +25,21 @@ PAUSE_MIN_MS, PAUSE_MAX_MS = 5_000, 60_000
 #: the pause is so many times the duration of the last run, within these bounds
 SHARE = 100
 #: most ends of the log whose store time is kept. If there are more, every second one is dropped
-TIMES_MAX = 256
+TIME_MARKS_MAX = 256
+
+
+class _TimeMark(NamedTuple):
+    """All records below `end` were stored at `store_time_ms` or earlier."""
+
+    end: int
+    store_time_ms: int
+
+
+class _WaitingTables(NamedTuple):
+    """Tables to write as soon as the log is synced up to `end`."""
+
+    end: int
+    tables: config_json.Tables
 
 
 class CheckpointService:
@@ -36,16 +50,15 @@ class CheckpointService:
         self._clock = store.clock
         now_ms = self._clock.monotonic_ms()
         self._next_sync_ms = self._next_config_ms = now_ms + PAUSE_MIN_MS
-        #: (end of the log, store time), ascending: all records below the end were stored at that time or earlier
-        self._times: list[tuple[int, int]] = []
-        #: (end, tables): the tables to write as soon as the log is synced up to the end
-        self._waiting: tuple[int, config_json.Tables] | None = None
-        #: the content of the files
-        self._files: dict[str, tuple[config_json.Table, int]] = {}
+        #: ascending
+        self._time_marks: list[_TimeMark] = []
+        self._waiting_tables: _WaitingTables | None = None
+        #: the content of the configuration files
+        self._known_files: dict[str, tuple[config_json.Table, int]] = {}
         #: the tables of the last check
-        self._seen: config_json.Tables | None = None
+        self._last_tables: config_json.Tables | None = None
         #: why something failed in the last call, for status
-        self.failed: str | None = None
+        self.last_error: str | None = None
 
     def run_once(self) -> None:
         """Run each job whose interval has passed. Failures are tried again, but for a failed fsync.
@@ -53,7 +66,7 @@ class CheckpointService:
         Raises: OSError, Unavailable if a sync of a consume queue failed: only the next start writes the queues again.
         """
         self._note_time()
-        self.failed = None
+        self.last_error = None
 
         began_ms = self._clock.monotonic_ms()
         if began_ms >= self._next_sync_ms:
@@ -78,7 +91,7 @@ class CheckpointService:
         logger.warning(
             "checkpoint, consume queues or configuration could not be written: %s", error
         )
-        self.failed = str(error)
+        self.last_error = str(error)
 
     def _next_run_ms(self, began_ms: int) -> int:
         """The time of the next run of a job that began then and ends now."""
@@ -92,14 +105,15 @@ class CheckpointService:
         # The time is read before the end: a record that is appended meanwhile has a later time.
         time_ms = self._store.state.store_time_ms
         end = self._store.log.end
-        if not self._times or end > self._times[-1][0]:
-            self._times.append((end, time_ms))
-            if len(self._times) > TIMES_MAX:
-                del self._times[1::2]
+        if not self._time_marks or end > self._time_marks[-1].end:
+            self._time_marks.append(_TimeMark(end, time_ms))
+            if len(self._time_marks) > TIME_MARKS_MAX:
+                del self._time_marks[1::2]
 
     def _time_below(self, offset: int) -> int:
         """A store time up to which all records end at or below an offset; 0: none is known."""
-        return max((time_ms for end, time_ms in self._times if end <= offset), default=0)
+        times_ms = (mark.store_time_ms for mark in self._time_marks if mark.end <= offset)
+        return max(times_ms, default=0)
 
     def _write_checkpoint(self) -> None:
         """Write the store times of synced bytes: RocketMQ assumes that all earlier messages are complete."""
@@ -113,24 +127,25 @@ class CheckpointService:
 
         # The newest time that is on disk in both stays: the next checkpoint may still need it.
         certain_end = min(log.synced, queues_synced_end)
-        certain = sum(end <= certain_end for end, _ in self._times)
-        del self._times[: max(0, certain - 1)]
+        certain = sum(mark.end <= certain_end for mark in self._time_marks)
+        del self._time_marks[: max(0, certain - 1)]
 
     # --- configuration --------------------------------------------------------------------------------------
 
     def _write_config(self) -> None:
         """Write the configuration after a change, once the log has that change on disk."""
         store, began_ms = self._store, self._clock.monotonic_ms()
-        if self._waiting is None and began_ms >= self._next_config_ms:
+        if self._waiting_tables is None and began_ms >= self._next_config_ms:
             tables = config_json.tables_of(store)
-            if tables != self._seen:
+            if tables != self._last_tables:
                 # The end is read after the tables: their records are below it.
-                self._waiting = store.log.end, tables
-                self._seen = tables
+                self._waiting_tables = _WaitingTables(store.log.end, tables)
+                self._last_tables = tables
             self._next_config_ms = self._next_run_ms(began_ms)
 
+        waiting = self._waiting_tables
         certain_end = min(store.log.synced, store.log.confirmed)
-        if self._waiting is not None and self._waiting[0] <= certain_end:
-            config_json.write_back(store, self._waiting[1], known=self._files)
-            self._waiting = None
+        if waiting is not None and waiting.end <= certain_end:
+            config_json.write_back(store, waiting.tables, known=self._known_files)
+            self._waiting_tables = None
             self._next_config_ms = self._next_run_ms(began_ms)

@@ -178,11 +178,11 @@ def test_a_full_disk_is_reported_and_the_files_are_written_when_there_is_room(sh
     confirm(shop.store)
     shop.disk.fail("truncate", error=errno.ENOSPC, forever=True)
     shop.run_twice()
-    assert "full" in str(shop.store.checkpoint_service.failed)
+    assert "full" in str(shop.store.checkpoint_service.last_error)
     assert shop.config("topics.json") == {}
     shop.disk.heal()
     shop.run_twice()
-    assert shop.store.checkpoint_service.failed is None
+    assert shop.store.checkpoint_service.last_error is None
     assert "t" in shop.config("topics.json")["topicConfigTable"]  # type: ignore[operator]
 
 
@@ -199,7 +199,7 @@ def test_a_sync_that_failed_ends_the_service_and_one_without_a_descriptor_does_n
     shop.clock.advance(PAUSE_MIN_MS)
     shop.disk.fail("open_file", error=errno.EMFILE)
     shop.store.checkpoint_service.run_once()
-    assert "Too many open files" in str(shop.store.checkpoint_service.failed)
+    assert "Too many open files" in str(shop.store.checkpoint_service.last_error)
     assert shop.store.log.marks.queues_synced_end == 0
     shop.run_twice()
     assert shop.store.log.marks.queues_synced_end == shop.store.dispatched
