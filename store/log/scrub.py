@@ -54,10 +54,27 @@ class ScrubCounters:
     faults: int = 0
 
 
-#: shorter waits are added up
+#: shorter waits are added up: a wait for each of many small units would cost more than comparing them
 _NAP_S = 0.05
 #: about how many bytes of units are read from the chain at a time
 STEP_BYTES = 1 << 20
+
+
+class _Throttle:
+    """Adds up the waits between reads, so that reads keep a rate."""
+
+    def __init__(self) -> None:
+        #: the wait that is due; negative after slow reads
+        self._owed_s = 0.0
+
+    def wait_s(self, planned_s: float, spent_s: float) -> float:
+        """The wait after a read that may take `planned_s` and took `spent_s`; 0: it is still too short."""
+        # Reads after slow ones catch up by one nap at most.
+        self._owed_s = max(self._owed_s, -_NAP_S) + planned_s - spent_s
+        if self._owed_s < _NAP_S:
+            return 0.0
+        wait_s, self._owed_s = self._owed_s, 0.0
+        return wait_s
 
 
 @dataclass(eq=False)
@@ -98,12 +115,13 @@ class Scrub:
         #: the last position at which no unit began
         self._gap = -1
         self._wake = threading.Event()
+        self._throttle = _Throttle()
 
         self.counters = ScrubCounters()
         #: everything below this was compared in this pass
         self.position = 0
         #: end of the last whole pass, ms; 0: there was none
-        self._passed_ms = 0
+        self._last_pass_end_ms = 0
         #: faults that were found, and whose bytes were not read correctly since
         self.faults: list[Corrupt] = []
 
@@ -114,7 +132,7 @@ class Scrub:
         """For `status` and metrics."""
         return {
             "position": self.position,
-            "passed_ms": self._passed_ms,
+            "passed_ms": self._last_pass_end_ms,
             "bytes_per_s": self.pace(),
             "too_slow": self.too_slow(),
             **vars(self.counters),
@@ -145,20 +163,19 @@ class Scrub:
 
     def restart(self) -> None:
         """Begin a new pass now."""
-        self.position = self._passed_ms = 0
+        self.position = self._last_pass_end_ms = 0
         self.faults = []
 
     def step(self) -> float:
-        """Read and compare one append unit. Returns: seconds to wait until the next step; negative if this one took
-        longer.
+        """Read and compare one append unit. Returns: seconds to wait until the next step.
 
         Unreadable bytes are a fault, and the pass continues after them. Raises: OSError if something else than the disk
         fails. The position stays then.
         """
         now_ms = self.clock.now_ms()
-        due_ms = self._passed_ms + self.pause_ms
+        due_ms = self._last_pass_end_ms + self.pause_ms
         position = max(self.position, self.start())
-        if not self.position and self._passed_ms and now_ms < due_ms:
+        if not self.position and self._last_pass_end_ms and now_ms < due_ms:
             return (due_ms - now_ms) / 1000
 
         if position >= self.limit():
@@ -191,7 +208,7 @@ class Scrub:
         if not pace:
             return 0.0
         spent_s = self.clock.monotonic() - began_s
-        return (unit.end - unit.start) / pace - spent_s
+        return self._throttle.wait_s((unit.end - unit.start) / pace, spent_s)
 
     def one_pass(self, progress: Callable[[str, int, int], None] | None = None) -> list[Corrupt]:
         """Continue an interrupted pass, or begin one, and finish it. Returns: its faults."""
@@ -202,21 +219,17 @@ class Scrub:
             if self.counters.passes == passes and wait_s > 0:
                 self.clock.sleep_ms(wait_s * 1000)
             if progress is not None:
-                limit = max(1, self.limit() - begin)
-                progress("scrub", max(0, self.position - begin) or limit, limit)
+                whole = max(1, self.limit() - begin)
+                # After the last step of the pass the position is 0.
+                done = max(0, self.position - begin) if self.position else whole
+                progress("scrub", done, whole)
         return self.faults
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Walk until `stopping` returns True: the body of a thread. After a failure of the disk it tries again."""
-        owed_s = 0.0
         while not stopping():
             try:
-                owed_s = max(owed_s, -_NAP_S) + self.step()
-                if owed_s < _NAP_S:
-                    # Many small units are compared between two waits: a wait for each would cost more than the
-                    # comparison.
-                    continue
-                wait_s, owed_s = owed_s, 0.0
+                wait_s = self.step()
             except (OSError, RayMQError) as error:
                 wait_s = _WAIT_S * 12
                 # A lack of descriptors or memory says nothing about the disk.
@@ -335,7 +348,7 @@ class Scrub:
         self.position = 0
         # Damage in deleted files does not count any more.
         self.faults = [f for f in self.faults if f.fields["offset"] >= self.start()]
-        self._passed_ms = self.clock.now_ms()
+        self._last_pass_end_ms = self.clock.now_ms()
         self._save_progress()
 
     # --- progress on disk ------------------------------------------------------------------------------------
@@ -349,12 +362,12 @@ class Scrub:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RayMQError):
             saved = json.loads(self.files.read_file(self._progress_path))
             faults = [Corrupt(item["message"], **item["fields"]) for item in saved["faults"]]
-            self.position, self._passed_ms = saved["position"], saved["passed_ms"]
+            self.position, self._last_pass_end_ms = saved["position"], saved["passed_ms"]
             self.faults = faults
 
     def _save_progress(self) -> None:
         faults = [{"message": str(fault), "fields": fault.fields} for fault in self.faults]
-        saved = {"position": self.position, "passed_ms": self._passed_ms, "faults": faults}
+        saved = {"position": self.position, "passed_ms": self._last_pass_end_ms, "faults": faults}
         self._saved_at = self.position
         # Nothing depends on the file: after a full disk the next start reads more.
         with contextlib.suppress(OSError, RayMQError):
