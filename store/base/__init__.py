@@ -4,6 +4,7 @@ errors         every error that RayMQ raises
 clock          the only module that reads clocks
 failpoints     named points at which tests stop or fail a durable step
 status         the answers of a put, in RocketMQ's names
+rules          rules that errors and faults name, if several modules check them
 arrays         names of array types
 files          the only module that touches files
 format         byte formats of the commit log and the consume queues

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 from .errors import Corrupt, StorageFull, Unavailable
 from .failpoints import fail_point
+from .rules import FILE_LENGTH_RULE, READABLE_RULE
 
 PathLike = str | os.PathLike[str]
 #: anything with the buffer protocol
@@ -39,8 +40,6 @@ GATHER_BYTES = 512 << 10
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 #: errors of a disk or its file system for stored bytes that cannot be read any more
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO)
-#: the rule of a Corrupt for such bytes
-READABLE = "stored bytes can be read"
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 #: errors of an fsync by name if no descriptor was free: nothing was tried
 NOT_TRIED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -212,7 +211,7 @@ class Files:
                     f"{path} ends at {base + at}; its bytes up to {base + start + len(target)} were stored",
                     path=str(path),
                     offset=base + at,
-                    rule=READABLE,
+                    rule=READABLE_RULE,
                     expected=base + start + len(target),
                     found=base + at,
                 )
@@ -347,7 +346,7 @@ class Files:
         have = os.fstat(fd).st_size
         if have < size:
             fault = f"a file has {have} bytes, expected {size}"
-            raise Corrupt(fault, rule="file length", expected=size, found=have)
+            raise Corrupt(fault, rule=FILE_LENGTH_RULE, expected=size, found=have)
         mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, protection)
         view = memoryview(mapped)
         self._maps[id(view)] = mapped
@@ -573,7 +572,7 @@ def _unreadable(error: OSError, path: PathLike, offset: int) -> Exception:
     if error.errno not in _UNREADABLE:
         return error
     fault = f"{path} cannot be read at {offset}: {error.strerror}; the disk has lost these bytes"
-    return Corrupt(fault, path=str(path), offset=offset, rule=READABLE)
+    return Corrupt(fault, path=str(path), offset=offset, rule=READABLE_RULE)
 
 
 def _lock_holder(fd: int) -> int | None:

@@ -20,6 +20,7 @@ from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s, leading
 from raymq.store.base.errors import Corrupt
 from raymq.store.base.files import Files
+from raymq.store.base.rules import COMPACTION_PAIR_RULE
 from raymq.store.log.segments.mapped_file import MappedFile, not_yet_made
 from raymq.store.log.segments.read_together import read_together
 from raymq.store.log.segments.segment_paths import offset_names
@@ -32,7 +33,7 @@ from .units import COMPACTED_UNIT_BYTES, COMPACTED_UNIT_DTYPE, COMPACTING, end_u
 _LONG_BYTES = np.arange(8)
 #: units read at a time while their end is looked for
 SCAN_UNITS = 8192
-POINTS = "no record where its unit says"
+UNIT_RULE = "no record where its unit says"
 
 
 class SegmentPair:
@@ -83,7 +84,7 @@ class SegmentPair:
         if fault is None and row == len(good):
             return data, heads
 
-        row, rule = (row, POINTS) if fault is None else fault
+        row, rule = (row, UNIT_RULE) if fault is None else fault
         raise Corrupt(
             f"{self.log.path} at {int(starts[row])}: the record is damaged ({rule}); `raymq store verify` says more",
             path=str(self.log.path),
@@ -195,7 +196,7 @@ class SparseLog:
             raise Corrupt(
                 f"{log} and {queue} belong together; one is missing",
                 path=str(log),
-                rule="a compaction log file has its file of units",
+                rule=COMPACTION_PAIR_RULE,
             )
 
         self.pairs += [self._open(int(name)) for name in sorted(names)]

@@ -23,6 +23,7 @@ from raymq.store.base.arrays import Int32s, Int64s, Structs
 from raymq.store.base.errors import Corrupt, Unavailable, require
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import ZERO_CHUNK_BYTES, Files
+from raymq.store.base.rules import FILE_LENGTH_RULE
 from raymq.store.log.segments.read_together import read_together
 from raymq.store.records.record_walk import gather
 
@@ -144,7 +145,7 @@ class IndexFile:
             raise Corrupt(
                 f"{path} has {found} bytes; an index file of {slots} slots and {entries} entries has {expected}",
                 path=str(path),
-                rule="file length",
+                rule=FILE_LENGTH_RULE,
                 expected=expected,
                 found=found,
             )

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected
-from raymq.store.base.files import READABLE
+from raymq.store.base.rules import READABLE_RULE
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.consume_queues import ConsumeQueues
@@ -123,7 +123,7 @@ class Query:
 
         view, base, walk = log.walk(offset, high, limit=1, nbytes=FIRST_READ_BYTES_BY_OFFSET)
         if walk.reason is record.WalkStop.UNREADABLE:
-            raise log.damage(offset, READABLE)
+            raise log.damage(offset, READABLE_RULE)
         if walk.reason is record.WalkStop.BAD_CRC:
             fault = f"the body of the record at offset {offset} is damaged: its CRC differs"
             raise Corrupt(fault, path=str(log.root / "commitlog"), offset=offset, rule="body CRC")

@@ -12,6 +12,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, Unavailable
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import Files
+from raymq.store.base.rules import FILE_OF_OFFSET_RULE
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.control_files.meta import Meta
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
@@ -164,6 +165,6 @@ class LogPool:
                     f"no commit log file takes offset {offset}, which the transient pool holds",
                     path=str(self._root / "commitlog"),
                     offset=offset,
-                    rule="offset has a file",
+                    rule=FILE_OF_OFFSET_RULE,
                 )
             file.pwrite(data, offset - file.start)

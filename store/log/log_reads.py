@@ -16,7 +16,7 @@ from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Bools, Int64s
 from raymq.store.base.checksum import range_crcs
 from raymq.store.base.errors import Corrupt
-from raymq.store.base.files import READABLE
+from raymq.store.base.rules import READABLE_RULE, UNIT_RECORD_RULE
 from raymq.store.log.segments.log_files import read_into, read_of
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
 from raymq.store.log.segments.read_together import read_together
@@ -29,7 +29,6 @@ _INT = np.dtype(">i4")
 FIRST_READ_BYTES = 2048
 #: bytes read at a time on a walk. A larger record is read whole
 WALK_BYTES = 1 << 20
-POINTS = "a unit points at its record"
 #: most bytes of a record besides its body
 _HEADER_MAX = fmt.HEADER_BYTES + 2 * fmt.IPV6_EXTRA_BYTES
 _REST_MAX = _HEADER_MAX + 4 + 2 * 0x7FFF
@@ -115,7 +114,7 @@ def read_unchecked(
             "no record can be there; run `raymq store verify`",
             path=str(segments.directory),
             offset=int(positions[row]),
-            rule=POINTS,
+            rule=UNIT_RECORD_RULE,
         )
 
     data, starts = read_together(
@@ -265,7 +264,7 @@ def _readable(read: Callable[[int, int], bytes], start: int, stop: int) -> tuple
     try:
         return read(start, stop), stop
     except Corrupt as error:
-        if error.fields.get("rule") != READABLE:
+        if error.fields.get("rule") != READABLE_RULE:
             raise
         bad = int(error.fields["offset"])
     # The caller begins after `start`. The bad sector may be in between.

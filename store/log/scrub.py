@@ -18,7 +18,8 @@ from typing import Any
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, RayMQError
-from raymq.store.base.files import NOT_TRIED, READABLE, Files
+from raymq.store.base.files import NOT_TRIED, Files
+from raymq.store.base.rules import COVERAGE_RULE, CRC_RULE, READABLE_RULE
 from raymq.store.log.segments.segment_paths import find_segment
 
 from .chain import ChainReader, ChainUnit
@@ -38,10 +39,6 @@ FAULTS_MAX = 100
 _SAVED_BYTES = 1 << 30
 #: waits are cut into pieces of this length, so that a stop is quick
 _WAIT_S = 5.0
-
-#: the two rules of a scrub, by the names that its reports give
-CRC_RULE = "bytes equal their chain unit"
-COVERAGE_RULE = "the chain covers the log"
 
 
 @dataclass
@@ -236,7 +233,7 @@ class Scrub:
                 if not (isinstance(error, OSError) and error.errno in NOT_TRIED):
                     # If the fault cannot be reported now, the next try finds it again.
                     with contextlib.suppress(OSError, RayMQError):
-                        self._report(self.position, f"cannot be read: {error}", READABLE)
+                        self._report(self.position, f"cannot be read: {error}", READABLE_RULE)
 
             deadline_s = self.clock.monotonic() + wait_s
             while not stopping() and (left_s := deadline_s - self.clock.monotonic()) > 0:
@@ -268,7 +265,7 @@ class Scrub:
                 self.faults = [f for f in self.faults if f.fields["offset"] not in offsets]
                 return
         except Corrupt as error:
-            self._report(int(error.fields["offset"]), error.message, READABLE, end=unit.end)
+            self._report(int(error.fields["offset"]), error.message, READABLE_RULE, end=unit.end)
             return
 
         # A cut or a change of leader may have replaced unit and bytes between the two reads.

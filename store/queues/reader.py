@@ -8,6 +8,7 @@ import pyarrow as pa
 from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s, leading
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange
+from raymq.store.base.rules import UNIT_RECORD_RULE
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.log_reads import Records
 from raymq.store.records import record
@@ -141,7 +142,7 @@ class QueueReader:
                 "delete its directory consumequeue, which the next start builds again",
                 path=f"consumequeue/{topic}/{queue_id}",
                 offset=offset + row,
-                rule="a unit points at its record",
+                rule=UNIT_RECORD_RULE,
                 found=(int(starts[row]), int(sizes[row])),
             )
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Corrupt, Rejected
 from raymq.store.base.files import Files
+from raymq.store.base.rules import CRC_RULE
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import Chain, ChainUnit
 from raymq.store.log.commit_log import ADOPTING
@@ -40,8 +41,8 @@ from .faults import Faults, LogVerdict, ReportProgress
 from .slices import RecordRange
 
 _BLANK = record.WalkStop.BLANK
-META = "a store with marks has a meta"
-LOG_FILES = "files of the commit log are there"
+META_RULE = "a store with marks has a meta"
+LOG_FILES_RULE = "files of the commit log are there"
 
 
 class ReadOnlyStore:
@@ -116,11 +117,15 @@ class ReadOnlyStore:
         if poisoned:
             self.faults.add(meta_path, 0, "poisoned", str(poisoned))
         if not self.is_own_store and self.marks.appended_end and not self.meta.get(ADOPTING):
-            self.faults.add(meta_path, 0, META, "this replica's identity and promises are gone")
+            self.faults.add(
+                meta_path, 0, META_RULE, "this replica's identity and promises are gone"
+            )
 
         if self.log is None:
             if self.marks.synced_end:
-                self._fault_at(0, LOG_FILES, f"none is; {self.marks.synced_end} bytes were synced")
+                self._fault_at(
+                    0, LOG_FILES_RULE, f"none is; {self.marks.synced_end} bytes were synced"
+                )
             return
 
         chain = self.chain() if trust_chain else None
@@ -232,7 +237,7 @@ class ReadOnlyStore:
             if unit.start > self.end:
                 self._fault_at(
                     unit.start,
-                    "bytes equal their chain unit",
+                    CRC_RULE,
                     f"the bytes [{unit.start}, {unit.end}) differ from their unit's CRC",
                 )
 

@@ -11,14 +11,14 @@ import itertools
 
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Corrupt
+from raymq.store.base.rules import COVERAGE_RULE
 from raymq.store.log.chain import CHAIN_UNIT_BYTES, ChainUnit, unpack_units
 from raymq.store.log.segments.segment_paths import offset_names
 
 from .read_only import ReadOnlyStore
 
-FOLLOWS = "a chain unit continues the one before"
-WHOLE = "chain files hold whole units"
-COVERS = "the chain covers the log"
+FOLLOWS_RULE = "a chain unit continues the one before"
+WHOLE_RULE = "chain files hold whole units"
 
 
 def crc_is_wrong(store: ReadOnlyStore, offset: int) -> bool:
@@ -62,7 +62,7 @@ def check_chain(store: ReadOnlyStore) -> None:
         data = store.files.read_file(path)
         torn_bytes = len(data) % CHAIN_UNIT_BYTES
         if torn_bytes:
-            store.faults.add(path, len(data) - torn_bytes, WHOLE, "the last is torn")
+            store.faults.add(path, len(data) - torn_bytes, WHOLE_RULE, "the last is torn")
         for index, unit in enumerate(unpack_units(data)):
             if not unit.follows(last, int(name), store.segment_size_bytes):
                 before = "is none" if last is None else f"ends at {last.end} with {last.value:#x}"
@@ -70,7 +70,7 @@ def check_chain(store: ReadOnlyStore) -> None:
                     f"unit [{unit.start}, {unit.end}), chain value before it {unit.previous:#x}; "
                     f"the one before {before}"
                 )
-                store.faults.add(path, index * CHAIN_UNIT_BYTES, FOLLOWS, detail)
+                store.faults.add(path, index * CHAIN_UNIT_BYTES, FOLLOWS_RULE, detail)
                 return
             last = unit
 
@@ -78,4 +78,6 @@ def check_chain(store: ReadOnlyStore) -> None:
     # Records that RocketMQ appended have no unit before RayMQ's next start.
     ours = min(store.end, store.marks.appended_end)
     if end < ours:
-        store.faults.add(directory, end, COVERS, f"its units end at {end}, our log at {ours}")
+        store.faults.add(
+            directory, end, COVERAGE_RULE, f"its units end at {end}, our log at {ours}"
+        )

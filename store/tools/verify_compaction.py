@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from raymq.store.base.arrays import leading
+from raymq.store.base.rules import COMPACTION_PAIR_RULE
 from raymq.store.compaction import units as compacted
 from raymq.store.compaction.units import COMPACTED_UNIT_BYTES, DIRECTORY, LOG
 from raymq.store.log.segments.segment_paths import offset_names
@@ -19,10 +20,9 @@ from raymq.store.records import record
 
 from .read_only import ReadOnlyStore
 
-PAIRED = "a compaction log file has its file of units"
-POINTS = "a unit of a compacted queue points at its record"
-ASCENDS = "offsets of a compacted queue ascend"
-OWN = "a compacted queue holds its own records"
+COMPACTED_UNIT_RULE = "a unit of a compacted queue points at its record"
+ASCENDS_RULE = "offsets of a compacted queue ascend"
+OWN_RULE = "a compacted queue holds its own records"
 
 
 def check_compaction(store: ReadOnlyStore) -> None:
@@ -43,7 +43,7 @@ def _check_queue(store: ReadOnlyStore, topic: str, queue_id: int) -> None:
     queue_names = set(offset_names(queues, files=store.files))
     for name in sorted(log_names ^ queue_names):
         directory = logs if name in log_names else queues
-        store.faults.add(directory / name, 0, PAIRED, "the other file is missing")
+        store.faults.add(directory / name, 0, COMPACTION_PAIR_RULE, "the other file is missing")
     last = -1
     for name in sorted(log_names & queue_names):
         last = _check_pair(store, logs / name, queues / name, (topic, queue_id), last)
@@ -70,7 +70,7 @@ def _check_pair(
             f"unit {bad} of {len(units)}; the log has {len(walk.positions)} whole records, then "
             f"{walk.reason.value} at {walk.end}"
         )
-        store.faults.add(queue, bad * COMPACTED_UNIT_BYTES, POINTS, detail)
+        store.faults.add(queue, bad * COMPACTED_UNIT_BYTES, COMPACTED_UNIT_RULE, detail)
 
     if not bad:
         return last
@@ -84,9 +84,9 @@ def _check_pair(
     for row in np.flatnonzero(~mine).tolist():
         unit_offset = int(units["offset"][row])
         detail = f"{topics[row]}, offset {int(offsets[row])}; its unit says {unit_offset}"
-        store.faults.add(log, int(walk.positions[row]), OWN, detail)
+        store.faults.add(log, int(walk.positions[row]), OWN_RULE, detail)
     for row in np.flatnonzero(np.diff(np.concatenate([[last], offsets])) <= 0).tolist():
         detail = f"offset {int(offsets[row])} does not come after the one before"
-        store.faults.add(queue, row * COMPACTED_UNIT_BYTES, ASCENDS, detail)
+        store.faults.add(queue, row * COMPACTED_UNIT_BYTES, ASCENDS_RULE, detail)
 
     return int(offsets[-1])

@@ -23,13 +23,13 @@ from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
 
 from .read_only import ReadOnlyStore, joined
 
-CHECKPOINT_LENGTH = "the checkpoint has its five longs"
-CHECKPOINT_TIMES = "checkpoint times are not later than the log"
-CONFIG_JSON = "a config file is a JSON object"
-MARKS = "marks are one page of offsets"
-TIMER_UNIT = "timer log units are whole and follow each other"
-TIMER_RECORD = "a timer log unit points at a record"
-TIMER_SLOT = "a timer wheel slot points into the timer log"
+CHECKPOINT_LENGTH_RULE = "the checkpoint has its five longs"
+CHECKPOINT_TIMES_RULE = "checkpoint times are not later than the log"
+CONFIG_JSON_RULE = "a config file is a JSON object"
+MARKS_RULE = "marks are one page of offsets"
+TIMER_UNIT_RULE = "timer log units are whole and follow each other"
+TIMER_RECORD_RULE = "a timer log unit points at a record"
+TIMER_SLOT_RULE = "a timer wheel slot points into the timer log"
 
 TIMER_SLOT_DTYPE = np.dtype(
     [("time", ">i8"), ("first", ">i8"), ("last", ">i8"), ("count", ">i4"), ("magic", ">i4")]
@@ -47,7 +47,7 @@ def check_checkpoint(store: ReadOnlyStore) -> None:
     if len(data) < 40:
         # A crash may come between its creation and its first write.
         if not store.crashed:
-            store.faults.add(path, 0, CHECKPOINT_LENGTH, f"{len(data)} bytes")
+            store.faults.add(path, 0, CHECKPOINT_LENGTH_RULE, f"{len(data)} bytes")
         return
 
     cut = store.verdict is None or store.verdict.decision != Decision.KEEP.value
@@ -60,7 +60,7 @@ def check_checkpoint(store: ReadOnlyStore) -> None:
             detail += f", the newest record is of {newest}"
         elif value >= 0:
             continue
-        store.faults.add(path, 8 * index, CHECKPOINT_TIMES, detail)
+        store.faults.add(path, 8 * index, CHECKPOINT_TIMES_RULE, detail)
 
 
 def newest_store_time(store: ReadOnlyStore) -> int:
@@ -80,12 +80,12 @@ def check_marks(store: ReadOnlyStore) -> None:
         return
     size = store.files.length(path) if store.files.exists(path) else 0
     if size < FILE_BYTES:
-        store.faults.add(path, 0, MARKS, f"{size} bytes")
+        store.faults.add(path, 0, MARKS_RULE, f"{size} bytes")
         return
     for index, (name, value) in enumerate(store.marks._asdict().items()):
         if not 0 <= value <= store.marks.appended_end:
             store.faults.add(
-                path, 8 * index, MARKS, f"{name} {value}, appended {store.marks.appended_end}"
+                path, 8 * index, MARKS_RULE, f"{name} {value}, appended {store.marks.appended_end}"
             )
 
 
@@ -97,7 +97,7 @@ def check_config(store: ReadOnlyStore) -> None:
             text = store.files.read_file(directory / name)
             wrong = json_fault(text) if text.strip() else None
             if wrong is not None:
-                store.faults.add(directory / name, wrong[0], CONFIG_JSON, wrong[1])
+                store.faults.add(directory / name, wrong[0], CONFIG_JSON_RULE, wrong[1])
 
 
 def json_fault(data: bytes) -> tuple[int, str] | None:
@@ -153,7 +153,9 @@ def _check_timer_log(store: ReadOnlyStore, queue: MappedFileQueue) -> int:
         wrong = (units["previous"] >= unit_positions) | (units["previous"] < -1)
         for row in np.flatnonzero(wrong).tolist():
             detail = f"the unit before is said to be at {int(units['previous'][row])}"
-            store.faults.add(file.path, int(unit_positions[row]) - file.start, TIMER_UNIT, detail)
+            store.faults.add(
+                file.path, int(unit_positions[row]) - file.start, TIMER_UNIT_RULE, detail
+            )
 
         positions = units["position"].astype(np.int64)
         found = np.searchsorted(starts, positions)
@@ -161,7 +163,9 @@ def _check_timer_log(store: ReadOnlyStore, queue: MappedFileQueue) -> int:
         lost = (positions >= store.start) & (positions < store.end) & (at != positions)
         for row in np.flatnonzero(lost).tolist():
             detail = f"no record starts at {int(positions[row])}"
-            store.faults.add(file.path, int(unit_positions[row]) - file.start, TIMER_RECORD, detail)
+            store.faults.add(
+                file.path, int(unit_positions[row]) - file.start, TIMER_RECORD_RULE, detail
+            )
 
         magic_at = count * TIMER_UNIT_BYTES + _BLANK_MAGIC_AT
         if view[magic_at : magic_at + 4] != fmt.MAGIC_BLANK.to_bytes(4, "big"):
@@ -183,7 +187,7 @@ def _check_wheel(store: ReadOnlyStore, path: Path, end: int) -> None:
         store.faults.add(
             path,
             index * TIMER_SLOT_DTYPE.itemsize,
-            TIMER_SLOT,
+            TIMER_SLOT_RULE,
             f"units {int(slot['first'])} to {int(slot['last'])}; the timer log ends at {end}",
         )
 

@@ -29,12 +29,12 @@ from .read_only import ReadOnlyStore, joined
 #: place of the physical offset within an entry
 _OFFSET_AT = ENTRY_DTYPE.fields["physical_offset"][1]  # type: ignore[index]
 
-LENGTH = "an index file has its header, slots and entries"
+LENGTH_RULE = "an index file has its header, slots and entries"
 HEADER_RULE = "an index header says what its entries say"
-CHAINS = "entries of a slot are linked, newest first"
-OF_RECORD = "an index entry is of a key of its record"
-TIME = "an index entry has its record's time"
-COMPLETE = "each key of a record has an index entry"
+SLOT_CHAIN_RULE = "entries of a slot are linked, newest first"
+KEY_RULE = "an index entry is of a key of its record"
+TIME_RULE = "an index entry has its record's time"
+COMPLETE_RULE = "each key of a record has an index entry"
 
 #: entries per slot, in RocketMQ's default sizes and in ours
 ENTRIES_PER_SLOT = 4
@@ -202,7 +202,7 @@ class IndexCheck:
         opened.callback(files.close, fd)
         size = files.size(fd)
         if size < HEADER.size + PER_SLOT_BYTES:
-            self._add(path, size, LENGTH, f"{size} bytes")
+            self._add(path, size, LENGTH_RULE, f"{size} bytes")
             return None
 
         try:
@@ -217,7 +217,7 @@ class IndexCheck:
         if slot_count is None:
             # The number of slots of a new file, without an entry, is unknown and not needed.
             if header.count > 1 or np.frombuffer(view, np.uint8, offset=HEADER.size).any():
-                self._add(path, size, LENGTH, f"{size} bytes")
+                self._add(path, size, LENGTH_RULE, f"{size} bytes")
             return None
 
         count, cut = header.count, False
@@ -265,7 +265,7 @@ class IndexCheck:
         found = file.entries["previous"]
         for row in np.flatnonzero(found != previous).tolist():
             detail = f"entry {row + 1} names {int(found[row])}, not {int(previous[row])}"
-            self._add(file.path, self._entry_at(file, row), CHAINS, detail)
+            self._add(file.path, self._entry_at(file, row), SLOT_CHAIN_RULE, detail)
 
         newest = np.zeros(len(file.slots), dtype=np.int64)
         newest[slot] = np.arange(1, count + 1)
@@ -275,7 +275,7 @@ class IndexCheck:
 
         for row in np.flatnonzero(wrong).tolist():
             detail = f"slot {row} names entry {int(file.slots[row])}, not {int(newest[row])}"
-            self._add(file.path, HEADER.size + SLOT_BYTES * row, CHAINS, detail)
+            self._add(file.path, HEADER.size + SLOT_BYTES * row, SLOT_CHAIN_RULE, detail)
 
     def _entry_at(self, file: _File, row: int) -> int:
         return HEADER.size + SLOT_BYTES * len(file.slots) + (row + 1) * ENTRY_BYTES
@@ -287,7 +287,7 @@ class IndexCheck:
         if not store.crashed:
             for row in np.flatnonzero(positions >= store.end).tolist():
                 detail = f"position {int(positions[row])}; the log ends at {store.end}"
-                self._add(file.path, self._entry_at(file, row), OF_RECORD, detail)
+                self._add(file.path, self._entry_at(file, row), KEY_RULE, detail)
 
         # Without a record no position is inside the log.
         rows = np.flatnonzero((positions >= store.start) & (positions < store.end))
@@ -300,7 +300,7 @@ class IndexCheck:
         for index in np.flatnonzero(~of_key).tolist():
             what = "has no key of this hash" if at_record[index] else "is no record"
             detail = f"{int(positions[index])} {what} ({int(hashes[index])})"
-            self._add(file.path, self._entry_at(file, int(rows[index])), OF_RECORD, detail)
+            self._add(file.path, self._entry_at(file, int(rows[index])), KEY_RULE, detail)
 
         begin_ms = file.header.begin_time_ms
         wanted = np.clip((keys.store_times_ms[number] - begin_ms) // 1000, 0, _MAX_INT)
@@ -310,7 +310,7 @@ class IndexCheck:
         wrong = of_key & (seconds != wanted) & (rows > 0)
         for index in np.flatnonzero(wrong).tolist():
             detail = f"{int(seconds[index])} s after the file's begin, not {int(wanted[index])}"
-            self._add(file.path, self._entry_at(file, int(rows[index])), TIME, detail)
+            self._add(file.path, self._entry_at(file, int(rows[index])), TIME_RULE, detail)
 
         return codes
 
@@ -336,4 +336,4 @@ class IndexCheck:
             within = (positions >= file.header.begin_offset) & (positions <= last)
             for position in positions[within].tolist():
                 detail = f"none for the record at {position}"
-                self._add(file.path, HEADER.size, COMPLETE, detail)
+                self._add(file.path, HEADER.size, COMPLETE_RULE, detail)

@@ -15,6 +15,7 @@ from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import Corrupt
 from raymq.store.base.format import SCHEDULE_TOPIC
+from raymq.store.base.rules import UNIT_RECORD_RULE
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.queue_files import OpenFiles
 
@@ -27,11 +28,10 @@ EXT_ADDRESS_MAX = -(1 << 31) - 1
 #: queues of RocketMQ's multi-dispatch: their units point at records of other topics
 LMQ_PREFIX = "%LMQ%"
 
-HAS_UNIT = "each message has its unit"
-HAS_RECORD = "a unit points at its record"
-SIZE = "a unit has its record's size"
-TAGS_CODE = "a unit has its record's tags code"
-ENDS_IN_ZEROS = "nothing follows the last unit"
+HAS_UNIT_RULE = "each message has its unit"
+SIZE_RULE = "a unit has its record's size"
+TAGS_CODE_RULE = "a unit has its record's tags code"
+ENDS_IN_ZEROS_RULE = "nothing follows the last unit"
 
 
 class _Queue:
@@ -113,7 +113,9 @@ class QueueCheck:
         if not self._store.crashed:
             at = queue.bytes_after_end()
             if at is not None:
-                self._faults.add(*queue.locate(at), ENDS_IN_ZEROS, "bytes that no dispatch wrote")
+                self._faults.add(
+                    *queue.locate(at), ENDS_IN_ZEROS_RULE, "bytes that no dispatch wrote"
+                )
 
     def _compare(self, rows: QueueRows) -> None:
         key = (rows.topic, rows.queue_id)
@@ -127,7 +129,7 @@ class QueueCheck:
 
         inside = (rows.offsets >= queue.low) & (rows.offsets < queue.high)
         missing = ~inside & (rows.positions + rows.sizes <= self._dispatched_end)
-        self._report(key, rows.offsets, missing, HAS_UNIT, None, rows.positions)
+        self._report(key, rows.offsets, missing, HAS_UNIT_RULE, None, rows.positions)
         unit_rows = rows.offsets[inside] - queue.low
         if not len(unit_rows):
             return
@@ -152,10 +154,10 @@ class QueueCheck:
 
         of_record = kept & ~blank & at_record
         for rule, wrong in (
-            (HAS_UNIT, kept & blank),
-            (SIZE, of_record & (units["size"] != sizes)),
-            (HAS_RECORD, elsewhere),
-            (TAGS_CODE, of_record & other_code),
+            (HAS_UNIT_RULE, kept & blank),
+            (SIZE_RULE, of_record & (units["size"] != sizes)),
+            (UNIT_RECORD_RULE, elsewhere),
+            (TAGS_CODE_RULE, of_record & other_code),
         ):
             self._report(key, rows.offsets[inside], wrong, rule, units, positions)
 
@@ -199,4 +201,4 @@ class QueueCheck:
         # Units of records that retention deleted stay until their file is deleted.
         orphans &= units["position"] >= self._store.start
         offsets = np.arange(queue.low, queue.high)
-        self._report((topic, queue_id), offsets, orphans, HAS_RECORD, units, None)
+        self._report((topic, queue_id), offsets, orphans, UNIT_RECORD_RULE, units, None)

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from raymq.store.base.errors import Corrupt
-from raymq.store.base.files import READABLE, Files
+from raymq.store.base.files import Files
 from raymq.store.base.format import HALF_TOPIC, SCHEDULE_TOPIC
+from raymq.store.base.rules import READABLE_RULE
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.engine.message_store import MessageStore
@@ -336,7 +337,7 @@ def test_a_bad_sector_is_corrupt_at_its_offset_and_the_rest_is_read(root: Path) 
     assert found == [body for number, body in enumerate(BODIES) if number not in gone]
     with pytest.raises(Corrupt) as caught:
         store.fetch("t", 0, gone[-1])
-    assert caught.value.rule == READABLE
+    assert caught.value.rule == READABLE_RULE
     assert caught.value.path == str(root / FIRST_LOG)
     assert sector <= caught.value.offset < sector + SECTOR
     with pytest.raises(Corrupt, match="cannot be read"):
@@ -431,7 +432,7 @@ def test_a_file_that_is_cut_short_under_its_reader_ends_no_process(root: Path) -
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [READABLE] * 3
+    assert json.loads(done.stdout) == [READABLE_RULE] * 3
 
 
 def test_places_are_read_together_and_come_apart_again(root: Path) -> None:

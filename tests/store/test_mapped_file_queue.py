@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from raymq.store.base.errors import Corrupt, StorageFull, Unavailable
-from raymq.store.base.files import READABLE, Files
+from raymq.store.base.files import Files
+from raymq.store.base.rules import READABLE_RULE
 from raymq.store.log.flush import FlushFailed
 from raymq.store.log.segments.log_files import read_each
 from raymq.store.log.segments.mapped_file import MappedFile
@@ -445,5 +446,5 @@ def test_a_bad_sector_among_many_places_is_corrupt_at_its_offset(tmp_path):
     for places in ([good, good + SECTOR], [good + SECTOR, 0], [good + SECTOR - 4]):
         with pytest.raises(Corrupt) as caught:
             read_each(queue, places, 8, 4 * SECTOR)
-        assert (caught.value.offset, caught.value.rule) == (good + SECTOR, READABLE)
+        assert (caught.value.offset, caught.value.rule) == (good + SECTOR, READABLE_RULE)
     queue.close()

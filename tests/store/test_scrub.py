@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from raymq.store.base.errors import Corrupt
-from raymq.store.base.files import NOT_TRIED, READABLE, Files, PathLike
+from raymq.store.base.files import NOT_TRIED, Files, PathLike
+from raymq.store.base.rules import CRC_RULE, READABLE_RULE
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import ChainUnit, unpack_units
-from raymq.store.log.scrub import CRC_RULE, Scrub, scrub_of_log
+from raymq.store.log.scrub import Scrub, scrub_of_log
 from tests.support.bad_sectors import SECTOR, BadSectors
 from tests.support.clock import ManualClock
 from tests.support.damaged_store import FIRST_LOG, SEGMENT, copy, flip
@@ -291,7 +292,7 @@ def test_a_bad_sector_is_a_fault_and_the_pass_goes_on_after_it(own: Path, tmp_pa
     scrub = scrub_of(root, clock, files=files)
     faults = scrub.one_pass()
     assert [(f.fields["offset"], f.fields["rule"]) for f in faults] == [
-        (max(unit.start, sector), READABLE) for unit in hit
+        (max(unit.start, sector), READABLE_RULE) for unit in hit
     ]
     assert scrub.counters.passes == 1
     files.bad.clear()
@@ -360,5 +361,5 @@ def test_a_report_that_fails_does_not_end_the_walk(own: Path, tmp_path: Path) ->
     scrub = scrub_of(root, clock, files=files, on_fault=note)
     files.errors = [errno.EIO]
     run_one_pass(scrub, clock)
-    assert [(f.fields["offset"], f.fields["rule"]) for f in reported] == [(0, READABLE)]
+    assert [(f.fields["offset"], f.fields["rule"]) for f in reported] == [(0, READABLE_RULE)]
     assert scrub.counters.bytes == units_of(root)[-1].end

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Unavailable
 from raymq.store.base.files import Files
+from raymq.store.base.rules import FILE_OF_OFFSET_RULE
 from raymq.store.config.store_config import StoreConfig
 
 from .mapped_file import MappedFile
@@ -117,4 +118,4 @@ def _missing(segments: MappedFileQueue, start: int, end: int) -> OffsetOutOfRang
         fault = f"the log begins at {segments.min_offset}; the bytes at {start} were deleted"
         return OffsetOutOfRange(fault, min=segments.min_offset, max=end, offset=start)
     fault = f"no commit log file holds offset {start}"
-    return Corrupt(fault, path=str(segments.directory), offset=start, rule="offset has a file")
+    return Corrupt(fault, path=str(segments.directory), offset=start, rule=FILE_OF_OFFSET_RULE)

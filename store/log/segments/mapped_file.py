@@ -14,6 +14,7 @@ from typing import Any
 
 from raymq.store.base.errors import Corrupt, Unavailable
 from raymq.store.base.files import ZERO_CHUNK_BYTES, Files, SyncFailed, only_zeros
+from raymq.store.base.rules import FILE_LENGTH_RULE
 from raymq.store.log.flush import FlushFailed
 
 
@@ -283,7 +284,7 @@ def wrong_length(path: Path, start: int, found: int, expected: int) -> Corrupt:
         f"{path} has {found} bytes; every file of this directory must have {expected}",
         path=str(path),
         offset=start,
-        rule="file length",
+        rule=FILE_LENGTH_RULE,
         expected=expected,
         found=found,
     )

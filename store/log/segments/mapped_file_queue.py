@@ -14,6 +14,7 @@ from pathlib import Path
 from raymq.store.base.errors import Corrupt, StorageFull, Unavailable, require
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import Files
+from raymq.store.base.rules import FILE_NAME_RULE
 from raymq.store.base.status import PutStatus
 from raymq.store.log.flush import FlushFailed
 
@@ -179,7 +180,7 @@ def check_name(path: Path) -> None:
     """Raises: Corrupt for a file whose name is not an offset."""
     if len(path.name) != 20 or not path.name.isdigit():
         fault = f"{path} does not belong here: files are named by a 20-digit offset"
-        raise Corrupt(fault, path=str(path), rule="file name")
+        raise Corrupt(fault, path=str(path), rule=FILE_NAME_RULE)
 
 
 def check_contiguous(path: Path, before: int | None, file_size: int) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from raymq.store.base.errors import Corrupt
 from raymq.store.base.files import Files
+from raymq.store.base.rules import FILE_NAME_RULE
 
 
 def find_segment(commitlog_dir: Path, start: int, *, files: Files) -> Path:
@@ -40,7 +41,7 @@ def list_segments(directories: Sequence[Path], *, files: Files) -> list[Path]:
                 raise Corrupt(
                     f"{name} is in {found[name].parent} and in {directory}; a commit log has each file once",
                     path=str(directory / name),
-                    rule="file name",
+                    rule=FILE_NAME_RULE,
                 )
             found[name] = directory / name
     return [found[name] for name in sorted(found)]
