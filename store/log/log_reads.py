@@ -227,26 +227,24 @@ def walk_piece(
             # The next piece begins with the record that this one has in part.
             walk = walk._replace(reason=record.WalkStop.STOPPED)
         elif is_cut_off and upto < stop:
-            needed = _end_of_first(data[at - base :][:_HEADER_MAX], at, stop)
-            if needed is None:
+            first_end = _end_of_first(data[at - base :][:_HEADER_MAX], at, stop)
+            if first_end is None:
                 walk = walk._replace(reason=record.WalkStop.BAD_LENGTH)
-            elif needed > upto:
-                upto = needed
+            elif upto < first_end <= stop:
+                upto = first_end
                 continue
         return WalkedPiece(memoryview(data), base, walk)
 
 
 def _end_of_first(head: bytes, at: int, stop: int) -> int | None:
-    """The end of the record at `at`, of which a piece has only the first bytes.
+    """The end of the record at `at`, of which a piece has only the first bytes; None: no record has the size there.
 
-    None: no record has the size that the head gives. 0: the record ends above `stop`.
+    If the head is not whole either, the end of a larger piece.
     """
     if len(head) < _HEADER_MAX:
         return min(stop, at + WALK_BYTES)
     size = _size_of(head)
-    if size is None:
-        return None
-    return at + size if at + size <= stop else 0
+    return None if size is None else at + size
 
 
 def _size_of(head: bytes) -> int | None:
