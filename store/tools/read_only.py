@@ -137,7 +137,7 @@ class ReadOnlyStore:
             )
             if row.decision is Decision.CORRUPT:
                 self._fault_at(found.end, f"recovery row {row.name}", f"{found.fault}: {row.cause}")
-                self._look_after_end(self.log, chain)
+                self._find_readable_after_end(self.log, chain)
             elif self.is_own_store:
                 self._leave_out_half_group()
         finally:
@@ -226,7 +226,7 @@ class ReadOnlyStore:
         path = self.root / "commitlog" if file is None else file.path
         self.faults.add(path, offset, rule, detail)
 
-    def _look_after_end(self, log: MappedFileQueue, chain: Chain | None) -> None:
+    def _find_readable_after_end(self, log: MappedFileQueue, chain: Chain | None) -> None:
         """Find every differing chain unit and every whole record after damage.
 
         Such a record must have the right position, which a record of an earlier file seldom has.

@@ -25,7 +25,7 @@ IDLE_WAIT_S, BUSY_WAIT_S = 0.05, 0.005
 
 
 class ReadAhead:
-    """Callers: one thread, while the writer appends."""
+    """Reads pages of the last file before the writer needs them. Callers: one thread, while the writer appends."""
 
     def __init__(self, segments: MappedFileQueue, tail: Callable[[], int], *, files: Files) -> None:
         self._segments = segments
