@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from raymq.store.log.chain import ChainUnit
+from raymq.store.log.segments.segment_paths import segment_start_of
 
 from .wire import PROBE_LIMIT, Probe
 
@@ -54,7 +55,7 @@ class MatchSearch:
             # Nothing to compare: an empty follower matches an empty beginning.
             self._finish(upto)
         else:
-            self._load((upto - 1) // segment_size_bytes * segment_size_bytes)
+            self._load(segment_start_of(upto - 1, segment_size_bytes))
 
     def probe(self) -> Probe:
         """The next request."""

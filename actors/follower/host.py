@@ -21,6 +21,7 @@ from raymq.store.config.promise import own_durable
 from raymq.store.log.chain import ChainUnit
 from raymq.store.log.clean import CleanService
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.segments.segment_paths import segment_start_of
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 
 from .follower import FollowerSession
@@ -54,7 +55,7 @@ class FollowerHost(ReplicaHost):
         log = self.log
         self._fence_old()
         last = log.segments.files[-1].start if log.segments.files else 0
-        synced = log.synced - log.synced % self.config.segment_size_bytes
+        synced = segment_start_of(log.synced, self.config.segment_size_bytes)
         log.recover(max(log.start, min(last, synced)))
 
     def _abandon(self) -> None:

@@ -8,7 +8,7 @@ from raymq.replication.wire import AppendEntries, Message
 from raymq.store.base.errors import Corrupt, require
 from raymq.store.base.files import Files
 from raymq.store.log.chain import check_units
-from raymq.store.log.segments.segment_paths import find_segment, first_offset
+from raymq.store.log.segments.segment_paths import find_segment, first_offset, segment_start_of
 
 #: segments kept open
 _OPEN_MAX = 2
@@ -36,7 +36,7 @@ class LogReader:
         if start == stop:
             return None
 
-        segment_start = start // self._size * self._size
+        segment_start = segment_start_of(start, self._size)
         is_inside = stop <= segment_start + self._size
         require(is_inside, "a body lies in one segment", start=start, stop=stop)
         path, fd = self._descriptor(segment_start)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Corrupt, Rejected
 from raymq.store.base.files import Files
-from raymq.store.log.segments.segment_paths import offset_names
+from raymq.store.log.segments.segment_paths import offset_names, segment_start_of
 
 _UNIT = struct.Struct(">qqqIIq")
 _CHAINED = struct.Struct(">qqqI")
@@ -165,7 +165,7 @@ class Chain:
             raise Rejected(
                 f"chain unit [{unit.start}, {unit.end}) does not follow the chain", field="unit"
             )
-        segment_start = unit.start // self._size * self._size
+        segment_start = segment_start_of(unit.start, self._size)
         if segment_start not in self._used:
             self._retire_before(segment_start - self._size)
         used = self._used.get(segment_start, 0)
@@ -191,7 +191,7 @@ class Chain:
 
     def unit_at(self, offset: int) -> ChainUnit | None:
         """The unit that holds the byte at `offset`; None if no unit does."""
-        segment_start = offset // self._size * self._size
+        segment_start = segment_start_of(offset, self._size)
         count = self._used.get(segment_start, 0) // CHAIN_UNIT_BYTES
         index = self._first_above(segment_start, count, offset) if count else 0
         unit = self._unit(segment_start, index) if index < count else None
@@ -292,7 +292,7 @@ class ChainReader:
         found: list[ChainUnit] = []
         total = 0
         while total < max_bytes:
-            segment_start = offset // self._size * self._size
+            segment_start = segment_start_of(offset, self._size)
             if segment_start != self._segment_start and not self._open(segment_start):
                 break
             data = self._files.pread(self._fd, CHAIN_UNIT_BYTES * _READ_UNITS, self._position)
@@ -308,7 +308,7 @@ class ChainReader:
                 total += unit.end - unit.start
                 self._position += CHAIN_UNIT_BYTES
                 offset = unit.end
-                if offset // self._size * self._size != self._segment_start:
+                if segment_start_of(offset, self._size) != self._segment_start:
                     # A frame never spans two files: its bytes are read in one piece.
                     self._next = offset
                     return found
@@ -327,7 +327,7 @@ class ChainReader:
 
     def _seek(self, offset: int) -> None:
         """Find the unit that starts at `offset` by bisection over its file."""
-        if not self._open(offset // self._size * self._size):
+        if not self._open(segment_start_of(offset, self._size)):
             return
         units = range(self._files.size(self._fd) // CHAIN_UNIT_BYTES)
         self._position = CHAIN_UNIT_BYTES * bisect_left(units, offset, key=self._start_of)

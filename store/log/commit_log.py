@@ -37,6 +37,7 @@ from raymq.store.log.recovery.recovery_table import Decision
 from raymq.store.log.segments.log_files import open_log_files, read_each, read_of
 from raymq.store.log.segments.mapped_file import MappedFile
 from raymq.store.log.segments.mapped_file_queue import FileAllocator
+from raymq.store.log.segments.segment_paths import segment_start_of
 from raymq.store.records import record
 
 from . import log_reads
@@ -326,7 +327,7 @@ class CommitLog:
     def _file_end(self, offset: int) -> int:
         """End of the file that holds `offset`."""
         size = self.config.segment_size_bytes
-        return offset - offset % size + size
+        return segment_start_of(offset, size) + size
 
     def _current(self) -> MappedFile:
         file = self.segments.find(self.end)

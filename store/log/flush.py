@@ -19,7 +19,7 @@ from raymq.store.base.errors import Unavailable
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
-from raymq.store.log.segments.segment_paths import find_segment
+from raymq.store.log.segments.segment_paths import find_segment, segment_start_of
 
 #: a page of the kernel's page cache
 PAGE_BYTES = 4096
@@ -50,7 +50,7 @@ class SegmentFiles:
 
     def segment_start_of(self, offset: int) -> int:
         """Start of the file that holds `offset`."""
-        return offset - offset % self._size
+        return segment_start_of(offset, self._size)
 
     def _open(self, segment_start: int) -> int:
         fd = self._fds.get(segment_start)

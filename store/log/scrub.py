@@ -20,7 +20,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, RayMQError
 from raymq.store.base.files import NOT_TRIED, Files
 from raymq.store.base.rules import COVERAGE_RULE, CRC_RULE, READABLE_RULE
-from raymq.store.log.segments.segment_paths import find_segment
+from raymq.store.log.segments.segment_paths import find_segment, segment_start_of
 
 from .chain import ChainReader, ChainUnit
 from .commit_log import CommitLog
@@ -285,7 +285,7 @@ class Scrub:
 
     def _read(self, unit: ChainUnit) -> bytes | None:
         """The bytes of a unit; None if its file was deleted. Raises: Corrupt naming the first unreadable byte."""
-        segment_start = unit.start // self.segment_size_bytes * self.segment_size_bytes
+        segment_start = segment_start_of(unit.start, self.segment_size_bytes)
         if segment_start != self._segment_start:
             self._close_log()
             self._path = find_segment(self.root / "commitlog", segment_start, files=self.files)
@@ -303,7 +303,7 @@ class Scrub:
 
     def _skip_without_unit(self, position: int) -> int:
         """Report bytes that no unit covers. Returns: the position to continue at if no unit starts at `position`."""
-        segment_start = position // self.segment_size_bytes * self.segment_size_bytes
+        segment_start = segment_start_of(position, self.segment_size_bytes)
         if position > segment_start:
             if position == self._gap:
                 self._report(
@@ -322,7 +322,7 @@ class Scrub:
             # The file has been deleted: zeroed for its next use, or without its part of the chain.
             return
 
-        segment_start = offset // self.segment_size_bytes * self.segment_size_bytes
+        segment_start = segment_start_of(offset, self.segment_size_bytes)
         path = find_segment(self.root / "commitlog", segment_start, files=self.files)
         fault = Corrupt(
             f"{path} at {offset}: {detail}; `raymq store verify` says more",

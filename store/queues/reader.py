@@ -11,6 +11,7 @@ from raymq.store.base.errors import Corrupt, OffsetOutOfRange
 from raymq.store.base.rules import UNIT_RECORD_RULE
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.log_reads import Records
+from raymq.store.log.segments.segment_paths import segment_start_of
 from raymq.store.records import record
 from raymq.store.records.requests import FetchSlice
 from raymq.store.state.shard_state import ShardState
@@ -102,7 +103,7 @@ class QueueReader:
 
     def _file_start(self, positions: Int64s) -> int:
         """Start of the file that has the first record."""
-        return int(positions[0]) // self._file_size * self._file_size
+        return segment_start_of(int(positions[0]), self._file_size)
 
     def _read_records(self, positions: Int64s, sizes: Int64s) -> Records:
         """Read records. Those after a bad sector are left out. Raises: Corrupt if the first record has it."""

@@ -30,7 +30,7 @@ from raymq.store.log.recovery import log_scan
 from raymq.store.log.recovery.recovery_table import Decision
 from raymq.store.log.segments.log_files import read_of
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
-from raymq.store.log.segments.segment_paths import other_directories
+from raymq.store.log.segments.segment_paths import other_directories, segment_start_of
 from raymq.store.queues.consume_queue import ConsumeQueue
 from raymq.store.queues.queue_files import OpenFiles
 from raymq.store.records import record
@@ -256,7 +256,7 @@ class ReadOnlyStore:
 
     def _walk_readable(self, log: MappedFileQueue, at: int) -> int:
         """Keep the whole records of one file from `at` on. Returns: the position at which the walk stops."""
-        stop = at - at % log.file_size + log.file_size
+        stop = segment_start_of(at, log.file_size) + log.file_size
         while at < stop:
             walk = walk_piece(partial(read_of, log, end=stop), at, stop).walk
             if len(walk.positions):

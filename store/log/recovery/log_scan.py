@@ -16,6 +16,7 @@ from raymq.store.log.log_reads import walk_piece
 from raymq.store.log.segments.log_files import read_of
 from raymq.store.log.segments.mapped_file import MappedFile
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
+from raymq.store.log.segments.segment_paths import segment_start_of
 from raymq.store.records import record
 
 from .recovery_table import UNREADABLE, Facts, RecoveryRow, decide, written_until
@@ -176,9 +177,8 @@ def _compare_chain(
     verify_from = scan_from
     if not known.same_boot:
         # Chain files are synced when they are closed, so any page of the last two may be missing.
-        verify_from = min(
-            scan_from, max(0, scan_from - scan_from % segments.file_size - segments.file_size)
-        )
+        file_start = segment_start_of(scan_from, segments.file_size)
+        verify_from = max(0, file_start - segments.file_size)
 
     chain.load(verify_from)
     head = chain.unit_at(proven_end)

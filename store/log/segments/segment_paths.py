@@ -16,6 +16,11 @@ from raymq.store.base.files import Files
 from raymq.store.base.rules import FILE_NAME_RULE
 
 
+def segment_start_of(offset: int, segment_size_bytes: int) -> int:
+    """Start of the file that holds `offset`."""
+    return offset - offset % segment_size_bytes
+
+
 def find_segment(commitlog_dir: Path, start: int, *, files: Files) -> Path:
     """The path of the file that begins at `start`; below `commitlog_dir` if there is none."""
     name = f"{start:020d}"
