@@ -186,7 +186,7 @@ class Appender:
         return entries
 
     def _append_entries(self, entries: list[QueuedPut]) -> list[AppendedRows | RayMQError]:
-        """AppendedRows them together. Raises: nothing; later puts must still be appended, and all be answered."""
+        """Append them together. Raises: nothing; later puts must still be appended, and all be answered."""
         try:
             return self._append([entry.checked for entry in entries])
         except Exception as error:
