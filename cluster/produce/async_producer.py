@@ -221,17 +221,25 @@ class AsyncProducer(OpenClient):
     ) -> Coroutine[Any, Any, list[Receipt]]:
         """Send messages together, as `Producer.send_many`; one await waits for all of them.
 
-        Returns: an awaitable of the receipts, in order. When all have an outcome, it raises the first failure.
+        With a full buffer the messages without room are deferred, as by `send`.
+
+        Returns: an awaitable of the receipts, in order. When all have an outcome, it raises the first failure. Before
+        the first look-up of a topic, that may be Rejected for an unknown topic or queue, while the others are stored.
         Raises: Rejected at once for a message that cannot be stored; then none of them is sent.
         """
         loop = self._bind()
         encoded = [self._encode(each, queue_id=queue_id, acks=acks) for each in messages]
-        if not self._deferred and {each.topic for each in encoded} <= self._known:
-            targets = self._batcher.targets(encoded)
-            if self._acquire_nowait(sum(each.size for each in encoded)):
-                futures, _ = self._batcher.add_many(encoded, targets, may_block=False)
-                return ManySends(futures)
-        return ManySends([self._defer(each, loop) for each in encoded])
+        known = {each.topic for each in encoded} <= self._known
+        targets = self._batcher.targets(encoded) if known else []
+
+        sends: list[SendFuture | DeferredSend] = []
+        for part in self._batcher.parts_of(encoded):
+            size = sum(each.size for each in encoded[part])
+            if known and not self._deferred and self._acquire_nowait(size):
+                sends += self._batcher.add_many(encoded[part], targets[part], may_block=False)[0]
+            else:
+                sends += [self._defer(each, loop) for each in encoded[part]]
+        return ManySends(sends)
 
     def _add(self, message: EncodedMessage) -> AsyncSendFuture:
         return cast(AsyncSendFuture, self._batcher.add(message, may_block=False)[0])

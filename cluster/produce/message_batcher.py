@@ -16,7 +16,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -30,7 +30,7 @@ from raymq.cluster.messages.partitioner import queue_of, queues_of
 from raymq.cluster.transport.routes import Routes, TopicRoute
 from raymq.cluster.unclosed import warn_unclosed
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import RayMQError, Rejected, Unavailable
+from raymq.store.base.errors import RayMQError, Rejected
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.config.promise import Acks
 from raymq.store.records.binary_columns import binary_array
@@ -209,25 +209,27 @@ class MessageBatcher:
         # Before any is sent: an unknown topic or queue refuses all.
         targets = self.targets(messages)
         futures: list[SendFuture] = []
+        for part in self.parts_of(messages):
+            try:
+                self._acquire(sum(message.size for message in messages[part]))
+                added, ready = self.add_many(messages[part], targets[part])
+            except RayMQError as error:
+                if not futures:
+                    raise
+                # The caller needs the futures of those that are sent. None is sent after one that failed.
+                return futures + [self._failed(error) for _ in messages[part.start :]]
+            futures += added
+            _write_ready(ready)
+        return futures
+
+    def parts_of(self, messages: Sequence[EncodedMessage]) -> Iterator[slice]:
+        """Cut messages into parts of about `batch_bytes`, so that no part needs more of the buffer at once."""
         start = size = 0
         for stop, message in enumerate(messages, 1):
             size += message.size
             if size >= self.config.batch_bytes or stop == len(messages):
-                futures += self._send_together(messages[start:stop], targets[start:stop], size)
+                yield slice(start, stop)
                 start, size = stop, 0
-        return futures
-
-    def _send_together(
-        self, messages: Sequence[EncodedMessage], targets: Sequence[Target], size: int
-    ) -> list[SendFuture]:
-        """Send messages of `size` bytes. While the buffer stays full, their futures raise Unavailable."""
-        try:
-            self._acquire(size)
-        except Unavailable as error:
-            return [self._failed(error, 0) for _ in messages]
-        futures, ready = self.add_many(messages, targets)
-        _write_ready(ready)
-        return futures
 
     def _acquire(self, size: int) -> None:
         """Wait until `size` bytes fit into the buffer. Raises: Unavailable after `max_block_ms`."""
@@ -289,17 +291,14 @@ class MessageBatcher:
             with self._lock:
                 self._check_open()
                 for message, (route, queue_id) in zip(messages, targets, strict=True):
+                    batch, other = self._append(message, route, queue_id, now_ms)
                     left -= message.size
-                    try:
-                        batch, other = self._append(message, route, queue_id, now_ms)
-                    except Rejected as error:
-                        futures.append(self._failed(error, message.size))
-                        continue
                     futures.append(self._future_type(batch.future, len(batch.bodies) - 1))
                     batches[batch] = None
                     ready.add(other)
                     if batch.size >= batch_bytes:
-                        ready.add(self._end_batch(batch, may_block))
+                        # At once: the linger thread could not close it before all messages are in it.
+                        ready.add(self._close_batch(batch))
 
                 for batch in batches:
                     if batch.may_be_sent:
@@ -324,6 +323,9 @@ class MessageBatcher:
             route.shard_of(queue_id)
         elif message.key is not None:
             queue_id = queue_of(message.key, route.queues)
+        if message.later is not None:
+            # Properties that are too long with the longest queue id are refused here, before any message is added.
+            waiting_properties(message.topic, route.queues - 1, message.properties, message.later)
         return route, queue_id
 
     def _append(
@@ -347,9 +349,9 @@ class MessageBatcher:
         batch.size += message.size
         return batch, ready
 
-    def _failed(self, error: RayMQError, size: int) -> SendFuture:
-        """The future of a message that was not sent. Its `size` bytes are released."""
-        batch = BatchFuture(1, size, self._clock.monotonic())
+    def _failed(self, error: RayMQError) -> SendFuture:
+        """The future of a message that was not sent and holds no bytes of the limit."""
+        batch = BatchFuture(1, 0, self._clock.monotonic())
         self.sender.complete(batch, error)
         return self._future_type(batch, 0)
 

@@ -145,10 +145,9 @@ class Producer(OpenClient):
         """Send messages together and return at once: quicker for each than `send`, and in fewer, larger batches.
 
         Args: `messages`: of any topics, in order. `queue_id`, `acks`: of all of them, as in `send`.
-        Returns: one future per message, as `send` returns it. While the buffer stays full for `max_block_ms`, the
-        futures of the messages that it has no room for raise Unavailable.
-        Raises: Rejected for a message that cannot be stored; then none of them is sent. Unavailable: no shard answered
-        the look-up of a topic.
+        Returns: one future per message, as `send` returns it. If the buffer stays full for `max_block_ms` in the
+        middle, the futures of all messages from there on raise Unavailable.
+        Raises: Rejected for a message that cannot be stored, Unavailable as `send`; then none of them is sent.
 
         Example:
             ```python

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import time
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +16,7 @@ from raymq.cluster.messages.message import Message
 from raymq.cluster.produce.async_producer import AsyncProducer
 from raymq.cluster.produce.producer import Producer
 from raymq.store.base.errors import DeliveryUnknown, Rejected, Unavailable
+from raymq.store.base.format import PROPERTIES_MAX_BYTES
 from tests.support.fake_backend import FakeBackend, FakeCluster
 
 Make = Callable[..., Producer]
@@ -78,11 +81,53 @@ def test_messages_that_find_no_room_fail_by_themselves(make: Make, backend: Fake
     futures = producer.send_many([Message(topic="t", body=b"x" * 900)] * 3, queue_id=0)
     with pytest.raises(Unavailable, match="buffer_bytes"):
         futures[1].result(10)
+    # Not one of a later call, either: that raises, because none of its messages is sent.
+    with pytest.raises(Unavailable, match="buffer_bytes"):
+        producer.send_many([Message(topic="t", body=b"x" * 900)], queue_id=0)
     backend.release()
     assert futures[0].result(10).offset == 0
     # No caller has seen the failure of the last one.
     with pytest.raises(Unavailable, match="buffer_bytes"):
         producer.flush(10)
+    assert producer.statistics()["buffered_bytes"] == 0
+
+
+def test_a_call_waits_once_for_room_and_sends_nothing_after_a_failure(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make(batch_bytes=1000, buffer_bytes=1500, max_block_ms=50)
+    waits: list[int] = []
+    acquire = producer._batcher.limiter.acquire
+
+    def counted(size: int) -> None:
+        waits.append(size)
+        acquire(size)
+
+    producer._batcher.limiter.acquire = counted  # type: ignore[method-assign]
+    backend.hold()
+    futures = producer.send_many([Message(topic="t", body=b"x" * 900)] * 9, queue_id=0)
+    backend.release()
+    ended = [future.done() and future._batch.exception() is not None for future in futures]
+    assert futures[0].result(10).offset == 0
+    assert ended[1:] == 8 * [True]
+    assert len(waits) == 1
+    with contextlib.suppress(Unavailable):
+        producer.flush(10)
+    assert backend.bodies("t", 0) == [b"x" * 900]
+
+
+def test_a_delayed_message_with_too_many_properties_keeps_all_from_being_sent(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make()
+    later = int(time.time() * 1000) + 60_000
+    large = {"p": "x" * (PROPERTIES_MAX_BYTES - 80)}
+    delayed = Message(topic="t", body=b"x", properties=large, deliver_at_ms=later)
+    with pytest.raises(Rejected) as refused:
+        producer.send_many([*numbered(2), delayed])
+    assert refused.value.field == "properties"
+    producer.flush(10)
+    assert backend.puts == []
     assert producer.statistics()["buffered_bytes"] == 0
 
 
@@ -129,6 +174,24 @@ def test_a_task_awaits_the_receipts_of_all(cluster: FakeCluster, backend: FakeBa
 
     asyncio.run(main())
     assert backend.bodies("t", 1) == [b"0", b"1"]
+
+
+def test_a_task_sends_more_than_a_batch_in_several_within_the_buffer(
+    cluster: FakeCluster, backend: FakeBackend
+) -> None:
+    async def main() -> None:
+        options = {"batch_bytes": 1000, "buffer_bytes": 5000, "linger_ms": FOREVER_MS}
+        async with AsyncProducer(cluster, **options) as producer:  # type: ignore[arg-type]
+            await producer.send_many(numbered(1), queue_id=0)
+            backend.hold()
+            sent = producer.send_many([Message(topic="t", body=b"x" * 300)] * 30, queue_id=0)
+            assert 3000 < producer.statistics()["buffered_bytes"] <= 5000
+            assert producer.statistics()["deferred_messages"] > 10
+            backend.release()
+            assert [each.offset for each in await sent] == [*range(1, 31)]
+
+    asyncio.run(main())
+    assert max(put.batch.num_rows for put in backend.puts) <= 4
 
 
 def test_an_await_of_many_raises_the_first_failure_after_all_have_an_outcome(
