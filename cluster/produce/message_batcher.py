@@ -243,7 +243,7 @@ class MessageBatcher:
     ) -> tuple[SendFuture, ShardSender | None]:
         """Add a message, whose bytes are acquired, to its batch.
 
-        Args: `may_block`: False leaves full batches to the linger thread.
+        Args: `may_block`: False leaves the writing to the linger thread.
         Returns: the message's future; the sender that must write now.
         Raises: as `Producer.send`; the bytes are released.
         """
@@ -297,8 +297,7 @@ class MessageBatcher:
                     batches[batch] = None
                     ready.add(other)
                     if batch.size >= batch_bytes:
-                        # At once: the linger thread could not close it before all messages are in it.
-                        ready.add(self._close_batch(batch))
+                        ready.add(self._end_batch(batch, may_block))
 
                 for batch in batches:
                     if batch.may_be_sent:
@@ -530,8 +529,11 @@ class MessageBatcher:
             return None
 
     def _end_batch(self, batch: OpenBatch, may_block: bool) -> ShardSender | None:
-        """Close a batch, or have the linger thread close it. Needs the lock. Returns: as `_close_batch`."""
-        if may_block:
+        """Close a batch, or have the linger thread close it. Needs the lock. Returns: as `_close_batch`.
+
+        A full batch is closed here in any case: until that thread runs, it would take more messages.
+        """
+        if may_block or batch.size >= self.config.batch_bytes:
             return self._close_batch(batch)
         self._request_flush(batch)
         return None
