@@ -304,7 +304,7 @@ class AsyncProducer(OpenClient):
         message = deferred.message
         if message.topic not in self._known:
             # The first time, the look-up asks a shard.
-            await asyncio.to_thread(self._batcher.sender.topic, message.topic)
+            await asyncio.to_thread(self._batcher.batch_sender.topic, message.topic)
             self._known.add(message.topic)
         while True:
             self._released.clear()
@@ -359,7 +359,7 @@ class AsyncProducer(OpenClient):
         """In the loop, not in a thread: a cancelled wait has shown no failure to its caller."""
         failed = [deferred for deferred in self._failed if not deferred.observed]
         self._failed.clear()
-        self._batcher.sender.raise_failure()
+        self._batcher.batch_sender.raise_failure()
         if failed:
             failed[0].accepted.result()
 
@@ -383,7 +383,7 @@ class AsyncProducer(OpenClient):
     async def _end_drainer(self) -> None:
         """Wait for the drainer. A message that it accepts until then is sent, so it must not be failed as unsent."""
         self._ending = True
-        self._batcher.sender.stop_look_ups()
+        self._batcher.batch_sender.stop_look_ups()
         drainer = self._drainer
         if drainer is not None:
             drainer.cancel()

@@ -63,7 +63,7 @@ class OpenBatch:
     due_s: float
     batcher: MessageBatcher
     #: sender of the queue's shard; None: nothing was sent to the shard before
-    sender: ShardSender | None
+    shard_sender: ShardSender | None
     #: the batch may be sent when the shard has answered all batches up to this number
     send_after_number: int
     bodies: list[bytes] = field(default_factory=list)
@@ -84,12 +84,14 @@ class OpenBatch:
     @property
     def may_be_sent(self) -> bool:
         """Whether nothing is under way that it waits for."""
-        return self.sender is None or self.sender.answered_up_to >= self.send_after_number
+        return (
+            self.shard_sender is None or self.shard_sender.answered_up_to >= self.send_after_number
+        )
 
     @property
     def is_stalled(self) -> bool:
         """Whether it could not be written before others are answered."""
-        return self.sender is not None and self.sender.stalled
+        return self.shard_sender is not None and self.shard_sender.stalled
 
     def close(self, now_s: float) -> None:
         """Take no more messages; `encode` comes next."""
@@ -164,17 +166,17 @@ class MessageBatcher:
         self._clock = clock or Clock()
         batcher = weakref.ref(self)
 
-        def on_answered(sender: ShardSender) -> None:
-            # The sender's thread must not keep an idle batcher alive.
+        def on_answered(shard_sender: ShardSender) -> None:
+            # The shard sender's thread must not keep an idle batcher alive.
             if (alive := batcher()) is not None:
-                alive._send_answered(sender)
+                alive._send_answered(shard_sender)
 
-        self.sender = BatchSender(
+        self.batch_sender = BatchSender(
             Routes.of(cluster), on_answered=on_answered, clock=self._clock, **options
         )
-        self.config = self.sender.config
+        self.config = self.batch_sender.config
         self.encoder = MessageEncoder(self.config, self._clock)
-        self.limiter = self.sender.limiter
+        self.limiter = self.batch_sender.limiter
         self._linger_s = self.config.linger_ms / 1000
         #: batches under way that a message does not wait for
         self._not_waited_for = 0 if self._linger_s else UNLINGERED_BATCHES
@@ -248,7 +250,7 @@ class MessageBatcher:
         Raises: as `Producer.send`; the bytes are released.
         """
         try:
-            self.sender.check_process()
+            self.batch_sender.check_process()
             route, queue_id = self._target(message)
             now_ms = self._clock.now_ms()
 
@@ -269,7 +271,7 @@ class MessageBatcher:
 
     def targets(self, messages: Sequence[EncodedMessage]) -> list[Target]:
         """Where each message goes. Raises: Rejected, Unavailable: as `Producer.send_many`."""
-        self.sender.check_process()
+        self.batch_sender.check_process()
         return [self._target(message) for message in messages]
 
     def add_many(
@@ -317,7 +319,7 @@ class MessageBatcher:
 
         Raises: Rejected for an unknown topic or queue; Unavailable.
         """
-        route, queue_id = self.sender.topic(message.topic), message.queue_id
+        route, queue_id = self.batch_sender.topic(message.topic), message.queue_id
         if queue_id is not None:
             route.shard_of(queue_id)
         elif message.key is not None:
@@ -351,7 +353,7 @@ class MessageBatcher:
     def _failed(self, error: RayMQError) -> SendFuture:
         """The future of a message that was not sent and holds no bytes of the limit."""
         batch = BatchFuture(1, 0, self._clock.monotonic())
-        self.sender.complete(batch, error)
+        self.batch_sender.complete(batch, error)
         return self._future_type(batch, 0)
 
     def add_bodies(
@@ -366,10 +368,10 @@ class MessageBatcher:
         """Add bodies, together no larger than a batch, to the open batch of a queue.
 
         Args: `body_bytes`: of all messages. `properties`: encoded, of each. They have no futures:
-        `sender.raise_failure` raises their failures. Raises: as `Producer.send`.
+        `batch_sender.raise_failure` raises their failures. Raises: as `Producer.send`.
         """
-        self.sender.check_process()
-        self.sender.topic(topic).shard_of(queue_id)
+        self.batch_sender.check_process()
+        self.batch_sender.topic(topic).shard_of(queue_id)
 
         rows = len(bodies)
         size = body_bytes + rows * (MESSAGE_BYTES + (0 if properties is None else len(properties)))
@@ -405,8 +407,8 @@ class MessageBatcher:
         self, topic: str, data: pa.RecordBatch | pa.Table, queue_id: int | None
     ) -> list[BatchFuture]:
         """See `Producer.send_batch`."""
-        self.sender.check_process()
-        route = self.sender.topic(topic)
+        self.batch_sender.check_process()
+        route = self.batch_sender.topic(topic)
         batch, keys = put_batch(data, now_ms=self._clock.now_ms())
         if not batch.num_rows:
             return []
@@ -434,8 +436,8 @@ class MessageBatcher:
             future = self._closed_future(part.num_rows, part.nbytes)
             with self.limiter.released_on_error(future.size), self._lock:
                 self._check_open()
-                sender = self.sender.enqueue(topic, queue_id, part, future=future)
-            sender.write_ready()
+                shard_sender = self.batch_sender.enqueue(topic, queue_id, part, future=future)
+            shard_sender.write_ready()
             futures.append(future)
         return futures
 
@@ -458,9 +460,9 @@ class MessageBatcher:
         future = self._closed_future(lost.batch.num_rows, lost.size)
         with self.limiter.released_on_error(future.size), self._lock:
             self._check_open()
-            sender = self.sender.enqueue_again(lost, future)
+            shard_sender = self.batch_sender.enqueue_again(lost, future)
             sent.resent = future
-        sender.write_ready()
+        shard_sender.write_ready()
         return future
 
     def _closed_future(self, rows: int, size: int) -> BatchFuture:
@@ -487,15 +489,17 @@ class MessageBatcher:
             ready = self._close_batch(batch)
 
         now_s = self._clock.monotonic()
-        sender = self.sender.sender_of(*queue_key)
-        send_after_number = 0 if sender is None else sender.last_number - self._not_waited_for
+        shard_sender = self.batch_sender.sender_of(*queue_key)
+        send_after_number = (
+            0 if shard_sender is None else shard_sender.last_number - self._not_waited_for
+        )
         batch = OpenBatch(
             queue_key=queue_key,
             acks=acks,
             begun_s=now_s,
             due_s=now_s + self._linger_s,
             batcher=self,
-            sender=sender,
+            shard_sender=shard_sender,
             send_after_number=send_after_number,
         )
         self._open[queue_key] = batch
@@ -518,14 +522,14 @@ class MessageBatcher:
         topic, queue_id = batch.queue_key
         del self._open[batch.queue_key]
         if self._sticky.get(topic) == queue_id:
-            self._sticky[topic] = (queue_id + 1) % self.sender.topic(topic).queues
+            self._sticky[topic] = (queue_id + 1) % self.batch_sender.topic(topic).queues
 
         try:
-            return self.sender.enqueue(
+            return self.batch_sender.enqueue(
                 topic, queue_id, batch.encode(), acks=batch.acks, future=batch.future
             )
         except RayMQError as error:
-            self.sender.complete(batch.future, error)
+            self.batch_sender.complete(batch.future, error)
             return None
 
     def _end_batch(self, batch: OpenBatch, may_block: bool) -> ShardSender | None:
@@ -541,9 +545,9 @@ class MessageBatcher:
     def flush_waited(self, batch: OpenBatch) -> None:
         """Write a batch on the calling thread, which blocks on its receipt, unless the batch must wait for others."""
         with self._lock:
-            sender = self._close_batch(batch) if batch.may_be_sent else None
-        if sender is not None:
-            sender.write_ready()
+            shard_sender = self._close_batch(batch) if batch.may_be_sent else None
+        if shard_sender is not None:
+            shard_sender.write_ready()
 
     def request_flush_waited(self, batch: OpenBatch) -> None:
         """Have the linger thread do the same, for a caller that must not block."""
@@ -551,16 +555,16 @@ class MessageBatcher:
             if batch.may_be_sent:
                 self._request_flush(batch)
 
-    def _send_answered(self, sender: ShardSender) -> None:
+    def _send_answered(self, shard_sender: ShardSender) -> None:
         """Write the batches that were gathered while others were under way. Callers: the thread that reads acks."""
         if not self._open:
             return
         with self._lock:
             for batch in list(self._open.values()):
-                if batch.sender is sender and batch.may_be_sent:
+                if batch.shard_sender is shard_sender and batch.may_be_sent:
                     batch.future.gathered = True
                     self._close_batch(batch)
-        sender.write_ready()
+        shard_sender.write_ready()
 
     def request_flush_open(self) -> None:
         """Have the linger thread close and write all open batches."""
@@ -579,17 +583,17 @@ class MessageBatcher:
 
         Args: `keep_stalled`: batches that cannot be written yet are left to the linger thread.
         """
-        senders: set[ShardSender | None] = set()
+        shard_senders: set[ShardSender | None] = set()
         now_s = self._clock.monotonic()
         with self._lock:
             for batch in list(self._open.values()):
                 if not keep_stalled or not batch.is_stalled:
-                    senders.add(self._close_batch(batch))
+                    shard_senders.add(self._close_batch(batch))
                 elif batch.due_s > now_s + STALLED_S:
                     batch.due_s = now_s
                     self._by_due_time.appendleft(batch)
                     self._wake_linger()
-        _write_ready(senders)
+        _write_ready(shard_senders)
 
     # --- the linger thread ----------------------------------------------------------------------
 
@@ -627,7 +631,7 @@ class MessageBatcher:
 
     def _close_due(self, now_s: float) -> set[ShardSender]:
         """Close the batches whose linger time is over. Needs the lock. Returns: the senders that must write now."""
-        senders = self._to_write.copy()
+        shard_senders = self._to_write.copy()
         self._to_write.clear()
         kept: list[OpenBatch] = []
         while self._has_due(now_s):
@@ -637,10 +641,10 @@ class MessageBatcher:
                 kept.append(batch)
             else:
                 batch.future.gathered = True
-                if (sender := self._close_batch(batch)) is not None:
-                    senders.add(sender)
+                if (shard_sender := self._close_batch(batch)) is not None:
+                    shard_senders.add(shard_sender)
         self._by_due_time.extendleft(reversed(kept))
-        return senders
+        return shard_senders
 
     def _next_wakeup(self, now_s: float, was_busy: bool) -> float:
         """When the linger thread must wake by itself; math.inf: a message wakes it. Needs the lock.
@@ -656,13 +660,13 @@ class MessageBatcher:
     def statistics(self) -> dict[str, int | float]:
         """See `Producer.statistics`."""
         with self._lock:
-            return {**self.sender.statistics(), "open_batches": len(self._open)}
+            return {**self.batch_sender.statistics(), "open_batches": len(self._open)}
 
     def flush(self, timeout: float | None = None) -> None:
         """Like `Producer.flush`, but failures are not raised. Raises: TimeoutError."""
-        self.sender.check_process()
+        self.batch_sender.check_process()
         self.flush_open()
-        self.sender.flush(timeout)
+        self.batch_sender.flush(timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Like `Producer.close`, but failures are not raised."""
@@ -675,10 +679,10 @@ class MessageBatcher:
         finally:
             with self._lock:
                 self._end()
-                # Messages sent after the flush fail when the sender is closed.
+                # Messages sent after the flush fail when the batch sender is closed.
                 for batch in list(self._open.values()):
                     self._close_batch(batch)
-            self.sender.close()
+            self.batch_sender.close()
 
     def _end(self) -> None:
         """Take no more messages, and end the linger thread. Needs the lock."""
@@ -687,15 +691,15 @@ class MessageBatcher:
 
     def __del__(self) -> None:
         # Only an idle batcher is collected: batches without an outcome refer to it.
-        if self.__dict__.get("closed", True) or not self.sender.in_own_process:
+        if self.__dict__.get("closed", True) or not self.batch_sender.in_own_process:
             return
-        in_use = self.sender.in_use
+        in_use = self.batch_sender.in_use
         if not sys.is_finalizing():
             with self._lock:
                 self._end()
             if in_use:
                 # Closing waits for threads, and the garbage collector runs on any thread.
-                threading.Thread(target=self.sender.close, daemon=True).start()
+                threading.Thread(target=self.batch_sender.close, daemon=True).start()
         if in_use:
             advice = "use it in a with block, or call close(), which raises what was not stored"
             warn_unclosed(self, self._owner, advice)
@@ -725,20 +729,20 @@ def _linger(state: _LingerState, changed: threading.Condition) -> None:
 
             now_s = batcher._clock.monotonic()
             was_busy = was_busy or batcher._has_due(now_s)
-            senders = batcher._close_due(now_s)
-            wakeup = 0.0 if senders else batcher._next_wakeup(now_s, was_busy)
+            shard_senders = batcher._close_due(now_s)
+            wakeup = 0.0 if shard_senders else batcher._next_wakeup(now_s, was_busy)
             batcher._linger_wakes_s = wakeup
-            was_busy = bool(senders)
+            was_busy = bool(shard_senders)
             if wakeup == math.inf:
                 # Perhaps the last reference: then `__del__` runs here.
                 state.batcher = batcher = None
-            elif not senders:
+            elif not shard_senders:
                 changed.wait(wakeup - now_s)
 
-        _write_ready(senders)
+        _write_ready(shard_senders)
 
 
-def _write_ready(senders: Iterable[ShardSender | None]) -> None:
-    for sender in senders:
-        if sender is not None:
-            sender.write_ready()
+def _write_ready(shard_senders: Iterable[ShardSender | None]) -> None:
+    for shard_sender in shard_senders:
+        if shard_sender is not None:
+            shard_sender.write_ready()

@@ -213,7 +213,7 @@ class Producer(OpenClient):
         Raises: the first failure that no caller has seen; TimeoutError when the time is up.
         """
         self._batcher.flush(timeout)
-        self._batcher.sender.raise_failure()
+        self._batcher.batch_sender.raise_failure()
 
     def close(self, timeout: float | None = None) -> None:
         """Flush for up to `timeout` seconds, then close. Sends without a receipt fail. A second call does nothing.
@@ -222,7 +222,7 @@ class Producer(OpenClient):
         """
         if not self._batcher.closed:
             self._batcher.close(timeout)
-            self._batcher.sender.raise_failure()
+            self._batcher.batch_sender.raise_failure()
 
     def __enter__(self) -> Producer:
         return self

@@ -41,7 +41,7 @@ class BatchFuture(Future[BatchReceipt]):
     #: the batch, while messages are still added to it
     open_batch: OpenBatch | None = None
     #: delivers the batch, until it is answered
-    sender: ShardSender | None = None
+    shard_sender: ShardSender | None = None
     #: the producer, which must not be collected before the batch is answered
     owner: MessageBatcher | None = None
     #: set before the future fails
@@ -72,10 +72,10 @@ class BatchFuture(Future[BatchReceipt]):
 
         Raises: the batch's error; TimeoutError when the time is up: the send goes on.
         """
-        sender = self.sender
+        shard_sender = self.shard_sender
         try:
-            if sender is not None:
-                timeout = sender.read_while_waiting(self, timeout)
+            if shard_sender is not None:
+                timeout = shard_sender.read_while_waiting(self, timeout)
             if not self.done():
                 self._await_finish(timeout)
             return super().result(0)
@@ -117,7 +117,7 @@ class BatchFuture(Future[BatchReceipt]):
 
     def finish(self, outcome: BatchReceipt | RayMQError) -> None:
         """Wake the callers. Does nothing when it is done: an interrupted thread may report an outcome twice."""
-        self.sender = self.owner = None
+        self.shard_sender = self.owner = None
         with contextlib.suppress(InvalidStateError):
             if isinstance(outcome, RayMQError):
                 self.set_exception(outcome)

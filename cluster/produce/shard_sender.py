@@ -75,7 +75,7 @@ class ShardSender:
         """Take a batch; `write_ready` writes it. See `SendWindow.add`."""
         with self._lock:
             self._window.add(batch, self._clock.monotonic_ms())
-            batch.future.sender = self
+            batch.future.shard_sender = self
             if self._stream is None:
                 self._changed.notify_all()
 

@@ -355,7 +355,7 @@ class Queue:
                 future = await asyncio.to_thread(batcher.send, message)
 
             if request is None and self._linger_ms:
-                batcher.sender.raise_failure()
+                batcher.batch_sender.raise_failure()
                 return
             end = (await future).offset + 1
         finally:
@@ -406,7 +406,7 @@ class Queue:
                 end = receipts[-1].last_offset + 1
 
             if lingers:
-                batcher.sender.raise_failure()
+                batcher.batch_sender.raise_failure()
         finally:
             self._release(request, end, near=True)
 
@@ -418,7 +418,7 @@ class Queue:
         if self._client_made is not None:
             batcher = self._client().batcher
             batcher.flush(timeout)
-            batcher.sender.raise_failure()
+            batcher.batch_sender.raise_failure()
 
     # --- room -----------------------------------------------------------------------------------
 

@@ -148,7 +148,7 @@ class QueueClient:
             in_flight_bytes=LINGER_IN_FLIGHT_BYTES,
         )
         # Looked up here: no put in an event loop waits for a shard.
-        self.batcher.sender.topic(name)
+        self.batcher.batch_sender.topic(name)
         #: encoded properties of every item
         self._properties = encode_properties(None, (), {codecs.CONTENT_TYPE: codec})
         self._reader = ItemReader(Routes.of(cluster), name, shard, codec=codec)
@@ -183,7 +183,7 @@ class QueueClient:
         with self._read_lock:
             self._reader.close()
         self.batcher.close(timeout)
-        self.batcher.sender.raise_failure()
+        self.batcher.batch_sender.raise_failure()
 
 
 def _parts(bodies: list[bytes], size: int, about_bytes: int) -> Iterator[tuple[list[bytes], int]]:

@@ -37,7 +37,7 @@ def make(cluster: FakeCluster) -> Iterator[Callable[..., Producer]]:
 
     yield producer
     for each in made:
-        each._batcher.sender.close()
+        each._batcher.batch_sender.close()
 
 
 @pytest.fixture

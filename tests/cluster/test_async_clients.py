@@ -339,7 +339,7 @@ def test_an_unforeseen_error_reaches_the_awaiting_task(
         def fail(topic: str) -> None:
             raise KeyError(topic)
 
-        monkeypatch.setattr(sender._batcher.sender, "topic", fail)
+        monkeypatch.setattr(sender._batcher.batch_sender, "topic", fail)
         for _ in range(2):
             with pytest.raises(Bug, match="KeyError"):
                 await sender.send("t", b"x")

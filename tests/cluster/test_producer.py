@@ -206,7 +206,7 @@ def test_a_full_buffer_blocks_up_to_max_block_ms(make: Make, backend: FakeBacken
 
 def is_stalled(producer: Producer) -> bool:
     """Whether a message to queue 0 of topic t would wait for the answers of others."""
-    sender = producer._batcher.sender.sender_of("t", 0)
+    sender = producer._batcher.batch_sender.sender_of("t", 0)
     assert sender is not None
     return sender.stalled
 
