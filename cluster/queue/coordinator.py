@@ -250,7 +250,7 @@ class QueueCoordinator:
 
         while True:
             try:
-                opened = await asyncio.to_thread(self._open)
+                log = await asyncio.to_thread(self._open)
             except Exception as error:
                 # Any exception, not only RayMQError: waiting callers must not hang.
                 self._last_error = error
@@ -260,9 +260,9 @@ class QueueCoordinator:
                 continue
 
             wait_s = RETRY_S
-            self._take_over(opened)
+            self._take_over(log)
             try:
-                await self._serve(opened)
+                await self._serve(log)
             except Exception as error:
                 # The record was not written, or was written without an answer, or a successor fenced this writer.
                 self._last_error = error
@@ -280,26 +280,26 @@ class QueueCoordinator:
     def _open(self) -> AssignmentLog:
         """Callers: a thread of its own, because it blocks."""
         self._close_parts()
-        opened = AssignmentLog(self._cluster, self._name, self._shard, self._clock)
+        log = AssignmentLog(self._cluster, self._name, self._shard, self._clock)
         try:
-            opened.open()
+            log.open()
         except BaseException:
-            opened.close()
+            log.close()
             raise
-        self._log = opened
-        return opened
+        self._log = log
+        return log
 
     def _close_parts(self) -> None:
-        opened, self._log = self._log, None
-        if opened is not None:
-            opened.close()
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.close()
 
-    def _take_over(self, opened: AssignmentLog) -> None:
-        self._next = opened.next
-        self._end = max(opened.end, opened.next)
+    def _take_over(self, log: AssignmentLog) -> None:
+        self._next = log.next
+        self._end = max(log.end, log.next)
         loop = asyncio.get_running_loop()
 
         def notify(end: int) -> None:
@@ -309,13 +309,13 @@ class QueueCoordinator:
 
         self._watch = EndWatcher(Routes.of(self._cluster), self._name, self._shard, notify)
         self._assigned.clear()
-        self._remember(opened.given)
+        self._remember(log.given)
         for getter in self._getters.values():
             # Its record is not in the log, or the line above has answered it.
             getter.assigned = False
         self._opened.set()
 
-    async def _serve(self, opened: AssignmentLog) -> None:
+    async def _serve(self, log: AssignmentLog) -> None:
         """Assign items: while one record is written, requests collect for the next."""
         while True:
             self._wake.clear()
@@ -324,7 +324,7 @@ class QueueCoordinator:
                 await self._wake.wait()
                 continue
             following = assignments[-1].first + assignments[-1].count
-            await asyncio.wrap_future(opened.write(following, assignments))
+            await asyncio.wrap_future(log.write(following, assignments))
             self._next = max(self._next, following)
             self._remember(assignments)
             self._admit()
@@ -360,11 +360,11 @@ class QueueCoordinator:
 
     async def _refresh_end(self) -> None:
         """Ask the shard for the end of the items. Puts that returned before this call are counted."""
-        opened = self._log
-        if opened is None:
+        log = self._log
+        if log is None:
             return
         try:
-            first, end = await asyncio.to_thread(opened.ranges, self._name)
+            first, end = await asyncio.to_thread(log.ranges, self._name)
         except RayMQError as error:
             if not error.retriable:
                 raise
