@@ -98,7 +98,7 @@ class AssignmentLog:
         )
 
         #: first unassigned item
-        self.next = 0
+        self.next_unassigned = 0
         #: offset after the last item
         self.end = 0
         #: recent assignments, oldest first
@@ -120,7 +120,7 @@ class AssignmentLog:
         first, self.end = self.ranges(self._items)
         given = [record for record in records if "next" in record]
         # Items are deleted by age like all messages: deleted items are never assigned.
-        self.next = max(first, int(given[-1]["next"])) if given else first
+        self.next_unassigned = max(first, int(given[-1]["next"])) if given else first
         self.given = [Assignment(*each) for record in given for each in record["given"]]
 
     def _await_visible(self, offset: int) -> None:

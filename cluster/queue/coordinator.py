@@ -93,9 +93,10 @@ class QueueCoordinator:
 
         #: when the shard was last asked which items exist
         self._refreshed_s = 0.0
-        #: first unassigned item, and offset after the last known item
-        self._next = 0
-        self._end = 0
+        #: first unassigned item
+        self._next_unassigned = 0
+        #: offset after the last known item
+        self._known_end = 0
         self._assigned: OrderedDict[int, Assignment] = OrderedDict()
 
         #: request -> waiting get or put, in the order of the calls
@@ -117,7 +118,7 @@ class QueueCoordinator:
 
         if request not in self._assigned and request not in self._getters:
             old = self._clock.monotonic() - self._refreshed_s > REFRESH_S
-            if old or (not wait_s and self._end - self._next < count):
+            if old or (not wait_s and self._known_end - self._next_unassigned < count):
                 await self._refresh_end()
             if request not in self._getters and request not in self._assigned:
                 done = asyncio.get_running_loop().create_future()
@@ -188,7 +189,11 @@ class QueueCoordinator:
             if until < now_s:
                 del self._reserved[request]
         for request, putter in list(self._putters.items()):
-            used = self._end - self._next + sum(count for count, _ in self._reserved.values())
+            used = (
+                self._known_end
+                - self._next_unassigned
+                + sum(count for count, _ in self._reserved.values())
+            )
             if used + putter.count > putter.maxsize:
                 return
             del self._putters[request]
@@ -201,15 +206,15 @@ class QueueCoordinator:
         """Items in the log that are not assigned."""
         await self._ready()
         await self._refresh_end()
-        return self._end - self._next
+        return self._known_end - self._next_unassigned
 
     async def describe(self) -> dict[str, Any]:
         """{"pid", "next", "end", "getters", "putters"} as this process knows them."""
         await self._ready()
         return {
             "pid": os.getpid(),
-            "next": self._next,
-            "end": self._end,
+            "next": self._next_unassigned,
+            "end": self._known_end,
             "getters": len(self._getters),
             "putters": len(self._putters),
         }
@@ -298,8 +303,8 @@ class QueueCoordinator:
             watch.close()
 
     def _take_over(self, log: AssignmentLog) -> None:
-        self._next = log.next
-        self._end = max(log.end, log.next)
+        self._next_unassigned = log.next_unassigned
+        self._known_end = max(log.end, log.next_unassigned)
         loop = asyncio.get_running_loop()
 
         def notify(end: int) -> None:
@@ -325,20 +330,20 @@ class QueueCoordinator:
                 continue
             following = assignments[-1].first + assignments[-1].count
             await asyncio.wrap_future(log.write(following, assignments))
-            self._next = max(self._next, following)
+            self._next_unassigned = max(self._next_unassigned, following)
             self._remember(assignments)
             self._admit()
 
     def _assign(self) -> list[Assignment]:
         """Assign the available items to waiting gets."""
         assignments: list[Assignment] = []
-        following = self._next
+        following = self._next_unassigned
 
         for request, getter in list(self._getters.items()):
             if not getter.asking:
                 # Its callers got Unavailable. A caller that still wants the items repeats the request.
                 self._withdraw(request)
-            elif following + getter.count <= self._end:
+            elif following + getter.count <= self._known_end:
                 getter.assigned = True
                 assignments.append(Assignment(request, following, getter.count))
                 following += getter.count
@@ -346,7 +351,7 @@ class QueueCoordinator:
                 self._withdraw(request)
 
         if self._watch is not None and len(assignments) < len(self._getters):
-            self._watch.watch_from(self._end)
+            self._watch.watch_from(self._known_end)
         return assignments
 
     def _remember(self, assignments: list[Assignment]) -> None:
@@ -372,12 +377,12 @@ class QueueCoordinator:
             return
         self._refreshed_s = self._clock.monotonic()
         # Deleted items are never assigned.
-        self._next = max(self._next, first)
+        self._next_unassigned = max(self._next_unassigned, first)
         self._advance_end(max(end, first))
 
     def _advance_end(self, end: int) -> None:
-        if end > self._end:
-            self._end = end
+        if end > self._known_end:
+            self._known_end = end
             self._wake.set()
 
 

@@ -174,7 +174,7 @@ def test_an_earlier_writer_is_fenced_before_the_log_is_read(
     second.open()
     with pytest.raises(Fenced):
         first.write(1, []).result(10)
-    assert (second.next, second.end, second.given) == (0, 3, [])
+    assert (second.next_unassigned, second.end, second.given) == (0, 3, [])
     first.close()
     second.close()
 
@@ -228,7 +228,7 @@ def test_a_record_stored_just_before_its_writer_was_fenced_is_waited_for(
 
     monkeypatch.setattr(second._routes, "call", fence)
     second.open()
-    assert (second.next, second.given) == (2, [Assignment(1, 0, 2)])
+    assert (second.next_unassigned, second.given) == (2, [Assignment(1, 0, 2)])
     first.close()
     second.close()
 
