@@ -107,7 +107,7 @@ class MirrorFollower:
         self._session = 0
 
         #: the highest epoch received. The log's last epoch counts too
-        self.promised = 0
+        self.highest_epoch = 0
         #: the log equals the leader's up to here, as far as this session knows
         self.matched_end = 0
         self._matched_value = 0
@@ -126,12 +126,12 @@ class MirrorFollower:
             self.dropped += 1
             return []
 
-        epoch = max(self.promised, log.tail().epoch)
+        epoch = max(self.highest_epoch, log.tail().epoch)
         if header.epoch < epoch:
             # The answer goes to the sender of this frame, which may not be the leader of this session.
-            text = f"epoch {header.epoch} is over, {epoch} is promised"
+            text = f"epoch {header.epoch} is over, because this follower has seen epoch {epoch}"
             return [Reply(wire.Refusal(wire.Reason.EPOCH, epoch, text))]
-        self.promised = header.epoch
+        self.highest_epoch = header.epoch
 
         if isinstance(message, wire.Hello):
             # The newest connection counts: from here on frames of older ones are dropped.
@@ -153,7 +153,7 @@ class MirrorFollower:
     def header(self) -> wire.FrameHeader:
         """The header of an answer to the present leader."""
         return wire.FrameHeader(
-            self._cluster, self._shard, self._me, self._leader, self.promised, self._session
+            self._cluster, self._shard, self._me, self._leader, self.highest_epoch, self._session
         )
 
     def acknowledge(self, log: LogView) -> wire.Ack:
@@ -187,7 +187,7 @@ class MirrorFollower:
         )
 
     def _refuse(self, reason: int, text: str) -> Reply:
-        return Reply(wire.Refusal(reason, self.promised, text))
+        return Reply(wire.Refusal(reason, self.highest_epoch, text))
 
     def _greet(self, log: LogView) -> Reply:
         end, _, epoch = log.tail()

@@ -111,7 +111,7 @@ class Conflict(NamedTuple):
 class Reason:
     """Why a follower refuses."""
 
-    #: it has promised a newer epoch
+    #: it has seen a newer epoch
     EPOCH = 1
     #: bytes below its confirmed end differ: an operator must repair a store
     HALTED = 2
@@ -122,10 +122,10 @@ class Reason:
 
 
 class Refusal(NamedTuple):
-    """Follower: the request is refused. `promised`: the promised epoch."""
+    """Follower: the request is refused. `highest_epoch`: the highest epoch that it has seen."""
 
     reason: int
-    promised: int
+    highest_epoch: int
     text: str
 
 
@@ -205,7 +205,7 @@ def _pack(message: Message) -> bytes:
     if isinstance(message, Probe):
         return b"".join([layout.pack(*candidate) for candidate in message.candidates])
     if isinstance(message, Refusal):
-        return layout.pack(message.reason, message.promised) + message.text.encode()
+        return layout.pack(message.reason, message.highest_epoch) + message.text.encode()
     return layout.pack(*message)
 
 
@@ -220,6 +220,6 @@ def _unpack(kind: type[Message], payload: bytes) -> Message:
     if kind is Probe:
         return Probe(tuple((end, value) for end, value in layout.iter_unpack(payload)))
     if kind is Refusal:
-        reason, promised = layout.unpack_from(payload)
-        return Refusal(reason, promised, payload[layout.size :].decode(errors="replace"))
+        reason, highest_epoch = layout.unpack_from(payload)
+        return Refusal(reason, highest_epoch, payload[layout.size :].decode(errors="replace"))
     return kind._make(layout.unpack(payload))

@@ -125,7 +125,7 @@ class FollowerSession:
             # Units that could not be stored are not acknowledged. The leader connects again and asks.
             damaged = isinstance(error, Corrupt) and error.fields.get("rule") == "chain crc"
             reason = wire.Reason.DAMAGED if damaged else wire.Reason.UNAVAILABLE
-            return [wire.Refusal(reason, self._machine.promised, str(error))], False
+            return [wire.Refusal(reason, self._machine.highest_epoch, str(error))], False
 
         return replies, acknowledges
 

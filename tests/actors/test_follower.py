@@ -121,7 +121,7 @@ def test_a_lower_epoch_is_refused_without_harm_to_the_present_leader(port, sessi
     stale.say(Hello(3, 0), to=0)
     refused = stale.hear()
     assert isinstance(refused, Refusal)
-    assert (refused.reason, refused.promised) == (Reason.EPOCH, 4)
+    assert (refused.reason, refused.highest_epoch) == (Reason.EPOCH, 4)
     stale.hang_up()
     line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
     assert line.hear() == Ack(3, 3, 0)

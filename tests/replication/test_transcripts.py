@@ -143,8 +143,8 @@ class MirrorScript:
             world.follower_log.sync()
         elif what == "flip":
             self._flip(int(argument))
-        elif what == "promise":
-            world.follower.promised = int(argument)
+        elif what == "epoch":
+            world.follower.highest_epoch = int(argument)
         else:
             raise ValueError(what)
 

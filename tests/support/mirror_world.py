@@ -411,7 +411,7 @@ def describe(message) -> str:
         units = f" [{spans(message.units)}]" if message.units else ""
         return f"AppendEntries after {message.prev_end}{units} confirmed={message.confirmed}"
     if isinstance(message, Refusal):
-        return f"Refusal promised={message.promised} {message.text}"
+        return f"Refusal highest_epoch={message.highest_epoch} {message.text}"
     name = type(message).__name__
     if name == "Probe":
         return f"Probe of {len(message.candidates)} up to {message.candidates[-1][0]}"
