@@ -125,16 +125,17 @@ def put_request(meta: dict[str, Any], batch: pa.RecordBatch | SmallBatch) -> Put
     if acks not in ACKS:
         raise wrong_value("acks", acks, f"use {' or '.join(map(repr, ACKS))}", ", ".join(ACKS))
 
-    producer_id, epoch, sequence = meta.get("pid"), meta.get("epoch", 0), meta.get("seq", 0)
-    # Ranges are checked with the batch.
-    for field, value in (("queue_id", meta["queue"]), ("epoch", epoch), ("seq", sequence)):
+    producer_id, epoch, first_sequence = meta.get("pid"), meta.get("epoch", 0), meta.get("seq", 0)
+    # Ranges are checked with the batch, under the same names. To a producer "sequence" would mean a gap.
+    numbers = {"queue_id": meta["queue"], "epoch": epoch, "first_sequence": first_sequence}
+    for field, value in numbers.items():
         if type(value) is not int:
             check_integer(field, value)
     if producer_id is not None and type(producer_id) is not int:
-        check_integer("pid", producer_id)
+        check_integer("producer_id", producer_id)
 
     topic = check_name("topic", meta["topic"])
-    return PutRequest(topic, meta["queue"], batch, producer_id, epoch, sequence, acks)
+    return PutRequest(topic, meta["queue"], batch, producer_id, epoch, first_sequence, acks)
 
 
 def notify_all_done(tickets: Iterable[PutTicket]) -> None:
