@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.deploy import ray_host
@@ -22,8 +22,6 @@ from .series import Series
 from .worker_pool import LEAD_S, LocalWorkers, RayWorkers, WorkerPool
 
 Runner = Literal["auto", "ray", "processes"]
-#: queue index -> its shard, the offset after its last message
-Ends = dict[int, tuple[int, int]]
 
 #: how long workers may take to start: a busy machine imports slowly
 START_TIMEOUT_S = 120.0
@@ -36,6 +34,17 @@ KEPT_UP = 0.98
 #: the search for the highest rate ends when the result is this close, or after this many rounds
 SEARCH_PRECISION = 0.05
 SEARCH_ROUNDS = 8
+
+
+class QueueEnd(NamedTuple):
+    """The shard of a queue, and the offset after its last message."""
+
+    shard: int
+    end: int
+
+
+#: by queue index
+QueueEnds = dict[int, QueueEnd]
 
 
 class Watcher:
@@ -149,7 +158,7 @@ class Bench:
         self._ray: Any = None
 
         #: the queues at the begin of this run
-        self._begin: Ends = {}
+        self._begin: QueueEnds = {}
         self._ledgers: list[Ledger] = []
         self._consumed: Verdict | None = None
 
@@ -250,8 +259,8 @@ class Bench:
 
     def _readers(self, plan: BenchPlan) -> list[Job]:
         ranges = [
-            QueueRange(queue_index, shard, last, -1)
-            for queue_index, (shard, last) in self._visible_ends().items()
+            QueueRange(queue_index, shard, end, -1)
+            for queue_index, (shard, end) in self._visible_ends().items()
         ]
         shares = _shares(ranges, plan.consumers)
         return [Job(plan, "read", ranges=share, live=True) for share in shares]
@@ -278,7 +287,7 @@ class Bench:
                 if live and sending and not sending & running:
                     sending.clear()
                     ends = self._visible_ends(found.ledgers)
-                    pool.end({queue_index: last for queue_index, (_, last) in ends.items()})
+                    pool.end({queue_index: queue.end for queue_index, queue in ends.items()})
 
         if live:
             self._compare_received(found)
@@ -319,28 +328,30 @@ class Bench:
 
     # --- offsets and verification ---------------------------------------------------------------
 
-    def _ends(self) -> Ends:
+    def _ends(self) -> QueueEnds:
         """The ends of all queues now."""
         return {
-            topic * self._plan.queues + queue["queue_id"]: (queue["shard"], queue["max_offset"])
+            topic * self._plan.queues + queue["queue_id"]: QueueEnd(
+                queue["shard"], queue["max_offset"]
+            )
             for topic, name in enumerate(self._plan.topic_names)
             for queue in self._cluster.describe_topic(name)["queues"]
         }
 
-    def _visible_ends(self, ledgers: Sequence[Ledger] = ()) -> Ends:
+    def _visible_ends(self, ledgers: Sequence[Ledger] = ()) -> QueueEnds:
         """As `_ends`, once readers see the acknowledged rows of this run and of `ledgers`.
 
         With flush=async and a transient pool, or acks=leader and a mirror, that is later than the
         receipt. Gives up when the ends have not moved for VISIBLE_S.
         """
         promised = promised_rows([*self._ledgers, *ledgers])
-        before: Ends = {}
+        before: QueueEnds = {}
         give_up = 0.0
 
         while True:
             ends = self._ends()
             if all(
-                ends[queue_index][1] - self._begin[queue_index][1] >= rows
+                ends[queue_index].end - self._begin[queue_index].end >= rows
                 for queue_index, rows in promised.items()
             ):
                 return ends
@@ -355,8 +366,8 @@ class Bench:
     def _ranges(self) -> list[QueueRange]:
         """The messages that this run stored, by queue index."""
         return [
-            QueueRange(queue_index, shard, self._begin[queue_index][1], last)
-            for queue_index, (shard, last) in self._visible_ends().items()
+            QueueRange(queue_index, shard, self._begin[queue_index].end, end)
+            for queue_index, (shard, end) in self._visible_ends().items()
         ]
 
     def _verify(self) -> Verdict:

@@ -25,7 +25,7 @@ from raymq.cluster.bench.machine import machine
 from raymq.cluster.bench.page import linear_axis, log_axis, nines_axis, page
 from raymq.cluster.bench.plan import BenchPlan
 from raymq.cluster.bench.progress import LiveWatcher, watcher
-from raymq.cluster.bench.run import Bench, Round, judge
+from raymq.cluster.bench.run import Bench, QueueEnd, Round, judge
 from raymq.cluster.cli.console import Console
 from raymq.cluster.cli.main import main
 from raymq.cluster.cluster import Cluster
@@ -180,11 +180,11 @@ def test_while_ever_more_becomes_visible_it_is_waited_for(
     monkeypatch.setattr("raymq.cluster.bench.run.VISIBLE_S", 0.001)
     bench, promised, ends = Bench(cluster, BenchPlan()), Ledger(0), iter(range(10))
     promised.acknowledge(0, 0, 5)
-    monkeypatch.setattr(bench, "_begin", {0: (0, 0)})
-    monkeypatch.setattr(bench, "_ends", lambda: {0: (0, next(ends))})
-    assert bench._visible_ends([promised]) == {0: (0, 5)}
-    monkeypatch.setattr(bench, "_ends", lambda: {0: (0, 4)})
-    assert bench._visible_ends([promised]) == {0: (0, 4)}
+    monkeypatch.setattr(bench, "_begin", {0: QueueEnd(0, 0)})
+    monkeypatch.setattr(bench, "_ends", lambda: {0: QueueEnd(0, next(ends))})
+    assert bench._visible_ends([promised]) == {0: QueueEnd(0, 5)}
+    monkeypatch.setattr(bench, "_ends", lambda: {0: QueueEnd(0, 4)})
+    assert bench._visible_ends([promised]) == {0: QueueEnd(0, 4)}
 
 
 def test_the_highest_rate_is_searched_for(
