@@ -15,12 +15,11 @@ import pyarrow as pa
 
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.consume.range_reader import read_range
+from raymq.store.base.arrays import Bools, Int64s
 from raymq.store.queues.raw_records import decode_records
 
 from .messages import damaged_rows, read_headers
 from .plan import BenchPlan
-
-Int64s = npt.NDArray[np.int64]
 
 #: faults that are listed one by one
 EXAMPLES_MAX = 10
@@ -164,7 +163,7 @@ class SequenceCheck:
             self._judge(sequences, back)
         self._seen[sequences] = 1
 
-    def _judge(self, sequences: Int64s, back: npt.NDArray[np.bool_]) -> None:
+    def _judge(self, sequences: Int64s, back: Bools) -> None:
         """Count the rows that do not follow all others: repeated ones and late ones."""
         first_time = np.zeros(len(sequences), dtype=bool)
         first_time[np.unique(sequences, return_index=True)[1]] = True

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import require
-
-Int64s = npt.NDArray[np.int64]
 
 #: values below have a slot of their own. Above, a slot is at most value / 1024 wide (3 digits)
 SUB_BUCKETS = 2048

@@ -15,14 +15,12 @@ import pyarrow.compute as pc
 
 from raymq.cluster.messages.keys import key_properties
 from raymq.cluster.messages.partitioner import queues_of
+from raymq.store.base.arrays import Bytes, Int64s
 from raymq.store.base.errors import require
 from raymq.store.records.binary_columns import value_bytes, value_offsets
 from raymq.store.records.record import PUT_SCHEMA
 
 from .plan import BODY_BYTES_MAX, BODY_BYTES_MIN, BenchPlan, Keys, Rng
-
-Int64s = npt.NDArray[np.int64]
-UInt8s = npt.NDArray[np.uint8]
 
 #: little-endian. `due_us` is the wall clock at which the message should have been sent
 HEADER = np.dtype(
@@ -46,7 +44,7 @@ _CHECK_BYTES = 4 << 20
 
 
 @lru_cache(maxsize=1)
-def payload_block() -> UInt8s:
+def payload_block() -> Bytes:
     """The random bytes of all bodies: the same in every process, and nothing that compresses."""
     return np.random.default_rng(20_170_925).integers(
         0, 256, _STARTS + BODY_BYTES_MAX, dtype=np.uint8
@@ -125,7 +123,7 @@ class KeyTable:
         return self._queues[chosen], self._properties.take(pa.array(chosen))
 
 
-def _bodies(headers: npt.NDArray[np.void], block: UInt8s) -> pa.Array:
+def _bodies(headers: npt.NDArray[np.void], block: Bytes) -> pa.Array:
     """The body column that the headers describe."""
     sizes = headers["size"]
     offsets = np.zeros(len(headers) + 1, dtype=np.int32)

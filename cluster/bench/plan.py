@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import Rejected
 from raymq.store.config.promise import Acks
 
-Int64s = npt.NDArray[np.int64]
 Rng = np.random.Generator
 
 #: a body begins with the fields of verification (messages.HEADER)

@@ -22,6 +22,7 @@ from raymq.cluster.messages.keys import keys_of
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.produce.producer import Producer
 from raymq.cluster.transport.routes import Routes
+from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import RayMQError, Rejected, StorageFull, Unavailable
 
 from .check import Ledger
@@ -29,8 +30,6 @@ from .histogram import Histogram
 from .job import BenchClock, Job, Meter, SendResult, Snapshot
 from .messages import RowMaker, body_bytes
 from .plan import BenchPlan
-
-Int64s = npt.NDArray[np.int64]
 
 #: seconds after the end until missing answers count as unknown
 ANSWERS_TIMEOUT_S = 150.0
