@@ -28,6 +28,8 @@ CAPACITY = 4096
 
 _WORD = 8
 _ENTRY_WORDS = 3
+#: words of the counts, in different cache lines because different processes write them
+_REQUESTS_PUSHED, _REQUESTS_TAKEN, _LATE_PUSHED, _LATE_TAKEN = 0, 8, 16, 24
 _FIRST_REQUEST = 512
 _FIRST_LATE = _FIRST_REQUEST + CAPACITY * _ENTRY_WORDS
 FILE_BYTES = (_FIRST_LATE + CAPACITY * _ENTRY_WORDS) * _WORD
@@ -86,9 +88,11 @@ class ReplicationRings:
         self._files = files
         self._words = view.cast("q")
         #: CommitLog reports puts that wait for replicas, Replication takes them
-        self.requests = Ring(self._words, pushed=0, taken=8, first=_FIRST_REQUEST)
+        self.requests = Ring(
+            self._words, pushed=_REQUESTS_PUSHED, taken=_REQUESTS_TAKEN, first=_FIRST_REQUEST
+        )
         #: Replication reports puts that missed their deadline, CommitLog takes them
-        self.late = Ring(self._words, pushed=16, taken=24, first=_FIRST_LATE)
+        self.late = Ring(self._words, pushed=_LATE_PUSHED, taken=_LATE_TAKEN, first=_FIRST_LATE)
 
     @classmethod
     def open(cls, path: str, *, files: Files) -> ReplicationRings:
@@ -97,7 +101,7 @@ class ReplicationRings:
 
     def reset(self) -> None:
         """Empty both. Callers: CommitLog, while no Replication is granted."""
-        for word in (0, 8, 16, 24):
+        for word in (_REQUESTS_PUSHED, _REQUESTS_TAKEN, _LATE_PUSHED, _LATE_TAKEN):
             self._words[word] = 0
 
     def close(self) -> None:
