@@ -149,7 +149,7 @@ class CompactionStore:
         with self._lock:
             self._closed = True
             for sparse in self._logs.values():
-                with sparse.lock:
+                with sparse.files_lock:
                     sparse.close()
             self._logs.clear()
 
@@ -217,7 +217,7 @@ class CompactionStore:
             copied["tags_code"] = units["tags_code"][kept]
             copied["store_time_ms"] = times_ms[has_key]
             copied["offset"] = offsets[kept]
-            with sparse.lock:
+            with sparse.files_lock:
                 sparse.append(found.data, found.starts[has_key], copied)
 
     def queues(self) -> list[QueueKey]:
@@ -241,7 +241,7 @@ class CompactionStore:
             if ends == self._synced_ends:
                 return
             for sparse in self._logs.values():
-                with sparse.lock:
+                with sparse.files_lock:
                     sparse.sync()
             self._write_synced_ends(ends)
 
@@ -300,7 +300,7 @@ class CompactionStore:
             return None
 
         root, files = self._commit_log.root, self._files
-        with self._lock, sparse.lock:
+        with self._lock, sparse.files_lock:
             if roll and sparse.pairs and sparse.pairs[-1].count:
                 sparse.seal()
             # Sealed files are synced; after a crash nothing of them may count as unsynced.
@@ -319,7 +319,7 @@ class CompactionStore:
 
         old = [pair.log.path.name for pair in pairs]
         plan = swap.Swap(topic, queue_id, old, names, last_offset)
-        with self._lock, sparse.lock:
+        with self._lock, sparse.files_lock:
             if self._closed:
                 raise Unavailable("the store was closed", field="store")
             swap.commit(root, plan, files=files)

@@ -142,7 +142,7 @@ class SparseEnd(NamedTuple):
 
 
 class SparseLog:
-    """Append, find, cut. Callers: `lock` guards everything except sealed files. Readers hold it while they read."""
+    """Append, find, cut. Callers: `files_lock` guards all but sealed files. Readers hold it while they read."""
 
     def __init__(
         self, log: Path, queue: Path, file_bytes: int, queue_file_bytes: int, *, files: Files
@@ -150,7 +150,7 @@ class SparseLog:
         #: the directories of the records and of the units
         self.directories = (log, queue)
         self._sizes = (file_bytes, queue_file_bytes // COMPACTED_UNIT_BYTES * COMPACTED_UNIT_BYTES)
-        self.lock = threading.RLock()
+        self.files_lock = threading.RLock()
         self._files = files
         self.pairs: list[SegmentPair] = []
 
@@ -349,7 +349,7 @@ class SparseLog:
     def replace_sealed(self, names: list[str]) -> None:
         """Open the files of these names, which have replaced the sealed ones. The last, open one stays.
 
-        Callers: with the lock. Readers keep records that they read from the old files.
+        Callers: with `files_lock`. Readers keep records that they read from the old files.
         """
         stays = [pair for pair in self.pairs if not pair.sealed]
         for pair in self.pairs:
@@ -366,12 +366,12 @@ class SparseLog:
     @property
     def first_offset(self) -> int | None:
         """The first queue offset that is here; None when there is none."""
-        with self.lock:
+        with self.files_lock:
             return next((p.offset_at(0) for p in self.pairs if p.count), None)
 
     def read(self, offset: int, max_bytes: int, max_records: int) -> CompactedSlice | None:
         """Records from the first queue offset at or above `offset` on, at least one; None when there is none."""
-        with self.lock:
+        with self.files_lock:
             for pair in self.pairs:
                 if not pair.count or pair.offset_at(-1) < offset:
                     continue
