@@ -156,8 +156,8 @@ class FollowerSession:
                 return
 
     def _send_ack(self, stream: _LeaderStream) -> None:
-        # The stream's lock first: acknowledgements are sent in the order in which they are made.
-        with stream.lock:
+        # The stream's send lock first: acknowledgements are sent in the order in which they are made.
+        with stream.send_lock:
             with self._lock:
                 machine = self._machine
                 if not machine.matched or stream.header != machine.header():
@@ -172,14 +172,14 @@ class _LeaderStream:
     def __init__(self, send: SendFrame) -> None:
         self._send = send
         #: guards sending. A thread takes it before the session's lock
-        self.lock = threading.RLock()
+        self.send_lock = threading.RLock()
         self.ended = threading.Event()
         #: of the session that this stream carries, or None before its Hello
         self.header: wire.FrameHeader | None = None
 
     def send(self, frame: bytes) -> None:
         """Send a frame, one at a time."""
-        with self.lock:
+        with self.send_lock:
             self._send(frame, None)
 
 
