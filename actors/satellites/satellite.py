@@ -16,7 +16,7 @@ from pathlib import Path
 from raymq.actors.shared import control_block
 from raymq.actors.shared.append_wakeups import AppendWaiter
 from raymq.actors.shared.heartbeat import PERIOD_MS, HeartbeatMonitor
-from raymq.actors.shared.processes import boot_id_hash, new_incarnation, own_identity
+from raymq.actors.shared.processes import new_incarnation, own_identity
 from raymq.actors.shared.ring import ReplicationRings
 from raymq.actors.shared.wakeup import Wakeup
 from raymq.store.base.clock import Clock
@@ -87,7 +87,7 @@ class Satellite:
         #: the CommitLog that has granted this satellite, or 0 before
         self.commit_log_incarnation = 0
 
-        self._boot = boot_id_hash(files=files)
+        self._boot = files.boot_id_hash()
         self._sync_began_s = 0.0
         self._stopping = threading.Event()
         self._attached = False

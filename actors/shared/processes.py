@@ -6,15 +6,12 @@ boot) it names one process of one boot. A pidfd keeps naming that process while 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import select
 import signal
 from typing import NamedTuple
 
 from raymq.store.base.files import Files
-
-_BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 #: an incarnation and a 15-bit fencing token fit into one field, see control_block.py
 INCARNATION_BITS = 48
@@ -45,12 +42,6 @@ def own_identity(*, files: Files) -> ProcessIdentity:
     if identity is None:
         raise FileNotFoundError(f"/proc/{os.getpid()}/stat (is /proc mounted?)")
     return identity
-
-
-def boot_id_hash(*, files: Files) -> int:
-    """63 bits that change with every boot. A record with another value is about dead processes."""
-    digest = hashlib.sha256(files.read_file(_BOOT_ID_PATH).strip()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def new_incarnation() -> int:

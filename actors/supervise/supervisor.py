@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from raymq.actors.shared import control_block
 from raymq.actors.shared.append_wakeups import AppendNotifier, wake_none
 from raymq.actors.shared.latency import NO_LATENCIES, Latencies
-from raymq.actors.shared.processes import ProcessHandle, boot_id_hash, new_incarnation, own_identity
+from raymq.actors.shared.processes import ProcessHandle, new_incarnation, own_identity
 from raymq.actors.shared.ring import ReplicationRings
 from raymq.actors.shared.wakeup import Wakeup
 from raymq.replication.combiner import LatePuts
@@ -122,7 +122,7 @@ class Supervisor:
             self.control, roles, self._flusher, clock=clock, commit_least_bytes=commit_least_bytes
         )
 
-        self._boot = boot_id_hash(files=files)
+        self._boot = files.boot_id_hash()
         self._process = own_identity(files=files)
         #: of this CommitLog, new at each `begin`
         self.incarnation = 0

@@ -20,7 +20,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from raymq.actors.shared.processes import boot_id_hash
 from raymq.cluster.paths import ClusterPaths, run_dir
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Unavailable
@@ -149,7 +148,7 @@ def _start_once(
         address="",
         pid=pid,
         start_time=start_time(pid, files) or 0,
-        boot_id=boot_id_hash(files=files),
+        boot_id=files.boot_id_hash(),
         mark=mark,
         temp_dir=str(temp_dir),
         auth_mode=environment["RAY_AUTH_MODE"].lower(),

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from raymq.actors.shared.processes import ProcessHandle, ProcessIdentity, boot_id_hash
+from raymq.actors.shared.processes import ProcessHandle, ProcessIdentity
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
 
@@ -56,7 +56,7 @@ def start_time(pid: int, files: Files) -> int | None:
 def leader_alive(family: Family, files: Files) -> bool:
     """True when the leader itself still runs. A reused pid does not count."""
     return (
-        family.boot_id == boot_id_hash(files=files)
+        family.boot_id == files.boot_id_hash()
         and start_time(family.pid, files) == family.start_time
     )
 
@@ -73,7 +73,7 @@ def running(family: Family, files: Files) -> list[tuple[str, str]]:
 
 
 def _living(family: Family, files: Files) -> Iterator[_Facts]:
-    if family.boot_id != boot_id_hash(files=files):
+    if family.boot_id != files.boot_id_hash():
         return
     leader = _facts(family.pid, files)
     # The kernel does not reuse a pid while a session has it as its id.

@@ -150,7 +150,7 @@ class TransientPool(PoolReader):
 
         words = view[:HEADER_BYTES].cast("q")
         words[_VERSION] = VERSION
-        words[_BOOT] = _boot(files)
+        words[_BOOT] = files.boot_id_hash()
         words[_STORE] = _hash(store_id)
         words[_ID] = number
         words[_SIZE] = size_bytes
@@ -256,7 +256,8 @@ def _map(name: str, files: Files, *, writable: bool) -> memoryview | None:
     facts = (words[_MAGIC], words[_VERSION], words[_BOOT], f"{words[_ID]:016x}", words[_SIZE])
     words.release()
 
-    if facts == (MAGIC, VERSION, _boot(files), name.rpartition("-")[2], size - HEADER_BYTES):
+    expected = (MAGIC, VERSION, files.boot_id_hash(), name.rpartition("-")[2], size - HEADER_BYTES)
+    if facts == expected:
         return view
     files.unmap(view)
     return None
@@ -277,10 +278,6 @@ def _prefix(replica_dir: str | Path, store_id: str) -> str:
 
 def _hash(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
-
-
-def _boot(files: Files) -> int:
-    return _hash(files.boot_id())
 
 
 def _next_multiple(offset: int, step: int) -> int:

@@ -41,12 +41,12 @@ from raymq.actors.satellites import satellite
 
 printed = threading.Event()
 
-def refuse(**_):
+def refuse(files):
     # The end of the process must not overtake the line that the test reads.
     printed.wait(60)
     raise OSError(errno.EMFILE, "Too many open files")
 
-satellite.boot_id_hash = refuse
+satellite.Files.boot_id_hash = refuse
 actor = actor_classes.FlushActor({"data_dir": sys.argv[1], "role": "group_commit", "flush": "sync", "options": {}})
 print("constructed", actor.status()["role"], flush=True)
 printed.set()

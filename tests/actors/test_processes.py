@@ -14,7 +14,6 @@ import pytest
 from raymq.actors.shared.processes import (
     ProcessHandle,
     ProcessIdentity,
-    boot_id_hash,
     identify,
     new_incarnation,
     own_identity,
@@ -103,11 +102,6 @@ def test_closing_twice_is_harmless(child: subprocess.Popen[bytes]):
     handle.close()
     handle.close()
     assert child.poll() is None
-
-
-def test_a_boot_has_one_hash_that_fits_a_field():
-    assert boot_id_hash(files=FILES) == boot_id_hash(files=FILES)
-    assert 0 < boot_id_hash(files=FILES) < 2**63
 
 
 def test_an_incarnation_and_a_fencing_token_fit_into_one_field():

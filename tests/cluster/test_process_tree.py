@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.shared.processes import boot_id_hash
 from raymq.cluster.deploy import process_tree
 from raymq.cluster.deploy.process_tree import MARK, Family
 from raymq.store.base.clock import Clock
@@ -45,7 +44,7 @@ class Started:
         self.children = [int(word) for word in self.process.stdout.readline().split()]
         started = process_tree.start_time(self.process.pid, self.files)
         assert started is not None
-        boot = boot_id_hash(files=self.files)
+        boot = self.files.boot_id_hash()
         self.family = Family(self.process.pid, started, boot, FAMILY_MARK)
 
     def end(self, grace_ms: int) -> list[int]:

@@ -229,7 +229,8 @@ def test_a_small_file_is_replaced_whole_and_leaves_no_temporary(files, tmp_path)
 
 def test_the_simulated_disk_has_every_method_of_the_real_one():
     public = {name for name, value in vars(Files).items() if callable(value) and name[0] != "_"}
-    made_of_others = {"created", "opened", "read_range", "read_into", "read_each", "map_checked"}
+    reads = {"read_range", "read_into", "read_each", "map_checked"}
+    made_of_others = {"created", "opened", "boot_id_hash"} | reads
     assert public - made_of_others <= set(vars(SimulatedDisk)), public - set(vars(SimulatedDisk))
 
 
@@ -346,6 +347,11 @@ def test_the_boot_has_an_id_and_the_disk_has_room(real, tmp_path):
     assert real.free_bytes(tmp_path) > 0
 
 
+def test_a_boot_has_one_hash_that_fits_a_field(real):
+    assert real.boot_id_hash() == real.boot_id_hash()
+    assert 0 < real.boot_id_hash() < 2**63
+
+
 @pytest.mark.parametrize("content", [None, b"\n"])
 def test_a_boot_without_an_id_is_not_guessed(monkeypatch, tmp_path, content):
     missing = tmp_path / "boot_id"
@@ -353,7 +359,7 @@ def test_a_boot_without_an_id_is_not_guessed(monkeypatch, tmp_path, content):
         missing.write_bytes(content)
     monkeypatch.setattr("raymq.store.base.files.BOOT_ID_PATH", str(missing))
     with pytest.raises(Unavailable, match="mount") as caught:
-        Files().boot_id()
+        Files().boot_id_hash()
     assert caught.value.path == str(missing)
     with pytest.raises(Unavailable, match="mount"):
         MessageStore.open(tmp_path / "store", config=StoreConfig())

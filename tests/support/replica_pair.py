@@ -14,7 +14,7 @@ from pathlib import Path
 from raymq.actors.follower.follower import FollowerSession
 from raymq.actors.satellites.replicator import Replicator
 from raymq.actors.shared.control_block import ControlBlock, shared_file
-from raymq.actors.shared.processes import boot_id_hash, own_identity
+from raymq.actors.shared.processes import own_identity
 from raymq.actors.shared.ring import ReplicationRings
 from raymq.actors.shared.wakeup import Wakeup
 from raymq.replication.mirror_follower import LogTail
@@ -61,7 +61,7 @@ class Leader:
             shared_file(str(root), "ring-replication"), files=self.files
         )
 
-        self.control.format(boot_id_hash(files=self.files))
+        self.control.format(self.files.boot_id_hash())
         self.control.begin(7, own_identity(files=self.files), self.end, 0)
         self.flusher = self.control.roles["group_commit"]
         self.flusher_token = self.flusher.give_grant(5, 0)
