@@ -58,7 +58,7 @@ class DeferredSend(TaskSteps[Receipt]):
     def fail(self, error: RayMQError) -> None:
         """Finish with the reason why the message is not sent."""
         self.accepted.set_exception(error)
-        # Read here, or asyncio would log it: `flush` raises it when no task awaits the message.
+        # Read here, or asyncio would log the error. `flush` raises it when no task awaits the message.
         self.accepted.exception()
 
 
@@ -86,10 +86,12 @@ class ManySends(TaskSteps[list[Receipt]]):
 class AsyncProducer(OpenClient):
     """Sends messages in batches from one event loop, which it never blocks: `Producer` for asyncio.
 
-    `send` returns an awaitable of the receipt. The message is sent whether it is awaited or not. One thread builds and
-    writes batches and one thread per shard reads acks. A call starts none. With a full buffer a message waits for its
-    turn. As an asynchronous context manager the producer flushes at the end and raises the first failure that no
-    caller has seen. After an exception in the block it waits at most 2 s for receipts. It neither pickles nor survives
+    `send` returns an awaitable of the receipt, and the message is sent whether a task awaits it or not. A call starts
+    no thread, because one thread builds and writes all batches and one thread per shard reads acks. While the buffer
+    is full, a message waits for its turn.
+
+    As an asynchronous context manager the producer flushes at the end, and raises the first failure that no caller has
+    seen. After an exception in the block it waits at most 2 s for receipts. The producer neither pickles nor survives
     a fork.
 
     Example:
@@ -259,7 +261,7 @@ class AsyncProducer(OpenClient):
         return list(await asyncio.shield(asyncio.gather(*waits)))
 
     async def resend(self, sent: Coroutine[Any, Any, Receipt]) -> Receipt:
-        """Send a message again that raised DeliveryUnknown, with the same sequence number: see `Producer.resend`.
+        """Send again a message that raised DeliveryUnknown, with the same sequence number: see `Producer.resend`.
 
         Args: `sent`: the result of `send`. A cancelled wait does not take the message back.
         """
@@ -356,7 +358,10 @@ class AsyncProducer(OpenClient):
         await asyncio.to_thread(self._batcher.flush, left)
 
     def _raise_failure(self) -> None:
-        """In the loop, not in a thread: a cancelled wait has shown no failure to its caller."""
+        """Raise the first failure that no caller has seen.
+
+        Runs in the loop, not in a thread, because a cancelled wait has shown no failure to its caller.
+        """
         failed = [deferred for deferred in self._failed if not deferred.observed]
         self._failed.clear()
         self._batcher.batch_sender.raise_failure()
@@ -404,7 +409,7 @@ class AsyncProducer(OpenClient):
         try:
             await self.close(None if kind is None else FAILED_EXIT_S)
         except RayMQError:
-            # A failure of the block itself must not be hidden by one that it caused.
+            # A failure of the block itself must not be hidden by a failure that the block caused.
             if kind is None:
                 raise
 

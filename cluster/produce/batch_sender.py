@@ -1,6 +1,6 @@
-"""Sends Arrow batches to the shards of their queues: idempotent, in order, within one byte limit.
+"""Sends Arrow batches to the shards of their queues, idempotently, in order and within one byte limit.
 
-`Producer`, the Spark sink and `Queue` are built on `BatchSender`. The module imports no Ray.
+`Producer`, the Spark sink and `Queue` are built on `BatchSender`. The module does not import Ray.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ _ANY_SIZE = 2**31 - 1
 class BatchSender:
     """Sends batches of PUT_SCHEMA. Threads: any; rows of one queue keep the order of the calls.
 
-    Args: `producer_id`, `epoch`: identify the producer for idempotence. A restart with the same id that sends the
-    same rows of each queue in the same order stores nothing twice. The default is a random id. The options are those
-    of `Producer`; `linger_ms`, `batch_bytes`, `codec` and `max_message_bytes` have no effect here. `send` blocks for up
-    to `max_block_ms` beyond `buffer_bytes`; the first look-up of a topic waits as long.
+    Args: `producer_id`, `epoch`: identify the producer for idempotence. If a restart with the same id sends the same
+    rows of each queue in the same order, nothing is stored twice. The default is a random id.
+
+    The options are those of `Producer`, but `linger_ms`, `batch_bytes`, `codec` and `max_message_bytes` have no effect
+    here. Beyond `buffer_bytes`, `send` blocks for up to `max_block_ms`. The first look-up of a topic waits as long.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class BatchSender:
                 raise closed_error()
 
     def _ask_for(self, name: str) -> TopicRoute:
-        """One look-up. A shard that does not answer it has stored nothing of the send that needs it.
+        """Look a topic up once. A shard that does not answer has stored nothing of the send that needs the topic.
 
         Raises: Rejected; Unavailable.
         """
@@ -169,8 +170,8 @@ class BatchSender:
         return sender
 
     def _deliver(self, sender: ShardSender, batch: InFlightBatch) -> None:
-        """Give a batch to its shard's sender. Raises: nothing was taken."""
-        # Before: another thread may write the batch at once.
+        """Give a batch to its shard's sender. If that raises, the sender has taken nothing."""
+        # Counted before the sender takes the batch, because another thread may write the batch at once.
         self._unanswered.add(batch.future)
         try:
             sender.add(batch)
@@ -201,7 +202,8 @@ class BatchSender:
             failed = isinstance(outcome, RayMQError)
             self._statistics.add(future, self._clock.monotonic(), failed=failed)
             if isinstance(outcome, RayMQError):
-                # Before its callers wake: one of them marks it as seen, or `raise_failure` looks for it.
+                # Noted before its callers wake, because one of them marks the failure as seen. Otherwise
+                # `raise_failure` looks for it.
                 future.failure = SendFailure(outcome)
                 self._failures.append(future.failure)
             size, future.size = future.size, 0

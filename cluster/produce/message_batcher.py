@@ -1,8 +1,8 @@
-"""Batches messages per queue, and sends what came together.
+"""Batches messages per queue, and sends each batch as soon as Nagle's rule allows.
 
-A message is sent at once when nothing is under way to its shard. Later messages are gathered in a batch. The batch is
-sent after the shard has answered all batches that were under way when it began (Nagle's rule). It is sent earlier when
-it is full or has lingered long enough.
+A message is sent at once when nothing is under way to its shard. Later messages are gathered in a batch until the shard
+has answered all batches that were under way when it began (Nagle's rule). A batch that is full or has lingered long
+enough is sent earlier.
 
 `Producer`, `AsyncProducer` and `Queue` are built on `MessageBatcher`.
 """
@@ -598,7 +598,7 @@ class MessageBatcher:
     # --- the linger thread ----------------------------------------------------------------------
 
     def _wake_linger(self) -> None:
-        """Needs the lock."""
+        """Start or wake the linger thread. Needs the lock."""
         self._linger_state.batcher = self
         if self._linger_thread is None:
             self._linger_thread = threading.Thread(

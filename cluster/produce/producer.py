@@ -30,10 +30,12 @@ class Producer(OpenClient):
     """Sends messages in batches, and gives each message a future of its receipt.
 
     `send` returns at once. A message leaves at once when nothing is under way to its shard. Otherwise the producer
-    collects messages per queue. A batch is sent when it is full or `linger_ms` is over. It is sent earlier when the
-    shard has answered everything that was sent before it. Threads may share a producer. As a context
-    manager it flushes at the end and raises the first failure that no caller has seen. After an exception in the block
-    it waits at most 2 s for receipts. A producer neither pickles nor survives a fork: pickle the Cluster instead.
+    collects messages per queue until their batch is full, `linger_ms` is over, or the shard has answered everything
+    that was sent before.
+
+    Threads may share a producer. As a context manager a producer flushes at the end, and raises the first failure that
+    no caller has seen. After an exception in the block it waits at most 2 s for receipts. A producer neither pickles
+    nor survives a fork, so pickle the Cluster instead.
 
     Example:
         ```python
@@ -82,7 +84,7 @@ class Producer(OpenClient):
 
     Raises:
         Rejected: at once, for an unknown option value or a message that cannot be stored.
-        Unavailable: nothing was stored; from `send` when the buffer stays full, from a future when time was up.
+        Unavailable: nothing was stored. `send` raises it when the buffer stays full, a future when its time is up.
         DeliveryUnknown: from a future; the message may be stored, and `resend` continues from there. `status` is the
             shard's last one (FLUSH_SLAVE_TIMEOUT: the follower is away), or UNKNOWN_ERROR when the shard gave none.
         StorageFull: from a future, after about 2 s: the shard's disk is full, nothing was stored.
@@ -142,7 +144,7 @@ class Producer(OpenClient):
     def send_many(
         self, messages: Iterable[Message], *, queue_id: int | None = None, acks: Acks | None = None
     ) -> list[SendFuture]:
-        """Send messages together and return at once: quicker for each than `send`, and in fewer, larger batches.
+        """Send messages together and return at once. Each is quicker than a `send`, and batches are fewer and larger.
 
         Args: `messages`: of any topics, in order. `queue_id`, `acks`: of all of them, as in `send`.
         Returns: one future per message, as `send` returns it. If the buffer stays full for `max_block_ms` in the
@@ -177,10 +179,10 @@ class Producer(OpenClient):
         return list(self._batcher.add_columns(topic, data, queue_id))
 
     def resend(self, sent: SendFuture) -> SendFuture:
-        """Send a message again whose future raised DeliveryUnknown, with the same sequence number.
+        """Send again a message whose future raised DeliveryUnknown, with the same sequence number.
 
-        A shard that has stored the message answers with its receipt (`duplicate`), else it stores the message now,
-        after the messages sent since. The messages of one batch go together, and a second call for one of them sends
+        A shard that has stored the message answers with its receipt (`duplicate`). Otherwise the shard stores it now,
+        after the messages sent since. The messages of one batch go together, so a second call for one of them sends
         nothing. Messages of one queue must be sent again in the order of their sends, because the shard refuses gaps.
         Any producer of the same cluster may do it, even when the first one is closed.
 

@@ -11,8 +11,8 @@ from raymq.store.config.promise import ACKS, Acks
 
 MIB = 1 << 20
 
-#: unacknowledged bytes of one shard: below what a server accepts unanswered, so that it always reads on. With 4 MiB
-#: the sync waits for batches, more than 16 MiB only fill buffers.
+#: unacknowledged bytes of one shard: less than a server accepts unanswered, so that the server always reads on. With
+#: 4 MiB the sync waits for batches, and more than 16 MiB only fill buffers
 IN_FLIGHT_BYTES = 16 * MIB
 
 

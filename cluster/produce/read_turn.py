@@ -63,8 +63,8 @@ class ReadTurn:
     def park(self, oldest: Callable[[], int | None], must_return: Callable[[], bool]) -> None:
         """Leave the stream to callers, while there are any. For the receiver thread.
 
-        Args: `oldest`: the number of the oldest unacknowledged batch. A caller may be about to block on its receipt;
-        when none has come by the next look, the receiver thread reads the ack.
+        Args: `oldest`: the number of the oldest unacknowledged batch. A caller may be about to block on its receipt.
+        When none has come by the next check, the receiver thread reads the ack.
         Raises: the error of a caller's read.
         """
         self.wanted = False

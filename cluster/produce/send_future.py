@@ -1,4 +1,4 @@
-"""The receipt of a batch on its way, and the result of `send`: a light reference to one message of the batch."""
+"""The future of a batch's receipt, and the result of `send`, a light reference to one message of the batch."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ class BatchFuture(Future[BatchReceipt]):
     def _wake_next(self) -> None:
         """Wake one blocked caller, which wakes the next one.
 
-        Woken together, a batch's callers compete for the interpreter: with 64 threads that took a tenth of the rate.
+        If the callers of a batch were woken together, they would compete for the interpreter. With 64 threads that took
+        a tenth of the rate.
         """
         if self._blocked:
             # Another caller may take the last one first.
@@ -129,8 +130,8 @@ class BatchFuture(Future[BatchReceipt]):
 class SendFuture:
     """The receipt of one message: await it, or call `result`.
 
-    After DeliveryUnknown the producer has given up: `Producer.resend` takes the future.
-    A hundred thousand may be open at once, so it has two fields. Its batch holds the rest.
+    After DeliveryUnknown the producer has given up, and `Producer.resend` takes the future.
+    A hundred thousand futures may be open at once. Each therefore has only two fields, and its batch holds the rest.
     """
 
     __slots__ = ("_batch", "_row")

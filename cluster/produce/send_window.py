@@ -13,8 +13,8 @@ Drain     When the shard refuses a batch, writing stops until all acks are in. S
           the batches that were not stored, and writing resumes. This is rare and may be slow.
 
 The window has no thread, clock or socket. Events are method calls with the time in milliseconds. They append their
-effects to a list of the caller, so that an interrupted caller still has the effects decided until then.
-`next_writes` is the effect *write*. It returns the batches of one message: one, or several small ones. The caller
+effects to the caller's list, so that an interrupted caller still has the effects decided until then.
+`next_writes` is the effect *write*. It returns the batches of one message, one or several small ones, and the caller
 writes them before it asks again.
 """
 
@@ -273,7 +273,7 @@ class SendWindow:
         else:
             self.failures = 0
             effects.append(Complete(batch, self._receipt(batch.queue, ack)))
-        # Last: an interrupted caller may report an outcome twice, but must not lose it.
+        # Removed last, because an interrupted caller may report an outcome twice, but must not lose it.
         self.unacked.popleft()
         self.last_acked = batch.number
         self._in_flight_bytes -= batch.size

@@ -1,4 +1,4 @@
-"""Delivers batches to one shard over one put stream: in order, and each stored once.
+"""Delivers batches to one shard over one put stream, in order, so that each is stored once.
 
 Rules     `SendWindow` decides which batches are written and resent, and the outcome of each batch.
 Threads   Any thread may call `add` and `write_ready`. One receiver thread connects and reads acks, unless a caller that
@@ -196,9 +196,9 @@ class ShardSender:
             if self._window.closed:
                 return False
             self._receiving = stream
-            # The time of silence begins.
+            # The shard's silence counts from here.
             self._window.progress_ms = self._clock.monotonic_ms()
-        # A batch that is written before may be unknown, although no server was there to store it.
+        # A batch written before the shard took the stream may be unknown, although no server was there to store it.
         stream.opened()
         with self._lock:
             self._stream = stream
@@ -289,8 +289,8 @@ class ShardSender:
     def read_while_waiting(self, future: BatchFuture, timeout: float | None) -> float | None:
         """Read acks on the caller's thread until `future` is done.
 
-        A caller that blocks on a receipt anyway reads it itself (`ReadTurn` says why). Does nothing while the receiver
-        thread or another caller reads.
+        A caller that blocks on a receipt anyway reads the ack itself (`ReadTurn` says why). The call does nothing while
+        the receiver thread or another caller reads.
 
         Args: `timeout`: seconds; None waits without limit. Below CALLER_TIMEOUT_MIN_S the receiver thread keeps the
         stream, because a blocked read cannot be timed out.
