@@ -2,7 +2,7 @@
 
 Topic NAME has one queue with the items. Any consumer may read it. Topic %TAKEN%NAME, on the same shard, has a record
 for each assignment: {"by": writer, "next": first unassigned item, "given": [[request, first, count]...]}. The end of
-the second topic is the whole state of the queue: nothing else must survive.
+the second topic is the whole state of the queue, so that nothing else has to survive.
 """
 
 from __future__ import annotations
@@ -78,10 +78,12 @@ class AssignmentLog:
 
     Invariant: the log holds a record by this writer only if no later writer has begun to read the log.
 
-    Each writer has its own producer id, which it writes first. It then fences every other producer id that it finds:
-    the next record of that writer is refused, wherever it runs. Only then does it read the state of the queue. A
-    receipt does not mean that the record is readable yet. Records become readable in log order, so before each
-    reading the writer writes a record and waits until that record is readable.
+    Each writer has its own producer id, which it writes first. It then fences every other producer id that it finds,
+    so that the next record of that other writer is refused, wherever it runs. Only then does the writer read the state
+    of the queue.
+
+    A receipt does not mean that the record is readable yet. Records become readable in log order. Before each reading
+    the writer therefore writes a record, and waits until that record is readable.
     """
 
     def __init__(self, cluster: Cluster, name: str, shard: int, clock: Clock) -> None:
@@ -147,7 +149,7 @@ class AssignmentLog:
                 yield json.loads(body)
 
     def write(self, following: int, given: list[Assignment]) -> Future[BatchReceipt]:
-        """Write assignments. They are made when the future has a receipt. After an error their state is unknown."""
+        """Write assignments. They hold when the future has a receipt. After an error their state is unknown."""
         return self._write({"by": self._id, "next": following, "given": given})
 
     def _write(self, record: dict[str, Any]) -> Future[BatchReceipt]:

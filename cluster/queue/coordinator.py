@@ -1,7 +1,7 @@
-"""The process that assigns the items of one durable queue to requests, as a Ray actor.
+"""Assigns the items of one durable queue to requests, in a process of its own, a Ray actor.
 
-Items do not pass through it: a get reads them from the shard, a put writes them there. All of its state is in the log
-(assignment_log.py), so it may die at any time and a successor continues.
+Items do not pass through the coordinator, because a get reads them from the shard and a put writes them there. All
+state of a coordinator is in the log (assignment_log.py), so that it may die at any time and a successor continues.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WaitingGet:
     #: `get_nowait`: answered now, with None if fewer items are there
     at_once: bool
     done: asyncio.Future[Assignment | None]
-    #: part of a record that is being written: it cannot be withdrawn
+    #: the request is part of a record that is being written, so that it cannot be withdrawn
     assigned: bool = False
     #: calls that wait for this request. Without any, no items are assigned to it
     asking: int = 0
@@ -155,7 +155,7 @@ class QueueCoordinator:
     # --- putters --------------------------------------------------------------------------------
 
     async def reserve(self, request: int, count: int, maxsize: int, wait_s: float) -> bool:
-        """Reserve room for `count` items in a queue of at most `maxsize`; False when there is none in time."""
+        """Reserve room for `count` items in a queue of at most `maxsize`. Returns: False when none is free in time."""
         await self._ready()
         if request in self._reserved:
             return True
@@ -257,7 +257,7 @@ class QueueCoordinator:
             try:
                 log = await asyncio.to_thread(self._open)
             except Exception as error:
-                # Any exception, not only RayMQError: waiting callers must not hang.
+                # Catches any exception, not only RayMQError, because waiting callers must not hang.
                 self._last_error = error
                 logger.warning("queue %s: %r", self._name, error)
                 await asyncio.sleep(wait_s)
@@ -341,7 +341,7 @@ class QueueCoordinator:
 
         for request, getter in list(self._getters.items()):
             if not getter.asking:
-                # Its callers got Unavailable. A caller that still wants the items repeats the request.
+                # The request's callers got Unavailable. A caller that still wants the items repeats the request.
                 self._withdraw(request)
             elif following + getter.count <= self._known_end:
                 getter.assigned = True

@@ -53,10 +53,11 @@ class Queue:
     """A first-in, first-out queue with the calls of `ray.util.queue.Queue`, whose items survive every process.
 
     Methods, arguments and exceptions (`ray.util.queue.Empty` and `Full`) are those of the original. Drivers, tasks and
-    actors share a queue: a handle pickles, and a handle opened by name anywhere in the cluster continues where the
-    queue is. Items are messages of topic `name`, so they outlive their creator, the cluster's processes and Ray. Each
-    queue has one small actor, its coordinator, that assigns items to gets. Calls that need not wait reach it through a
-    Unix socket on its own host, else through Ray.
+    actors share a queue, because a handle pickles, and a handle opened by name anywhere in the cluster continues where
+    the queue is. Items are messages of topic `name`, so they outlive their creator, the cluster's processes and Ray.
+
+    Each queue has one small actor, its coordinator, which assigns items to gets. On the coordinator's own host, calls
+    that need not wait reach it through a Unix socket. All other calls go through Ray.
 
     Example:
         ```python
@@ -85,9 +86,10 @@ class Queue:
     Guarantees:
         A put that returned (with `linger_ms=0`) is stored as the cluster promises.
 
-        Each item is assigned to one get, durably, before that get returns: a get takes at least as long as a put. When
-        the coordinator or the cluster dies before, the call continues under the same request number and gets the
-        same item. When a get raises or is cancelled, the next get of as many items by this handle returns its items.
+        Each item is assigned to one get, durably, before that get returns, so that a get takes at least as long as a
+        put. If the coordinator or the cluster dies before that, the call continues under the same request number and
+        gets the same item. When a get raises or is cancelled, the next get of as many items by this handle returns its
+        items.
 
         An item is lost from the queue only if the process that got it dies, as in the original. A waiting `get` whose
         process dies can take one item with it up to 5 s later. The item is still in the topic, and a Consumer of `name`
@@ -231,7 +233,7 @@ class Queue:
     def _lost_coordinator(self, error: Exception, until_s: float) -> None:
         """Look the coordinator up again after a failure, or give up."""
         if isinstance(error, Unavailable) and error.fields.get("field") != _COORDINATOR:
-            # The coordinator answers: its shard does not.
+            # The coordinator answers, but its shard does not.
             raise error
         with self._lock:
             self._actor = None

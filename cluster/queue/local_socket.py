@@ -1,9 +1,11 @@
-"""A Unix socket to a queue's coordinator, for processes on its host: an actor call costs five times as much.
+"""A Unix socket to a queue's coordinator, for processes on its host, because an actor call costs five times as much.
 
-Each line is one JSON array: [method, argument...] to the coordinator, [result] or [null, error] back. A connection has
-one call under way. Every call may be repeated as an actor call with the same request number. So any fault of the socket
-is answered by an actor call. No call waits here for long, because Ray does not see that a task waits for a
-socket. Ray lends the CPUs of a task that waits for an actor to other tasks, perhaps to the one that puts the item.
+Each line is one JSON array: [method, argument...] to the coordinator, [result] or [null, error] back. A connection
+carries one call at a time. After any fault of the socket the client uses an actor call, because every call may be
+repeated with the same request number.
+
+No call waits long for the socket, because Ray does not see such a wait. While a task waits for an actor, Ray lends the
+CPUs of that task to other tasks, perhaps to the one that puts the item.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ Handler = Callable[..., Awaitable[Any]]
 
 
 class NotLocal(Exception):
-    """No coordinator answers on this host: use an actor call."""
+    """No coordinator answers on this host, so that an actor call is needed."""
 
 
 def socket_path(cluster: Cluster, name: str) -> Path:
@@ -156,7 +158,7 @@ class LocalServer:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: a call, its answer, the next call."""
+    """One connection, which takes the next call after it has answered the one before."""
 
     def __init__(self, handlers: dict[str, Handler]) -> None:
         self._handlers = handlers

@@ -33,8 +33,8 @@ END_FLUSH_S = 30.0
 _LINGER_MS = 5.0
 #: approximate size of one part of a batch: one part is synced while the next is in flight
 PART_BYTES = 1 << 20
-#: batch size of lingering puts. No caller waits for the first bytes, and each batch costs both sides. An item takes a
-#: quarter less time with 4 MiB than with 1 MiB, and with 8 MiB another 6 to 10 % less
+#: batch size of lingering puts. Large, because no caller waits for the first bytes and each batch costs both sides. An
+#: item takes a quarter less time with 4 MiB than with 1 MiB, and with 8 MiB another 6 to 10 % less
 LINGER_BYTES = 8 << 20
 #: bytes of lingering items in flight to the shard: one batch each being built, sent, stored and synced
 LINGER_IN_FLIGHT_BYTES = 4 * LINGER_BYTES
