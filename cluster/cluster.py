@@ -74,7 +74,7 @@ class Cluster:
     token: str
     #: shard -> last known host:port (with TLS tls://host:port) of its leader
     endpoints: dict[int, str]
-    #: looks changed endpoints up; None: the shards themselves are asked
+    #: looks up changed endpoints; None: the shards themselves are asked
     resolver: Resolver | None = None
     #: the data directory; None on other machines
     data_dir: str | None = None
@@ -312,7 +312,7 @@ class Cluster:
 
     @takes_options_of(ConsumerConfig)
     def consumer(self, topic: str, **options: Unpack[ConsumerOptions]) -> raymq.Consumer:
-        """A `raymq.Consumer` of one topic, which explains the options."""
+        """A Consumer of one topic. `raymq.Consumer` describes the options."""
         return raymq.Consumer(self, topic, **options)
 
     @takes_options_of(ProducerConfig)
@@ -322,13 +322,13 @@ class Cluster:
 
     @takes_options_of(ConsumerConfig)
     def async_consumer(self, topic: str, **options: Unpack[ConsumerOptions]) -> raymq.AsyncConsumer:
-        """A `raymq.AsyncConsumer` of one topic, with the options of `raymq.Consumer`."""
+        """An AsyncConsumer of one topic, with the options of `raymq.Consumer`."""
         return raymq.AsyncConsumer(self, topic, **options)
 
     def stop(self, *, timeout_s: float = 60.0) -> StopReport:
         """Stop the cluster and close this handle. Data stays. `timeout_s` bounds the orderly end of all actors.
 
-        Raises: Rejected on a machine without the data directory. Raises Unavailable if a process cannot be ended.
+        Raises: Rejected on a machine without the data directory; Unavailable if a process cannot be ended.
         """
         from .start import stop
 

@@ -1,8 +1,8 @@
 """start, connect and stop: the life cycle of a cluster.
 
-`start` creates a data directory or resumes one: the call is the same after a crash, in a new Ray and with a new
-version. `stop` ends the cluster's actors in order and, if `start` started it, Ray. Data stays. `connect` finds a
-running cluster: on its own machine, or through raymq://, without Ray.
+`start` creates a data directory or resumes one. The call is the same after a crash, in a new Ray and with a new
+version. `stop` ends the cluster's actors in order, and then Ray, if `start` started that Ray. Data stays. `connect`
+finds a running cluster on its own machine, or without Ray through raymq://.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def start(
     """Create the cluster of a data directory, or resume the one there, and return when it serves.
 
     The cluster's processes are Ray actors that outlive the caller. The call is the same after a crash, in another Ray
-    and with a new version of RayMQ: it recovers the shards and continues. If the cluster runs already, the call
-    attaches to it. A shard that is READ_ONLY serves reads, and `progress` gets a warning.
+    and with a new version of RayMQ, because `start` recovers the shards and continues. If the cluster runs already, the
+    call attaches to it. A shard that is READ_ONLY serves reads, and `progress` gets a warning.
 
     Example:
         ```python
@@ -244,7 +244,7 @@ class _Start(_LockedCall):
     def _find_or_start_ray(
         self, record: ClusterRecord, address: str | None, *, first: bool
     ) -> tuple[RayTarget, float | None]:
-        """Find or start the Ray. Returns: it, and how long it may take to answer (None: it has answered)."""
+        """Find or start the Ray. Returns: that Ray, and the time it may take to answer (None: it has answered)."""
         target = ray_host.find_ray(self._paths, address, self._files)
         if target is None:
             return self._start_own_ray(record, first=first), None
@@ -389,7 +389,7 @@ def connect(
     """Find a running cluster and return a handle on it.
 
     A data directory or a name known on this machine needs no Ray. Any other name is looked up in the Ray to which this
-    process is connected, else in RAY_ADDRESS. With raymq:// nothing but a shard's port is needed.
+    process is connected, otherwise in RAY_ADDRESS. With raymq:// the caller needs nothing but a shard's port.
 
     Example:
         ```python
