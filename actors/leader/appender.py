@@ -1,8 +1,8 @@
 """Puts of many threads, appended one group at a time.
 
-A thread that finds another one appending leaves its put to that thread and goes on receiving (flat combining). So no
-thread waits for a lock, and puts that arrive together are published once and wake the satellites once. Large batches
-are appended by a thread of the shard, while the threads that brought them receive and check the next ones.
+A thread that finds another one appending leaves its put to that thread and goes on receiving (flat combining). No
+thread therefore waits for a lock, and puts that arrive together are published once and wake the satellites once. A
+thread of the shard appends large batches, so that the threads that brought them can receive and check the next ones.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Appender:
         if self._ended:
             self._refuse_queued()
         elif self._bytes:
-            # Queued after large ones, which the shard's thread appends.
+            # The put is queued after large ones, which the shard's thread appends.
             self._wake.set()
         else:
             self._append_inline(entry)
@@ -134,7 +134,8 @@ class Appender:
         while not mine.taken and self._append_lock.acquire(blocking=False):
             self._append_group()
             if mine.taken and self._queued:
-                # Their threads left them to this one. They go to the shard's thread, so as not to delay this answer.
+                # Other threads left these puts to this one. The shard's thread takes them, because they would delay
+                # this answer.
                 self._wake.set()
 
     def run(self, stopping: Callable[[], bool]) -> None:

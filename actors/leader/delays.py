@@ -22,7 +22,7 @@ PART = "delayed delivery"
 
 
 class Delays:
-    """Delivers delayed messages when they are due. Threads: `run` has one of its own, which sleeps while none is."""
+    """Delivers delayed messages when they are due. Threads: `run` has its own, which sleeps while no message is due."""
 
     def __init__(
         self, host: ReplicaHost, store: MessageStore, await_promise: Callable[[AppendedRows], None]

@@ -13,7 +13,7 @@ from raymq.store.engine.message_store import MessageStore
 from raymq.store.records.requests import FetchRequest, FetchSlice
 from raymq.store.state.topics import QueueKey
 
-#: while no reader waits for a unit, units are dispatched together: each dispatch alone takes the interpreter from the
+#: while no reader waits for a unit, units are dispatched together, because each dispatch takes the interpreter from the
 #: puts
 DISPATCH_LINGER_S = 0.01
 #: how long a read that finds nothing waits for messages that were confirmed before it. Dispatch of a queue's first
@@ -30,8 +30,8 @@ CHECK_S = 1.0
 class Dispatcher:
     """The read side of one leader. Threads: `run` has one of its own, any may call `wake` and `fetch`.
 
-    A read that finds nothing waits in the lists of its queues, and only a dispatch into one of them wakes it. Reads
-    hold no lock while they read: a slow disk delays only the reader that needs it.
+    A read that finds nothing waits in the lists of its queues, and only a dispatch into one of them wakes the read.
+    Reads hold no lock while they read, so that a slow disk delays only the reader that needs it.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class Dispatcher:
     def run(self) -> None:
         """Dispatch confirmed messages until `stop`.
 
-        An operation that the disk or the kernel refuses is tried again: readers wait, the log is not touched by it.
+        An operation that the disk or the kernel refuses is tried again. Readers wait until then, and the log is not
+        touched.
         """
         wait_s = CHECK_S
         while not self._stopping:
@@ -291,5 +292,5 @@ class Dispatcher:
             )
             if part.records is None or len(part.records) or part.next_offset <= offset:
                 return part
-            # Units of a foreign store that point at nothing: the next message comes after them.
+            # These units of a foreign store point at nothing, and the next message comes after them.
             offset = part.next_offset

@@ -1,7 +1,7 @@
 """The CommitLog role of a leader: one process that owns a replica's log, answers clients and supervises its satellites.
 
-A plain class; ray/actor_classes.py wraps it as a Ray actor. A server gets it as a `ShardBackend` (the Flight server is
-cluster/transport/flight_server.py), so nothing here knows the network.
+`LeaderHost` is a plain class, which ray/actor_classes.py wraps as a Ray actor. A server receives the host as a
+`ShardBackend`, so that nothing here knows the network. The Flight server is cluster/transport/flight_server.py.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ OPERATION_TIMEOUT_S = 60.0
 
 
 class LeaderHost(ReplicaHost):
-    """The leader of a shard: implements `shard_api.ShardBackend` over a MessageStore and a Supervisor.
+    """The leader of a shard, which implements `shard_api.ShardBackend` over a MessageStore and a Supervisor.
 
-    A put goes `put` -> Appender -> MessageStore -> PutAcks. Reads go to the Dispatcher, operations to AdminCalls.
-    Threads: server threads call put, fetch and call. `_retried_loops` and `_other_loops` list the shard's own.
+    A put goes `put` -> Appender -> MessageStore -> PutAcks. Reads go to the Dispatcher, and operations to AdminCalls.
+    Threads: server threads call put, fetch and call. `_retried_loops` and `_other_loops` list the threads of the shard.
     """
 
     mode = "leader"
@@ -116,7 +116,7 @@ class LeaderHost(ReplicaHost):
         log.pool.on_full = self._await_pool_space
         log.on_appended = self._on_appended
         if self._mirrored:
-            # Replication maps files, too, and this process does not see for how long.
+            # Replication maps files, too, and this process does not see how long the mappings last.
             log.segments.spares = None
         self._allocator = log.allocator
 
@@ -162,7 +162,7 @@ class LeaderHost(ReplicaHost):
         if self.stop_error is not None or self._stopping:
             self.check_serving()
         if not self.acks.waiting and request.batch.num_rows <= ANNOUNCED_ROWS_MAX:
-            # No earlier put keeps the flusher awake: it wakes up while this one is encoded.
+            # No earlier put keeps the flusher awake, so that it is woken here, while this put is encoded.
             self.supervisor.appends.announce()
 
         try:
@@ -172,7 +172,7 @@ class LeaderHost(ReplicaHost):
             raise
 
         ticket = PutTicket(notify, began)
-        # From here on the batch may be stored: nothing is raised, errors go to the ticket.
+        # From here on the batch may be stored, so that nothing is raised and errors go to the ticket.
         appended = self._appender.put(ticket, checked)
         if alone and appended:
             self.acks.await_sync(ticket, request.acks, self._appender)
@@ -232,7 +232,7 @@ class LeaderHost(ReplicaHost):
             results = self._put_path.append_many(puts)
         except Exception as error:
             if self.log.end != end:
-                # The accounts and the log may differ now: only a recovery makes them equal.
+                # The accounts and the log may differ now, and only a recovery makes them equal.
                 self.fail(Unavailable(f"append: {error!r}", field="store"))
             raise
         return [self._count_result(put, result) for put, result in zip(puts, results, strict=True)]

@@ -15,7 +15,7 @@ from raymq.store.state.shard_state import INTERNAL_TOPIC
 
 from .metrics import ByTags, MetricValues
 
-#: (topic, group) pairs that are reported. A program that makes a new group for each run must not fill Prometheus
+#: (topic, group) pairs that are reported, so that a program with a new group for each run cannot fill Prometheus
 LAGS_MAX = 500
 #: the same of topics
 TOPICS_MAX = 500

@@ -1,12 +1,13 @@
 """The metrics that a shard exports to Prometheus through `ray.util.metrics`, and the thread that exports them.
 
 The hot path only keeps plain counters. Every COLLECT_S one thread reads all of them and reports them to Ray. Without
-Ray's metrics agent (part of `ray[default]`) they end there, which is harmless.
+Ray's metrics agent (part of `ray[default]`) the values end there, which is harmless.
 
 A latency is exported as the series of a Prometheus histogram (`_bucket` by `le`, `_count`, `_sum`), each as a gauge.
-`ray.util.metrics.Histogram` takes one value per call, and Ray's agent records each value once more, at the middle of
-its bucket. `rate` and `histogram_quantile` use names and values only. Gauges also export empty buckets, which a Ray
-counter cannot (it cannot be increased by 0). Without them a quantile would be interpolated from 0.
+`ray.util.metrics.Histogram` is not used, because it takes one value per call, and Ray's agent records each value once
+more, at the middle of its bucket. Gauges suffice, because `rate` and `histogram_quantile` use names and values only.
+Gauges also export empty buckets, which a Ray counter cannot, because it cannot be increased by 0. Without empty buckets
+a quantile would be interpolated from 0.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Puts that wait for their promise: reported to the satellites, answered when it is kept, or as unknown at a deadline.
+"""Reports waiting puts to the satellites. Answers each when its promise is kept, or as unknown at a deadline.
 
-A put waits for the ends that its row of store/config/promise.py names. `PutCombiner` makes the outcomes: success by
-watermark, exceptions by entry. Puts of each ack mode wait in a queue of their own, so none waits for the promise of
-another.
+A put waits for the ends that its row of store/config/promise.py names. `PutCombiner` makes the outcomes, success by a
+watermark and exceptions by entries. Puts of each ack mode wait in a queue of their own, so that none waits for the
+promise of another.
 
-A promise that names replicas is combined in Replication: its watermark arrives as the replicated end, its late puts as
-entries. For such puts the combiner here reports only when Replication has been silent for REPLICATION_SILENCE_MS after
-their deadline.
+Replication combines a promise that names replicas. Its watermark arrives here as the replicated end, and its late puts
+arrive as entries. For such puts the combiner here reports only when Replication has been silent for
+REPLICATION_SILENCE_MS after their deadline.
 """
 
 from __future__ import annotations
@@ -227,8 +227,8 @@ class PutAcks:
         with self._submit_lock:
             self._appends.publish(self._log.end)
         self._appends.wake_now()
-        # Read and noted under one lock. An older end noted after this one would count space as used that the next
-        # append overwrites. A restart would then take those bytes for uncommitted ones.
+        # The end is read and noted under one lock. Otherwise an older end, noted after this one, would count space as
+        # used that the next append overwrites. A restart would then take those bytes for uncommitted ones.
         with self._progress_lock:
             self._log.note_committed(self._supervisor.committed())
 
@@ -292,7 +292,8 @@ class PutAcks:
             log.note_committed(ends.committed)
             log.note_synced(ends.synced)
             if log.sync_failed:
-                # A later sync of the flusher may have succeeded without the lost bytes. The ack loop ends the puts.
+                # A later sync of the flusher may have succeeded without the lost bytes, so that its end proves nothing.
+                # The ack loop ends the puts.
                 return
             moved = log.note_confirmed(self._confirmed_end(ends))
 
