@@ -10,10 +10,10 @@ done per put.
 
 Each future times out some time after its put began to wait. A put whose futures are both kept or timed out has its
 outcome. One rule differs from RocketMQ: a future that is kept after its timeout, while the put still waits for the
-other future, counts as kept. The put is answered only then, and PUT_OK is true.
+other future, counts as kept. The put is answered only after that, so that PUT_OK is true.
 
-Used by Replication for promises that name replicas, and by CommitLog for all others, whose replica future is complete
-from the start.
+Replication uses this combiner for promises that name replicas. CommitLog uses it for all others, whose replica future
+is complete from the start.
 """
 
 from __future__ import annotations

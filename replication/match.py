@@ -1,8 +1,8 @@
-"""Finds where a follower's log stops being equal to the leader's, by asking which chain values it has too.
+"""Finds the offset up to which two logs are equal, by asking the follower which of the leader's chain values it has.
 
-Equal chain values at one offset mean equal logs below it. So the answers are monotone, and a few rounds of evenly
-spaced candidates are enough. A segment's start is a unit boundary on every replica, whatever units are cached for the
-segment. If a segment has no match at all, the search continues in the segment before it.
+Equal chain values at one offset mean equal logs below that offset. The answers are therefore monotone, and a few rounds
+of evenly spaced candidates are enough. A segment's start is a unit boundary on every replica, whatever units are cached
+for the segment. If a segment has no match at all, the search continues in the segment before it.
 """
 
 from __future__ import annotations

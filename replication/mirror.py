@@ -1,16 +1,16 @@
-"""The leader's side of mirror mode (replication factor 2, static): one follower, no failover.
+"""The leader's side of mirror mode (replication factor 2, static), with one follower and no failover.
 
-A pure machine: `step(event, now_ms)` returns effects. It reads only the immutable chain that it is given. It is Raft's
-log replication without elections. Every session searches for the last common byte again, so neither side
-needs to remember anything about the other.
+The machine is pure: `step(event, now_ms)` returns effects, and reads only the immutable chain that the caller gives it.
+The protocol is Raft's log replication without elections. Every session searches for the last common byte again, so that
+neither side needs to remember anything about the other.
 
     IDLE -connect-> GREETING -HelloOk-> SEARCHING -match-> STREAMING
       ^                |                    |                  |
       +---- disconnect, silence, conflict (at once) or refusal, halt (after halt_retry_ms) ----+
 
-`Replicated` carries the end of the bytes that are durable at the follower *and* equal to the leader's log. By it the
-promise (store/config/promise.py) decides the confirmed end, up to which readers may see. The confirmed end comes back
-in `LeaderProgress` and goes to the follower.
+`Replicated` carries the end of the bytes that are durable at the follower *and* equal to the leader's log. From that
+end the promise (store/config/promise.py) decides the confirmed end, below which readers see all records. The confirmed
+end comes back in `LeaderProgress` and goes to the follower.
 """
 
 from __future__ import annotations

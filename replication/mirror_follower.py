@@ -1,10 +1,10 @@
 """The follower's side of replication as a pure machine.
 
 `step(header, message, data, log)` reads the log through a read-only view and returns effects. The caller holds the
-replica's writer lock while it steps and performs the effects, and answers `Acknowledge` from the log as it is then.
+replica's writer lock while it steps and performs the effects. It answers `Acknowledge` from the log after the effects.
 
-Invariant: bytes below the follower's confirmed end never change. Bytes above it are cut only on proof: after a leader's
-bytes were compared with them and differ.
+Invariant: bytes below the follower's confirmed end never change. Bytes above that end are cut only on proof, that is
+after a leader's bytes were compared with them and differ.
 """
 
 from __future__ import annotations
