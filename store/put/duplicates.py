@@ -1,8 +1,8 @@
 """Finds the stored row that a producer sends again, when the state no longer has its offset.
 
-Sequences and queue offsets of one producer grow together. So a row between two runs that the state still has is found
-by bisection over the consume queue, reading the stamps of records. A row that is not dispatched yet is found by a walk
-over the end of the log. No lock is held, and each read is small, because the ack path waits for the interpreter.
+Sequences and queue offsets of one producer grow together. A row between two runs that the state still has is therefore
+found by bisection over the consume queue, reading the stamps of records. A row that is not dispatched yet is found by a
+walk over the end of the log. No lock is held, and each read is small, because the ack path waits for the interpreter.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from raymq.store.records.producer_stamp import STAMP_BYTES, read_column
 from raymq.store.records.record_walk import Layout, gather, layout
 from raymq.store.state.producer_table import UNKNOWN_OFFSET, FoundRun, ProducerQueue
 
-#: records looked at in one go: first at a new place, at least, at most
+#: records that one slice looks at: the first slice at a new place, the smallest one, the largest one
 SLICE_ROWS, SLICE_ROWS_MIN, SLICE_ROWS_MAX = 32, 4, 2048
 #: the same in bytes, if there is more than one record
 SLICE_BYTES_MAX = 2 << 20
-#: a slice that takes less makes the next one larger, one that takes more makes it smaller; cold pages cost 100 times as
-#: much
+#: a slice that takes less time makes the next one larger, and a slice that takes more makes it smaller. Cold pages cost
+#: 100 times as much
 SLICE_MS_LOW, SLICE_MS_HIGH = 0.25, 1.0
 
 _STAMP = np.dtype(f"V{STAMP_BYTES}")

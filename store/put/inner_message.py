@@ -1,7 +1,7 @@
 """Messages that the store itself puts: any topic and queue, any field. A group is stored whole or not at all.
 
-Delay levels, timers, transactions and retries move a message and note the move in the same append. So a crash never
-delivers it twice or not at all (in RocketMQ it can do both).
+Delay levels, timers, transactions and retries move a message and note the move in the same append. A crash therefore
+never delivers the message twice or not at all. In RocketMQ a crash can do both.
 Source: MessageExtBrokerInner, RocketMQ 5.3.3.
 """
 
@@ -43,7 +43,7 @@ class InnerMessage:
 
 
 class ServiceProgress(NamedTuple):
-    """How far a service of the store came: part of the shard's state (`ShardState.progress`)."""
+    """The progress of one service of the store, a part of the shard's state (`ShardState.progress`)."""
 
     service: str
     #: key -> any JSON value; None removes the key
@@ -108,7 +108,7 @@ class PreparedInner:
 
 
 class PreparedProgress:
-    """The record that a group begins with. It says where the group ends: an incomplete group does not count."""
+    """The record that a group begins with. It says where the group ends, because an incomplete group does not count."""
 
     def __init__(
         self, progress: ServiceProgress, *, now_ms: int, store_host: tuple[str, int]

@@ -1,6 +1,6 @@
 """The mapping between RocketMQ's put statuses and RayMQ's errors.
 
-The table for people is in docs/operating/runbook.md.
+The table for operators is in docs/operating/runbook.md.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ logger = logging.getLogger("raymq.store")
 
 
 class PutHook:
-    """One of `MessageStore.hooks`; they run in the order of that list, for every put but those of the store's services.
+    """One of `MessageStore.hooks`, which run in the order of that list. Puts of the store's services bypass all hooks.
 
-    Messages put by `MessagePut` are seen one by one, columns as they are. Callers: any thread, several at a time.
+    A hook sees messages of `MessagePut` one by one, and columns as they are. Callers: any thread, several at a time.
     """
 
     #: for logs

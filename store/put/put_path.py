@@ -1,4 +1,4 @@
-"""One put: check, encode, lock, number, append.
+"""Checks, encodes, numbers and appends puts, the last two under the put lock.
 
 Source: CommitLog#asyncPutMessage, #asyncPutMessages, RocketMQ 5.3.3.
 """
@@ -221,7 +221,7 @@ class PutPath:
             except Exception as error:
                 if self._log.end != end:
                     raise
-                # Nothing of it is stored: the other batches must not suffer for it.
+                # Nothing of this batch is stored, and the other batches must not suffer for it.
                 logger.exception("put")
                 results.append(Bug(f"put: {error!r}"))
         self._append_small_unit(unit, results)
@@ -230,7 +230,8 @@ class PutPath:
     def _add_small(self, unit: SmallUnit, number: int, checked: CheckedPut) -> AppendedRows:
         """Add a batch to a unit that takes it. A batch that cannot be in one is appended at once.
 
-        Returns: the answer, which `_append_small_unit` makes true. Raises: as `append`.
+        Returns: the answer. It holds once `_append_small_unit` has appended the unit.
+        Raises: as `append`.
         """
         request, prepared = checked.request, checked.prepared
         if not unit.staged:
@@ -289,7 +290,7 @@ class PutPath:
 
         first, last = checked.originals
         if first == UNKNOWN_OFFSET or (last == UNKNOWN_OFFSET and appended.last_offset < 0):
-            # It became a duplicate after the check, or the log has deleted it.
+            # The row became a duplicate after the check, or the log has deleted it.
             first, last = self._originals(checked.request)
         return appended._replace(
             first_offset=first,
@@ -484,8 +485,8 @@ class PutPath:
     def _begin_segment(self) -> None:
         """Write a snapshot of the state at the start of each segment, before anything else.
 
-        A broken-off snapshot, of a crash or of a full disk, is followed by a whole one. If the whole snapshot does not
-        fit, the segment ends. A state too large for a file is left out: recovery then begins earlier. A large segment
+        After a snapshot that a crash or a full disk broke off, a whole one follows. If the whole snapshot does not fit,
+        the segment ends. A state too large for a file is left out, so that recovery begins earlier. A large segment
         gets further snapshots, so that recovery reads little however full the segment is.
         """
         log, size = self._log, self._config.segment_size_bytes
@@ -585,10 +586,11 @@ class PutPath:
     ) -> list[AppendedRows]:
         """Append messages of the store's own services, in order. Returns: one `AppendedRows` per message.
 
-        With `progress` they and it are stored together or not at all, across crashes too. Several messages need one.
+        With `progress`, the messages and the progress are stored together or not at all, across crashes too. Several
+        messages need a progress. They should stay below `config.group_bytes_max`, because other puts wait for them.
+
         Durable: nothing; the flush service syncs.
-        Raises: Rejected when they are too large (`config.record_bytes_max`; several should stay below
-        `config.group_bytes_max`, because other puts wait for them); as `append`. Nothing was stored then.
+        Raises: Rejected when the messages are too large (`config.record_bytes_max`); as `append`. Nothing was stored.
         """
         require(progress is not None or len(messages) == 1, "a group has a progress")
         return self._append_inner(messages, progress, self._config.record_bytes_max)

@@ -1,4 +1,4 @@
-"""Small batches on their way into one append unit: one write, one chain unit and one mark for all of them."""
+"""Gathers small batches into one append unit, so that all of them take one write, one chain unit and one mark."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ class SmallUnit:
     def takes(self, checked: CheckedPut) -> bool:
         """Whether a batch may be added.
 
-        Not after another batch of its sequence, nor of its producer in another epoch: batches are admitted by the
-        state, which has not applied that one yet. The first batch of a sequence is alone, because it may make the state
-        forget others.
+        A batch may not follow another batch of its sequence, or of its producer in another epoch. The state admits
+        batches, and it has not applied the earlier one yet. The first batch of a sequence is alone, because it may
+        make the state forget others.
         """
         if not self.staged:
             return True
