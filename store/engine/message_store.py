@@ -1,7 +1,8 @@
 """One shard's store: RocketMQ's DefaultMessageStore, in columns.
 
-`put` appends and returns at once. The host of the store awaits the sync and the replica, and moves the confirmed end.
-`dispatch` builds consume queues and index below the confirmed end, `fetch` reads them. `EmbeddedStore` is such a host.
+`put` appends and returns at once, because the host of the store awaits the sync and the replica, and then moves the
+confirmed end. `dispatch` builds consume queues and index below that end, and `fetch` reads them. `EmbeddedStore` is
+such a host.
 """
 
 from __future__ import annotations
@@ -303,7 +304,7 @@ class MessageStore:
         if not progress.get(LEVELS_SERVICE) and not progress.get(TIMERS_SERVICE):
             return deletable
 
-        # A delivered message waits no more. But its delivery must be on disk before the original record is deleted.
+        # A delivered message waits no more, but its delivery must be on disk before the original record is deleted.
         self._deletable.append(_Deletable(log.end, deletable))
         synced = [each for each in self._deletable if each.log_end <= log.synced]
         unsynced = [each for each in self._deletable if each not in synced]

@@ -1,7 +1,7 @@
 """Counters of one store: puts, reads, times of appends, and rates per second.
 
-Source: StoreStatsService, RocketMQ 5.3.3. Its put time ends with the flush. RayMQ's ends with the append: the put
-latency of `actors/leader/put_acks.py` has the wait for flush and replica.
+Source: StoreStatsService, RocketMQ 5.3.3. Its put time ends with the flush. RayMQ's ends with the append, because the
+put latency of `actors/leader/put_acks.py` includes the wait for flush and replica.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recovery of a store before the first put: makes state, consume queues and log agree.
+"""Recovers a store before the first put, so that state, consume queues and log agree.
 
 Queues    Leave a queue closed if the marks say where it ends. Open and check all others.
 Log       Walk from the newest snapshot below any possible cut, and apply each record to the state.
@@ -36,7 +36,7 @@ class LostQueues(NamedTuple):
 
 
 class QueueTrust(NamedTuple):
-    """How far the consume queues are believed before the walk."""
+    """The ends up to which the consume queues are believed before the walk."""
 
     #: the end of the last record that one of them knows
     known_end: int
@@ -114,8 +114,8 @@ class StoreRecovery:
     def _assess_queues(self) -> QueueTrust:
         """Open the consume queues unless the marks say where they end. Returns: how far to believe them."""
         log = self._log
-        # Consume queues are synced rarely: after a reboot they are trusted only below the queues' synced end. The same
-        # holds after a failed sync: their pages count as clean, so only writing them again would bring them to disk.
+        # Consume queues are synced rarely, so that after a reboot they are trusted only below the queues' synced end.
+        # The same holds after a failed sync, because their pages count as clean until they are written again.
         has_doubt = not log.same_boot or log.meta.get(QUEUES_DOUBTFUL)
         only_synced = bool(log.crashed and has_doubt)
         if not only_synced and self._may_stay_closed():
@@ -190,8 +190,8 @@ class StoreRecovery:
             # The queues end inside a record, so all of them are built again.
             self._queues_end = -1
 
-        # Above the trusted end a unit may be torn: it is dispatched again. Units of deleted log files were synced
-        # before the deletion.
+        # Above the trusted end a unit may be torn, so that it is dispatched again. Units of deleted log files were
+        # synced before the deletion.
         trusted_end = (
             max(self._queues_end, log.start) if self._trust.only_synced or damaged else end
         )
