@@ -1,9 +1,9 @@
 """The commit log: the bytes of one replica, their chain and their marks.
 
-It treats records as opaque bytes. Only recovery walks their boundaries.
+The log treats records as opaque bytes, and only recovery walks their boundaries.
 
-A leader appends records that `message_store` encodes, a follower appends units as they arrive. Recovery, truncation and
-the order "data, chain, mark" are the same for both.
+A leader appends records that `message_store` encodes, and a follower appends units as they arrive. Recovery, truncation
+and the order "data, chain, mark" are the same for both.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class CommitLog:
         for name in ("raymq", "raymq/chain", "commitlog", "consumequeue"):
             self.files.make_dirs(self.root / name)
 
-        # A process that was killed before it synced a directory left names that only the page cache has. Adopted bytes
-        # are acknowledged later and must survive a power loss, and so must these names.
+        # A process that was killed before it synced a directory left names that only the page cache has. These names
+        # must survive a power loss, because the bytes under them are adopted here and acknowledged later.
         for directory in (self.root, side, side / "chain"):
             self.files.sync_dir(directory)
 
@@ -153,7 +153,7 @@ class CommitLog:
         )
         self._opened.callback(self.pool.close)
         if not self.pool.find_old(self.meta, store_id, same_boot=self.same_boot):
-            # The pool is gone with the machine, or with a container's /dev/shm. Bytes that only the pool had are lost
+            # The pool has gone with the machine, or with a container's /dev/shm. Bytes that only the pool had are lost
             # as in a power loss, although the page cache is intact.
             self.same_boot = False
 
@@ -542,7 +542,8 @@ class CommitLog:
     def rewrite(self, start: int) -> None:
         """Rewrite the bytes from `start` (or the synced mark) so that their pages are dirty again.
 
-        A flusher died during a sync. If the sync failed, its error is lost and the kernel counts the pages as clean.
+        Needed after a flusher died during a sync. If that sync failed, its error is lost, and the kernel counts the
+        pages as clean, so that the next sync would not write them.
         """
         position = max(start, self.synced, self.start)
         while position < self.end:

@@ -1,9 +1,9 @@
-"""The logic of GroupCommit and FlushRealTime: when to sync which bytes. It starts no thread.
+"""Decides when GroupCommit and FlushRealTime sync which bytes. The module starts no thread.
 
 Source: CommitLog.GroupCommitService and CommitLog.FlushRealTimeService, RocketMQ 5.3.3. RocketMQ advances its flushed
-position over a failed sync, or retries it. RayMQ latches the failure. The page cache marks failed pages clean, so a
-second sync would "succeed" over lost bytes (PostgreSQL's fsync bug of 2018). This module imports neither pyarrow nor
-numpy.
+position over a failed sync, or retries the sync. RayMQ latches the failure, because the page cache marks failed pages
+clean. A second sync would therefore "succeed" over lost bytes (PostgreSQL's fsync bug of 2018). This module imports
+neither pyarrow nor numpy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The decision about the position where a recovery scan stopped, as a total table.
 
 The scan walks records from a trusted position to the first position where no valid record starts. This table decides
-whether that is the end of the log, a torn tail, or damage. It uses only observed facts. So a test can enumerate every
-combination, and prove that exactly one row answers it.
+whether that is the end of the log, a torn tail, or damage. It uses only observed facts, so that a test can enumerate
+every combination and prove that exactly one row answers it.
 
 RocketMQ's CommitLog#recoverNormally/recoverAbnormally truncate at every bad record, acknowledged or not. This table
 differs on purpose.
