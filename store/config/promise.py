@@ -1,4 +1,4 @@
-"""The promise of a put, in one table: the conditions of its receipt and of reads, and the status of a missed deadline.
+"""The promise of a put in one table: the conditions of receipts and of reads, and the status of a missed deadline.
 
 A shard has four ends (`Ends`). A promise names the ends that must have passed a put before its receipt. It also names
 those that must have passed a record before readers see it. `PROMISES` is the table in README.md, which a test compares.

@@ -1,4 +1,4 @@
-"""Dispatch: records below the confirmed end go into the consume queues and the index.
+"""Dispatches records below the confirmed end into the consume queues and the index.
 
 Source: DefaultMessageStore.ReputMessageService, RocketMQ 5.3.3.
 """
@@ -80,7 +80,7 @@ class ReputService:
     def remember(self, unit: UndispatchedUnit) -> None:
         """Remember records that were just appended, so that dispatch need not read them from the log."""
         if len(self._pending) >= PENDING_MAX:
-            # Dispatch lags (a replica is away). It will read these units from the log.
+            # Dispatch lags, because a replica is away. It will read these units from the log.
             self._pending.clear()
         self._pending.append(unit)
 
@@ -218,7 +218,9 @@ class ReputService:
     def _point_into_damage(self, queue: ConsumeQueue, upto: int, position: int) -> None:
         """Append units for a queue's damaged messages below offset `upto`. The units point into the damage.
 
-        So reads of these offsets raise Corrupt. A gap would be skipped silently. Args: `position`: of the next message.
+        Reads of these offsets therefore raise Corrupt, whereas a gap would be skipped silently.
+
+        Args: `position`: of the next message.
         """
         for start, stop in self._holes:
             missing = upto - queue.max_offset
