@@ -1,1 +1,17 @@
-"""The public side of RayMQ: start, connect, producers, consumers, administration and the command line."""
+"""The public side of RayMQ: start, connect, producers, consumers, administration and the command line.
+
+start           start, connect and stop: the life cycle of a cluster
+cluster         `Cluster`, the handle from which producers and consumers are made
+cluster_record  the options that a cluster keeps from its first start, and the clusters of this user
+paths           paths and names of a cluster: data directory, run directory, actors
+arguments       checks of a caller's arguments
+unclosed        base of clients with open connections
+messages/       the message model
+produce/        producers
+consume/        consumers
+queue/          `raymq.Queue` and its coordinator
+transport/      the wire between clients and shards
+deploy/         the Ray under a cluster, and its actors
+cli/            the command line
+bench/          `raymq bench`
+"""

@@ -15,6 +15,11 @@ Example:
     ```
 """
 
+# The modules:
+# session  a Spark session on Ray by RayDP
+# sink     writes a DataFrame to a topic, each row once
+# source   reads a topic as a DataFrame
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -304,6 +304,21 @@ def test_no_unfinished_work_is_marked_in_the_text():
     assert not found, f"do it, or open an issue: {found}"
 
 
+def test_a_package_has_one_line_for_each_of_its_modules():
+    found = []
+    for path in (path for path, _ in sources(*PARTS) if path.endswith("__init__.py")):
+        # The lines are in the docstring, or in a comment where the docstring is a page of the API.
+        text = (ROOT / path).read_text(encoding="utf-8")
+        named = re.findall(r"^(?:# )?(\w+)  +\S", text, re.MULTILINE)
+
+        folder = (ROOT / path).parent
+        modules = {each.stem for each in folder.glob("*.py")} - {"__init__"}
+        folders = {each.name for each in folder.iterdir() if each.is_dir()}
+        if sorted(set(named) - folders) != sorted(modules) or len(named) > len(set(named)):
+            found.append(f"{path}: {sorted(modules ^ (set(named) - folders)) or sorted(named)}")
+    assert not found, f"a module has no line, several, or a line without a module: {found}"
+
+
 def test_every_module_says_what_it_is():
     found = [path for path, tree in sources() if tree.body and not ast.get_docstring(tree)]
     assert not found, f"no docstring: {found}"

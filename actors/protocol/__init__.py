@@ -10,6 +10,10 @@
     cluster -> shard            Ray actor calls                     ready, endpoint, status, credentials, set_routes,
                                                                     close of ray/actor_classes.py
 
+flight_messages  the streams over Arrow Flight, between clients and shards and between replicas
+ray_calls        the calls of a shard's Ray actor, for clients without Flight
+small_puts       small puts as plain bytes, many in one message
+
 Every Flight call carries the header `authorization: Bearer <token>`. Streams and actions name the cluster and the shard
 that they expect ("cluster_id", "shard"), and another one refuses them. An error travels as {"kind", "message",
 "fields"}, see store/base/errors.py `to_wire`.

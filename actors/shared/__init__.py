@@ -1,1 +1,13 @@
-"""Shared by the processes of one replica: control block, rings, wakeups, heartbeats. No pyarrow, no numpy."""
+"""Shared by the processes of one replica: control block, rings, wakeups, heartbeats. No pyarrow, no numpy.
+
+control_block   the page of fields through which processes report their ends
+ring            the lists between CommitLog and Replication
+wakeup          how one process wakes another
+append_wakeups  the rules by which most wakeups are left out
+heartbeat       how a CommitLog that hangs is noticed
+processes       processes as (pid, start time), held by pidfd
+failures        operations that fail and are tried again
+retry_throttle  tries an optimisation less often while it does not help
+latency         latencies as a few counts
+maintenance     statistics, upkeep and deletion of old files
+"""

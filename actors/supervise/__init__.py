@@ -1,1 +1,6 @@
-"""The CommitLog process of any replica: its host, and how it supervises its satellites (leases, progress, fencing)."""
+"""The CommitLog process of any replica: its host, and how it supervises its satellites (leases, progress, fencing).
+
+supervisor    grants leases to satellites, combines their progress, fences the dead
+lease         the lease of one role, as CommitLog sees it
+replica_host  base class of both CommitLog processes: start, ack loop, failure, stop
+"""

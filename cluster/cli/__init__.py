@@ -1,1 +1,15 @@
-"""The command line: grammar, commands, doctor, Grafana."""
+"""The command line: grammar, commands, doctor, Grafana.
+
+main              the grammar, with the help of each option
+commands          commands on a cluster and this machine
+message_commands  `raymq produce` and `raymq consume`
+put_back          printed messages as arguments of `send`
+status_text       the lines of `raymq status`
+doctor            `raymq doctor`
+tls_check         checks a certificate by a handshake
+grafana           the Grafana dashboard
+store_commands    `raymq store ...`, on directories
+store_import      sends exported rows to a cluster
+store_progress    progress of a long walk over a store
+console           input, output, exit codes and the connection of all commands
+"""

@@ -1,1 +1,15 @@
-"""Producers: messages are batched, numbered, sent, resent and acknowledged."""
+"""Producers: messages are batched, numbered, sent, resent and acknowledged.
+
+producer         `Producer`, which blocks
+async_producer   `AsyncProducer`, for asyncio
+producer_config  options, defaults and checks of both
+message_encoder  checks and encodes single messages
+message_batcher  gathers messages per queue into batches, and closes them
+batch_sender     sends batches to the shards of their queues, within one byte limit
+byte_limiter     the limit of unanswered bytes
+shard_sender     the threads and the stream to one shard
+send_window      the rules of one shard: order, resend, drain; a pure state machine
+queue_sequence   sequence numbers of one producer in one queue
+read_turn        decides which thread reads the acks
+send_future      the results of `send`, and the receipt of a batch
+"""

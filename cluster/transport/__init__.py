@@ -1,1 +1,13 @@
-"""The wire between clients and shards, by Arrow Flight with TLS or by Ray's actor calls, and the shards' endpoints."""
+"""The wire between clients and shards, by Arrow Flight with TLS or by Ray's actor calls, and the shards' endpoints.
+
+connection      a connection to a shard, by either transport
+flight_client   the client's side of Arrow Flight
+flight_server   the Flight server of a replica
+put_stream      the server's side of a put stream
+receive_memory  the limit of received batches without an answer
+ray_connection  a connection by calls of the shard's Ray actor
+fetch_thread    fetches from one shard, over a stream that is opened again when it breaks
+ask             asks several shards at the same time
+routes          addresses of shards, and topics
+tls             certificates of the shards' connections
+"""

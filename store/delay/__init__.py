@@ -6,6 +6,8 @@ delayed_record   a waiting record and the message that it becomes
 timer_store      timers: which second is due, and what was delivered
 timer_rule       the second of a record, from the record alone
 timer_topic      the topic in which timers wait
-timer_cache      timer_wheel and timer_log, RocketMQ's files, as a cache
+timer_wheel      RocketMQ's file with a slot per second
+timer_log        RocketMQ's file with a unit per waiting timer
+timer_cache      both files together, as a cache of the timer topic
 timer_import     the progress of RocketMQ's own timers
 """

@@ -4,7 +4,8 @@ commit_log        appends, cuts and opens the log
 log_reads         records at given offsets, checked
 chain             a CRC for each append unit, linked to the unit before
 flush             GroupCommit and FlushRealTime: when to sync
-transient_pool    shared memory for appends; log_pool is the log's use of it
+transient_pool    shared memory for appends
+log_pool          the log's use of the pool
 commit_real_time  CommitRealTime: when to write pool bytes into the files
 clean             deletion of old files
 scrub             compares old bytes with their CRCs

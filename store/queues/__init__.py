@@ -1,10 +1,12 @@
 """Consume queues: built from the log, read and filtered.
 
-consume_queue   one queue: 20 bytes per message; queue_files are its files
+consume_queue   one queue: 20 bytes per message
+queue_files     the files of one queue
 consume_queues  all queues of a store
 reput_service   dispatch: from the log into the queues and the index
 reader          reads as consumers make them: from an offset, confirmed records only
 get_message     reads as RocketMQ's brokers make them: statuses, limits, filters
-message_filter  filters by tag; sql_filter by properties
+message_filter  filters by tag
+sql_filter      filters by properties
 raw_records     a fetched slice, and its records as columns
 """

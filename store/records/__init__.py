@@ -11,6 +11,7 @@ one_record      a single record, without arrays
 rows            stored records as runs of consecutive rows
 properties      the properties string
 producer_stamp  the property with producer id, epoch and sequence
-keys            KEYS and UNIQ_KEY; key_check refuses rows without KEYS for compacted topics
+keys            KEYS and UNIQ_KEY
+key_check       refuses rows without KEYS for compacted topics
 binary_columns  offsets and bytes of Arrow's binary columns
 """
