@@ -151,7 +151,7 @@ def _check_options(record: ClusterRecord) -> None:
 
 
 def save_record(paths: ClusterPaths, record: ClusterRecord, files: Files) -> None:
-    """Durable: the record survives power loss at return."""
+    """Save the record. Durable: it survives power loss at return."""
     body: dict[str, Any] = {"format": FORMAT, **asdict(record)}
     files.write_file_atomic(paths.cluster, (json.dumps(body, indent=2) + "\n").encode())
 

@@ -319,6 +319,21 @@ def test_a_package_has_one_line_for_each_of_its_modules():
     assert not found, f"a module has no line, several, or a line without a module: {found}"
 
 
+def test_a_function_begins_its_docstring_with_its_verb_or_its_result():
+    section = re.compile(
+        "(?:Args|Callers?|Durable|Invariant|Raises|Returns|Source|Threads):|Needs "
+    )
+    found = [
+        f"{path}:{node.lineno} {node.name}"
+        for path, tree in sources(*PARTS)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and not re.match("_?check_|__init__|__post_init__", node.name)
+        and section.match(ast.get_docstring(node) or "")
+    ]
+    assert not found, f"say what it does before what it needs: {found}"
+
+
 def test_every_module_says_what_it_is():
     found = [path for path, tree in sources() if tree.body and not ast.get_docstring(tree)]
     assert not found, f"no docstring: {found}"

@@ -109,7 +109,7 @@ class FollowerSession:
     def _perform(
         self, header: wire.FrameHeader, message: wire.Message, data: memoryview | None
     ) -> tuple[list[wire.Message], bool]:
-        """Returns: the replies, and whether to acknowledge."""
+        """Perform the effects of one message. Returns: the replies, and whether to acknowledge."""
         replies: list[wire.Message] = []
         acknowledges = False
 

@@ -79,7 +79,7 @@ class AdminCalls:
         }
 
     def _op_delete_expired_files(self) -> dict[str, Any]:
-        """Source: TRIGGER_DELETE_FILES (27)."""
+        """Delete expired files now. Source: TRIGGER_DELETE_FILES (27)."""
         self._host.maintenance.delete_now()
         return {}
 
@@ -120,7 +120,7 @@ class AdminCalls:
         return {}
 
     def _topic(self, name: Any) -> TopicInfo:
-        """Raises: Rejected when there is none."""
+        """The facts of a topic. Raises: Rejected when it does not exist."""
         topics = self._host.store.state.topics
         return topics[call_arguments.check_known(name, topics)]
 

@@ -63,7 +63,7 @@ class Delays:
                 wait_s = RETRY_S
 
     def _step(self) -> float | None:
-        """Returns: seconds until the next step; None: wait for a message to be delayed."""
+        """Deliver what is due. Returns: seconds until the next step; None: wait for a message to be delayed."""
         with self._run_lock:
             if self._stopping:
                 return 0.0

@@ -86,7 +86,10 @@ class CommitService(Service):
         return status
 
     def _commit_timed(self, commit: CommitRealTime) -> GrantStatus:
-        """Source: CommitRealTimeService#run. A wakeup means that as many pages wait as the page rule asks for."""
+        """Commit when the interval is over, or at a wakeup, while the grant lasts.
+
+        A wakeup means that as many pages wait as the page rule asks for. Source: CommitRealTimeService#run.
+        """
         satellite = self._satellite
         while (status := satellite.grant_status()) is GrantStatus.GRANTED:
             satellite.wait(min(commit.wait_ms(), HEARTBEAT_PERIOD_MS))
@@ -94,7 +97,7 @@ class CommitService(Service):
         return status
 
     def _commit(self, commit: CommitRealTime, *, at_once: bool) -> bool:
-        """Returns: whether anything was committed."""
+        """Commit once. Returns: whether anything was committed."""
         satellite = self._satellite
         before, appended = commit.committed, satellite.appended
         if appended <= before:

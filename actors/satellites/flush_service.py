@@ -38,7 +38,10 @@ class FlushService(Service):
             return EXIT_SYNC_FAILED
 
     def _serve_group_commit(self) -> GrantStatus:
-        """Source: GroupCommitService#run. The wait is adaptive so that an idle shard costs next to nothing."""
+        """Sync for waiting puts while the grant lasts. Source: GroupCommitService#run.
+
+        The wait is adaptive, so that an idle shard costs next to nothing.
+        """
         satellite = self._satellite
         group_commit = GroupCommit(
             self._syncer,
@@ -65,7 +68,10 @@ class FlushService(Service):
         return status
 
     def _serve_flush_real_time(self) -> GrantStatus:
-        """Source: FlushRealTimeService#run with flushCommitLogTimed: a period, not a wakeup."""
+        """Sync periodically while the grant lasts, without wakeups.
+
+        Source: FlushRealTimeService#run with flushCommitLogTimed.
+        """
         satellite = self._satellite
         flusher = FlushRealTime(
             self._syncer,

@@ -171,14 +171,14 @@ class FollowerConnection:
             connection.receiver.join(2 * RECEIVE_WAIT_MS / 1000)
 
     def open_stream(self) -> ReplicationStream:
-        """Callers: the connection's thread. Raises: Unavailable."""
+        """Open a stream to the follower. Callers: the connection's thread. Raises: Unavailable."""
         endpoint = self._peer_endpoint()
         if endpoint is None:
             raise Unavailable("the follower's address is not known yet", field="endpoint")
         return self._transport.connect(endpoint)
 
     def report(self, connection: _Connection, event: ConnectionEvent) -> None:
-        """Callers: the connection's threads."""
+        """Take an event, unless its connection has been replaced. Callers: the connection's threads."""
         with self._lock:
             if connection is not self._connection:
                 return

@@ -171,7 +171,7 @@ class Replicator(Service):
                 logger.error("shard %s is not replicated: %s", self._shard, effect.reason)
 
     def _send(self, effect: mirror.Send) -> None:
-        """Raises: Corrupt when the log's bytes are not those that were stored."""
+        """Send a frame. Raises: Corrupt when the log's bytes are not those that were stored."""
         body = self._log.read(effect.start, effect.stop, effect.message)
         self._connection.send(encode(effect.header, effect.message), body)
         self._frames += 1

@@ -404,7 +404,7 @@ class ControlBlock:
         return value_of(words[_APPENDED], words[_LOG_GENERATION])
 
     def publish_appended(self, end_offset: int) -> None:
-        """Callers: CommitLog's writer, after the bytes."""
+        """Publish the appended end. Callers: CommitLog's writer, after the bytes."""
         words = self._words
         words[_APPENDED] = pack_field(words[_LOG_GENERATION], end_offset)
         words[_APPENDING] = 0

@@ -71,7 +71,7 @@ class FailureFile:
         self._written = ("", 0)
 
     def write(self, cause: str) -> None:
-        """Callers: Replication, in each iteration; an empty cause writes nothing."""
+        """Write a cause for CommitLog; an empty one writes nothing. Callers: Replication, in each iteration."""
         if not cause:
             return
         now_ms = self._clock.monotonic_ms()

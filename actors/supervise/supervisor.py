@@ -362,7 +362,7 @@ class Supervisor:
         return Ends(self.appends.appended, committed, self._synced, replicated)
 
     def _read_committed(self) -> int:
-        """Needs `_ends_lock`."""
+        """The committed end as CommitRealTime last published it. Needs `_ends_lock`."""
         appends = self.appends
         if not self._pooled:
             return appends.appended
@@ -403,7 +403,10 @@ class Supervisor:
             self._grant(lease, candidate, witnessed)
 
     def _grant(self, lease: Lease, candidate: Candidate, witnessed: int) -> None:
-        """Needs `_lock`. Args: `witnessed`: for a flusher, the end that the witness has synced."""
+        """Grant a lease to a candidate. Needs `_lock`.
+
+        Args: `witnessed`: for a flusher, the end that the witness has synced.
+        """
         with self._ends_lock:
             # A predecessor has ended, so it publishes nothing more.
             committed = self._read_committed()

@@ -204,7 +204,7 @@ _COUNTS_MAX = {
 
 
 def _between(name: str, value: float, low: float, high: float, *, above: bool = False) -> None:
-    """Raises: Rejected for a value outside [low, high] (`above`: low itself too) or not a number."""
+    """Check a value. Raises: Rejected outside [low, high] (`above`: for low itself too) or for no number."""
     if not (low < value <= high if above else low <= value <= high):
         limit = f"{f'more than {low:,}' if above else f'{low:,}'} to {high:,}"
         raise Rejected(f"{name} is {value}: use {limit}", field=name, limit=limit)

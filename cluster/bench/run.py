@@ -200,7 +200,10 @@ class Bench:
             )
 
     def _choose_queues(self) -> None:
-        """Raises: Rejected for a shard that does not exist or has no queue of the topics."""
+        """Keep the queues of the chosen shards.
+
+        Raises: Rejected for a shard that does not exist or has no queue of the topics.
+        """
         shards = self._plan.shards
         if shards is None:
             return
@@ -300,7 +303,7 @@ class Bench:
         return LocalWorkers(self._cluster, jobs)
 
     def _check(self, found: Round) -> None:
-        """Raises: Unavailable when nothing at all was acknowledged."""
+        """Check that a round counts. Raises: Unavailable when nothing at all was acknowledged."""
         if not any(ledger.acknowledged for ledger in found.ledgers):
             why = next((sent.first_error for sent in found.sent if sent.first_error), "no answer")
             raise Unavailable(f"not one message was acknowledged: {why}", field="bench")

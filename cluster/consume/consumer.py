@@ -278,7 +278,7 @@ class Consumer(OpenClient):
         state.ahead[piece.shard] += 1
 
     def _raise_failure(self) -> None:
-        """Needs the lock."""
+        """Raise the failure that this read must report, if there is one. Needs the lock."""
         state = self._state
         if state.fatal_error is not None:
             raise state.fatal_error

@@ -86,7 +86,7 @@ def load_target(paths: ClusterPaths, files: Files) -> RayTarget | None:
 
 
 def save_target(paths: ClusterPaths, target: RayTarget, files: Files) -> None:
-    """Durable: at return, so that a later `stop` finds the Ray."""
+    """Save in which Ray the cluster runs. Durable: at return, so that a later `stop` finds the Ray."""
     files.write_file_atomic(paths.ray, (json.dumps(asdict(target), indent=2) + "\n").encode())
 
 

@@ -26,10 +26,10 @@ class Codec(Protocol):
     name: str
 
     def encode(self, value: Any) -> bytes:
-        """Raises: Rejected for a value of a type that the codec does not take."""
+        """Encode a value. Raises: Rejected for a value of a type that the codec does not take."""
 
     def decode(self, body: bytes) -> Any:
-        """Raises: ValueError for a damaged body or a body of another codec."""
+        """Decode a body. Raises: ValueError for a damaged body or a body of another codec."""
 
 
 class BytesCodec:

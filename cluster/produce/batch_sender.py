@@ -239,7 +239,7 @@ class BatchSender:
         return queue_id if topic == TIMER_TOPIC else self._ask_for(topic).shard_of(queue_id)
 
     def _sender(self, shard: int) -> ShardSender:
-        """Needs the lock."""
+        """A shard's sender, made at the first use. Needs the lock. Raises: Rejected when this sender is closed."""
         if self._closed.is_set():
             raise closed_error()
 

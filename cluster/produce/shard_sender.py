@@ -186,7 +186,7 @@ class ShardSender:
         return True
 
     def _wait_unless_closed(self, pause_ms: int) -> None:
-        """Needs the lock, and releases it while it waits."""
+        """Pause, or until this sender is closed. Needs the lock, and releases it while waiting."""
         if pause_ms:
             self._changed.wait_for(lambda: self._window.closed, pause_ms / 1000)
 

@@ -283,7 +283,7 @@ class QueueCoordinator:
             logger.warning("queue %s: its callers must use actor calls: %r", self._name, error)
 
     def _open(self) -> AssignmentLog:
-        """Callers: a thread of its own, because it blocks."""
+        """Open the log as its new writer. Callers: a thread of its own, because the call blocks."""
         self._close_parts()
         log = AssignmentLog(self._cluster, self._name, self._shard, self._clock)
         try:

@@ -169,12 +169,12 @@ class _Connection(asyncio.Protocol):
         self._request: int | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Source: asyncio."""
+        """Keep the transport. Source: asyncio.Protocol."""
         # Not always an asyncio.Transport: Ray uses uvloop.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Source: asyncio."""
+        """Answer a call when its line is complete. Source: asyncio.Protocol."""
         self._line += data
         if self._line.endswith(b"\n"):
             line, self._line = self._line, b""
@@ -197,7 +197,10 @@ class _Connection(asyncio.Protocol):
             self._transport.write(json.dumps(answer).encode() + b"\n")
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Source: asyncio. The caller has ended or uses an actor call: its request must not take an item."""
+        """Withdraw the request under way. Source: asyncio.Protocol.
+
+        The caller has ended or uses an actor call, so that its request here must not take an item.
+        """
         self._transport = None
         if self._request is not None:
             asyncio.ensure_future(self._handlers["forget"](self._request))

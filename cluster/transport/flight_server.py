@@ -220,7 +220,7 @@ class _LockedSend:
         self._lock = threading.Lock()
 
     def __call__(self, metadata: bytes, batch: pa.RecordBatch | None = None) -> None:
-        """Raises: Unavailable when the stream has ended."""
+        """Send a message. Raises: Unavailable when the stream has ended."""
         with self._lock:
             if self._writer is None:
                 raise Unavailable("the stream has ended", field="stream")
@@ -253,7 +253,7 @@ class _Authorization(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         self._want = flight_messages.bearer(token)
 
     def start_call(self, info: Any, headers: dict[str, list[Any]]) -> None:
-        """Raises: FlightUnauthenticatedError."""
+        """Check the token of a call. Raises: FlightUnauthenticatedError."""
         values = headers.get(flight_messages.AUTHORIZATION, [])
         if not values:
             raise flight.FlightUnauthenticatedError(

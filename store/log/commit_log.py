@@ -564,7 +564,7 @@ class CommitLog:
                 self.meta.update({"poisoned": reason})
 
     def _fail_prewrite(self, reason: str) -> None:
-        """Callers: the thread of `FileAllocator`."""
+        """Poison the log, because a sync of the allocator failed. Callers: the thread of `FileAllocator`."""
         self.poison(reason)
         self.on_poisoned(reason)
 

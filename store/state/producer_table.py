@@ -259,7 +259,7 @@ class _Rows:
 
 
 def _hash(producer: int, queue: int) -> int:
-    """Source: splitmix64. Producer ids may be numbers of any pattern."""
+    """The hash of a producer and a queue. Source: splitmix64, because producer ids may be numbers of any pattern."""
     mixed = producer ^ queue * _MIX[0] & _MASK
     mixed = (mixed ^ mixed >> 30) * _MIX[1] & _MASK
     mixed = (mixed ^ mixed >> 27) * _MIX[2] & _MASK
