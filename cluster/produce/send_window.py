@@ -153,7 +153,8 @@ class SendWindow:
         self._writable = False
         #: nothing is written until all acks are in
         self.draining = False
-        self._moved = False
+        #: a refusal says that the shard may have moved: look it up before the resend
+        self._look_up_shard = False
         self._in_flight_bytes = 0
         self._number = 0
         #: number of the batch that was answered last
@@ -163,6 +164,7 @@ class SendWindow:
         #: when the shard answered last, or was expected to begin; the caller sets it when it opens a stream
         self.progress_ms = 0
         self._last_error: RayMQError = Unavailable("not connected yet")
+        #: a resend is not warned about before this time
         self._quiet_until_ms = 0
         self.closed = False
 
@@ -312,7 +314,7 @@ class SendWindow:
                 queue.unknown_reason += "; resend the messages before it first"
         elif error.retriable:
             self._last_error = error
-            self._moved = self._moved or isinstance(error, Unavailable)
+            self._look_up_shard = self._look_up_shard or isinstance(error, Unavailable)
 
         batch.note_full(error, now_ms)
         if isinstance(error, DeliveryUnknown):
@@ -335,12 +337,12 @@ class SendWindow:
         if not self._retry:
             return 0
         self.failures += 1
-        # A batch that the shard may have moved away from is tried again by `reconnect_pause_ms`.
-        return 0 if self._moved else self._backoff_ms()
+        # If the shard may have moved, the pause is that of `reconnect_pause_ms`.
+        return 0 if self._look_up_shard else self._backoff_ms()
 
     def resume(self, now_ms: int, effects: Effects) -> bool:
         """Put the batches to resend back into their order. Returns: whether to look the shard up again."""
-        reconnect = self._moved
+        reconnect = self._look_up_shard
         if reconnect:
             self.disconnected()
         self._restore_order(now_ms, effects)
@@ -410,7 +412,7 @@ class SendWindow:
         Batches that were certainly not stored give their sequence numbers to the batches after them.
         """
         batches = self._take_all()
-        self.draining = self._moved = False
+        self.draining = self._look_up_shard = False
         queues = {batch.queue for batch in batches} | self._queues_to_reorder
         self._queues_to_reorder = set()
         for batch in batches:
