@@ -156,6 +156,7 @@ class Queue:
         #: properties of every item
         self._properties = {codecs.CONTENT_TYPE: self._codec.name}
         self._lock = threading.Lock()
+        self._clock = Clock()
         self._client_made: QueueClient | None = None
         self._local = local_client(self._cluster, self.name)
         self._actor: Any = None
@@ -237,7 +238,7 @@ class Queue:
             raise error
         with self._lock:
             self._actor = None
-        if Clock().monotonic() > until_s:
+        if self._clock.monotonic() > until_s:
             raise Unavailable(
                 f"queue {self.name!r}: its coordinator has not answered for {RETRY_TIMEOUT_S:g} s: {error}",
                 field=_COORDINATOR,
@@ -267,16 +268,16 @@ class Queue:
             with contextlib.suppress(NotLocal):
                 return self._local.call(method, *arguments)
 
-        until_s = Clock().monotonic() + RETRY_TIMEOUT_S
+        until_s = self._clock.monotonic() + RETRY_TIMEOUT_S
         while True:
             try:
                 return ray.get(self._submit(method, arguments))
             except (ray.exceptions.RayActorError, Unavailable) as error:
                 self._lost_coordinator(error, until_s)
-            Clock().sleep_ms(RETRY_MS)
+            self._clock.sleep_ms(RETRY_MS)
 
     async def _call_async(self, method: str, *arguments: Any) -> Any:
-        until_s = Clock().monotonic() + RETRY_TIMEOUT_S
+        until_s = self._clock.monotonic() + RETRY_TIMEOUT_S
         while True:
             try:
                 return await self._submit(method, arguments)
@@ -304,6 +305,25 @@ class Queue:
                 field="queue",
                 limit="open",
             )
+
+    def _waits(
+        self, block: bool, timeout: float | None, first_s: float = SOCKET_WAIT_S
+    ) -> Iterator[float]:
+        """How long each call waits at the coordinator: `first_s` first, until the time is up.
+
+        Raises: ValueError, at once, for a negative timeout.
+        """
+        if not block:
+            return iter((0.0,))
+        if timeout is not None and timeout < 0:
+            raise ValueError("'timeout' must be a non-negative number")
+        return self._slices(math.inf if timeout is None else timeout, first_s)
+
+    def _slices(self, timeout: float, first_s: float) -> Iterator[float]:
+        until_s = self._clock.monotonic() + timeout
+        yield min(timeout, first_s)
+        while (left := until_s - self._clock.monotonic()) > 0:
+            yield min(left, WAIT_S)
 
     # --- size -----------------------------------------------------------------------------------
 
@@ -339,12 +359,12 @@ class Queue:
             RayMQError: as `raymq.Producer.send`.
         """
         body = self._codec.encode(item)
-        self._put([body], self._reserve(1, _waits(block, timeout)))
+        self._put([body], self._reserve(1, self._waits(block, timeout)))
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """Like `put`. Cancelling the wait for the receipt does not remove the item."""
         body, properties = self._codec.encode(item), self._properties
-        request = await self._reserve_async(1, _waits(block, timeout, WAIT_S))
+        request = await self._reserve_async(1, self._waits(block, timeout, WAIT_S))
         client = await self._client_async()
         batcher = client.batcher
 
@@ -385,7 +405,7 @@ class Queue:
             raise TypeError("Argument 'items' must be an Iterable")
         bodies = codecs.encode_all(self._codec, items)
         if bodies:
-            self._put(bodies, self._reserve(len(bodies), _waits(False, None)))
+            self._put(bodies, self._reserve(len(bodies), self._waits(False, None)))
 
     def _put(self, bodies: list[bytes], request: int | None) -> None:
         end = 0
@@ -472,13 +492,13 @@ class Queue:
             Rejected: the item has a codec that this handle does not accept.
             Corrupt: the item is damaged. It is raised once, and the next call takes the next item.
         """
-        return self._take(1, _waits(block, timeout))[0]
+        return self._take(1, self._waits(block, timeout))[0]
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
         """Like `get`. Items assigned to a cancelled call go to the next get of this handle."""
         request = self._next_request(1)
         try:
-            for wait_s in _waits(block, timeout, WAIT_S):
+            for wait_s in self._waits(block, timeout, WAIT_S):
                 found = await self._call_async("take", request.number, 1, wait_s)
                 if found is not None:
                     client = await self._client_async()
@@ -505,7 +525,7 @@ class Queue:
             raise TypeError("Argument 'num_items' must be an int")
         if num_items < 0:
             raise ValueError("'num_items' must be nonnegative")
-        return self._take(num_items, _waits(False, None)) if num_items else []
+        return self._take(num_items, self._waits(False, None)) if num_items else []
 
     def _take(self, count: int, waits: Iterator[float]) -> list[Any]:
         request = self._next_request(count)
@@ -627,25 +647,6 @@ class Queue:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.get(coordinator.close.remote(), timeout=grace_s)
         ray.kill(coordinator, no_restart=True)
-
-
-def _waits(block: bool, timeout: float | None, first_s: float = SOCKET_WAIT_S) -> Iterator[float]:
-    """How long each call waits at the coordinator: `first_s` first, until the time is up.
-
-    Raises: ValueError, at once, for a negative timeout.
-    """
-    if not block:
-        return iter((0.0,))
-    if timeout is not None and timeout < 0:
-        raise ValueError("'timeout' must be a non-negative number")
-    return _slices(math.inf if timeout is None else timeout, first_s)
-
-
-def _slices(timeout: float, first_s: float) -> Iterator[float]:
-    until_s = Clock().monotonic() + timeout
-    yield min(timeout, first_s)
-    while (left := until_s - Clock().monotonic()) > 0:
-        yield min(left, WAIT_S)
 
 
 def _new_number() -> int:
