@@ -97,6 +97,7 @@ class LeaderHost(ReplicaHost):
         self._append_failed = False
         #: the put that is being appended is small
         self._small_put = False
+        # The real clock, whatever clock this replica has, because Replication's process wrote the times in the file.
         self._replication_failure = FailureFile(self._root, files=self._files, clock=Clock())
         self._put_path = store.put_path
 
