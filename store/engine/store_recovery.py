@@ -237,7 +237,7 @@ class StoreRecovery:
                 len(run.positions),
                 int(run.positions[-1] + run.sizes[-1]),
                 run.store_time_ms,
-                producer=run.producer,
+                producer_id=run.producer_id,
                 epoch=run.epoch,
                 first_sequence=run.first_sequence,
             )

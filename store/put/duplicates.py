@@ -46,11 +46,11 @@ class OwnRows(NamedTuple):
 class DuplicateSearch:
     """Finds the queue offset of one stored row. For one use by one thread."""
 
-    def __init__(self, log: CommitLog, topic: str, queue_id: int, producer: int) -> None:
+    def __init__(self, log: CommitLog, topic: str, queue_id: int, producer_id: int) -> None:
         self._log = log
         self._topic = np.frombuffer(topic.encode(), dtype=np.uint8)
         self._queue_id = queue_id
-        self._producer = np.uint64(producer)
+        self._producer_id = np.uint64(producer_id)
         self._slice_rows = SLICE_ROWS
         self._slice_began_s = 0.0
 
@@ -193,8 +193,8 @@ class DuplicateSearch:
         good &= parts.properties_end - parts.properties_start >= STAMP_BYTES
         at = np.where(good, parts.properties_start, 0)
         stamps = gather(view, at, _STAMP).view(np.uint8).reshape(len(at), STAMP_BYTES)
-        valid, producers, _, sequences = read_column(stamps)
-        return good & valid & (producers == self._producer), sequences, parts
+        valid, producer_ids, _, sequences = read_column(stamps)
+        return good & valid & (producer_ids == self._producer_id), sequences, parts
 
     def _adapt_slice_rows(self) -> None:
         """Make the next slice larger or smaller, by the time that this one took."""

@@ -472,7 +472,7 @@ class PutPath:
             stop - row,
             end,
             store_time_ms,
-            producer=request.producer_id,
+            producer_id=request.producer_id,
             epoch=request.epoch,
             first_sequence=request.first_sequence + row,
         )
@@ -561,7 +561,7 @@ class PutPath:
         with self._lock:
             return self._append_state_record(kind, body)
 
-    def init_producer(self, producer: int) -> tuple[int, AppendedRows]:
+    def init_producer(self, producer_id: int) -> tuple[int, AppendedRows]:
         """The next epoch of a producer id, and its record.
 
         The lock is held throughout: the limit may drop entries that puts extend, and no two calls may get the same
@@ -569,9 +569,9 @@ class PutPath:
         Raises: Rejected if the shard already remembers as many producers as it may. Nothing was stored.
         """
         with self._lock:
-            epoch = self._state.next_epoch(producer)
+            epoch = self._state.next_epoch(producer_id)
             return epoch, self._append_state_record(
-                state.PRODUCER, state.producer_body(producer, epoch)
+                state.PRODUCER, state.producer_body(producer_id, epoch)
             )
 
     def _append_state_record(self, kind: str, body: bytes) -> AppendedRows:

@@ -55,7 +55,7 @@ class Stamps(NamedTuple):
     """The stamps of rows. A row without one has the numbers 0."""
 
     valid: Bools
-    producers: npt.NDArray[np.uint64]
+    producer_ids: npt.NDArray[np.uint64]
     epochs: Int32s
     sequences: Int64s
 
@@ -128,11 +128,11 @@ def read_column(stamps: npt.NDArray[np.uint8]) -> Stamps:
     valid &= stamps[:, 23] == SUFFIX[0]
     bits = np.where(valid[:, None], values, 0).astype(np.uint64)
     head = _join(bits[:, 1:6])
-    producer = (bits[:, 0] << np.uint64(52)) | (head >> np.uint64(8))
+    producer_ids = (bits[:, 0] << np.uint64(52)) | (head >> np.uint64(8))
     tail = _join(bits[:, 6:])
     epoch = ((head & np.uint64(0xFF)) << np.uint64(12)) | (tail >> np.uint64(36))
     sequence = tail & np.uint64(SEQUENCE_MAX)
-    return Stamps(valid, producer, epoch.astype(np.int32), sequence.astype(np.int64))
+    return Stamps(valid, producer_ids, epoch.astype(np.int32), sequence.astype(np.int64))
 
 
 def _join(columns: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

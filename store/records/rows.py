@@ -45,7 +45,7 @@ class RowRun(NamedTuple):
     positions: Int64s
     sizes: Int64s
     #: None if the rows have no producer stamp
-    producer: int | None
+    producer_id: int | None
     epoch: int
     first_sequence: int
     batch: pa.RecordBatch
@@ -152,11 +152,11 @@ def _split(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[
     codes = topics.indices.to_numpy()
     queues = batch.column("queue_id").to_numpy()
     offsets = batch.column("queue_offset").to_numpy()
-    valid, producers, epochs, sequences = producer_stamps(batch.column("properties"))
+    valid, producer_ids, epochs, sequences = producer_stamps(batch.column("properties"))
 
     rows = np.arange(batch.num_rows)
     same_queue = (codes[1:] == codes[:-1]) & (queues[1:] == queues[:-1])
-    same_producer = (producers[1:] == producers[:-1]) & (epochs[1:] == epochs[:-1])
+    same_producer = (producer_ids[1:] == producer_ids[:-1]) & (epochs[1:] == epochs[:-1])
     same_stamping = same_producer & (valid[1:] == valid[:-1])
     next_sequence = ~valid[1:] | (np.diff(sequences) == 1)
     continues = same_queue & (np.diff(offsets) == 1) & same_stamping & next_sequence
@@ -173,7 +173,7 @@ def _split(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[
             store_time_ms=int(times[stop - 1]),
             positions=positions[start:stop],
             sizes=sizes[start:stop],
-            producer=int(producers[start]) if stamped else None,
+            producer_id=int(producer_ids[start]) if stamped else None,
             epoch=int(epochs[start]) if stamped else 0,
             first_sequence=int(sequences[start]) if stamped else 0,
             batch=batch.slice(start, stop - start),

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from raymq.store.base.arrays import Structs
 from raymq.store.base.errors import Rejected
 
-#: (producer, topic, queue)
+#: (producer id, topic, queue id)
 EntryKey = tuple[int, str, int]
 
 #: most entries that are objects
@@ -46,6 +46,7 @@ _SLOTS_MIN = 1 << 10
 _MASK = (1 << 64) - 1
 _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
+# Snapshots on disk hold the names of these fields. "producer" is a producer id, "queue" an index of `queues`.
 ENTRY_DTYPE = np.dtype(
     [
         ("producer", "<u8"),
@@ -163,7 +164,7 @@ class ProducerQueue:
 
 
 class _Rows:
-    """Rows of one dtype that begins with (producer, queue), the key. Rows are added and changed, but never removed."""
+    """Rows of one dtype. Its key (producer id, queue number) comes first. Rows are added and changed, never removed."""
 
     def __init__(self, dtype: np.dtype[Any], parts: Iterable[Structs] = ()) -> None:
         self.dtype = dtype
@@ -197,23 +198,23 @@ class _Rows:
         """The memory chunk that has a row, and the row's first byte in it."""
         return self._chunks[row >> _CHUNK_BITS], (row & _CHUNK_ROWS - 1) * self.nbytes
 
-    def find(self, producer: int, queue: int) -> int:
+    def find(self, producer_id: int, queue_number: int) -> int:
         """The row of a key; -1: none."""
         slots = self._slots
         mask = len(slots) - 1
-        at = _hash(producer, queue) & mask
+        at = _hash(producer_id, queue_number) & mask
         while (row := slots[at]) >= 0:
-            if self._key.unpack_from(*self.address(row)) == (producer, queue):
+            if self._key.unpack_from(*self.address(row)) == (producer_id, queue_number):
                 return row
             at = (at + 1) & mask
         return -1
 
-    def add(self, producer: int, queue: int) -> int:
+    def add(self, producer_id: int, queue_number: int) -> int:
         """A new row for a key that has none."""
         row = self.count
         if row >> _CHUNK_BITS == len(self._chunks):
             self._chunks.append(bytearray(_CHUNK_ROWS * self.nbytes))
-        self._key.pack_into(*self.address(row), producer, queue)
+        self._key.pack_into(*self.address(row), producer_id, queue_number)
         self.count += 1
 
         if 3 * self.count > 2 * len(self._slots):
@@ -222,7 +223,7 @@ class _Rows:
 
         slots = self._slots
         mask = len(slots) - 1
-        at = _hash(producer, queue) & mask
+        at = _hash(producer_id, queue_number) & mask
         while slots[at] >= 0:
             at = (at + 1) & mask
 
@@ -258,20 +259,20 @@ class _Rows:
         self._slots = new_slots
 
 
-def _hash(producer: int, queue: int) -> int:
+def _hash(producer_id: int, queue_number: int) -> int:
     """The hash of a producer and a queue. Source: splitmix64, because producer ids may be numbers of any pattern."""
-    mixed = producer ^ queue * _MIX[0] & _MASK
+    mixed = producer_id ^ queue_number * _MIX[0] & _MASK
     mixed = (mixed ^ mixed >> 30) * _MIX[1] & _MASK
     mixed = (mixed ^ mixed >> 27) * _MIX[2] & _MASK
     return mixed ^ mixed >> 31
 
 
 def _hashes(
-    producers: npt.NDArray[np.uint64], queues: npt.NDArray[np.uint32]
+    producer_ids: npt.NDArray[np.uint64], queue_numbers: npt.NDArray[np.uint32]
 ) -> npt.NDArray[np.uint64]:
     """`_hash` of each key."""
     first, second, third = (np.uint64(factor) for factor in _MIX)
-    mixed: npt.NDArray[np.uint64] = producers ^ queues.astype(np.uint64) * first
+    mixed: npt.NDArray[np.uint64] = producer_ids ^ queue_numbers.astype(np.uint64) * first
     mixed = (mixed ^ mixed >> np.uint64(30)) * second
     mixed = (mixed ^ mixed >> np.uint64(27)) * third
     hashed: npt.NDArray[np.uint64] = mixed ^ mixed >> np.uint64(31)
@@ -279,7 +280,7 @@ def _hashes(
 
 
 class ProducerTable:
-    """Entries by (producer, topic, queue), and the epochs of producers. Callers: as the module says."""
+    """Entries by (producer id, topic, queue id), and the epochs of producers. Callers: as the module says."""
 
     def __init__(
         self,
@@ -332,9 +333,9 @@ class ProducerTable:
 
     def make(self, key: EntryKey) -> ProducerQueue:
         """An entry that `open` did not find."""
-        producer, topic, queue_id = key
+        producer_id, topic, queue_id = key
         entry = ProducerQueue()
-        entry.row = self._rows.add(producer, self._queue_number((topic, queue_id)))
+        entry.row = self._rows.add(producer_id, self._queue_number((topic, queue_id)))
         self._write(entry)
         self._keep_recent(key, entry)
         return entry
@@ -356,11 +357,11 @@ class ProducerTable:
 
     def _read(self, key: EntryKey) -> ProducerQueue | None:
         """The entry of a row as an object; None without a row."""
-        producer, topic, queue_id = key
+        producer_id, topic, queue_id = key
         number = self._queue_numbers.get((topic, queue_id))
         # Read `_rows` once: another thread may replace it.
         rows = self._rows
-        row = -1 if number is None else rows.find(producer, number)
+        row = -1 if number is None else rows.find(producer_id, number)
         if row < 0:
             return None
 
@@ -384,42 +385,42 @@ class ProducerTable:
 
     # --- epochs ---------------------------------------------------------------------------------------------
 
-    def epoch(self, producer: int) -> int | None:
+    def epoch(self, producer_id: int) -> int | None:
         """The highest epoch that a producer had; None: unknown. Callers: the writer."""
-        known = self.recent_epochs.get(producer)
+        known = self.recent_epochs.get(producer_id)
         if known is None:
-            row = self._epoch_rows.find(producer, 0)
+            row = self._epoch_rows.find(producer_id, 0)
             if row < 0:
                 return None
             known = int(_EPOCH_STRUCT.unpack_from(*self._epoch_rows.address(row))[3])
-            self._keep_epoch(producer, known)
+            self._keep_epoch(producer_id, known)
         return known
 
-    def raise_epoch(self, producer: int, epoch: int, time_ms: int) -> None:
+    def raise_epoch(self, producer_id: int, epoch: int, time_ms: int) -> None:
         """Remember the highest epoch of a producer."""
-        known = self.epoch(producer)
+        known = self.epoch(producer_id)
         if known is not None and epoch <= known:
             return
         rows = self._epoch_rows
-        row = rows.add(producer, 0) if known is None else rows.find(producer, 0)
-        _EPOCH_STRUCT.pack_into(*rows.address(row), producer, 0, time_ms, epoch)
-        self._keep_epoch(producer, epoch)
+        row = rows.add(producer_id, 0) if known is None else rows.find(producer_id, 0)
+        _EPOCH_STRUCT.pack_into(*rows.address(row), producer_id, 0, time_ms, epoch)
+        self._keep_epoch(producer_id, epoch)
 
-    def _keep_epoch(self, producer: int, epoch: int) -> None:
+    def _keep_epoch(self, producer_id: int, epoch: int) -> None:
         if len(self.recent_epochs) >= RECENT_MAX:
             self.recent_epochs.clear()
-        self.recent_epochs[producer] = epoch
+        self.recent_epochs[producer_id] = epoch
 
     # --- the limit ------------------------------------------------------------------------------------------
 
-    def check_room(self, producer: int, now_ms: int) -> None:
+    def check_room(self, producer_id: int, now_ms: int) -> None:
         """Check that the table has room for a new entry of a producer. In a full table expired entries are dropped.
 
         Args: `now_ms`: the store time. Raises: Rejected if no entry is old enough.
         """
-        if self._is_full(producer):
+        if self._is_full(producer_id):
             self.drop_expired(now_ms)
-            if self._is_full(producer):
+            if self._is_full(producer_id):
                 raise Rejected(
                     f"the shard remembers the sequences of {self._rows.count} (producer, topic, queue) entries and "
                     f"{self._epoch_rows.count} producers, the limit is {self.entries_max} "
@@ -429,9 +430,9 @@ class ProducerTable:
                     limit=self.entries_max,
                 )
 
-    def _is_full(self, producer: int) -> bool:
+    def _is_full(self, producer_id: int) -> bool:
         most = self.entries_max
-        epochs_full = self._epoch_rows.count >= most and self.epoch(producer) is None
+        epochs_full = self._epoch_rows.count >= most and self.epoch(producer_id) is None
         return self._rows.count >= most or epochs_full
 
     def drop_expired(self, now_ms: int) -> int:

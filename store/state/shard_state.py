@@ -89,7 +89,13 @@ class ShardState:
     # --- admission ------------------------------------------------------------------------------------------
 
     def admit(
-        self, producer: int, epoch: int, topic: str, queue_id: int, first_sequence: int, count: int
+        self,
+        producer_id: int,
+        epoch: int,
+        topic: str,
+        queue_id: int,
+        first_sequence: int,
+        count: int,
     ) -> Admission:
         """Check a batch's producer, epoch and sequence before anything is stored.
 
@@ -99,31 +105,31 @@ class ShardState:
         Source: KIP-98. Unlike Kafka, RayMQ trims a known prefix and does not refuse it.
         """
         producers = self.producers
-        known = producers.recent_epochs.get(producer)
+        known = producers.recent_epochs.get(producer_id)
         if known is None:
-            known = producers.epoch(producer)
+            known = producers.epoch(producer_id)
         if known is not None and epoch < known:
             raise Fenced(
-                f"producer {producer:#x} has epoch {known}; epoch {epoch} is fenced",
+                f"producer {producer_id:#x} has epoch {known}; epoch {epoch} is fenced",
                 field="epoch",
                 limit=known,
             )
 
-        entry = producers.open((producer, topic, queue_id))
+        entry = producers.open((producer_id, topic, queue_id))
         if entry is None:
             if first_sequence:
                 raise Rejected(
-                    f"producer {producer:#x} is unknown in queue {queue_id} of {topic} but sent sequence "
+                    f"producer {producer_id:#x} is unknown in queue {queue_id} of {topic} but sent sequence "
                     f"{first_sequence}; a new producer starts at 0",
                     field="sequence",
                     limit=0,
                 )
-            producers.check_room(producer, self.store_time_ms)
+            producers.check_room(producer_id, self.store_time_ms)
             return ALL_NEW
 
         if first_sequence > entry.next_sequence:
             raise Rejected(
-                f"producer {producer:#x} sent sequence {first_sequence} to queue {queue_id} of {topic}, "
+                f"producer {producer_id:#x} sent sequence {first_sequence} to queue {queue_id} of {topic}, "
                 f"expected {entry.next_sequence}: the rows between are missing",
                 field="sequence",
                 limit=entry.next_sequence,
@@ -145,35 +151,35 @@ class ShardState:
         end_offset: int,
         store_time_ms: int,
         *,
-        producer: int | None = None,
+        producer_id: int | None = None,
         epoch: int = 0,
         first_sequence: int = 0,
     ) -> None:
         """Account for consecutive rows of one queue (and one producer) in the log."""
         self.next_offsets[topic, queue_id] = first_offset + count
         self.store_time_ms = max(self.store_time_ms, store_time_ms)
-        if producer is None:
+        if producer_id is None:
             return
 
         producers = self.producers
-        if producers.recent_epochs.get(producer, -1) < epoch:
-            self.raise_epoch(producer, epoch)
-        key = (producer, topic, queue_id)
+        if producers.recent_epochs.get(producer_id, -1) < epoch:
+            self.raise_epoch(producer_id, epoch)
+        key = (producer_id, topic, queue_id)
         # `admit` has just made this entry the newest.
         entry = producers.recent.get(key) or producers.open(key) or producers.make(key)
         entry.extend(first_sequence, count, first_offset, end_offset)
         entry.time_ms = self.store_time_ms
 
-    def raise_epoch(self, producer: int, epoch: int) -> None:
+    def raise_epoch(self, producer_id: int, epoch: int) -> None:
         """Remember the highest epoch of a producer."""
-        self.producers.raise_epoch(producer, epoch, self.store_time_ms)
+        self.producers.raise_epoch(producer_id, epoch, self.store_time_ms)
 
-    def next_epoch(self, producer: int) -> int:
+    def next_epoch(self, producer_id: int) -> int:
         """The epoch after the highest one that a producer had. Raises: Rejected if the table has no room for another
         producer."""
-        known = self.producers.epoch(producer)
+        known = self.producers.epoch(producer_id)
         if known is None:
-            self.producers.check_room(producer, self.store_time_ms)
+            self.producers.check_room(producer_id, self.store_time_ms)
             return 0
         return known + 1
 
@@ -351,9 +357,9 @@ def offsets_body(group: str, topic: str, offsets: Mapping[int, int]) -> bytes:
     return _json({"group": group, "topic": topic, "offsets": texts}).encode()
 
 
-def producer_body(producer: int, epoch: int) -> bytes:
+def producer_body(producer_id: int, epoch: int) -> bytes:
     """The body of a PRODUCER record."""
-    return _json({"producer": producer, "epoch": epoch}).encode()
+    return _json({"producer": producer_id, "epoch": epoch}).encode()
 
 
 def _text(value: Any) -> str:

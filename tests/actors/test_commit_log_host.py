@@ -137,7 +137,7 @@ def test_puts_of_many_threads_are_answered_each_with_its_own_offsets(serving: Sh
     def work(thread: int) -> None:
         for turn in range(rounds):
             put = request(
-                [b"%d/%d" % (thread, turn)], queue=thread % 4, producer=thread, sequence=turn
+                [b"%d/%d" % (thread, turn)], queue=thread % 4, producer_id=thread, sequence=turn
             )
             tickets[thread].append(serving.host.put(put, reported.set))
 
@@ -161,10 +161,10 @@ def test_puts_of_many_threads_are_answered_each_with_its_own_offsets(serving: Sh
 
 def test_a_put_that_is_refused_after_others_fails_alone(serving: Shard) -> None:
     host = serving.host
-    good = host.put(request([b"a"], producer=7, sequence=0))
-    gap = host.put(request([b"c"], producer=7, sequence=2))
-    newer = host.put(request([b"b"], producer=7, epoch=1, sequence=1))
-    old = host.put(request([b"b"], producer=7, epoch=0, sequence=2))
+    good = host.put(request([b"a"], producer_id=7, sequence=0))
+    gap = host.put(request([b"c"], producer_id=7, sequence=2))
+    newer = host.put(request([b"b"], producer_id=7, epoch=1, sequence=1))
+    old = host.put(request([b"b"], producer_id=7, epoch=0, sequence=2))
 
     assert good.wait(30).first_offset == 0
     with pytest.raises(Rejected) as refusal:
@@ -176,13 +176,13 @@ def test_a_put_that_is_refused_after_others_fails_alone(serving: Shard) -> None:
 
     with pytest.raises(Rejected):
         host.put(request([b"x"], queue=4))
-    assert host.put(request([b"d"], producer=7, epoch=1, sequence=2)).wait(30).first_offset == 2
+    assert host.put(request([b"d"], producer_id=7, epoch=1, sequence=2)).wait(30).first_offset == 2
 
 
 def test_without_a_flusher_a_put_is_unknown_and_its_repeat_finds_it(shard: Shard) -> None:
     host = shard.open(HASTY)
     assert host.store.create_topic("t", 1, [0]) is not None
-    first = request([b"a", b"b"], producer=9, sequence=0)
+    first = request([b"a", b"b"], producer_id=9, sequence=0)
     with pytest.raises(DeliveryUnknown) as unknown:
         host.put(first).wait(30)
     assert unknown.value.status == "FLUSH_DISK_TIMEOUT"
@@ -219,9 +219,9 @@ def test_after_a_failed_sync_nothing_is_acknowledged_and_the_store_does_not_open
     )
 
     with pytest.raises(DeliveryUnknown):
-        host.put(request([b"a"], producer=9)).wait(30)
+        host.put(request([b"a"], producer_id=9)).wait(30)
     with pytest.raises(Unavailable):
-        host.put(request([b"b"], producer=9, sequence=1))
+        host.put(request([b"b"], producer_id=9, sequence=1))
     assert host.status()["state"] == "READ_ONLY"
 
     shard.close()
@@ -290,19 +290,19 @@ def test_a_stream_is_notified_once_of_puts_that_finish_together(shard: Shard) ->
     def notify() -> None:
         calls.append(len(calls))
 
-    tickets = [host.put(request([b"x"], producer=3, sequence=n), notify) for n in range(50)]
+    tickets = [host.put(request([b"x"], producer_id=3, sequence=n), notify) for n in range(50)]
     # The host syncs all of them itself before it lets the first flusher in.
     shard.start_flusher()
     for ticket in tickets:
         ticket.wait(30)
-    host.put(request([b"y"], producer=4)).wait(30)
+    host.put(request([b"y"], producer_id=4)).wait(30)
     assert calls == [0]
 
 
 def test_the_flusher_is_woken_once_for_a_put_that_is_alone(serving: Shard) -> None:
     calls: list[int] = []
     for number in range(30):
-        put = request([b"%d" % number], producer=7, sequence=number)
+        put = request([b"%d" % number], producer_id=7, sequence=number)
         serving.host.put(put, lambda: calls.append(0), alone=True).wait(30)
     assert serving.host.status()["synced"] == serving.host.status()["appended"]
     # A ticket is finished before its stream is notified.
@@ -318,7 +318,7 @@ def test_a_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
     def put() -> None:
         number = len(answering)
         ticket = serving.host.put(
-            request([b"%d" % number], producer=3, sequence=number),
+            request([b"%d" % number], producer_id=3, sequence=number),
             lambda: answering.append(threading.get_ident()),
             alone=True,
         )
@@ -331,11 +331,11 @@ def test_a_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
 def test_puts_of_one_message_are_refused_each_for_itself(serving: Shard) -> None:
     host = serving.host
     puts = [
-        request([b"a"], queue=0, producer=7),
-        request([b"b"], queue=99, producer=7),
-        request([b"c"], queue=1, producer=7, sequence=5),
-        request([b"d", b"e"], queue=2, producer=7),
-        request([b"f"], queue=0, producer=7, sequence=1),
+        request([b"a"], queue=0, producer_id=7),
+        request([b"b"], queue=99, producer_id=7),
+        request([b"c"], queue=1, producer_id=7, sequence=5),
+        request([b"d", b"e"], queue=2, producer_id=7),
+        request([b"f"], queue=0, producer_id=7, sequence=1),
     ]
     stored, unknown_queue, gap, two, following = host.put_many(puts)
     assert isinstance(unknown_queue, Rejected)
@@ -393,7 +393,7 @@ def test_puts_of_one_message_that_is_alone_are_answered_by_the_thread_that_broug
     def put() -> None:
         number = len(sent)
         sent.append(number)
-        puts = [request([b"x"], queue=queue, producer=3, sequence=number) for queue in range(3)]
+        puts = [request([b"x"], queue=queue, producer_id=3, sequence=number) for queue in range(3)]
         for ticket in serving.host.put_many(
             puts, lambda: answering.append(threading.get_ident()), alone=True
         ):
@@ -436,7 +436,9 @@ def test_large_batches_wait_for_space_before_they_are_appended(
     threads = [
         threading.Thread(
             target=lambda k=k: [
-                serving.host.put(request([b"x" * 2000], queue=k, producer=k, sequence=n)).wait(10)
+                serving.host.put(request([b"x" * 2000], queue=k, producer_id=k, sequence=n)).wait(
+                    10
+                )
                 for n in range(20)
             ]
         )
@@ -458,11 +460,11 @@ def test_an_error_after_an_append_is_answered_as_unknown_and_ends_the_shard(
         raise ValueError("the shared page is gone")
 
     monkeypatch.setattr(serving.host.supervisor.appends, "publish", publish)
-    ticket = serving.host.put(request([b"stored"], producer=11))
+    ticket = serving.host.put(request([b"stored"], producer_id=11))
     with pytest.raises(DeliveryUnknown):
         ticket.wait(30)
     with pytest.raises(Unavailable):
-        serving.host.put(request([b"late"], producer=11, sequence=1))
+        serving.host.put(request([b"late"], producer_id=11, sequence=1))
     assert serving.host.status()["state"] == "READ_ONLY"
 
 
@@ -470,7 +472,7 @@ def test_large_and_small_batches_of_a_producer_keep_their_order(serving: Shard) 
     batches = [[b"x" * 1000] * 140 if number % 3 else [b"small"] for number in range(12)]
     sequences = list(accumulate(map(len, batches), initial=0))
     tickets = [
-        serving.host.put(request(rows, producer=12, sequence=sequence))
+        serving.host.put(request(rows, producer_id=12, sequence=sequence))
         for rows, sequence in zip(batches, sequences[:-1], strict=True)
     ]
     assert [ticket.wait(30).first_offset for ticket in tickets] == sequences[:-1]
@@ -478,7 +480,7 @@ def test_large_and_small_batches_of_a_producer_keep_their_order(serving: Shard) 
 
 def test_what_is_acknowledged_is_seen_by_the_next_read(serving: Shard) -> None:
     for number in range(20):
-        serving.host.put(request([b"%d" % number], producer=13, sequence=number)).wait(30)
+        serving.host.put(request([b"%d" % number], producer_id=13, sequence=number)).wait(30)
         parts = serving.host.fetch(FetchRequest("t", {0: number}, 1 << 20, 1, 0))
         assert [len(part.records) for part in parts if part.records is not None] == [1]
 

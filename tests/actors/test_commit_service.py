@@ -79,7 +79,7 @@ host = LeaderHost(
 host.call("create_topic", {"name": "t", "queues": 1, "shards": [0]})
 number = 0
 while True:
-    put = request([b"%d/" % number + b"." * 1000], producer=5, sequence=number)
+    put = request([b"%d/" % number + b"." * 1000], producer_id=5, sequence=number)
     try:
         host.put(put).wait(30)
     except (DeliveryUnknown, Unavailable):
@@ -225,7 +225,7 @@ def shard(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Shard]:
 
 
 def put(host: LeaderHost, number: int) -> PutTicket:
-    return host.put(request([b"%d/" % number + BODY], producer=5, sequence=number))
+    return host.put(request([b"%d/" % number + BODY], producer_id=5, sequence=number))
 
 
 class Writer:

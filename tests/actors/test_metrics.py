@@ -337,9 +337,9 @@ def test_the_metrics_of_a_shard_are_read_from_its_host(leader: Leader) -> None:
     assert before["raymq_append_batches_total"] == before["raymq_append_seconds"].total == 0
 
     for number in range(10):
-        host.put(request([b"x" * 100] * 3, producer=7, sequence=3 * number)).wait(30)
+        host.put(request([b"x" * 100] * 3, producer_id=7, sequence=3 * number)).wait(30)
     # The last batch again, with one message more.
-    host.put(request([b"x" * 100] * 4, producer=7, sequence=27)).wait(30)
+    host.put(request([b"x" * 100] * 4, producer_id=7, sequence=27)).wait(30)
     with pytest.raises(Rejected):
         host.put(request([b"x"], queue=9))
     assert host.fetch(FetchRequest("t", {0: 0}, 1 << 20, 100, 1000))
@@ -400,7 +400,7 @@ def test_every_fsync_of_the_async_flush_service_is_measured(leader: Leader) -> N
 
 def test_status_shows_the_same_values_as_json(leader: Leader) -> None:
     host = leader.open(CONFIG)
-    host.put(request([b"x"], producer=7)).wait(30)
+    host.put(request([b"x"], producer_id=7)).wait(30)
     host.call("commit_offsets", {"group": "g", "topic": "t", "offsets": {"0": 0}})
     until(lambda: consumer_lags(host.store) == {("t", "g"): 1}, wait_a_little)
     reported = json.loads(json.dumps(host.call("status", {})))["metrics"]
@@ -452,11 +452,11 @@ def test_a_flusher_that_is_replaced_and_a_put_without_answer_are_counted(leader:
         return found
 
     until(lambda: lease()["granted"], wait_a_little)
-    host.put(request([b"x"], producer=7)).wait(30)
+    host.put(request([b"x"], producer_id=7)).wait(30)
     assert lease()["grants"] == 1
     leader.flushers[0].kill()
     leader.flushers[0].wait()
-    ticket = host.put(request([b"y"], producer=7, sequence=1))
+    ticket = host.put(request([b"y"], producer_id=7, sequence=1))
     assert host.waiting_puts == 1
     with pytest.raises(DeliveryUnknown):
         ticket.wait(30)

@@ -140,7 +140,7 @@ class Shard:
         )
 
     def try_put(self, queue: int = 0) -> bool:
-        put = request([BODY], queue=queue, producer=1 + queue, sequence=self.sent_to(queue))
+        put = request([BODY], queue=queue, producer_id=1 + queue, sequence=self.sent_to(queue))
         try:
             self.host.put(put).wait(20)
         except (Unavailable, StorageFull):
@@ -280,7 +280,7 @@ def test_a_put_that_is_stored_and_not_accounted_for_ends_the_process(
     with monkeypatch.context() as patch:
         patch.setattr(shard.host.store.state, "apply_rows", no_memory)
         with pytest.raises(Bug):
-            shard.host.put(request([BODY], producer=1, sequence=1)).wait(20)
+            shard.host.put(request([BODY], producer_id=1, sequence=1)).wait(20)
     assert "MemoryError" in shard.gave_up[0]
     assert shard.host.status()["state"] == "READ_ONLY"
 
@@ -317,7 +317,7 @@ def test_a_flusher_that_cannot_open_a_file_is_replaced_and_poisons_nothing(shard
         return int(shard.host.status()["roles"]["roles"]["group_commit"]["grants"])
 
     until(lambda: grants() == 2, lambda: threading.Event().wait(0.01))
-    ticket = shard.host.put(request([BODY], producer=1, sequence=1))
+    ticket = shard.host.put(request([BODY], producer_id=1, sequence=1))
     assert shard.flusher.wait(30) == EXIT_BUG
     # Ray starts the next one, which has descriptors.
     shard.flusher = shard.start_flusher()

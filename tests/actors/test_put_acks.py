@@ -117,15 +117,15 @@ class Leader:
         facts: dict[str, Any] = self.host.supervisor.describe()["roles"][role]
         return facts
 
-    def request(self, acks: Acks, producer: int = 1, *, again: bool = False) -> PutRequest:
+    def request(self, acks: Acks, producer_id: int = 1, *, again: bool = False) -> PutRequest:
         """Args: `again`: the producer's last message once more."""
-        sequence = self.sequences.get(producer, 0) - again
-        self.sequences[producer] = sequence + 1
-        return request([b"x"], producer=producer, sequence=sequence)._replace(acks=acks)
+        sequence = self.sequences.get(producer_id, 0) - again
+        self.sequences[producer_id] = sequence + 1
+        return request([b"x"], producer_id=producer_id, sequence=sequence)._replace(acks=acks)
 
-    def put(self, acks: Acks, producer: int = 1, *, again: bool = False) -> PutTicket:
+    def put(self, acks: Acks, producer_id: int = 1, *, again: bool = False) -> PutTicket:
         """See `request`."""
-        return self.host.put(self.request(acks, producer, again=again))
+        return self.host.put(self.request(acks, producer_id, again=again))
 
     def close(self) -> None:
         self.host.close(0.0)
@@ -162,9 +162,9 @@ def status_of(ticket: PutTicket) -> str:
 @pytest.mark.usefixtures("commit_log_is_silent")
 @pytest.mark.parametrize("flush", ["sync", "async"])
 def test_a_leaders_put_does_not_wait_for_another_producers_quorum_put(leader: Leader) -> None:
-    quorum = leader.put("quorum", producer=1)
+    quorum = leader.put("quorum", producer_id=1)
     for _ in range(3):
-        assert leader.put("leader", producer=2).wait(30).count == 1
+        assert leader.put("leader", producer_id=2).wait(30).count == 1
     # Without Replication no process answers the quorum's put.
     assert not quorum.done
     assert leader.host.waiting_puts == 1
@@ -199,7 +199,7 @@ def test_a_quorum_put_is_acknowledged_and_readable_up_to_replications_position(
         ends.append(log.end)
 
     # A put with acks=leader: from here on everything is synced.
-    leader.put("leader", producer=2).wait(30)
+    leader.put("leader", producer_id=2).wait(30)
     assert not any(put.done for put in puts)
     assert log.synced >= ends[-1]
 
@@ -247,7 +247,7 @@ def test_a_leaders_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
     answering: list[int] = []
 
     def put() -> None:
-        request = leader.request("leader", producer=3)
+        request = leader.request("leader", producer_id=3)
         leader.host.put(request, lambda: answering.append(threading.get_ident()), alone=True).wait(
             30
         )

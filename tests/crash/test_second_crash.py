@@ -94,7 +94,7 @@ def break_off_a_snapshot() -> Trace:
 
     def fill() -> None:
         for turn in range(20):
-            trace.put(turn % 2, 1, 1300, producer=70)
+            trace.put(turn % 2, 1, 1300, producer_id=70)
 
     with failpoint("log.after_store", stop), pytest.raises(FailPointReached):
         fill()
@@ -172,7 +172,7 @@ def test_a_segment_full_of_broken_off_snapshots_is_ended() -> None:
             [*made.bodies],
             queue=made.queue,
             tag="x",
-            producer=made.producer,
+            producer_id=made.producer_id,
             sequence=made.sequence,
         )
         assert again.put(values).duplicates == 1

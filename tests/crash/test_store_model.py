@@ -112,7 +112,7 @@ class StoreModel(RuleBasedStateMachine):
                 [*bodies],
                 topic=key[0],
                 queue=key[1],
-                producer=PRODUCER + key[1],
+                producer_id=PRODUCER + key[1],
                 sequence=sequence,
             )
         )

@@ -21,12 +21,12 @@ def write(root: Path, config: StoreConfig, end: str) -> None:
     """Every kind, some with a producer's stamps, over several files; then a clean end or a crash."""
     store = MessageStore.open(root, config=config)
     put_all(store, kinds.ordinary())
-    put_all(store, kinds.ordinary(), producer=77)
+    put_all(store, kinds.ordinary(), producer_id=77)
     now_ms = int(time.time() * 1000)
     put_all(store, [*kinds.special(), *kinds.delayed(), *kinds.timed(now_ms)])
     if end != "crashed before dispatch":
         confirm_with_index(store)
-    put_all(store, kinds.rolling(), producer=78)
+    put_all(store, kinds.rolling(), producer_id=78)
     put_all(store, kinds.ordinary())
     if end == "closed":
         confirm_with_index(store)
@@ -72,7 +72,7 @@ def test_rocketmq_reads_records_whose_store_host_is_an_ipv6_address(
 ) -> None:
     six = StoreConfig(**{**vars(config), "store_host": kinds.IPV6})
     store = MessageStore.open(tmp_path / "s", config=six)
-    put_all(store, [*kinds.ordinary(), *kinds.special()], producer=1)
+    put_all(store, [*kinds.ordinary(), *kinds.special()], producer_id=1)
     confirm_with_index(store)
     store.close()
     theirs = rocketmq.read(tmp_path / "s")

@@ -437,7 +437,7 @@ def test_a_store_that_lost_its_queues_rebuilds_them_from_the_logs_start(shop: Sh
 
 
 def test_producers_are_known_after_the_file_of_their_rows_is_gone(shop: Shop) -> None:
-    put = request([b"x"] * 3, producer=7, queue=1)
+    put = request([b"x"] * 3, producer_id=7, queue=1)
     first = shop.store.put(put)
     shop.fill(3)
     shop.settle()

@@ -40,10 +40,10 @@ def open_store(path):
     return EmbeddedStore(path, config=SMALL, clock=ManualClock())
 
 
-def put(store, count, *, sequence, producer=OURS, **options):
+def put(store, count, *, sequence, producer_id=OURS, **options):
     """Append without a wait, as a stream does."""
     return store.append(
-        request([b"x" * 40] * count, producer=producer, sequence=sequence, **options)
+        request([b"x" * 40] * count, producer_id=producer_id, sequence=sequence, **options)
     )
 
 
@@ -61,13 +61,13 @@ def interleave(store, batches, *, count=3, others=2):
         at = put(store, count, sequence=number * count).first_offset
         offsets += range(at, at + count)
         if others:
-            put(store, others, sequence=other, producer=OTHER)
+            put(store, others, sequence=other, producer_id=OTHER)
             other += others
     return offsets
 
 
-def entry_of(store, producer=OURS):
-    return store.store.state.producers.get((producer, "t", 0))
+def entry_of(store, producer_id=OURS):
+    return store.store.state.producers.get((producer_id, "t", 0))
 
 
 def asked_again(store, sequence, count=1):
@@ -88,21 +88,21 @@ def test_every_row_of_a_long_history_is_answered_with_its_offset(store):
 
 def test_producers_of_any_pace_find_their_rows(store):
     dice = random.Random(5)
-    stored = {producer: [] for producer in (11, 12, 13, 14)}
+    stored = {producer_id: [] for producer_id in (11, 12, 13, 14)}
     for turn in range(500):
         # The rarest writes at both ends only, with a long pause between.
         weights = [1, 5, 20, 3 if turn < 60 or turn > 440 else 0]
-        producer = dice.choices(list(stored), weights)[0]
-        offsets = stored[producer]
+        producer_id = dice.choices(list(stored), weights)[0]
+        offsets = stored[producer_id]
         count = dice.randint(1, 9)
-        at = put(store, count, sequence=len(offsets), producer=producer).first_offset
+        at = put(store, count, sequence=len(offsets), producer_id=producer_id).first_offset
         offsets += range(at, at + count)
     settle(store)
-    for producer, offsets in stored.items():
-        assert len(entry_of(store, producer).runs) > RUNS_RECENT
+    for producer_id, offsets in stored.items():
+        assert len(entry_of(store, producer_id).runs) > RUNS_RECENT
         for sequence in dice.sample(range(len(offsets)), min(80, len(offsets))):
-            entry_of(store, producer).found = None
-            again = put(store, 1, sequence=sequence, producer=producer)
+            entry_of(store, producer_id).found = None
+            again = put(store, 1, sequence=sequence, producer_id=producer_id)
             assert (again.first_offset, again.duplicates) == (offsets[sequence], 1)
 
 
@@ -113,12 +113,12 @@ def test_rows_that_are_not_dispatched_yet_are_found_in_the_log(tmp_path):
     offsets = []
     for number in range(200):
         # The same producer elsewhere: another queue, and a topic whose name begins alike.
-        engine.put(request([b"y"] * 2, producer=OURS, sequence=number * 2, queue=1))
-        engine.put(request([b"y"] * 2, producer=OURS, sequence=number * 2, topic="tt"))
+        engine.put(request([b"y"] * 2, producer_id=OURS, sequence=number * 2, queue=1))
+        engine.put(request([b"y"] * 2, producer_id=OURS, sequence=number * 2, topic="tt"))
         offsets.append(
-            engine.put(request([b"x" * 40], producer=OURS, sequence=number)).first_offset
+            engine.put(request([b"x" * 40], producer_id=OURS, sequence=number)).first_offset
         )
-        engine.put(request([b"z"], producer=OTHER, sequence=number))
+        engine.put(request([b"z"], producer_id=OTHER, sequence=number))
         if number == 50:
             confirmed = engine.log.end
     assert len(engine.log.segments.files) > 1
@@ -128,7 +128,7 @@ def test_rows_that_are_not_dispatched_yet_are_found_in_the_log(tmp_path):
             engine.dispatch(end)
         engine.state.producers.get((OURS, "t", 0)).found = None
         for number in (*range(0, 200, 7), 50, 51, 1, 199):
-            again = engine.put(request([b"x" * 40], producer=OURS, sequence=number))
+            again = engine.put(request([b"x" * 40], producer_id=OURS, sequence=number))
             assert (again.first_offset, again.duplicates) == (offsets[number], 1)
     engine.close()
 
@@ -189,7 +189,7 @@ def test_an_offset_is_unknown_only_when_the_log_has_the_row_no_more(store):
 
 
 def test_a_row_that_becomes_a_duplicate_after_its_check_is_answered_too(store):
-    late = store.store.put_path.check(request([b"x" * 40] * 3, producer=OURS, sequence=3))
+    late = store.store.put_path.check(request([b"x" * 40] * 3, producer_id=OURS, sequence=3))
     offsets = interleave(store, 60)
     settle(store)
     again = store.store.put_path.append(late)
@@ -236,7 +236,7 @@ def test_a_whole_write_sent_again_reads_each_row_about_once(store, monkeypatch):
 
 def test_slices_shrink_when_a_look_takes_long(store, monkeypatch):
     put(store, 2, sequence=0)
-    put(store, 2000, sequence=0, producer=OTHER)
+    put(store, 2000, sequence=0, producer_id=OTHER)
     put(store, 2, sequence=2)
     settle(store)
     entry = entry_of(store)
@@ -286,7 +286,7 @@ def test_the_runs_of_a_state_do_not_depend_on_where_its_log_is_read_from():
                     rows_at_once,
                     0,
                     0,
-                    producer=OURS,
+                    producer_id=OURS,
                     first_sequence=number * 4 + row,
                 )
         return state

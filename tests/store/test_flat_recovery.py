@@ -43,7 +43,7 @@ def root(tmp_path: Path) -> Path:
     store.create_topic("t", 2, [0])
     store.put_path.put_state_record(OFFSETS, b'{"group":"g","topic":"t","offsets":{"0":7}}')
     for number in range(150):
-        store.put(request([b"x" * 1000, b"y" * 1000], producer=5, sequence=2 * number))
+        store.put(request([b"x" * 1000, b"y" * 1000], producer_id=5, sequence=2 * number))
     confirm(store)
     store.sync_queues()
     store.abandon()
@@ -76,7 +76,7 @@ def test_a_snapshot_that_is_not_dispatched_is_passed_over_for_the_one_before(roo
     newest = store.log.marks.snapshots[0]
     number = 150
     while store.log.marks.snapshots[0] == newest:
-        store.put(request([b"z" * 1000] * 2, producer=5, sequence=2 * number))
+        store.put(request([b"z" * 1000] * 2, producer_id=5, sequence=2 * number))
         number += 1
     store.log.sync()
     store.abandon()

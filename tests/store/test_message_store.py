@@ -215,10 +215,10 @@ def test_two_engines_never_share_a_store(tmp_path):
 
 
 def test_a_repeated_batch_is_answered_with_its_original_offsets(store):
-    first = store.put(request([b"1", b"2", b"3"], producer=7))
-    again = store.put(request([b"1", b"2", b"3"], producer=7))
+    first = store.put(request([b"1", b"2", b"3"], producer_id=7))
+    again = store.put(request([b"1", b"2", b"3"], producer_id=7))
     assert (again.first_offset, again.duplicates) == (first.first_offset, 3)
-    partly = store.put(request([b"3", b"4"], producer=7, sequence=2))
+    partly = store.put(request([b"3", b"4"], producer_id=7, sequence=2))
     assert (partly.first_offset, partly.duplicates, partly.count) == (2, 1, 2)
     assert payloads(bodies_of(store)) == [b"1", b"2", b"3", b"4"]
 
@@ -227,21 +227,21 @@ def test_sequences_survive_a_restart_and_a_roll(tmp_path):
     store = EmbeddedStore(tmp_path, config=SMALL)
     store.create_topic("t", 1)
     for start in range(0, 300, 10):
-        store.put(request([b"z" * 900] * 10, producer=9, epoch=2, sequence=start))
+        store.put(request([b"z" * 900] * 10, producer_id=9, epoch=2, sequence=start))
     store.close()
     store = EmbeddedStore(tmp_path, config=SMALL)
-    again = store.put(request([b"z" * 900] * 10, producer=9, epoch=2, sequence=290))
+    again = store.put(request([b"z" * 900] * 10, producer_id=9, epoch=2, sequence=290))
     assert (again.first_offset, again.duplicates) == (290, 10)
     with pytest.raises(Fenced):
-        store.put(request([b"old"], producer=9, epoch=1, sequence=300))
+        store.put(request([b"old"], producer_id=9, epoch=1, sequence=300))
     with pytest.raises(Rejected, match="expected 300"):
-        store.put(request([b"gap"], producer=9, epoch=2, sequence=301))
+        store.put(request([b"gap"], producer_id=9, epoch=2, sequence=301))
     store.close()
 
 
 def test_an_unknown_producer_must_start_at_zero(store):
     with pytest.raises(Rejected, match="starts at 0"):
-        store.put(request([b"x"], producer=1, sequence=5))
+        store.put(request([b"x"], producer_id=1, sequence=5))
 
 
 @pytest.mark.parametrize(

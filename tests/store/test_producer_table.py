@@ -27,7 +27,7 @@ HOUR_MS = 3_600_000
 MIB = 1 << 20
 
 
-def stored(state, producer, queue, sequence, *, epoch=0, now=1000, count=1, topic="t"):
+def stored(state, producer_id, queue, sequence, *, epoch=0, now=1000, count=1, topic="t"):
     """A batch of a producer that is in the log."""
     offset = state.next_offsets.get((topic, queue), 0)
     state.apply_rows(
@@ -37,7 +37,7 @@ def stored(state, producer, queue, sequence, *, epoch=0, now=1000, count=1, topi
         count,
         100 * (offset + count),
         now,
-        producer=producer,
+        producer_id=producer_id,
         epoch=epoch,
         first_sequence=sequence,
     )
@@ -56,13 +56,13 @@ def test_more_producers_and_queues_than_are_objects_are_all_recognised():
     state = ShardState()
     offsets = {}
     for turn in range(2):
-        for producer in range(320):
+        for producer_id in range(320):
             for queue in range(64):
-                offsets[producer, queue, turn] = stored(state, producer, queue, turn)
+                offsets[producer_id, queue, turn] = stored(state, producer_id, queue, turn)
     assert len(state.producers) == 320 * 64 > producer_table.RECENT_MAX
     for each in (state, restored(state)):
-        for (producer, queue, turn), offset in list(offsets.items())[::7]:
-            found = each.admit(producer, 0, "t", queue, turn, 1)
+        for (producer_id, queue, turn), offset in list(offsets.items())[::7]:
+            found = each.admit(producer_id, 0, "t", queue, turn, 1)
             assert (found.duplicates, found.first_offset) == (1, offset)
     assert known(restored(state).producers) == known(state.producers)
 
@@ -72,12 +72,14 @@ def test_the_table_says_the_same_as_a_dict_whatever_is_written_in_which_order(mo
     dice = random.Random(3)
     state, sequences, epochs = ShardState(), {}, {}
     for turn in range(6000):
-        producer = dice.choice((dice.randrange(40), (1 << 64) - 1 - dice.randrange(300)))
+        producer_id = dice.choice((dice.randrange(40), (1 << 64) - 1 - dice.randrange(300)))
         queue, topic = dice.randrange(3), dice.choice("abc")
-        key = (producer, topic, queue)
-        epochs[producer] = max(epochs.get(producer, 0), dice.randrange(1 + turn // 1000))
+        key = (producer_id, topic, queue)
+        epochs[producer_id] = max(epochs.get(producer_id, 0), dice.randrange(1 + turn // 1000))
         sequence, count = sequences.get(key, 0), dice.randint(1, 3)
-        stored(state, producer, queue, sequence, epoch=epochs[producer], count=count, topic=topic)
+        stored(
+            state, producer_id, queue, sequence, epoch=epochs[producer_id], count=count, topic=topic
+        )
         sequences[key] = sequence + count
         if turn % 1500 == 1499:
             state = restored(state)
@@ -85,17 +87,17 @@ def test_the_table_says_the_same_as_a_dict_whatever_is_written_in_which_order(mo
     assert found == sequences
     assert epochs_of(state.producers) == epochs
     assert state.producers.get((5, "d", 0)) is None
-    for producer, epoch in epochs.items():
-        assert state.producers.epoch(producer) == epoch
+    for producer_id, epoch in epochs.items():
+        assert state.producers.epoch(producer_id) == epoch
         if epoch:
             with pytest.raises(Fenced):
-                state.admit(producer, epoch - 1, "a", 0, 0, 1)
+                state.admit(producer_id, epoch - 1, "a", 0, 0, 1)
 
 
 def test_above_the_limit_a_new_producer_is_refused_and_none_is_forgotten():
     state = ShardState(ProducerTable(entries_max=10, expiry_ms=HOUR_MS))
-    for producer in range(10):
-        stored(state, producer, 0, 0)
+    for producer_id in range(10):
+        stored(state, producer_id, 0, 0)
     with pytest.raises(Rejected, match="producer_entries_max") as refused:
         state.admit(10, 0, "t", 0, 0, 1)
     assert (refused.value.field, refused.value.limit) == ("producer", 10)
@@ -104,19 +106,19 @@ def test_above_the_limit_a_new_producer_is_refused_and_none_is_forgotten():
         state.admit(3, 0, "t", 1, 0, 1)
     with pytest.raises(Rejected):
         state.next_epoch(10)
-    for producer in range(10):
-        assert state.admit(producer, 0, "t", 0, 0, 1).duplicates == 1
-        assert state.next_epoch(producer) == 1
+    for producer_id in range(10):
+        assert state.admit(producer_id, 0, "t", 0, 0, 1).duplicates == 1
+        assert state.next_epoch(producer_id) == 1
 
 
 def test_at_the_limit_what_was_unused_for_long_makes_room():
     state = ShardState(ProducerTable(entries_max=10, expiry_ms=HOUR_MS))
-    for producer in range(10):
-        stored(state, producer, 0, 0, epoch=2, now=producer)
+    for producer_id in range(10):
+        stored(state, producer_id, 0, 0, epoch=2, now=producer_id)
     stored(state, 0, 0, 1, epoch=2, now=HOUR_MS + 4)
     assert len(state.producers) == 10, "below the limit nothing is forgotten"
     assert state.admit(10, 0, "t", 0, 0, 1).duplicates == 0
-    assert {producer for producer, _, _ in entries_of(state.producers)} == {0, 5, 6, 7, 8, 9}
+    assert {producer_id for producer_id, _, _ in entries_of(state.producers)} == {0, 5, 6, 7, 8, 9}
     assert epochs_of(state.producers).keys() == {0, 5, 6, 7, 8, 9}
     assert state.admit(0, 2, "t", 0, 0, 2).duplicates == 2
     stored(state, 10, 0, 0, now=HOUR_MS + 4)
@@ -125,30 +127,30 @@ def test_at_the_limit_what_was_unused_for_long_makes_room():
 
 def test_what_a_log_holds_above_a_limit_that_was_lowered_is_remembered():
     state = ShardState()
-    for producer in range(30):
-        stored(state, producer, 0, 0)
+    for producer_id in range(30):
+        stored(state, producer_id, 0, 0)
     again = restored(state, entries_max=10, expiry_ms=HOUR_MS)
     stored(again, 30, 0, 0)
-    for producer in range(31):
-        assert again.admit(producer, 0, "t", 0, 0, 1).duplicates == 1
+    for producer_id in range(31):
+        assert again.admit(producer_id, 0, "t", 0, 0, 1).duplicates == 1
 
 
 def test_a_refusal_at_the_limit_stores_nothing_and_outlives_a_restart(tmp_path):
     config = StoreConfig(segment_size_bytes=64 * 1024, producer_entries_max=3)
     store = EmbeddedStore(tmp_path, config=config)
     store.create_topic("t", 1)
-    for producer in range(3):
-        store.put(request([b"x"], producer=producer, sequence=0))
+    for producer_id in range(3):
+        store.put(request([b"x"], producer_id=producer_id, sequence=0))
     end = store.store.log.end
     with pytest.raises(Rejected, match="producer_entries_max"):
-        store.put(request([b"x"], producer=3, sequence=0))
+        store.put(request([b"x"], producer_id=3, sequence=0))
     assert store.store.log.end == end
     store.put(request([b"no producer"]))
     store.close()
     store = EmbeddedStore(tmp_path, config=config)
     with pytest.raises(Rejected, match="producer_entries_max"):
         store.store.put_path.init_producer(3)
-    assert store.put(request([b"x"], producer=2, sequence=0)).duplicates == 1
+    assert store.put(request([b"x"], producer_id=2, sequence=0)).duplicates == 1
     store.close()
 
 
@@ -161,10 +163,10 @@ def store_at_its_limit(tmp_path):
     )
     store = MessageStore.open(tmp_path, config=config, clock=clock)
     store.create_topic("t", 1, [0])
-    store.put(request([b"x"], producer=0, sequence=0))
+    store.put(request([b"x"], producer_id=0, sequence=0))
     clock.advance(2 * HOUR_MS)
-    for producer in (1, 2):
-        store.put(request([b"x"], producer=producer, sequence=0))
+    for producer_id in (1, 2):
+        store.put(request([b"x"], producer_id=producer_id, sequence=0))
     yield store
     store.abandon()
 
@@ -194,7 +196,7 @@ class Meanwhile:
 
 def test_a_put_beside_init_producer_at_the_limit_is_not_forgotten(store_at_its_limit, monkeypatch):
     store = store_at_its_limit
-    again = request([b"y"], producer=2, sequence=1)
+    again = request([b"y"], producer_id=2, sequence=1)
     other = Meanwhile(store, lambda: store.put(again))
     make_rows = producer_table._Rows
 
@@ -219,8 +221,8 @@ def test_two_threads_that_init_one_producer_get_two_epochs(store_at_its_limit, m
     other = Meanwhile(store, lambda: store.put_path.init_producer(1))
     next_epoch = store.state.next_epoch
 
-    def next_epoch_twice(producer):
-        epoch = next_epoch(producer)
+    def next_epoch_twice(producer_id):
+        epoch = next_epoch(producer_id)
         monkeypatch.undo()
         other.begin()
         return epoch
@@ -345,9 +347,9 @@ def test_with_small_files_a_new_producer_is_refused_before_the_snapshot_outgrows
     store.create_topic("t", 1, [0])
     dice = random.Random(1)
     for _ in range(config.producer_entries_limit):
-        store.put(request([b"x"], producer=dice.getrandbits(64), sequence=0))
+        store.put(request([b"x"], producer_id=dice.getrandbits(64), sequence=0))
     with pytest.raises(Rejected) as refused:
-        store.put(request([b"x"], producer=dice.getrandbits(64), sequence=0))
+        store.put(request([b"x"], producer_id=dice.getrandbits(64), sequence=0))
     assert refused.value.limit == config.producer_entries_limit == len(store.state.producers)
     for named in ("segment_size_bytes", "65536", str(refused.value.limit)):
         assert named in str(refused.value)
@@ -391,8 +393,8 @@ def test_other_threads_find_entries_while_the_table_grows_and_drops():
     known = table.make((1, "t", 0))
     known.extend(0, 5, 0, 50)
     known.time_ms = 2 * HOUR_MS
-    for producer in range(2, 6000):
-        table.make((producer, "t", 0))
+    for producer_id in range(2, 6000):
+        table.make((producer_id, "t", 0))
         looked = table.get((1, "t", 0))
         assert looked is not None
         assert looked.next_sequence == 5

@@ -59,7 +59,7 @@ class Columns(PutHook):
 def test_hooks_see_columns_and_rows_that_go_alone(store: MessageStore) -> None:
     hook = Columns()
     store.hooks.append(hook)
-    many = request([b"a", b"b"], producer=7)
+    many = request([b"a", b"b"], producer_id=7)
     first = store.put(many)
     alone = store.put(
         many._replace(batch=record.SmallBatch([b"c"], [None], [b""], [5]), first_sequence=2)

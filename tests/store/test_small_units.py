@@ -59,16 +59,16 @@ def append(store: EmbeddedStore, *puts: PutRequest) -> list[AppendedRows | RayMQ
 
 def begun(store: EmbeddedStore, *producers: int) -> None:
     """Store the first row of each producer in each queue."""
-    for producer in producers:
+    for producer_id in producers:
         for queue in range(QUEUES):
-            store.append(request([b"first"], queue=queue, producer=producer))
+            store.append(request([b"first"], queue=queue, producer_id=producer_id))
 
 
 def row(
-    queue: int, producer: int | None, sequence: int, *, epoch: int = 0, rows: int = 1
+    queue: int, producer_id: int | None, sequence: int, *, epoch: int = 0, rows: int = 1
 ) -> PutRequest:
     bodies = [b"%d/%d" % (queue, sequence + number) for number in range(rows)]
-    return request(bodies, queue=queue, producer=producer, sequence=sequence, epoch=epoch)
+    return request(bodies, queue=queue, producer_id=producer_id, sequence=sequence, epoch=epoch)
 
 
 def units(store: EmbeddedStore) -> int:
@@ -144,10 +144,10 @@ def test_an_unexpected_error_of_one_batch_leaves_the_others(
     begun(store, 7)
     admit = store.store.state.admit
 
-    def faulty(producer: int, epoch: int, topic: str, queue_id: int, *rest: int) -> Any:
+    def faulty(producer_id: int, epoch: int, topic: str, queue_id: int, *rest: int) -> Any:
         if queue_id == 1:
             raise ValueError("a bug")
-        return admit(producer, epoch, topic, queue_id, *rest)
+        return admit(producer_id, epoch, topic, queue_id, *rest)
 
     monkeypatch.setattr(store.store.state, "admit", faulty)
     first, faulted, last = append(store, row(0, 7, 1), row(1, 7, 1), row(2, 7, 1))
@@ -195,16 +195,16 @@ def test_any_batches_are_answered_and_stored_as_one_by_one(tmp_path: Path, seed:
 
 def any_batch(dice: random.Random, sent: dict[tuple[int, int], int]) -> PutRequest:
     """New rows, or some sent before, or a gap; small or large."""
-    queue, producer = dice.randrange(QUEUES), dice.choice([None, 7, 8, 9])
+    queue, producer_id = dice.randrange(QUEUES), dice.choice([None, 7, 8, 9])
     rows = dice.choice([1, 1, 2, 5, SMALL_ROWS_MAX, SMALL_ROWS_MAX + 1])
-    if producer is None:
+    if producer_id is None:
         return row(queue, None, 0, rows=rows)
-    key = (queue, producer)
+    key = (queue, producer_id)
     at = sent.get(key, 0)
     first = at if dice.random() < 0.8 else max(0, at + dice.randint(-3, 2))
     if first <= at:
         sent[key] = max(at, first + rows)
-    return row(queue, producer, first, rows=rows)
+    return row(queue, producer_id, first, rows=rows)
 
 
 def seen(answer: AppendedRows | RayMQError | OSError) -> object:

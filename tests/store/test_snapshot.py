@@ -36,7 +36,7 @@ def full_state() -> ShardState:
     for number in range(10):
         state.apply_state_record(TOPIC, b'{"name":"t%d","queues":4,"shards":[0,1]}' % number)
         state.apply_rows(
-            f"t{number}", 1, 5, 3, 900 + number, 77, producer=number, epoch=2, first_sequence=6
+            f"t{number}", 1, 5, 3, 900 + number, 77, producer_id=number, epoch=2, first_sequence=6
         )
         body = b'{"group":"g","topic":"t%d","offsets":{"1":8}}' % number
         state.apply_state_record("OFFSETS", body)
@@ -100,14 +100,14 @@ def test_a_state_too_large_for_a_file_comes_back_from_an_earlier_snapshot(reboot
         store.create_topic(name, 1, [0])
     store.create_topic("t", 1, [0])
     for number in range(60):
-        store.put(request([b"%d" % number * 500], producer=3, sequence=number))
+        store.put(request([b"%d" % number * 500], producer_id=3, sequence=number))
     confirm(store)
     store.sync_queues()
     store.log.close(clean=False)
     disk.boot += reboot
     again = open_store(disk)
     assert list(again.state.topics) == [*names, "t"]
-    assert again.put(request([b"59" * 500], producer=3, sequence=59)).first_offset == 59
+    assert again.put(request([b"59" * 500], producer_id=3, sequence=59)).first_offset == 59
 
 
 def test_a_snapshot_that_the_disk_refused_is_written_before_the_next_batch() -> None:
@@ -177,7 +177,7 @@ def test_a_batch_whose_later_unit_fails_says_what_is_stored_and_can_be_repeated(
         disk.fail("pwrite", at=at, error=error)
         unknown = refusal = None
         try:
-            store.put(request([*bodies], producer=5))
+            store.put(request([*bodies], producer_id=5))
         except DeliveryUnknown as told_so:
             unknown = told_so
         except (StorageFull, OSError) as told_so:
@@ -193,7 +193,7 @@ def test_a_batch_whose_later_unit_fails_says_what_is_stored_and_can_be_repeated(
         else:
             break
         stored.append(kept)
-        again = store.put(request([*bodies], producer=5))
+        again = store.put(request([*bodies], producer_id=5))
         assert (again.first_offset, again.duplicates, again.count) == (0, kept, len(bodies))
         confirm(store)
         assert store.queue_range("t", 0) == (0, len(bodies))
@@ -206,7 +206,7 @@ def test_rows_that_are_put_together_as_text_are_json_of_any_name():
     state = ShardState()
     for number, name in enumerate(('a"b\\', "ü", "plain")):
         state.apply_rows(
-            name, number, 0, 5, 100, 1, producer=number, epoch=2, first_sequence=7 * number
+            name, number, 0, 5, 100, 1, producer_id=number, epoch=2, first_sequence=7 * number
         )
     parts = state.snapshot(100)
     assert len(parts) > 3

@@ -72,7 +72,7 @@ def test_a_store_counts_puts_reads_and_refusals() -> None:
     with pytest.raises(Rejected):
         store.put(request([b"y"], queue=2))
     with pytest.raises(Rejected):
-        store.put(request([b"y"], producer=1, sequence=7))
+        store.put(request([b"y"], producer_id=1, sequence=7))
     store.log.sync()
     store.log.note_confirmed(store.log.end)
     store.dispatch(store.log.confirmed)

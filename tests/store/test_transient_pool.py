@@ -392,7 +392,7 @@ def test_a_cut_takes_the_pool_back_too(tmp_path: Path):
 def test_the_original_of_a_duplicate_is_found_once_it_is_committed(tmp_path: Path):
     store = open_store(tmp_path / "s")
     confirm(store)
-    first = request([b"a", b"b"], producer=7, sequence=0)
+    first = request([b"a", b"b"], producer_id=7, sequence=0)
     store.put(first)
     assert store.put(first).duplicates == 2
     confirm(store)

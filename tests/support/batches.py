@@ -30,9 +30,9 @@ def request(
     topic: str = "t",
     queue: int = 0,
     tag: str | None = None,
-    producer: int | None = None,
+    producer_id: int | None = None,
     epoch: int = 0,
     sequence: int = 0,
 ) -> PutRequest:
     """One batch of one queue."""
-    return PutRequest(topic, queue, batch(bodies, tag=tag), producer, epoch, sequence, "quorum")
+    return PutRequest(topic, queue, batch(bodies, tag=tag), producer_id, epoch, sequence, "quorum")

@@ -143,7 +143,7 @@ def look(trace: Trace, store: MessageStore, owed: Owed) -> None:
                     [*batch.bodies],
                     queue=batch.queue,
                     tag="x",
-                    producer=batch.producer,
+                    producer_id=batch.producer_id,
                     sequence=batch.sequence,
                 )
             )

@@ -50,7 +50,7 @@ class Batch(NamedTuple):
     """One acknowledged idempotent batch."""
 
     queue: int
-    producer: int
+    producer_id: int
     sequence: int
     first_offset: int
     bodies: tuple[bytes, ...]
@@ -164,7 +164,7 @@ class Trace:
         self.facts[what] = number
         self.note()
 
-    def put(self, queue: int, rows: int, size: int, *, producer: int | None = None) -> None:
+    def put(self, queue: int, rows: int, size: int, *, producer_id: int | None = None) -> None:
         bodies = tuple(self.chance.randbytes(size) for _ in range(rows))
         offset = self.ends[queue]
         for row, body in enumerate(bodies):
@@ -172,7 +172,7 @@ class Trace:
 
         sequence = self.sequences.get(queue, 0)
         # The producer's number is its queue's: each has one stream of sequences.
-        who = None if producer is None else producer + queue
+        who = None if producer_id is None else producer_id + queue
         values = batch([*bodies], tag="x", properties=self.properties)
         made = self.store.put(PutRequest("t", queue, values, who, 0, sequence, "quorum"))
 

@@ -96,7 +96,7 @@ def snapshots(width: int) -> Trace:
     trace = Trace(width, salt=4)
     trace.open()
     for turn in range(24):
-        trace.put(turn % 2, 2, 700, producer=70)
+        trace.put(turn % 2, 2, 700, producer_id=70)
         if turn % 5 == 4:
             trace.store.commit_offsets("g", "t", {0: turn})
         if turn % 3 == 2:
@@ -148,10 +148,10 @@ def _leader(width: int, *, shared: int, salt: int, tail: int) -> Trace:
     trace = Trace(width, record=False, salt=5)
     trace.open()
     for turn in range(shared):
-        trace.put(turn % 2, 2, 500, producer=70)
+        trace.put(turn % 2, 2, 500, producer_id=70)
     trace.chance = random.Random(SEED + salt)
     for turn in range(tail):
-        trace.put(turn % 2, 2 + salt % 2, 400 + 50 * salt, producer=70)
+        trace.put(turn % 2, 2 + salt % 2, 400 + 50 * salt, producer_id=70)
     return trace
 
 
@@ -174,7 +174,7 @@ def clean_closes(width: int) -> Trace:
     for life in range(4):
         trace.open()
         for turn in range(5):
-            trace.put(turn % 2, 2, 300 + 100 * life, producer=70)
+            trace.put(turn % 2, 2, 300 + 100 * life, producer_id=70)
             if turn == 3:
                 trace.ack()
         trace.ack()
@@ -200,7 +200,7 @@ def large_snapshots(width: int) -> Trace:
 
     with failpoint("log.after_store", confirm_often):
         for turn in range(20):
-            trace.put(turn % 2, 1, 1300, producer=70)
+            trace.put(turn % 2, 1, 1300, producer_id=70)
             if turn % 4 == 3:
                 trace.ack()
     return trace
@@ -232,7 +232,7 @@ def broken_snapshots(width: int) -> Trace:
         with failpoint("log.roll", roll), failpoint("log.after_store", store):
             for turn in range(20):
                 try:
-                    trace.put(turn % 2, 1, 1300, producer=70)
+                    trace.put(turn % 2, 1, 1300, producer_id=70)
                 except FailPointReached:
                     break
         assert rolled
@@ -241,7 +241,7 @@ def broken_snapshots(width: int) -> Trace:
     trace.open()
     trace.ack()
     for turn in range(4):
-        trace.put(turn % 2, 1, 1300, producer=70)
+        trace.put(turn % 2, 1, 1300, producer_id=70)
     trace.ack()
     return trace
 
@@ -251,7 +251,7 @@ def sealed(width: int) -> Trace:
     trace = Trace(width, salt=12)
     trace.open()
     for turn in range(10):
-        trace.put(turn % 2, 2, 200, producer=70)
+        trace.put(turn % 2, 2, 200, producer_id=70)
         if turn % 3 == 1:
             trace.ack()
         if turn % 3 == 2:
@@ -399,7 +399,7 @@ def middles(width: int) -> Trace:
     trace = Trace(width, salt=18, config=MIDDLES)
     trace.open()
     for turn in range(20):
-        trace.put(turn % 2, 2, 400, producer=90)
+        trace.put(turn % 2, 2, 400, producer_id=90)
         if turn % 3 == 2:
             trace.ack()
         if turn == 9:

@@ -205,7 +205,7 @@ class FakeBackend:
                 count - skip,
                 0,
                 now,
-                producer=request.producer_id,
+                producer_id=request.producer_id,
                 epoch=request.epoch,
                 first_sequence=request.first_sequence + skip,
             )

@@ -18,14 +18,14 @@ from tests.support.message_kinds import BORN_MS, IPV4, Kind
 QUEUES = 4
 
 
-def put_all(store: MessageStore, kinds: Iterable[Kind], *, producer: int | None = None) -> None:
+def put_all(store: MessageStore, kinds: Iterable[Kind], *, producer_id: int | None = None) -> None:
     """Put each kind. A producer's stamps go into those that are ordinary puts."""
     sequences: dict[tuple[str, int], int] = {}
     for kind in kinds:
         if is_ordinary(kind):
             if kind["topic"] not in store.state.topics:
                 store.create_topic(kind["topic"], QUEUES, [0])
-            put(store, kind, producer, sequences)
+            put(store, kind, producer_id, sequences)
         else:
             put_inner(store, kind)
 
@@ -39,7 +39,7 @@ def is_ordinary(kind: Kind) -> bool:
 
 
 def put(
-    store: MessageStore, kind: Kind, producer: int | None, sequences: dict[tuple[str, int], int]
+    store: MessageStore, kind: Kind, producer_id: int | None, sequences: dict[tuple[str, int], int]
 ) -> None:
     """As a producer does."""
     bodies = [base64.b64decode(body) for body in kind.get("batch", [kind.get("body")])]
@@ -60,7 +60,7 @@ def put(
 
     key = (kind["topic"], kind["queueId"])
     first = sequences.get(key, 0)
-    store.put(PutRequest(*key, rows, producer, 0, first, "quorum"))
+    store.put(PutRequest(*key, rows, producer_id, 0, first, "quorum"))
     sequences[key] = first + count
 
 
