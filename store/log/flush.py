@@ -75,7 +75,7 @@ class SegmentSyncer(SegmentFiles):
 
     def __init__(self, commitlog_dir: str | Path, segment_size_bytes: int, files: Files) -> None:
         super().__init__(commitlog_dir, segment_size_bytes, files)
-        self._failed: FlushFailed | None = None
+        self._sync_error: FlushFailed | None = None
         #: fdatasync calls so far
         self.syncs = 0
 
@@ -85,8 +85,8 @@ class SegmentSyncer(SegmentFiles):
         Raises: FlushFailed after a failed sync. Every later call raises it at once, without touching the disk. OSError,
         Unavailable if a file cannot be opened: nothing of it was synced, and the next call tries again.
         """
-        if self._failed is not None:
-            raise self._failed
+        if self._sync_error is not None:
+            raise self._sync_error
         if start >= stop:
             return
 
@@ -105,12 +105,12 @@ class SegmentSyncer(SegmentFiles):
             self.syncs += 1
 
     def _latch(self, segment_start: int, error: OSError) -> FlushFailed:
-        self._failed = FlushFailed(
+        self._sync_error = FlushFailed(
             f"fdatasync of commit log file {segment_start:020d} failed: {error}; the store stops writing",
             offset=segment_start,
             errno=error.errno or errno_codes.EIO,
         )
-        return self._failed
+        return self._sync_error
 
 
 @dataclass(eq=False)
