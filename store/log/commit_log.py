@@ -651,16 +651,16 @@ class CommitLog:
         self,
         scan_from: int,
         visit: Visit | None = None,
-        before_boot_note: Callable[[int], None] | None = None,
+        cut_queues: Callable[[int], None] | None = None,
         *,
         queues_end: int = 0,
     ) -> Scan:
         """Walk from `scan_from`, where a record starts, decide about the stop position, and finish the log.
 
         Args: `visit`: called with (view, segment_start, walk) for the valid records of each file in order.
-        `before_boot_note`: called with the log's end; cuts the files that a power loss may have torn. Once this boot
-        is noted, a restart trusts everything it finds. `queues_end`: the end of the last record that a consume queue
-        knows. A log that RocketMQ wrote and closed in order ends there.
+        `cut_queues`: called with the log's end before this boot is noted; cuts consume queues that a power loss may
+        have torn. Once the boot is noted, a restart trusts everything it finds. `queues_end`: the end of the last
+        record that a consume queue knows. A log that RocketMQ wrote and closed in order ends there.
         Raises: Corrupt, with nothing changed, if the decision table says so.
         """
         self.pool.restore(self.marks.appended_end)
@@ -695,8 +695,8 @@ class CommitLog:
             self.sync()
             self.marks.lower(end)
 
-        if before_boot_note is not None:
-            before_boot_note(end)
+        if cut_queues is not None:
+            cut_queues(end)
         self._note_boot()
 
         self.recovered = found
