@@ -75,7 +75,7 @@ class ReputService:
         #: queues that got units since `take_changed_queues` was called last
         self._changed_queues: set[QueueKey] = set()
         #: damaged ranges below the confirmed end that were skipped, [start, stop)
-        self._holes: list[tuple[int, int]] = []
+        self._skipped_ranges: list[tuple[int, int]] = []
 
     def remember(self, unit: UndispatchedUnit) -> None:
         """Remember records that were just appended, so that dispatch need not read them from the log."""
@@ -155,7 +155,7 @@ class ReputService:
     def _append_units(self, found: UndispatchedUnit | rows.RowRun, tags_codes: Int64s) -> None:
         """Append the units of neighbouring records of one queue, and note that the queue changed."""
         queue = self._queues.get(found.topic, found.queue_id)
-        if self._holes:
+        if self._skipped_ranges:
             self._point_into_damage(queue, found.first_offset, int(found.positions[0]))
         queue.append(found.first_offset, found.positions, found.sizes, tags_codes)
         self._changed_queues.add((found.topic, found.queue_id))
@@ -213,7 +213,7 @@ class ReputService:
         """Continue after damage below the confirmed end, so that the whole records after it can be read."""
         self._log.note_damage(self._log.damage(at, fault))
         self.dispatched = self._log.next_record_after(at, upto)
-        self._holes.append((at, self.dispatched))
+        self._skipped_ranges.append((at, self.dispatched))
 
     def _point_into_damage(self, queue: ConsumeQueue, upto: int, position: int) -> None:
         """Append units for a queue's damaged messages below offset `upto`. The units point into the damage.
@@ -222,7 +222,7 @@ class ReputService:
 
         Args: `position`: of the next message.
         """
-        for start, stop in self._holes:
+        for start, stop in self._skipped_ranges:
             missing = upto - queue.max_offset
             count = min(missing, (stop - start) // fmt.RECORD_MIN_BYTES)
             if count > 0 and 0 <= queue.max_physical_offset <= start and stop <= position:
