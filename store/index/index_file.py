@@ -95,7 +95,7 @@ class IndexFile:
     def __init__(self, path: Path, slots: int, entries: int, fd: int, *, files: Files) -> None:
         self.path = path
         self._slot_count = slots
-        self._entry_count = entries
+        self._entries_max = entries
         self._fd = fd
         self._files = files
         self._slot_map: memoryview | None = None
@@ -153,12 +153,12 @@ class IndexFile:
 
     def _read_header(self) -> IndexHeader:
         found = IndexHeader(*HEADER.unpack(self._files.pread(self._fd, HEADER.size, 0)))
-        return found._replace(count=min(max(found.count, 1), self._entry_count))
+        return found._replace(count=min(max(found.count, 1), self._entries_max))
 
     @property
     def room(self) -> int:
         """Entries that can still be written."""
-        return self._entry_count - self.header.count
+        return self._entries_max - self.header.count
 
     @property
     def empty(self) -> bool:
@@ -424,7 +424,7 @@ class IndexFile:
     def _read_block(self, block: int) -> bytes:
         """Read a block of entries. Keep it if all of them count. Callers: with `_fd_lock`. Raises: as `_read`."""
         low = block * BLOCK_ENTRIES
-        high = min(low + BLOCK_ENTRIES, self._entry_count)
+        high = min(low + BLOCK_ENTRIES, self._entries_max)
         start = self._entries_at
         found = self._files.read_range(
             self._open_fd(), start + low * ENTRY_BYTES, start + high * ENTRY_BYTES, path=self.path
@@ -459,7 +459,7 @@ class IndexFile:
         page_size = min(page_size, LOCKED_STEPS)
 
         for _ in range(0, CHAIN_STEPS, page_size):
-            if not 0 < number < self._entry_count:
+            if not 0 < number < self._entries_max:
                 break
             offsets, number = self._follow(header, number, page_size, key_hash, begin_ms, end_ms)
             if offsets:
@@ -467,7 +467,7 @@ class IndexFile:
 
         while number > 0:
             low = max(1, number + 1 - SCAN_ENTRIES)
-            entries = self._entries(low, min(number + 1, self._entry_count))
+            entries = self._entries(low, min(number + 1, self._entries_max))
             rows = np.flatnonzero(entries["hash"] == key_hash)[::-1]
             seconds = entries["seconds"][rows].astype(np.int64)
             # The first entry counts from another time: that of the file before.
@@ -498,7 +498,7 @@ class IndexFile:
         found_rows: list[Int64s] = [np.empty(0, np.int64)]
         found_offsets: list[Int64s] = [np.empty(0, np.int64)]
         for _ in range(CHAIN_STEPS):
-            inside = (numbers > 0) & (numbers < self._entry_count)
+            inside = (numbers > 0) & (numbers < self._entries_max)
             rows, numbers = rows[inside], numbers[inside]
             if not len(rows):
                 break
