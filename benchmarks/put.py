@@ -218,8 +218,8 @@ class Embedded:
             if len(under_way) >= under_way_max:
                 self._store.wait(under_way.popleft())
 
-        for append in under_way:
-            self._store.wait(append)
+        for appended in under_way:
+            self._store.wait(appended)
         return count * shape[0] / (time.perf_counter() - begin)
 
     def __enter__(self) -> Embedded:

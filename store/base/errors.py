@@ -51,6 +51,8 @@ class Unavailable(RayMQError):
 class DeliveryUnknown(RayMQError):
     """The message may or may not be stored. Fields: status, append; for a send also topic, queue_id and shard.
 
+    `append` holds the fields of the `AppendedRows`, or None if the place of the message is unknown.
+
     `Producer.resend` sends the message again with the same sequence number, so that it is stored once. `send` might
     store it twice.
     """

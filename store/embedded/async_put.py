@@ -41,7 +41,7 @@ class _Batch:
     properties: list[bytes | None] = field(default_factory=list)
     nbytes: int = 0
     done: threading.Event = field(default_factory=threading.Event)
-    append: AppendedRows | None = None
+    appended: AppendedRows | None = None
     error: Exception | None = None
     #: one message each, when one of the batch was refused: only that message fails
     singles: list[_Batch] = field(default_factory=list)
@@ -90,9 +90,9 @@ class AsyncAppend:
             batch, row = batch.singles[row], 0
         if batch.error is not None:
             raise batch.error
-        if batch.append is None:
+        if batch.appended is None:
             raise Unavailable("the store was closed before the message was stored", field="store")
-        return batch.append.first_offset + row
+        return batch.appended.first_offset + row
 
 
 class AsyncPut:
@@ -174,7 +174,7 @@ class AsyncPut:
     def _append(self, batch: _Batch) -> None:
         """Append a batch. Its error is kept for the callers of `AsyncAppend.result`."""
         try:
-            batch.append = self._store.append(batch.request())
+            batch.appended = self._store.append(batch.request())
         except (RayMQError, OSError) as error:
             batch.error = error
             if isinstance(error, Rejected):
@@ -199,8 +199,8 @@ class AsyncPut:
         for one in batch.singles:
             self._await_promise(one)
         try:
-            if batch.append is not None:
-                self._store.wait(batch.append)
+            if batch.appended is not None:
+                self._store.wait(batch.appended)
         except Exception as error:
             batch.error = error
         finally:

@@ -211,7 +211,7 @@ class EmbeddedStore:
         """Store a half message, which readers see after its transaction commit. See `TransactionService.prepare`."""
         self._check_working()
         half = self.transactions.prepare(message)
-        self._await(half.append)
+        self._await(half.appended)
         self._advance()
         return half
 

@@ -136,26 +136,26 @@ class MessagePut:
 
     def _append(self, messages: tuple[InnerMessage, ...]) -> PutResult:
         try:
-            appends = self._store.put_path.put_inner_unit(
+            appended = self._store.put_path.put_inner_unit(
                 messages, record_bytes_max=self._config.max_message_bytes + RECORD_EXTRA_BYTES_MAX
             )
         except (RayMQError, OSError) as error:
             return self._refused(error)
 
-        first = appends[0]
+        first = appended[0]
         host = self._config.store_host
         stored = AppendResult(
             first.physical_offset,
             first.end_offset - first.physical_offset,
-            tuple(fmt.offset_message_id(*host, append.physical_offset) for append in appends),
+            tuple(fmt.offset_message_id(*host, rows.physical_offset) for rows in appended),
             first.store_time_ms,
             first.first_offset,
-            len(appends),
+            len(appended),
         )
 
         if all(wait_store_ok(message.properties) for message in messages):
             try:
-                self._await_promise(appends[-1])
+                self._await_promise(appended[-1])
             except (RayMQError, OSError) as error:
                 return PutResult(status_of(error), stored, error)
 

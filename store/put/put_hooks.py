@@ -48,7 +48,7 @@ class PutHook:
         """
         return request
 
-    def after_batch(self, request: PutRequest, append: AppendedRows | None) -> None:
+    def after_batch(self, request: PutRequest, appended: AppendedRows | None) -> None:
         """Called with the place of the columns; None: they were refused, or stored in part. Exceptions are logged.
 
         Not called for columns that still waited to be appended when their shard stopped writing. Unlike `after_put`, it
@@ -92,11 +92,13 @@ def before_batch(hooks: Sequence[PutHook], request: PutRequest) -> PutRequest:
     return request
 
 
-def after_batch(hooks: Sequence[PutHook], request: PutRequest, append: AppendedRows | None) -> None:
+def after_batch(
+    hooks: Sequence[PutHook], request: PutRequest, appended: AppendedRows | None
+) -> None:
     """Call every hook."""
     for hook in hooks:
         try:
-            hook.after_batch(request, append)
+            hook.after_batch(request, appended)
         except Exception:
             # The message stays stored.
             logger.exception("put hook %s", hook.name)

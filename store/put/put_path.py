@@ -655,16 +655,16 @@ class PutPath:
             first, body = head.ending_at(self._log.end + total)
             records.insert(0, first)
 
-        appends = self._append_service_records(records, self._next_store_time_ms())
+        appended = self._append_service_records(records, self._next_store_time_ms())
         if head is not None:
-            self.group = GroupRange(appends[0].physical_offset, self._log.end)
+            self.group = GroupRange(appended[0].physical_offset, self._log.end)
             self._state.apply_state_record(state.PROGRESS, body)
-            del appends[0]
+            del appended[0]
 
         held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
         for each in prepared:
             self._stats.note_put(each.topic, 1, each.size, held_ms)
-        return appends
+        return appended
 
     def _make_room(self, nbytes: int) -> None:
         """Let records of so many bytes follow each other in one file."""
@@ -682,7 +682,7 @@ class PutPath:
         at = log.end
         end = at + sum(each.size for each in records)
 
-        appends, parts = [], []
+        appended, parts = [], []
         offsets: dict[tuple[str, int], int] = {}
         for each in records:
             key = (each.topic, each.queue_id)
@@ -692,7 +692,7 @@ class PutPath:
             )
             if each.queued:
                 offsets[key] = offset + 1
-            appends.append(
+            appended.append(
                 AppendedRows(
                     first_offset=offset,
                     count=1,
@@ -706,11 +706,11 @@ class PutPath:
             at += each.size
 
         log.append(b"".join(parts), self.epoch)
-        self._note_service_records(records, appends)
-        return appends
+        self._note_service_records(records, appended)
+        return appended
 
     def _note_service_records(
-        self, stored: list[PreparedInner], appends: list[AppendedRows]
+        self, stored: list[PreparedInner], appended: list[AppendedRows]
     ) -> None:
         """Account for messages that are in the log now: neighbours of one queue together."""
         keys = [(each.topic, each.queue_id, each.queued) for each in stored]
@@ -719,11 +719,11 @@ class PutPath:
             if row < len(keys) and keys[row] == keys[first]:
                 continue
             if stored[first].queued:
-                self._note_run(stored[first:row], appends[first:row])
+                self._note_run(stored[first:row], appended[first:row])
             first = row
 
-    def _note_run(self, stored: list[PreparedInner], appends: list[AppendedRows]) -> None:
-        first, last = appends[0], appends[-1]
+    def _note_run(self, stored: list[PreparedInner], appended: list[AppendedRows]) -> None:
+        first, last = appended[0], appended[-1]
         topic, queue_id = stored[0].topic, stored[0].queue_id
         levels = self._config.delay_levels_ms
         codes = [
@@ -737,7 +737,7 @@ class PutPath:
                 topic=topic,
                 queue_id=queue_id,
                 first_offset=first.first_offset,
-                positions=np.array([each.physical_offset for each in appends], dtype=np.int64),
+                positions=np.array([each.physical_offset for each in appended], dtype=np.int64),
                 sizes=np.array([each.size for each in stored], dtype=np.int64),
                 tags_codes=np.array(codes, dtype=np.int64),
                 store_time_ms=first.store_time_ms,

@@ -83,8 +83,8 @@ def send_back(
             limit=limit,
         )
 
-    (append,) = store.put_inner([copy])
-    return target, append
+    (appended,) = store.put_inner([copy])
+    return target, appended
 
 
 def _queue_here(info: TopicInfo, shard: int) -> int:

@@ -53,7 +53,7 @@ class Half(NamedTuple):
 
     offset: int
     transaction_id: str
-    append: AppendedRows
+    appended: AppendedRows
 
 
 class CheckRound(NamedTuple):
@@ -117,8 +117,8 @@ class TransactionService:
         )
 
         self._check_size(half)
-        (append,) = self._store.put_inner([half])
-        return Half(append.first_offset, transaction_id, append)
+        (appended,) = self._store.put_inner([half])
+        return Half(appended.first_offset, transaction_id, appended)
 
     def _check_size(self, half: InnerMessage) -> None:
         """Check that a prepared message can also be committed, together with its op record."""

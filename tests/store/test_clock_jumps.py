@@ -44,7 +44,7 @@ class Shop:
     def open(self) -> None:
         self.store = MessageStore.open(ROOT, config=CONFIG, files=self.disk, clock=self.clock)
         self.delays = DelayService(self.store)
-        self.puts = MessagePut(self.store, lambda append: append)
+        self.puts = MessagePut(self.store, lambda appended: appended)
         confirm(self.store)
 
     def restart(self) -> None:

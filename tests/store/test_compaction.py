@@ -125,7 +125,7 @@ def test_a_message_without_a_key_cannot_reach_a_compacted_topic_by_a_detour(
     store: MessageStore,
 ) -> None:
     store.create_topic("t", 1, [0])
-    doors = MessagePut(store, lambda append: append)
+    doors = MessagePut(store, lambda appended: appended)
     end = store.log.end
     bare = InnerMessage("c", 0, b"x")
     level, blank = {"DELAY": "2"}, {"KEYS": " "}

@@ -198,7 +198,7 @@ def test_an_export_ends_with_the_damage_and_never_writes_it(root: Path, tmp_path
 
 def test_what_is_put_again_is_compared_before(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
-    append = engine.store.put_inner([InnerMessage("t", 0, BODIES[0], {})])[0]
+    appended = engine.store.put_inner([InnerMessage("t", 0, BODIES[0], {})])[0]
     half = engine.prepare(BODIES[1])
     other = engine.prepare(BODIES[2])
     engine.confirm()
@@ -206,7 +206,7 @@ def test_what_is_put_again_is_compared_before(tmp_path: Path) -> None:
         flip(tmp_path / FIRST_LOG, units(engine.store, topic)[0][0] + 100)
     end = engine.store.log.end
     with pytest.raises(Corrupt):
-        send_back(engine.store, "g", "t", 0, append.first_offset)
+        send_back(engine.store, "g", "t", 0, appended.first_offset)
     with pytest.raises(Corrupt):
         engine.service.commit(half)
     assert engine.store.log.end == end

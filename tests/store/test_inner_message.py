@@ -70,9 +70,9 @@ def read(store: MessageStore, topic: str, queue_id: int) -> list[bytes]:
 
 def test_every_field_of_a_group_is_stored_and_each_queue_counts_its_own(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    appends = store.put_inner(GROUP, progress=PROGRESS)
-    assert [append.first_offset for append in appends] == [0, 0, 1]
-    assert {append.end_offset for append in appends} == {store.log.end}
+    appended = store.put_inner(GROUP, progress=PROGRESS)
+    assert [rows.first_offset for rows in appended] == [0, 0, 1]
+    assert {rows.end_offset for rows in appended} == {store.log.end}
     confirm(store)
     assert read(store, "a", 1) == [b"first", b"third"]
     assert read(store, "b", 0) == [b"second" * 50]

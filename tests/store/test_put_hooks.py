@@ -51,8 +51,8 @@ class Columns(PutHook):
         made = given.set_column(0, given.schema.field(0), bodies)
         return request._replace(batch=made.slice(1) if self.cuts else made)
 
-    def after_batch(self, request: PutRequest, append: AppendedRows | None) -> None:
-        self.reported.append((request.batch.num_rows, append))
+    def after_batch(self, request: PutRequest, appended: AppendedRows | None) -> None:
+        self.reported.append((request.batch.num_rows, appended))
         raise RuntimeError("advisory")
 
 

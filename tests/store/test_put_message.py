@@ -52,8 +52,8 @@ class Bench:
         self.disk = SimulatedDisk(record=False)
         self.clock = ManualClock()
         self.store = MessageStore.open(Path("/s"), config=CONFIG, files=self.disk, clock=self.clock)
-        self.promise: Callable[[object], object] = lambda _append: None
-        self.puts = MessagePut(self.store, lambda append: self.promise(append))
+        self.promise: Callable[[object], object] = lambda _appended: None
+        self.puts = MessagePut(self.store, lambda appended: self.promise(appended))
 
     def put(self, message: InnerMessage = HELLO) -> PutResult:
         """One put. A refused put has changed nothing."""
@@ -116,7 +116,7 @@ def test_flush_slave_timeout_when_the_replica_is_late_and_its_status_wins(
         PROMISES["sync", True, "quorum"], flush_timeout_ms=5, replica_timeout_ms=3
     )
 
-    def promise(_append: object) -> None:
+    def promise(_appended: object) -> None:
         combiner.add(1, 100, 0)
         (late,) = combiner.combine(Ends(100, 100, 0, 0), 6)
         raise error_of(late.status, "late", append={})
@@ -432,7 +432,7 @@ def test_a_delay_level_that_is_none_does_no_harm_in_a_batch(bench: Bench) -> Non
 # --- WAIT=false ----------------------------------------------------------------------------------
 
 
-def never(_append: object) -> object:
+def never(_appended: object) -> object:
     raise AssertionError("no caller waits")
 
 

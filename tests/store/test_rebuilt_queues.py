@@ -116,9 +116,9 @@ def test_half_a_group_that_memory_mode_had_confirmed_is_cut_after_a_power_loss(
     confirm(store)
     start = store.log.end
     group = [InnerMessage("t", 0, b"x" * 5000)] * 3
-    appends = store.put_inner(group, progress=ServiceProgress("service", {"k": 1}))
+    appended = store.put_inner(group, progress=ServiceProgress("service", {"k": 1}))
     store.log.note_confirmed(store.log.end)
-    last, end = appends[-1].physical_offset, store.log.end
+    last, end = appended[-1].physical_offset, store.log.end
     store.abandon()
     with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
         file.seek(last)

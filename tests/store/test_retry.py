@@ -25,9 +25,9 @@ def engine(tmp_path: Path):
 
 def put(engine: Engine, topic: str = "t", **fields: int) -> int:
     message = InnerMessage(topic, 0, b"work", {"TAGS": "a", "_P": "A" * 20}, **fields)
-    (append,) = engine.store.put_inner([message])
+    (appended,) = engine.store.put_inner([message])
     engine.confirm()
-    return append.first_offset
+    return appended.first_offset
 
 
 def newest(engine: Engine, topic: str, queue_id: int) -> StoredMessage:
@@ -75,9 +75,9 @@ def test_a_message_larger_than_a_group_of_deliveries_comes_again_and_so_does_the
     config = engine.store.config
     bodies = [b"l" * (config.group_bytes_max + 1000), b"small"]
     for body in bodies:
-        (append,) = engine.store.put_inner([InnerMessage("t", 0, body)])
+        (appended,) = engine.store.put_inner([InnerMessage("t", 0, body)])
         engine.confirm()
-        send_back(engine.store, "g", "t", 0, append.first_offset)
+        send_back(engine.store, "g", "t", 0, appended.first_offset)
     engine.confirm()
     engine.clock.advance(10_000)
     delays = DelayService(engine.store)
@@ -91,10 +91,10 @@ def test_a_message_that_could_not_be_delivered_again_is_refused_when_it_is_sent_
     engine: Engine,
 ) -> None:
     largest = engine.store.config.record_bytes_max
-    (append,) = engine.store.put_inner([InnerMessage("t", 0, b"l" * (largest - 700))])
+    (appended,) = engine.store.put_inner([InnerMessage("t", 0, b"l" * (largest - 700))])
     engine.confirm()
     with pytest.raises(Rejected, match="sent back the message makes a record of") as refused:
-        send_back(engine.store, "g", "t", 0, append.first_offset)
+        send_back(engine.store, "g", "t", 0, appended.first_offset)
     assert (refused.value.field, refused.value.limit) == ("record", largest - GROUP_RESERVE_BYTES)
 
 
