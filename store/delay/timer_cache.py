@@ -170,8 +170,10 @@ class TimerCache:
 
     def takes(self, slots_ms: Int64s) -> bool:
         """Whether these seconds and those that wait lie within the wheel's fourteen days."""
-        first = self.wheel.first()
-        seconds = slots_ms if first is None else np.append(slots_ms, (first, self.wheel.latest))
+        first_ms = self.wheel.first_ms()
+        seconds = (
+            slots_ms if first_ms is None else np.append(slots_ms, (first_ms, self.wheel.latest_ms))
+        )
         return not len(seconds) or int(np.ptp(seconds)) < WHEEL_SLOTS * PRECISION_MS
 
     def add(self, due: Due, positions: Int64s, sizes: Int64s, time_ms: int) -> None:

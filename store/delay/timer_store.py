@@ -103,11 +103,11 @@ class TimerMessageStore:
         """Offset of the timer topic from which on records may still wait. Callers: any thread."""
         end = self._topic.end
         known = self._ready and self._progress.next_offset >= end
-        first = self._cache.wheel.first()
+        first_ms = self._cache.wheel.first_ms()
         # `_ready` is read twice: while another thread loads the wheel, the wheel lacks records.
         if known and self._ready:
             # Every record was added: the wheel knows those that wait, however long ago the last delivery was.
-            return end if first is None else self._topic.first_that_may_wait(first)
+            return end if first_ms is None else self._topic.first_that_may_wait(first_ms)
         progress = timer_rule.TimerProgress.of(self._store.state.progress.get(TIMERS_SERVICE, {}))
         return self._topic.first_that_may_wait(progress.second_ms) if progress.second_ms else 0
 
@@ -150,12 +150,12 @@ class TimerMessageStore:
 
     def _has_due(self, this_second_ms: int) -> bool:
         """Whether a timer waits for a second that is over."""
-        first_ms = self._cache.wheel.first()
+        first_ms = self._cache.wheel.first_ms()
         return first_ms is not None and first_ms < this_second_ms
 
     def _next_due_ms(self, now_ms: int) -> int | None:
         """When to call `run` again after all that is due was delivered; None: nothing waits."""
-        first_ms = self._cache.wheel.first()
+        first_ms = self._cache.wheel.first_ms()
         due_ms = None if first_ms is None else first_ms + timer_rule.PRECISION_MS
         if self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0) > self._progress.next_offset:
             # A roll or a put is not confirmed yet.
@@ -267,8 +267,8 @@ class TimerMessageStore:
             if self._progress.next_offset >= self._topic.end or count >= limit:
                 break
             rows = self._topic.read(self._progress.next_offset, SLICE_ROWS)
-            first = self._cache.wheel.first()
-            if first is None or first < now_ms - now_ms % timer_rule.PRECISION_MS:
+            first_ms = self._cache.wheel.first_ms()
+            if first_ms is None or first_ms < now_ms - now_ms % timer_rule.PRECISION_MS:
                 rows = self._rows_within_wheel(rows)
             if self._blocked and not len(rows.offsets):
                 break
@@ -282,8 +282,8 @@ class TimerMessageStore:
         for count in range(1, len(rows.offsets) + 1):
             if not self._cache.takes(rows.due.slot_ms[:count]):
                 self._blocked = True
-                first = rows.select(slice(count - 1))
-                return first._replace(next_offset=int(rows.offsets[count - 1]))
+                within = rows.select(slice(count - 1))
+                return within._replace(next_offset=int(rows.offsets[count - 1]))
         return rows
 
     def _add_and_deliver_late(self, rows: TimerRows, now_ms: int) -> int:
@@ -330,7 +330,7 @@ class TimerMessageStore:
         """Deliver the seconds that are over, group by group. Returns: how many messages."""
         count = 0
         while count < limit:
-            second_ms = self._cache.wheel.first()
+            second_ms = self._cache.wheel.first_ms()
             if second_ms is None or second_ms >= this_second_ms:
                 break
             if second_ms > self._progress.second_ms:

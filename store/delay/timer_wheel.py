@@ -32,7 +32,7 @@ class Slot(NamedTuple):
 class TimerWheel:
     """The seconds that anything waits for, in memory. `sync` writes them to RocketMQ's file.
 
-    Callers: one thread; `first` and `waiting`: any.
+    Callers: one thread; `first_ms` and `waiting`: any.
     """
 
     def __init__(self, path: Path, *, files: Files) -> None:
@@ -46,11 +46,11 @@ class TimerWheel:
         self._slots: dict[int, Slot] = {}
         self._order: list[int] = []
         self._changed: set[int] = set()
-        #: the latest second that a timer waits for, ms
-        self.latest = 0
+        #: the latest second that a timer waits for
+        self.latest_ms = 0
 
-    def first(self) -> int | None:
-        """The second that is due first, ms; None when nothing waits."""
+    def first_ms(self) -> int | None:
+        """The second that is due first; None when nothing waits."""
         return next(iter(self._order), None)
 
     def get(self, time_ms: int) -> Slot | None:
@@ -66,7 +66,7 @@ class TimerWheel:
         """Set the slot of a second."""
         if time_ms not in self._slots:
             heapq.heappush(self._order, time_ms)
-            self.latest = max(self.latest, time_ms)
+            self.latest_ms = max(self.latest_ms, time_ms)
         self._slots[time_ms] = slot
         self._changed.add(time_ms)
 
@@ -75,7 +75,7 @@ class TimerWheel:
         time_ms = heapq.heappop(self._order)
         del self._slots[time_ms]
         if not self._order:
-            self.latest = 0
+            self.latest_ms = 0
 
     def create(self) -> None:
         """Make an empty file in place of any old one. Raises: StorageFull, OSError."""
