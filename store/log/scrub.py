@@ -39,6 +39,12 @@ FAULTS_MAX = 100
 _SAVED_BYTES = 1 << 30
 #: waits are cut into pieces of this length, so that a stop is quick
 _WAIT_S = 5.0
+#: the pause after a failure of the disk
+RETRY_S = 60.0
+#: shorter waits are added up: a wait for each of many small units would cost more than comparing them
+_NAP_S = 0.05
+#: about how many bytes of units are read from the chain at a time
+STEP_BYTES = 1 << 20
 
 
 @dataclass
@@ -49,12 +55,6 @@ class ScrubCounters:
     units: int = 0
     passes: int = 0
     faults: int = 0
-
-
-#: shorter waits are added up: a wait for each of many small units would cost more than comparing them
-_NAP_S = 0.05
-#: about how many bytes of units are read from the chain at a time
-STEP_BYTES = 1 << 20
 
 
 class _Throttle:
@@ -131,7 +131,7 @@ class Scrub:
             "position": self.position,
             "passed_ms": self._last_pass_end_ms,
             "bytes_per_s": self.pace(),
-            "too_slow": self.too_slow(),
+            "too_slow": self.slowness_advice(),
             **vars(self.counters),
             "found": [{"message": str(fault), **fault.fields} for fault in self.faults],
         }
@@ -143,7 +143,7 @@ class Scrub:
         needed = self._log_bytes() * 1000 // self.pass_ms
         return min(self.bytes_per_s, max(LEAST_BYTES_PER_S, needed))
 
-    def too_slow(self) -> str | None:
+    def slowness_advice(self) -> str | None:
         """Advice if a pass over so large a log takes too long; None if it does not."""
         whole, interval_ms = self._log_bytes(), self.pass_ms + self.pause_ms
         unlimited = not self.bytes_per_s or not self.pass_ms
@@ -228,7 +228,7 @@ class Scrub:
             try:
                 wait_s = self.step()
             except (OSError, RayMQError) as error:
-                wait_s = _WAIT_S * 12
+                wait_s = RETRY_S
                 # A lack of descriptors or memory says nothing about the disk.
                 if not (isinstance(error, OSError) and error.errno in NOT_TRIED):
                     # If the fault cannot be reported now, the next try finds it again.

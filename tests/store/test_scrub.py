@@ -268,7 +268,7 @@ def test_by_default_all_is_read_twice_within_the_retention(
     scrub = scrub_of_size(tmp_path, clock, size, file_reserved_hours=reserved_hours)
     cycle_ms = size * 1000 / scrub.pace() + scrub.pause_ms
     fits = size <= 64 * (1 << 20) * min(24, reserved_hours / 2) * 3600
-    assert (scrub.too_slow() is None) == fits
+    assert (scrub.slowness_advice() is None) == fits
     assert scrub.pace() <= 64 << 20
     if fits:
         assert cycle_ms <= min(24, reserved_hours / 2) * HOUR_MS * 1.5
