@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.store.base.arrays import Structs
-from raymq.store.base.errors import Rejected
+from raymq.store.base.errors import Rejected, require
 
 #: (producer id, topic, queue id)
 EntryKey = tuple[int, str, int]
@@ -64,6 +64,20 @@ ENTRY_DTYPE = np.dtype(
 )
 EPOCH_DTYPE = np.dtype(
     [("producer", "<u8"), ("queue", "<u4"), ("time_ms", "<i8"), ("epoch", "<i8")]
+)
+# The same rows, one at a time: an entry is a key and its values.
+_KEY_STRUCT = struct.Struct("<QI")
+_VALUES_STRUCT = struct.Struct("<qqqqqqqq")
+_ENTRY_STRUCT = struct.Struct("<QIqqqqqqqq")
+_EPOCH_STRUCT = struct.Struct("<QIqq")
+_KEY_BYTES = _KEY_STRUCT.size
+
+for _row_bytes in (_ENTRY_STRUCT.size, _KEY_BYTES + _VALUES_STRUCT.size):
+    require(_row_bytes == ENTRY_DTYPE.itemsize, "the entry's layouts agree", found=_row_bytes)
+require(
+    _EPOCH_STRUCT.size == EPOCH_DTYPE.itemsize,
+    "the epoch's layouts agree",
+    found=_EPOCH_STRUCT.size,
 )
 
 
@@ -172,7 +186,6 @@ class _Rows:
         self.count = 0
         self._chunks: list[bytearray] = []
         self._slots = array("i", [-1]) * _SLOTS_MIN
-        self._key = struct.Struct("<QI")
         for part in parts:
             self._append_rows(part)
         if self.count:
@@ -204,7 +217,7 @@ class _Rows:
         mask = len(slots) - 1
         at = _hash(producer_id, queue_number) & mask
         while (row := slots[at]) >= 0:
-            if self._key.unpack_from(*self.address(row)) == (producer_id, queue_number):
+            if _KEY_STRUCT.unpack_from(*self.address(row)) == (producer_id, queue_number):
                 return row
             at = (at + 1) & mask
         return -1
@@ -214,7 +227,7 @@ class _Rows:
         row = self.count
         if row >> _CHUNK_BITS == len(self._chunks):
             self._chunks.append(bytearray(_CHUNK_ROWS * self.nbytes))
-        self._key.pack_into(*self.address(row), producer_id, queue_number)
+        _KEY_STRUCT.pack_into(*self.address(row), producer_id, queue_number)
         self.count += 1
 
         if 3 * self.count > 2 * len(self._slots):
@@ -495,9 +508,3 @@ class ProducerTable:
     def queue_numbers(self, queues: list[tuple[str, int]]) -> npt.NDArray[np.uint32]:
         """The numbers that queues have here."""
         return np.array([self._queue_number(queue) for queue in queues], dtype=np.uint32)
-
-
-_ENTRY_STRUCT = struct.Struct("<QIqqqqqqqq")
-_VALUES_STRUCT = struct.Struct("<qqqqqqqq")
-_EPOCH_STRUCT = struct.Struct("<QIqq")
-_KEY_BYTES = 12
