@@ -20,6 +20,7 @@ from raymq.store.log.commit_log import CommitLog
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records import record
 from raymq.store.records.producer_stamp import without_stamp
+from raymq.store.records.properties import PROPERTY_SEPARATOR
 from raymq.store.state.shard_state import INTERNAL_TOPIC
 
 REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
@@ -93,7 +94,11 @@ class WaitingMessage(NamedTuple):
         text = self.properties
         if not extra or len(text) + 1 + len(extra) > fmt.PROPERTIES_MAX_BYTES:
             return text
-        return text + (b"" if not text or text.endswith(b"\x02") else b"\x02") + extra
+        return (
+            text
+            + (b"" if not text or text.endswith(PROPERTY_SEPARATOR) else PROPERTY_SEPARATOR)
+            + extra
+        )
 
 
 @lru_cache(maxsize=1024)

@@ -19,7 +19,7 @@ from raymq.store.base.failpoints import fail_point
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.config.delay_levels import TIMERS_SERVICE
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
-from raymq.store.records.properties import decode
+from raymq.store.records.properties import decode, encode
 
 from . import timer_rule
 from .delayed_record import SLICE_ROWS, DelayRun, WaitingMessage, by_queue, fitting, waiting_rows
@@ -406,7 +406,7 @@ class TimerMessageStore:
         kinds, times_ms = due.magic[rows].tolist(), due.enqueue_ms[rows].tolist()
 
         for each, kind, enqueued in zip(found, kinds, times_ms, strict=True):
-            times = f"{ENQUEUE_PROPERTY}\x01{enqueued}\x02{DEQUEUE_PROPERTY}\x01{now_ms}\x02"
+            times = encode({ENQUEUE_PROPERTY: str(enqueued), DEQUEUE_PROPERTY: str(now_ms)})
             if kind & timer_rule.MAGIC_ROLL:
                 messages.append(_rolled(each, times))
                 continue
@@ -415,7 +415,7 @@ class TimerMessageStore:
 
             if timer_rule.ROLL_TIMES.encode() in each.properties:
                 each = each._replace(properties=_TIMER_PROPERTIES.sub(_only_rolls, each.properties))
-            message = each.delivered(times.encode())
+            message = each.delivered(times)
             if message is None:
                 self.skipped += 1
             else:
@@ -465,12 +465,12 @@ def _key(found: WaitingMessage) -> str:
     return f"{properties.get('REAL_TOPIC')}+{properties.get('UNIQ_KEY')}"
 
 
-def _rolled(found: WaitingMessage, times: str) -> InnerMessage:
+def _rolled(found: WaitingMessage, times: bytes) -> InnerMessage:
     """The message for another turn in the timer topic."""
     turns = decode(found.properties).get(timer_rule.ROLL_TIMES, "0")
     turn = int(turns) + 1 if turns.isdecimal() else 1
     bare = found._replace(properties=_TIMER_PROPERTIES.sub(b"", found.properties))
-    text = bare.with_text(f"{times}{timer_rule.ROLL_TIMES}\x01{turn}\x02".encode())
+    text = bare.with_text(times + encode({timer_rule.ROLL_TIMES: str(turn)}))
     return found.moved(TIMER_TOPIC, 0, text)
 
 

@@ -18,9 +18,11 @@ import numpy.typing as npt
 from raymq.store.base.arrays import Bools, Int32s, Int64s
 from raymq.store.base.errors import Rejected
 
+from .properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
+
 STAMP_NAME = "_P"
-PREFIX = STAMP_NAME.encode() + b"\x01"
-SUFFIX = b"\x02"
+PREFIX = STAMP_NAME.encode() + NAME_VALUE_SEPARATOR
+SUFFIX = PROPERTY_SEPARATOR
 STAMP_BYTES = 24
 PRODUCER_MAX = (1 << 64) - 1
 EPOCH_MAX = (1 << 20) - 1

@@ -20,7 +20,7 @@ DELAY = "DELAY"
 #: name of the property with the number of messages in an inner batch
 INNER_NUM = "INNER_NUM"
 #: the first bytes of TAGS in a properties string, and the bytes around its value
-TAG_NAME = TAGS.encode() + b"\x01"
+TAG_NAME = TAGS.encode() + NAME_VALUE_SEPARATOR
 TAG_EXTRA_BYTES = len(TAG_NAME) + 1
 
 

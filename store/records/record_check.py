@@ -13,10 +13,19 @@ from raymq.store.base.errors import Rejected
 from .binary_columns import joined_values, one_value, value_lengths, value_offsets
 from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES
-from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, TAGS, WAIT, separators_absent
+from .properties import (
+    NAME_VALUE_SEPARATOR,
+    PROPERTY_SEPARATOR,
+    TAG_EXTRA_BYTES,
+    TAG_NAME,
+    TAGS,
+    WAIT,
+    encode,
+    separators_absent,
+)
 from .small_batch import PUT_SCHEMA, SMALL_BYTES_MAX, SmallBatch, all_rows_valid, small_batch
 
-_WAITS_NOT = f"{WAIT}\x01false\x02".encode()
+_WAITS_NOT = encode({WAIT: "false"})
 
 #: bytes that a row of a SmallBatch counts for besides its body and properties
 ROW_BYTES = 64
@@ -108,7 +117,7 @@ def wait_store_ok(batch: pa.RecordBatch | SmallBatch) -> bool:
 
 def _waits_not(properties: bytes) -> bool:
     at = properties.find(_WAITS_NOT)
-    return at == 0 or (at > 0 and b"\x02" + _WAITS_NOT in properties)
+    return at == 0 or (at > 0 and PROPERTY_SEPARATOR + _WAITS_NOT in properties)
 
 
 def check_columns(batch: pa.RecordBatch) -> None:
@@ -153,7 +162,7 @@ def _check_lengths(lengths: Int64s, limit: int, field: str, advice: str) -> None
 
 def _check_tags(tag: pa.StringArray) -> None:
     data = joined_values(tag)
-    if b"\x01" in data or b"\x02" in data:
+    if NAME_VALUE_SEPARATOR in data or PROPERTY_SEPARATOR in data:
         # A null slot may span bytes too: only now look row by row.
         for row, text in enumerate(tag.to_pylist()):
             if text and not separators_absent(text):
@@ -182,7 +191,7 @@ def _check_properties(properties: pa.BinaryArray) -> None:
         # The name may be part of another name or in a null slot: only now look row by row.
         for row, value in enumerate(properties.to_pylist()):
             for reserved in (TAG_NAME, STAMP_PREFIX):
-                if value and (value.startswith(reserved) or b"\x02" + reserved in value):
+                if value and (value.startswith(reserved) or PROPERTY_SEPARATOR + reserved in value):
                     name = reserved[:-1].decode()
                     raise Rejected(
                         f"the properties of row {row} have {name}, which the store writes; "

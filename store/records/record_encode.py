@@ -22,7 +22,7 @@ from raymq.store.base.errors import Rejected, require
 from .binary_columns import value_lengths
 from .keys import Keyed, keyed_column
 from .producer_stamp import STAMP_BYTES, Stamp, stamp_column
-from .properties import TAG_NAME
+from .properties import PROPERTY_SEPARATOR, TAG_NAME
 from .small_batch import PreparedSmallBatch, SmallBatch
 
 
@@ -191,7 +191,7 @@ def _tag_piece(tag: pa.StringArray) -> tuple[Any, Int64s, Int64s]:
     """
     encoded = tag.dictionary_encode()
     values = encoded.dictionary.to_pylist()
-    written = [TAG_NAME + value.encode() + b"\x02" if value else b"" for value in values]
+    written = [TAG_NAME + value.encode() + PROPERTY_SEPARATOR if value else b"" for value in values]
     codes = list(map(fmt.tags_code, values))
     count = len(tag)
     if len(values) == 1 and not tag.null_count:

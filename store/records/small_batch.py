@@ -132,7 +132,7 @@ class PreparedSmallBatch:
         tails: list[bytes] = []
         for stored, tag, properties in zip(stamps, batch.tags, batch.properties, strict=True):
             if tag:
-                stored += TAG_NAME + tag.encode() + b"\x02"
+                stored += TAG_NAME + tag.encode() + PROPERTY_SEPARATOR
             if properties:
                 stored += properties
             tails.append(topic + len(stored).to_bytes(2, "big") + stored)
