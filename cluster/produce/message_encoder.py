@@ -11,7 +11,7 @@ from raymq.store.base.errors import Rejected
 from raymq.store.config.promise import Acks
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.delay_hook import check_deliver_at, out_time_ms
-from raymq.store.records.properties import encode
+from raymq.store.records.properties import REAL_QUEUE, REAL_TOPIC, encode
 
 from .producer_config import ProducerConfig, check_acks
 
@@ -124,7 +124,7 @@ def timer_properties(deliver_at_ms: int, now_ms: int) -> bytes | None:
 
 def waiting_properties(topic: str, queue_id: int, properties: bytes | None, later: bytes) -> bytes:
     """All properties of a message in the timer topic. Raises: Rejected when they are too long."""
-    real = encode({"REAL_TOPIC": topic, "REAL_QID": str(queue_id)})
+    real = encode({REAL_TOPIC: topic, REAL_QUEUE: str(queue_id)})
     text = (properties or b"") + later + real
     check_properties_size(len(text), "key, tag, properties and delivery time")
     return text

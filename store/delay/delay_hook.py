@@ -26,13 +26,13 @@ from raymq.store.put.inner_message import InnerMessage
 from raymq.store.put.put_errors import error_of
 from raymq.store.put.put_hooks import PutHook
 from raymq.store.records.key_check import check_keys
-from raymq.store.records.properties import DELAY, decode
+from raymq.store.records.properties import DELAY, REAL_QUEUE, REAL_TOPIC, decode
 from raymq.store.records.requests import PutRequest
 from raymq.store.records.small_batch import SmallBatch
 from raymq.store.state.shard_state import TopicInfo
 from raymq.store.state.topics import check_target
 
-from .delayed_record import GROUP_RESERVE_BYTES, REAL_QUEUE, REAL_TOPIC, ROW_RESERVE_BYTES
+from .delayed_record import GROUP_RESERVE_BYTES, ROW_RESERVE_BYTES
 from .timer_rule import DELETE_KEY, OUT_MS, PRECISION_MS
 
 DELAY_S, DELAY_MS, DELIVER_MS = "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"

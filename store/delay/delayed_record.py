@@ -23,7 +23,6 @@ from raymq.store.records.producer_stamp import without_stamp
 from raymq.store.records.properties import PROPERTY_SEPARATOR
 from raymq.store.state.shard_state import INTERNAL_TOPIC
 
-REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
 #: most waiting records read at a time
 SLICE_ROWS = 4096
 #: bytes that a group needs beside its messages: the record of the progress

@@ -14,7 +14,7 @@ import numpy as np
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.put.inner_message import InnerMessage
-from raymq.store.records.properties import decode
+from raymq.store.records.properties import REAL_TOPIC, decode
 
 from .delayed_record import SLICE_ROWS, WaitingMessage, waiting_rows
 from .timer_cache import TimerCheckpoint
@@ -70,7 +70,7 @@ def pending_rolls(
         for waiting, roll, slot_ms in zip(messages, *columns, strict=True):
             properties = decode(waiting.properties)
             turn = _number(properties, ROLL_TIMES)
-            key = (properties.get("REAL_TOPIC", ""), properties.get("UNIQ_KEY", ""))
+            key = (properties.get(REAL_TOPIC, ""), properties.get("UNIQ_KEY", ""))
             made.add((*key, turn))
 
             known = waiting.queue_offset < before.next_offset

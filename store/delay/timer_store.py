@@ -19,7 +19,7 @@ from raymq.store.base.failpoints import fail_point
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.config.delay_levels import TIMERS_SERVICE
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
-from raymq.store.records.properties import decode, encode
+from raymq.store.records.properties import REAL_TOPIC, decode, encode
 
 from . import timer_rule
 from .delayed_record import SLICE_ROWS, DelayRun, WaitingMessage, by_queue, fitting, waiting_rows
@@ -462,7 +462,7 @@ class TimerMessageStore:
 def _key(found: WaitingMessage) -> str:
     """The key by which a cancellation names its target. Source: TimerMessageStore#buildDeleteKey."""
     properties = decode(found.properties)
-    return f"{properties.get('REAL_TOPIC')}+{properties.get('UNIQ_KEY')}"
+    return f"{properties.get(REAL_TOPIC)}+{properties.get('UNIQ_KEY')}"
 
 
 def _rolled(found: WaitingMessage, times: bytes) -> InnerMessage:

@@ -15,13 +15,12 @@ from raymq.store.base import format as fmt
 from raymq.store.base.errors import RayMQError, Rejected
 from raymq.store.base.status import PutStatus
 from raymq.store.delay.delay_hook import delay_level
-from raymq.store.delay.delayed_record import REAL_TOPIC
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.put.put_errors import error_of, status_of
 from raymq.store.put.put_hooks import PutHook
 from raymq.store.records.key_check import check_key
-from raymq.store.records.properties import DELAY, INNER_NUM, WAIT, decode
+from raymq.store.records.properties import DELAY, INNER_NUM, REAL_TOPIC, WAIT, decode
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.topics import is_system_topic
 

@@ -13,6 +13,7 @@ from raymq.store.base.errors import Rejected
 from raymq.store.base.format import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from raymq.store.delay.delayed_record import GROUP_RESERVE_BYTES
 from raymq.store.put.inner_message import InnerMessage, PreparedInner
+from raymq.store.records.properties import DELAY, REAL_QUEUE, REAL_TOPIC
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.shard_state import TopicInfo
 
@@ -105,9 +106,9 @@ def _copy(message: StoredMessage, target: str, queue_id: int, level: int) -> Inn
     origin = fmt.offset_message_id(host, port, message.physical_offset)
     properties.setdefault("ORIGIN_MESSAGE_ID", origin)
     properties["WAIT"] = "false"
-    properties["DELAY"] = str(level)
+    properties[DELAY] = str(level)
     reconsume_times = message.reconsume_times + 1
     if not level:
         return message.moved(target, queue_id, properties, reconsume_times=reconsume_times)
-    properties.update({"REAL_TOPIC": target, "REAL_QID": str(queue_id)})
+    properties.update({REAL_TOPIC: target, REAL_QUEUE: str(queue_id)})
     return message.moved(SCHEDULE_TOPIC, level - 1, properties, reconsume_times=reconsume_times)

@@ -19,6 +19,7 @@ from raymq.store.base.errors import Corrupt, Rejected, Unavailable
 from raymq.store.base.format import HALF_TOPIC, SYS_COMMITTED, SYS_TRANSACTION_MASK
 from raymq.store.put.inner_message import InnerMessage, PreparedInner, ServiceProgress
 from raymq.store.records.key_check import check_key
+from raymq.store.records.properties import REAL_QUEUE, REAL_TOPIC
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.producer_table import UNKNOWN_OFFSET
 from raymq.store.state.topics import check_target
@@ -101,8 +102,8 @@ class TransactionService:
             {
                 "TRAN_MSG": "true",
                 "__transactionId__": transaction_id,
-                "REAL_TOPIC": message.topic,
-                "REAL_QID": str(message.queue_id),
+                REAL_TOPIC: message.topic,
+                REAL_QUEUE: str(message.queue_id),
             }
         )
 
@@ -182,8 +183,8 @@ class TransactionService:
     def _commit(self, half: StoredMessage) -> AppendedRows:
         """Put the message of a half message into its real queue, together with the outcome."""
         message = half.moved(
-            half.properties["REAL_TOPIC"],
-            int(half.properties["REAL_QID"]),
+            half.properties[REAL_TOPIC],
+            int(half.properties[REAL_QUEUE]),
             half.properties,
             sys_flag=half.sys_flag & ~SYS_TRANSACTION_MASK | SYS_COMMITTED,
             prepared_transaction_offset=half.physical_offset,
