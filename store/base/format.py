@@ -204,11 +204,6 @@ def store_time_ms(record: bytes | memoryview) -> int:
     return int(_LONG.unpack_from(record, STORE_TIME_AT + extra)[0])
 
 
-def file_name(offset: int) -> str:
-    """The name of the file that starts at an offset: 20 decimal digits."""
-    return f"{offset:020d}"
-
-
 @lru_cache(maxsize=256)
 def check_topic_name(topic: str) -> None:
     """Refuse a topic name that RocketMQ would refuse.

@@ -23,7 +23,7 @@ from raymq.store.base.files import Files
 from raymq.store.base.rules import COMPACTION_PAIR_RULE
 from raymq.store.log.segments.mapped_file import MappedFile, not_yet_made
 from raymq.store.log.segments.read_together import read_together
-from raymq.store.log.segments.segment_paths import offset_names
+from raymq.store.log.segments.segment_paths import file_name, offset_names
 from raymq.store.records import record
 from raymq.store.records.binary_columns import value_bytes, value_offsets
 from raymq.store.records.record_walk import first_fault
@@ -213,7 +213,7 @@ class SparseLog:
 
     def _open(self, start: int) -> SegmentPair:
         log, queue = (
-            MappedFile.open(directory / fmt.file_name(start), start, size, files=self._files)
+            MappedFile.open(directory / file_name(start), start, size, files=self._files)
             for directory, size in zip(self.directories, self._sizes, strict=True)
         )
         return SegmentPair(start, log, queue)
@@ -298,7 +298,7 @@ class SparseLog:
         for directory, size in zip(self.directories, self._sizes, strict=True):
             self._files.make_dirs(directory)
             # Sparse, as RocketMQ makes them: a topic has many queues, and most hold little.
-            with self._files.opened(directory / fmt.file_name(start), create=True) as fd:
+            with self._files.opened(directory / file_name(start), create=True) as fd:
                 self._files.truncate(fd, size)
                 self._files.sync(fd)
             self._files.sync_dir(directory)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Corrupt, Rejected
 from raymq.store.base.files import Files
-from raymq.store.log.segments.segment_paths import offset_names, segment_start_of
+from raymq.store.log.segments.segment_paths import file_name, offset_names, segment_start_of
 
 _UNIT = struct.Struct(">qqqIIq")
 _CHAINED = struct.Struct(">qqqI")
@@ -154,7 +154,7 @@ class Chain:
     def _fd(self, segment_start: int) -> int:
         fd = self._fds.get(segment_start)
         if fd is None:
-            path = self.directory / f"{segment_start:020d}"
+            path = self.directory / file_name(segment_start)
             fd = self._files.open_file(path, create=self._writable, writable=self._writable)
             self._fds[segment_start] = fd
         return fd
@@ -317,7 +317,7 @@ class ChainReader:
         return found
 
     def _open(self, segment_start: int) -> bool:
-        path = self._directory / f"{segment_start:020d}"
+        path = self._directory / file_name(segment_start)
         if not self._files.exists(path):
             return False
         self.close()

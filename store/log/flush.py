@@ -19,7 +19,7 @@ from raymq.store.base.errors import Unavailable
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
-from raymq.store.log.segments.segment_paths import find_segment, segment_start_of
+from raymq.store.log.segments.segment_paths import file_name, find_segment, segment_start_of
 
 #: a page of the kernel's page cache
 PAGE_BYTES = 4096
@@ -106,7 +106,7 @@ class SegmentSyncer(SegmentFiles):
 
     def _latch(self, segment_start: int, error: OSError) -> FlushFailed:
         self._sync_error = FlushFailed(
-            f"fdatasync of commit log file {segment_start:020d} failed: {error}; the store stops writing",
+            f"fdatasync of commit log file {file_name(segment_start)} failed: {error}; the store stops writing",
             offset=segment_start,
             errno=error.errno or errno_codes.EIO,
         )

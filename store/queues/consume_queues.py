@@ -13,6 +13,7 @@ from raymq.store.base import format as fmt
 from raymq.store.base.errors import Corrupt
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
+from raymq.store.log.segments.segment_paths import file_name
 from raymq.store.state.topics import QueueKey
 
 from .consume_queue import ConsumeQueue, queue_directory
@@ -82,7 +83,7 @@ class ConsumeQueues:
         # A queue that continues without messages (`begin_at`) may have only the file of its next unit.
         for unit in (end - 1, end):
             at = unit * fmt.QUEUE_UNIT_BYTES
-            name = fmt.file_name(at - at % self._file_size)
+            name = file_name(at - at % self._file_size)
             try:
                 length = self._files.length(f"{self._directory}/{topic}/{queue_id}/{name}")
             except (FileNotFoundError, NotADirectoryError, ValueError):

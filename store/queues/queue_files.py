@@ -20,6 +20,7 @@ from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import ZERO_CHUNK_BYTES, Data, Files, only_zeros
 from raymq.store.log.segments.mapped_file import wrong_length
 from raymq.store.log.segments.mapped_file_queue import check_contiguous, check_name
+from raymq.store.log.segments.segment_paths import file_name
 
 T = TypeVar("T")
 
@@ -268,7 +269,7 @@ class QueueFiles:
             else:
                 start = (start or 0) - (start or 0) % self.file_size
                 self._make_directory()
-            path = self.directory / f"{start:020d}"
+            path = self.directory / file_name(start)
             file = QueueFile(path, start, self.file_size, self._opened, self._writable)
             file.create()
             self._opened.note_unsynced(self.directory)

@@ -26,7 +26,7 @@ from raymq.store.log.control_files.marks import Marks
 from raymq.store.log.control_files.meta import Meta
 from raymq.store.log.recovery.recovery_table import Decision
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
-from raymq.store.log.segments.segment_paths import other_directories
+from raymq.store.log.segments.segment_paths import file_name, other_directories
 
 from . import rebuild
 from .faults import Fault, LogVerdict, ReportProgress
@@ -313,7 +313,7 @@ class Repair:
             for file in segments.files:
                 if file.start + file.size > offset:
                     start = max(offset, file.start)
-                    name = f"{start:020d}.cut"
+                    name = f"{file_name(start)}.cut"
                     backup.copy_range(file.path, start - file.start, file.size, name)
 
             side = root / "raymq"

@@ -12,6 +12,7 @@ from raymq.store.base import format as fmt
 from raymq.store.base.errors import Bug, Corrupt
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
+from raymq.store.log.segments.segment_paths import file_name
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.consume_queues import ConsumeQueues
 from tests.support.consume_queue_units import check_units
@@ -54,14 +55,14 @@ def offsets(queue: ConsumeQueue) -> list[int]:
 
 
 def file_units(queue: ConsumeQueue, start: int) -> list[tuple[int, int, int]]:
-    data = (queue.directory / fmt.file_name(start * fmt.QUEUE_UNIT_BYTES)).read_bytes()
+    data = (queue.directory / file_name(start * fmt.QUEUE_UNIT_BYTES)).read_bytes()
     return np.frombuffer(data, fmt.QUEUE_UNIT_DTYPE).tolist()
 
 
 def poke(queue: ConsumeQueue, offset: int, data: bytes) -> None:
     """Overwrite a unit on disk."""
     at = offset * fmt.QUEUE_UNIT_BYTES
-    path = queue.directory / fmt.file_name(at - at % FILE_SIZE)
+    path = queue.directory / file_name(at - at % FILE_SIZE)
     content = bytearray(path.read_bytes())
     content[at % FILE_SIZE : at % FILE_SIZE + len(data)] = data
     path.write_bytes(content)
@@ -95,7 +96,7 @@ def test_a_read_is_cut_at_the_end(opened):
 def test_units_are_rocketmqs_bytes(opened):
     queue = opened()
     queue.append(0, np.array([0]), np.array([245]), np.array([2598919]))
-    data = (queue.directory / fmt.file_name(0)).read_bytes()
+    data = (queue.directory / file_name(0)).read_bytes()
     assert data[:20].hex() == "0000000000000000000000f5000000000027a807"
     assert data[20:] == bytes(FILE_SIZE - 20)
 
@@ -175,7 +176,7 @@ def test_truncation_drops_units_of_records_that_end_above_and_zeroes_them(opened
         assert offsets(again) == list(range(keep))
         assert again.max_physical_offset == (keep * SIZE if keep else -1)
     last = keep - keep % UNITS if keep < 25 else 20
-    if (queue.directory / fmt.file_name(last * fmt.QUEUE_UNIT_BYTES)).exists():
+    if (queue.directory / file_name(last * fmt.QUEUE_UNIT_BYTES)).exists():
         assert all(unit == (0, 0, 0) for unit in file_units(queue, last)[keep - last :])
     put(queue, keep, 30)
     assert offsets(opened()) == list(range(keep + 30))
@@ -242,7 +243,7 @@ def test_only_what_was_written_is_synced(tmp_path):
 def test_a_wrong_file_length_is_corrupt(opened):
     queue = opened()
     put(queue, 0, 5)
-    path = queue.directory / fmt.file_name(0)
+    path = queue.directory / file_name(0)
     broken = ConsumeQueue(queue.directory, FILE_SIZE + 20, files=Files())
     with pytest.raises(Corrupt) as caught:
         broken.load()

@@ -8,6 +8,7 @@ import pytest
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import Rejected
 from raymq.store.config.store_config import StoreConfig
+from raymq.store.log.segments.segment_paths import file_name
 
 
 def test_a_header_has_88_bytes_and_12_more_for_each_ipv6_host():
@@ -62,7 +63,7 @@ def test_a_tags_code_is_the_hash_sign_extended_and_0_without_tags():
 
 
 def test_a_file_name_has_20_digits():
-    assert fmt.file_name(1 << 30) == "00000000001073741824"
+    assert file_name(1 << 30) == "00000000001073741824"
 
 
 @pytest.mark.parametrize("topic", ["t", "a-b_c%d|e", "T" * 127, "%RETRY%" + "g" * 248])

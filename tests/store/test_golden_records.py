@@ -12,6 +12,7 @@ import pytest
 
 from raymq.store.base import format as fmt
 from raymq.store.base.files import Files
+from raymq.store.log.segments.segment_paths import file_name
 from raymq.store.queues.consume_queue import ConsumeQueue
 from raymq.store.records import record
 from raymq.store.records.properties import decode
@@ -92,7 +93,7 @@ def test_the_walk_ends_each_file_with_its_blank_and_the_log_where_rocketmq_does(
 
 
 def test_the_blank_records_are_ours(root):
-    data = (root / "commitlog" / fmt.file_name(0)).read_bytes()
+    data = (root / "commitlog" / file_name(0)).read_bytes()
     assert data[63_438:63_446] == record.blank(SEGMENT - 63_438)
 
 
@@ -136,7 +137,7 @@ def test_every_consume_queue_unit_is_what_rocketmq_reads(root, lines):
 
 def test_appending_the_same_units_makes_the_same_file(root, tmp_path):
     directory = root / "consumequeue" / "RollT" / "0"
-    golden = (directory / fmt.file_name(0)).read_bytes()
+    golden = (directory / file_name(0)).read_bytes()
     source = ConsumeQueue(directory, 6_000_000, files=Files(), writable=False)
     source.load()
     source.recover()
@@ -146,4 +147,4 @@ def test_appending_the_same_units_makes_the_same_file(root, tmp_path):
     columns = [units[name].astype("i8") for name in ("position", "size", "tags_code")]
     target.append(0, *columns)
     target.close()
-    assert (tmp_path / "RollT" / "0" / fmt.file_name(0)).read_bytes() == golden
+    assert (tmp_path / "RollT" / "0" / file_name(0)).read_bytes() == golden

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.store.base import format as fmt
 from raymq.store.base.errors import Corrupt, StorageFull
 from raymq.store.base.files import Data, Files, PathLike
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.control_files.marks import Marks
+from raymq.store.log.segments.segment_paths import file_name
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.queues.consume_queue import ConsumeQueue
 from raymq.store.queues.queue_files import OPEN_FILES_MAX, OpenFiles, QueueFiles
@@ -339,7 +339,7 @@ def test_a_file_that_was_never_finished_ends_its_queue(tmp_path: Path) -> None:
     queue = queue_on(Files(), tmp_path)
     append(queue, 0, 60)
     queue.close()
-    os.truncate(queue.directory / fmt.file_name(SIZE), 0)
+    os.truncate(queue.directory / file_name(SIZE), 0)
     again = queue_on(Files(), tmp_path)
     again.load()
     again.recover()
@@ -368,7 +368,7 @@ def test_a_sector_that_cannot_be_read_is_corrupt_at_its_place(tmp_path: Path) ->
 def test_a_file_that_was_cut_is_corrupt_and_never_read_as_zeros(tmp_path: Path) -> None:
     queue = queue_on(Files(), tmp_path)
     append(queue, 0, 20)
-    os.truncate(queue.directory / fmt.file_name(0), 100)
+    os.truncate(queue.directory / file_name(0), 100)
     with pytest.raises(Corrupt, match="ends at 100"):
         queue.read(3, 5)
     queue.close()

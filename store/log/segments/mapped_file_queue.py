@@ -19,7 +19,7 @@ from raymq.store.base.status import PutStatus
 from raymq.store.log.flush import FlushFailed
 
 from .mapped_file import MappedFile, not_yet_made
-from .segment_paths import list_segments
+from .segment_paths import file_name, list_segments
 from .spare_files import SpareFiles
 
 logger = logging.getLogger("raymq.store")
@@ -110,7 +110,7 @@ class MappedFileQueue:
             else:
                 start -= start % self.file_size
                 self._files.make_dirs(self.directory)
-            path = self._directory_of(start) / f"{start:020d}"
+            path = self._directory_of(start) / file_name(start)
             given = self.spares is not None and self.spares.give(path)
             make = MappedFile.open if given else MappedFile.create
             file = make(path, start, self.file_size, files=self._files)
@@ -189,7 +189,7 @@ def check_contiguous(path: Path, before: int | None, file_size: int) -> int:
     expected = start if before is None else before + file_size
     if start != expected or start % file_size:
         raise Corrupt(
-            f"{path.parent} has a gap: {path.name} was found, {expected:020d} was expected "
+            f"{path.parent} has a gap: {path.name} was found, {file_name(expected)} was expected "
             f"(files follow each other and begin at multiples of {file_size})",
             path=str(path),
             offset=start,

@@ -21,9 +21,14 @@ def segment_start_of(offset: int, segment_size_bytes: int) -> int:
     return offset - offset % segment_size_bytes
 
 
+def file_name(offset: int) -> str:
+    """The name of the file that starts at an offset: 20 decimal digits."""
+    return f"{offset:020d}"
+
+
 def find_segment(commitlog_dir: Path, start: int, *, files: Files) -> Path:
     """The path of the file that begins at `start`; below `commitlog_dir` if there is none."""
-    name = f"{start:020d}"
+    name = file_name(start)
     usual = commitlog_dir / name
     if not files.exists(usual):
         for directory in other_directories(commitlog_dir.parent, files=files):
