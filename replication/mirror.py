@@ -21,6 +21,7 @@ from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 from raymq.store.log.chain import ChainUnit
+from raymq.store.log.segments.segment_paths import segment_start_of
 
 from . import wire
 from .match import ChainView, Match, MatchSearch
@@ -388,7 +389,7 @@ class MirrorLeader:
     def _next_units(self) -> tuple[ChainUnit, ...]:
         """The units after the bytes sent, of one segment, so that the body is one range of a file."""
         units = self._chain.read_from(self._sent_end, self._limits.frame_bytes)[: wire.UNITS_LIMIT]
-        segment_end = (self._sent_end // self._size + 1) * self._size
+        segment_end = segment_start_of(self._sent_end, self._size) + self._size
         limit = min(self._committed, segment_end)
         while units and units[-1].end > limit:
             units.pop()

@@ -490,6 +490,7 @@ class PutPath:
         gets further snapshots, so that recovery reads little however full the segment is.
         """
         log, size = self._log, self._config.segment_size_bytes
+        # Every put comes here, so the start of the segment is computed without a call of segment_start_of.
         while self.snapshot_segment != log.end - log.end % size:
             parts, needed = self._prepare_snapshot()
             if needed <= self._config.snapshot_bytes_max:
