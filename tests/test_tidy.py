@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from raymq.store.base.status import PutStatus
+
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("store", "replication", "actors", "cluster", "spark")
 PYTHON_PLACES = (
@@ -258,6 +260,18 @@ def test_record_offsets_are_written_in_format_alone():
 def test_the_ban_on_record_offsets_sees_what_it_is_for(source, offset):
     found = [found for node in ast.walk(ast.parse(source)) if (found := record_offset(node))]
     assert found[:1] == ([offset] if offset else [])
+
+
+def test_put_statuses_are_spelt_in_status_alone():
+    statuses = {status.value for status in PutStatus}
+    found = [
+        f"{path}:{node.lineno}: {node.value}"
+        for path, tree in sources()
+        if path != "store/base/status.py"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and node.value in statuses
+    ]
+    assert not found, f"write PutStatus.X.value: {found}"
 
 
 def test_replication_knows_no_clock_disk_network_or_thread():

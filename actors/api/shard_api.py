@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from raymq.store.base.errors import DeliveryUnknown, RayMQError
+from raymq.store.base.status import PutStatus
 from raymq.store.config.promise import ACKS
 from raymq.store.records.record import SmallBatch
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
@@ -52,7 +53,7 @@ class PutTicket:
             raise DeliveryUnknown(
                 f"no answer within {timeout_s:g} s: the batch may or may not be stored; "
                 "a retry with the same sequence is safe",
-                status="UNKNOWN_ERROR",
+                status=PutStatus.UNKNOWN_ERROR.value,
             )
         self._done_lock.release()
         if isinstance(self._result, RayMQError):

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
 from raymq.store.base.errors import Bug, RayMQError, Unavailable
+from raymq.store.base.status import PutStatus
 from raymq.store.config.promise import Acks
 from raymq.store.put.small_unit import CheckedPut
 from raymq.store.records.record import batch_bytes
@@ -214,7 +215,7 @@ class Appender:
                 Unavailable(
                     "the shard stopped writing before this put; nothing of it is stored",
                     field="shard",
-                    status="SERVICE_NOT_AVAILABLE",
+                    status=PutStatus.SERVICE_NOT_AVAILABLE.value,
                 )
             )
             refused.append(entry.ticket)

@@ -245,7 +245,9 @@ class PutAcks:
         if self._supervisor.poisoned is not None:
             self._log.poison(self._supervisor.poisoned)
             raise Unavailable(
-                self._supervisor.poisoned, field="store", status="SERVICE_NOT_AVAILABLE"
+                self._supervisor.poisoned,
+                field="store",
+                status=PutStatus.SERVICE_NOT_AVAILABLE.value,
             )
         self._advance()
 

@@ -17,6 +17,7 @@ from raymq.actors.shared.heartbeat import Heartbeat
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, Corrupt, RayMQError, StorageFull, Unavailable, require
 from raymq.store.base.files import Files, SyncFailed
+from raymq.store.base.status import PutStatus
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.scrub import scrub_of_log
@@ -261,7 +262,9 @@ class ReplicaHost(ABC):
             self.log.poison(self.supervisor.poisoned)
         if self.log.poisoned is not None:
             # If no sync has failed, the next start cuts off a failed append that could not be undone.
-            raise Unavailable(self.log.poisoned, field="store", status="SERVICE_NOT_AVAILABLE")
+            raise Unavailable(
+                self.log.poisoned, field="store", status=PutStatus.SERVICE_NOT_AVAILABLE.value
+            )
 
     def _witness_sync(self) -> int:
         with self._heartbeat.blocking_call():
@@ -294,7 +297,9 @@ class ReplicaHost(ABC):
             return
         cause = f"stopped writing: {self.stop_error}" if self.stop_error else "is stopping"
         raise Unavailable(
-            f"the {self.display_name} {cause}", field="shard", status="SERVICE_NOT_AVAILABLE"
+            f"the {self.display_name} {cause}",
+            field="shard",
+            status=PutStatus.SERVICE_NOT_AVAILABLE.value,
         )
 
     # --- status ---------------------------------------------------------------------------------------------

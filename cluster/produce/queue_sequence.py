@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from raymq.store.base.errors import DeliveryUnknown, RayMQError
+from raymq.store.base.status import PutStatus
 from raymq.store.records.record import SmallBatch
 
 
@@ -101,7 +102,7 @@ class QueueSequence:
             self.fence_error = DeliveryUnknown(
                 f"queue {self.queue_id} of {self.topic}: {self.unknown_reason}; start again with the same "
                 "producer id and the same rows",
-                status="UNKNOWN_ERROR",
+                status=PutStatus.UNKNOWN_ERROR.value,
             )
         self.unknown_reason = None
 

@@ -37,6 +37,7 @@ from raymq.store.base.errors import (
     Unavailable,
     from_wire,
 )
+from raymq.store.base.status import PutStatus
 from raymq.store.records.record import SmallBatch
 
 from .producer_config import ProducerConfig, closed_error
@@ -501,7 +502,7 @@ class SendWindow:
         answered = "" if answer is None else f" (the shard answered {answer.status})"
         return DeliveryUnknown(
             f"queue {queue.queue_id} of {queue.topic}: the batch may or may not be stored{answered}: {why}",
-            status="UNKNOWN_ERROR" if answer is None else answer.status,
+            status=PutStatus.UNKNOWN_ERROR.value if answer is None else answer.status,
             append=None if answer is None else answer.fields.get("append"),
             topic=queue.topic,
             queue_id=queue.queue_id,

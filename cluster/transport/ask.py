@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, DeliveryUnknown, RayMQError, Rejected, Unavailable
+from raymq.store.base.status import PutStatus
 
 Answer = TypeVar("Answer")
 
@@ -65,7 +66,7 @@ def ask(
 
     for shard in silent:
         why = f"shard {shard} did not answer within {timeout_s:g} s"
-        yield shard, DeliveryUnknown(why, status="UNKNOWN_ERROR", shard=shard)
+        yield shard, DeliveryUnknown(why, status=PutStatus.UNKNOWN_ERROR.value, shard=shard)
 
 
 def first(

@@ -14,6 +14,7 @@ from raymq.actors.protocol import flight_messages
 from raymq.actors.protocol.small_puts import SmallPut, pack_puts
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.base.files import Files
+from raymq.store.base.status import PutStatus
 from raymq.store.records.record import PUT_SCHEMA
 from raymq.store.records.requests import FetchRequest, FetchSlice
 
@@ -46,7 +47,7 @@ def translate(error: BaseException, endpoint: str) -> RayMQError:
     if isinstance(error, flight.FlightTimedOutError):
         return DeliveryUnknown(
             f"{endpoint}: no answer in time; the operation may or may not have run",
-            status="UNKNOWN_ERROR",
+            status=PutStatus.UNKNOWN_ERROR.value,
         )
     if isinstance(error, StopIteration):
         return Unavailable(f"{endpoint}: the server ended the stream", endpoint=endpoint)

@@ -26,6 +26,7 @@ from raymq.actors.ray.ray_methods import READ_WAIT_MS_MAX
 from raymq.cluster.paths import NAMESPACE
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
+from raymq.store.base.status import PutStatus
 from raymq.store.records.record import SmallBatch, batch_bytes
 from raymq.store.records.requests import FetchRequest, FetchSlice
 
@@ -87,7 +88,7 @@ class RayShardConnection:
         except ray.exceptions.GetTimeoutError as error:
             raise DeliveryUnknown(
                 f"{self.endpoint}: no answer in time; the operation may or may not have run",
-                status="UNKNOWN_ERROR",
+                status=PutStatus.UNKNOWN_ERROR.value,
             ) from error
         except Exception as error:
             raise translate(error, self.endpoint) from error

@@ -26,6 +26,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, RayMQError, Rejected, Unavailable, broken, require
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import Files, SyncFailed
+from raymq.store.base.status import PutStatus
 from raymq.store.config.promise import Ends
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.control_files.abort_lock import AbortFile, StoreLock, refuse_foreign_directory
@@ -573,10 +574,12 @@ class CommitLog:
             raise Unavailable(
                 f"the store stopped writing: {self.poisoned}",
                 field="store",
-                status="SERVICE_NOT_AVAILABLE",
+                status=PutStatus.SERVICE_NOT_AVAILABLE.value,
             )
         if self._closed:
-            raise Unavailable("the store is closed", field="store", status="SERVICE_NOT_AVAILABLE")
+            raise Unavailable(
+                "the store is closed", field="store", status=PutStatus.SERVICE_NOT_AVAILABLE.value
+            )
 
     # --- deletion -------------------------------------------------------------------------------------------
 

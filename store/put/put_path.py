@@ -116,7 +116,9 @@ class PutPath:
 
     def _check_open(self) -> None:
         if self.closed:
-            raise Unavailable("the store is closed", field="store", status="SERVICE_NOT_AVAILABLE")
+            raise Unavailable(
+                "the store is closed", field="store", status=PutStatus.SERVICE_NOT_AVAILABLE.value
+            )
         if self._flags.bits & BLOCKS_PUTS:
             self._flags.check_writable()
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store.base.errors import Rejected
+from raymq.store.base.status import PutStatus
 
 from .keys import KEYS, key_column
 from .small_batch import SmallBatch
@@ -42,6 +43,6 @@ def _without_key(topic: str, what: str, **fields: int) -> Rejected:
         f"{what} has no KEYS; topic {topic} keeps the latest message of each key: set index_keys",
         field="KEYS",
         limit="a key",
-        status="MESSAGE_ILLEGAL",
+        status=PutStatus.MESSAGE_ILLEGAL.value,
         **fields,
     )
