@@ -495,12 +495,17 @@ class Files:
             return file.read()
 
     def write_file_atomic(self, path: PathLike, data: bytes) -> None:
-        """Replace a small file so that a crash leaves the old or the new content."""
+        """Replace a small file so that a crash leaves the old or the new content.
+
+        Durable: content and name at return. Raises: StorageFull, OSError, and the old content stays. SyncFailed if the
+        directory's sync failed.
+        """
         path = Path(path)
         temporary = path.with_name(path.name + ".tmp")
         with self.opened(temporary, create=True) as fd:
             os.ftruncate(fd, 0)
             self.pwrite(fd, data, 0)
+            # A failure is not a SyncFailed. Nothing refers to these pages, and the next try writes all of them again.
             os.fsync(fd)
         os.replace(temporary, path)
         self.sync_dir(path.parent)
