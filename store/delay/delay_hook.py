@@ -37,6 +37,7 @@ from .timer_rule import DELETE_KEY, OUT_MS, PRECISION_MS
 
 DELAY_S, DELAY_MS, DELIVER_MS = "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"
 
+# The first of a name counts, because `_WRONG` finds doubles. The last separator is there: record_check.py asks for it.
 _OUT = r"(?:^|\x02)TIMER_OUT_MS\x01(?P<v>[0-9]{1,18})\x02"
 _TOPIC = r"(?:^|\x02)REAL_TOPIC\x01(?P<v>[^\x02]+)\x02"
 _QUEUE = r"(?:^|\x02)REAL_QID\x01(?P<v>[0-9]{1,9})\x02"

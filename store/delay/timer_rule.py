@@ -27,6 +27,8 @@ WHEEL_SLOTS = 2 * 7 * 86_400
 
 MAGIC_DEFAULT, MAGIC_ROLL, MAGIC_DELETE = 1, 2, 4
 
+# The first of a name counts here, because a record of the timer topic has each name once: DelayHook refuses doubles,
+# and RocketMQ writes a map. The last separator of a record that RocketMQ wrote may be missing.
 _OUT = r"(?:^|\x02)TIMER_OUT_MS\x01(?P<v>[0-9]{1,18})(?:\x02|$)"
 _TOPIC = r"(?:^|\x02)REAL_TOPIC\x01(?P<v>[^\x02]+)"
 _DELETE = r"(?:^|\x02)TIMER_DEL_UNIQKEY\x01"
