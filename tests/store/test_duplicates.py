@@ -1,4 +1,4 @@
-"""Rows that are sent again are answered with their original offsets, however long ago it was stored."""
+"""Rows that are sent again are answered with their original offsets, however long ago they were stored."""
 
 from __future__ import annotations
 
