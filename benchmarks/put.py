@@ -198,7 +198,7 @@ class Embedded:
         self._store = EmbeddedStore(self._root, config=config)
         self._store.create_topic("t", 1)
         self._allocator = self._store.store.log.allocator
-        self._producer = 100
+        self._producer_id = 100
 
     def rate(self, shape: tuple[int, int], count: int) -> float:
         """Messages a second, each batch synced before its receipt, as many bytes under way as a producer has."""
@@ -209,11 +209,11 @@ class Embedded:
         while self._allocator.step():
             pass
 
-        self._producer += 1
+        self._producer_id += 1
         under_way: deque[Any] = deque()
         begin = time.perf_counter()
         for index in range(count):
-            request = PutRequest("t", 0, batch, self._producer, 0, index * shape[0], "quorum")
+            request = PutRequest("t", 0, batch, self._producer_id, 0, index * shape[0], "quorum")
             under_way.append(self._store.append(request))
             if len(under_way) >= under_way_max:
                 self._store.wait(under_way.popleft())
