@@ -92,7 +92,7 @@ class Interrupted(BaseException):
         self.number = number
 
 
-# --- the machine ------------------------------------------------------------------------------
+# --- the machine ----------------------------------------------------------------------------------
 
 
 def parse_version(text: str) -> tuple[int, int]:
@@ -181,7 +181,7 @@ def check_machine(machine: Machine, *, fresh: bool) -> list[str]:
     return problems
 
 
-# --- the environment --------------------------------------------------------------------------
+# --- the environment ------------------------------------------------------------------------------
 
 
 def install_prefix() -> str:
@@ -278,7 +278,7 @@ def make_environment(extras: Sequence[str], want: Mapping[str, object]) -> None:
     STAMP.write_text(json.dumps(dict(want)), encoding="utf-8")
 
 
-# --- Java -------------------------------------------------------------------------------------
+# --- Java -----------------------------------------------------------------------------------------
 
 
 def java_major(text: str) -> int:
@@ -358,7 +358,7 @@ def child_environment(environ: Mapping[str, str], java_home: Path) -> dict[str, 
     return child
 
 
-# --- signals ----------------------------------------------------------------------------------
+# --- signals --------------------------------------------------------------------------------------
 
 
 def listen_to_signals() -> None:
@@ -431,7 +431,7 @@ def marked_processes(mark: str, sessions: set[int]) -> list[int]:
     return [pid for pid, session in facts.items() if session in sessions]
 
 
-# --- the commands -----------------------------------------------------------------------------
+# --- the commands ---------------------------------------------------------------------------------
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:

@@ -79,7 +79,7 @@ def percentile(values: list[float], part: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * part))]
 
 
-# --- limits -------------------------------------------------------------------------------------------------
+# --- limits ---------------------------------------------------------------------------------------
 
 
 def raw_limit(directory: Path, block_bytes: int, count: int, *, fresh: bool = False) -> float:
@@ -185,7 +185,7 @@ def ray_round_trip_ms(address: str, count: int) -> float:
     return percentile(times, 0.5)
 
 
-# --- ours ---------------------------------------------------------------------------------------------------
+# --- ours -----------------------------------------------------------------------------------------
 
 
 class Embedded:
@@ -395,7 +395,7 @@ def sustained(cluster: raymq.Cluster, directory: Path, gigabytes: float) -> dict
     }
 
 
-# --- the run ------------------------------------------------------------------------------------------------
+# --- the run --------------------------------------------------------------------------------------
 
 
 class Rounds:

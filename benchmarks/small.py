@@ -118,7 +118,7 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-# --- producers ----------------------------------------------------------------------------------------------
+# --- producers ------------------------------------------------------------------------------------
 
 
 def waiting_threads(bench: Bench, threads: int, *, topic: str = "t4", keyed: bool = False) -> None:
@@ -228,7 +228,7 @@ def _run_together(threads: list[threading.Thread]) -> None:
         thread.join()
 
 
-# --- consumers ----------------------------------------------------------------------------------------------
+# --- consumers ------------------------------------------------------------------------------------
 
 
 def open_loop(bench: Bench, rate: int) -> None:
@@ -284,7 +284,7 @@ def poll_objects(bench: Bench) -> None:
         bench.rounds.note("poll_objects_bytes", seen)
 
 
-# --- limits -------------------------------------------------------------------------------------------------
+# --- limits ---------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -345,7 +345,7 @@ def load(busy: bool) -> Iterator[None]:
             process.join()
 
 
-# --- the run ------------------------------------------------------------------------------------------------
+# --- the run --------------------------------------------------------------------------------------
 
 
 def measure(bench: Bench, directory: Path, parts: tuple[str, ...], *, quick: bool) -> None:

@@ -49,7 +49,7 @@ WIDTH = 80
 console = Console(width=min(WIDTH, Console().width) if sys.stdout.isatty() else WIDTH)
 
 
-# --- the data set -------------------------------------------------------------------------------------------
+# --- the data set ---------------------------------------------------------------------------------
 
 
 def prepare(directory: Path, rows: int) -> Path:
@@ -70,7 +70,7 @@ def prepare(directory: Path, rows: int) -> Path:
     return target
 
 
-# --- watching -----------------------------------------------------------------------------------------------
+# --- watching -------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -179,7 +179,7 @@ def kill_some(cluster: raymq.Cluster, watch: Watch, rows: int) -> None:
             watch.failure = error
 
 
-# --- checking -----------------------------------------------------------------------------------------------
+# --- checking -------------------------------------------------------------------------------------
 
 
 def consume(cluster: raymq.Cluster, progress: Progress) -> Iterator[tuple[int, Any]]:
@@ -251,7 +251,7 @@ def digest(replica: Path, confirmed: int) -> str:
     return total.hexdigest() if not left else f"too short by {left}"
 
 
-# --- the run ------------------------------------------------------------------------------------------------
+# --- the run --------------------------------------------------------------------------------------
 
 
 def run(cluster: raymq.Cluster, spark: Any, path: Path, rows: int, data_dir: Path) -> bool:

@@ -206,6 +206,17 @@ def test_the_search_for_functions_without_air_sees_what_it_is_for(body, is_found
     assert airless(source) == ([1] if is_found else [])
 
 
+def test_a_section_begins_with_a_line_that_ends_where_code_is_wrapped():
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in files_in(PYTHON_PLACES, {".py"})
+        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1)
+        if re.match(" *# ?--", line)
+        and not (len(line) == 100 and re.fullmatch(" *# --- .* -{3,}", line))
+    ]
+    assert not found, f"write `# --- name ---...` of 100 columns: {found}"
+
+
 #: where the fields of a record begin that other modules read or write: store/base/format.py names them
 RECORD_OFFSETS = {20, 28, 36, 40, 48, 56, 64, 72, 76, 84, 88}
 #: a struct that skips bytes in front of a field

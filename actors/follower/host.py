@@ -80,7 +80,7 @@ class FollowerHost(ReplicaHost):
             "maintenance": lambda: self._maintenance.run(self._is_stopping),
         }
 
-    # --- FollowerLog, as FollowerSession uses it ------------------------------------------------------------
+    # --- FollowerLog, as FollowerSession uses it --------------------------------------------------
 
     def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
         """Append units verbatim and wake the flush service. Raises: Corrupt when a CRC differs."""
@@ -141,7 +141,7 @@ class FollowerHost(ReplicaHost):
             )
         return self.durable()
 
-    # --- for CleanService -------------------------------------------------------------------------------------
+    # --- for CleanService -------------------------------------------------------------------------
 
     def advance_deletable_end(self) -> int:
         """The confirmed end: the leader sends nothing below it again."""
@@ -155,7 +155,7 @@ class FollowerHost(ReplicaHost):
         with self._write_lock:
             self.log.chain.delete_before(start)
 
-    # --- ShardBackend ---------------------------------------------------------------------------------------
+    # --- ShardBackend -----------------------------------------------------------------------------
 
     def replicate(
         self, frames: Iterator[tuple[bytes, Any]], send: Callable[[bytes, Any], None]
@@ -191,7 +191,7 @@ class FollowerHost(ReplicaHost):
             return self.status()
         raise Rejected(f"a follower does not answer {op!r}", field="op", limit="describe, status")
 
-    # --- loops ----------------------------------------------------------------------------------------------
+    # --- loops ------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

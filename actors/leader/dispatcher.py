@@ -64,7 +64,7 @@ class Dispatcher:
         self._urgent = threading.Event()
         self._stopping = False
 
-    # --- dispatching ----------------------------------------------------------------------------------------
+    # --- dispatching ------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Dispatch confirmed messages until `stop`.
@@ -141,7 +141,7 @@ class Dispatcher:
         for read in reads:
             read.set()
 
-    # --- waiting for a dispatch -----------------------------------------------------------------------------
+    # --- waiting for a dispatch -------------------------------------------------------------------
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """Read every requested queue, and wait up to `wait_ms` while all are empty. All acknowledged messages are seen.
@@ -249,7 +249,7 @@ class Dispatcher:
                 found=missing,
             )
 
-    # --- reading --------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def _read(self, request: FetchRequest) -> list[FetchSlice]:
         """The queues that have records or an error now. Raises: Unavailable."""

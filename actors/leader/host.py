@@ -59,7 +59,7 @@ class LeaderHost(ReplicaHost):
     mode = "leader"
     display_name = "shard"
 
-    # --- start ----------------------------------------------------------------------------------------------
+    # --- start ------------------------------------------------------------------------------------
 
     def _commit_least_bytes(self, roles: tuple[str, ...]) -> int:
         eager = awaits_commit(self.config.flush, mirrored="replication" in roles)
@@ -149,7 +149,7 @@ class LeaderHost(ReplicaHost):
     def _other_loops(self) -> dict[str, Body]:
         return {"compaction": lambda: self.compaction.run(self._is_stopping, self.clock)}
 
-    # --- ShardBackend: put ----------------------------------------------------------------------------------
+    # --- ShardBackend: put ------------------------------------------------------------------------
 
     def put(
         self, request: PutRequest, notify: Callable[[], None] | None = None, *, alone: bool = False
@@ -281,7 +281,7 @@ class LeaderHost(ReplicaHost):
         finally:
             self._dispatcher.wake_readers()
 
-    # --- ShardBackend: the rest -----------------------------------------------------------------------------
+    # --- ShardBackend: the rest -------------------------------------------------------------------
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """See `Dispatcher.fetch`. Raises: Rejected for a topic or queue that does not exist."""
@@ -313,7 +313,7 @@ class LeaderHost(ReplicaHost):
         """A leader takes no replication stream."""
         raise Rejected("this replica is the leader", field="mode", limit="follower")
 
-    # --- status -------------------------------------------------------------------------------------------------
+    # --- status -----------------------------------------------------------------------------------
 
     @property
     def waiting_puts(self) -> int:
@@ -404,7 +404,7 @@ class LeaderHost(ReplicaHost):
             "raymq_disk_free_bytes": leader_metrics.free_bytes(log),
         }
 
-    # --- stop ---------------------------------------------------------------------------------------------------
+    # --- stop -------------------------------------------------------------------------------------
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Orderly stop: no new puts, waiting ones answered, everything synced, satellites stopped.

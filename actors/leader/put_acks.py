@@ -145,7 +145,7 @@ class PutAcks:
         self._ticked_ms = 0
         self._ended = False
 
-    # --- handing over ---------------------------------------------------------------------------------------
+    # --- handing over -----------------------------------------------------------------------------
 
     def hand_over(self, puts: list[AppendedPut]) -> list[PutTicket]:
         """Report appended puts to the satellites. Returns: the tickets that are finished already."""
@@ -232,7 +232,7 @@ class PutAcks:
         with self._progress_lock:
             self._log.note_committed(self._supervisor.committed())
 
-    # --- answering ------------------------------------------------------------------------------------------
+    # --- answering --------------------------------------------------------------------------------
 
     def step(self) -> None:
         """Wait for a wakeup, then answer puts and supervise the satellites. Raises: Unavailable, when poisoned."""

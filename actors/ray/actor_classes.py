@@ -255,7 +255,7 @@ class CommitLogActor:
         status: dict[str, Any] = self._host.status()
         return {**status, "endpoint": self.endpoint(), "last_give_up": self._last_give_up}
 
-    # --- protocol/ray_calls.py: each in its group of GROUP_OF -----------------------------
+    # --- protocol/ray_calls.py: each in its group of GROUP_OF -------------------------------------
 
     def open_stream(self, *args: Any) -> Any:
         """See `RayMethods.open_stream`."""

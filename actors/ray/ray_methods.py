@@ -63,7 +63,7 @@ class RayMethods:
         self._early = 0
         self._reading = 0
 
-    # --- put streams --------------------------------------------------------------------------------
+    # --- put streams ------------------------------------------------------------------------------
 
     def open_stream(self, cluster_id: str) -> str:
         """A new put stream. Raises: Rejected when this is another cluster."""
@@ -153,7 +153,7 @@ class RayMethods:
             # The batches after it must still be answered.
             return Bug(f"put: {error!r}")
 
-    # --- reads and operations -----------------------------------------------------------------------
+    # --- reads and operations ---------------------------------------------------------------------
 
     def read(
         self,

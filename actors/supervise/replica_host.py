@@ -109,7 +109,7 @@ class ReplicaHost(ABC):
             self._start_threads(undo)
             undo.pop_all()
 
-    # --- for a subclass to implement ------------------------------------------------------------------------
+    # --- for a subclass to implement --------------------------------------------------------------
 
     @abstractmethod
     def _open(self) -> None:
@@ -151,7 +151,7 @@ class ReplicaHost(ABC):
         """Answer the requests that no thread will answer any more."""
         return
 
-    # --- start ----------------------------------------------------------------------------------------------
+    # --- start ------------------------------------------------------------------------------------
 
     def _store_identity(self) -> dict[str, Any]:
         """Whose store it is: another replica must not open it."""
@@ -242,7 +242,7 @@ class ReplicaHost(ABC):
             if self._stopping:
                 return
 
-    # --- ack loop and failure -------------------------------------------------------------------------------
+    # --- ack loop and failure ---------------------------------------------------------------------
 
     def _run_acks(self) -> None:
         repeated = False
@@ -302,7 +302,7 @@ class ReplicaHost(ABC):
             status=PutStatus.SERVICE_NOT_AVAILABLE.value,
         )
 
-    # --- status ---------------------------------------------------------------------------------------------
+    # --- status -----------------------------------------------------------------------------------
 
     def identity(self) -> dict[str, Any]:
         """Cluster id, shard and this process's incarnation."""
@@ -344,7 +344,7 @@ class ReplicaHost(ABC):
             "roles": self.supervisor.describe(),
         }
 
-    # --- stop -----------------------------------------------------------------------------------------------
+    # --- stop -------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
         """End the threads and the satellites. The store is still open."""

@@ -140,7 +140,7 @@ class Supervisor:
         #: guards the ends. It is never held during a call that may take long
         self._ends_lock = threading.Lock()
 
-    # -- supervising -------------------------------------------------------------------------------------------
+    # --- supervising ------------------------------------------------------------------------------
 
     def fence_old(self, timeout_ms: int = KILL_TIMEOUT_MS) -> FenceReport:
         """Take over: kill every satellite that the previous CommitLog may have granted, and wait for its end.
@@ -286,7 +286,7 @@ class Supervisor:
         for role in self._leases:
             self.appends.wake(role)
 
-    # -- puts and progress -------------------------------------------------------------------------------------
+    # --- puts and progress ------------------------------------------------------------------------
 
     def submit(self, number: int, end_offset: int, since_ms: int) -> bool:
         """Report puts that wait for replicas to Replication, after `appends.publish`. See ring.py.
@@ -354,7 +354,7 @@ class Supervisor:
                 NO_LATENCIES if self._flusher is None else self._flusher.record.sync_latency.read()
             )
 
-    # -- inside ------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _ends(self, committed: int) -> Ends:
         """The ends as far as known. Without Replication the committed end counts as replicated, too."""

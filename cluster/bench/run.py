@@ -229,7 +229,7 @@ class Bench:
         found = ray_host.running_target_of(self._cluster.data_dir)
         return found or RayTarget(address=str(self._cluster.ray_address))
 
-    # --- rounds ---------------------------------------------------------------------------------
+    # --- rounds -----------------------------------------------------------------------------------
 
     def _round(self, plan: BenchPlan) -> Round:
         if plan.mode == "consume":
@@ -329,7 +329,7 @@ class Bench:
                         f"worker {ledger.worker}, {topic} queue {queue}: {missing} acknowledged rows did not come"
                     )
 
-    # --- offsets and verification ---------------------------------------------------------------
+    # --- offsets and verification -----------------------------------------------------------------
 
     def _ends(self) -> QueueEnds:
         """The ends of all queues now."""
@@ -383,7 +383,7 @@ class Bench:
         total = sum(span.last - span.first for span in ranges)
         return self._work(plan, f"reading {total:,} messages back", jobs, None).verdict
 
-    # --- the highest rate -----------------------------------------------------------------------
+    # --- the highest rate -------------------------------------------------------------------------
 
     def _search(self, limit_ms: float, tried: list[dict[str, Any]]) -> Round:
         """Halve the interval of rates until it is small. Each round is a whole open loop.

@@ -134,7 +134,7 @@ class AsyncConsumer(OpenClient):
         self._consumer = consumer
         return consumer
 
-    # --- reading --------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     async def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[ReceivedMessage]:
         """Return up to `max_records` messages. Wait up to `timeout` seconds while there are none.
@@ -186,7 +186,7 @@ class AsyncConsumer(OpenClient):
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), RECHECK_S)
 
-    # --- positions ------------------------------------------------------------------------------
+    # --- positions --------------------------------------------------------------------------------
 
     def position(self, queue_id: int) -> int:
         """The offset of the next message of a queue. Raises: Rejected before the consumer is open."""
@@ -234,7 +234,7 @@ class AsyncConsumer(OpenClient):
         consumer = await self._open()
         return await asyncio.to_thread(consumer.committed)
 
-    # --- end ------------------------------------------------------------------------------------
+    # --- end --------------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """Stop reading. No offset is committed. A second call does nothing. A cancelled call closes it, too."""

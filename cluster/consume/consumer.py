@@ -132,7 +132,7 @@ class Consumer(OpenClient):
             for shard in shards
         }
 
-    # --- where to begin -------------------------------------------------------------------------
+    # --- where to begin ---------------------------------------------------------------------------
 
     def _begin(self, queues: list[int], shards: list[int], start: Start) -> dict[int, int]:
         committed = self._committed(shards) if self.group is not None else {}
@@ -166,7 +166,7 @@ class Consumer(OpenClient):
             found.update({int(queue_id): (low, high) for queue_id, (low, high) in answer.items()})
         return found
 
-    # --- reading --------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[ReceivedMessage]:
         """Return up to `max_records` messages. Wait up to `timeout` seconds while there are none.
@@ -297,7 +297,7 @@ class Consumer(OpenClient):
                 message = f"shard {shard} has been unreachable for {away_ms} ms: {error}"
                 raise Unavailable(message, shard=shard)
 
-    # --- positions ------------------------------------------------------------------------------
+    # --- positions --------------------------------------------------------------------------------
 
     def position(self, queue_id: int) -> int:
         """The offset of the next message of a queue."""
@@ -431,7 +431,7 @@ class Consumer(OpenClient):
                 "this consumer was made before a fork; make one in the child process", field="fork"
             )
 
-    # --- end ------------------------------------------------------------------------------------
+    # --- end --------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Stop reading. No offset is committed."""

@@ -179,7 +179,7 @@ class AsyncProducer(OpenClient):
             )
         return loop
 
-    # --- sending --------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def send(
         self,
@@ -273,7 +273,7 @@ class AsyncProducer(OpenClient):
         batch = await asyncio.to_thread(self._batcher.resend, sent._batch)
         return await AsyncSendFuture(batch, sent._row)
 
-    # --- deferred sends -------------------------------------------------------------------------
+    # --- deferred sends ---------------------------------------------------------------------------
 
     def _start_drainer(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
         """The task that sends deferred messages; None: there are none. A cancelled task is replaced."""
@@ -331,7 +331,7 @@ class AsyncProducer(OpenClient):
                 return False
         return True
 
-    # --- end ------------------------------------------------------------------------------------
+    # --- end --------------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, int | float]:
         """Like `Producer.statistics`, with `deferred_messages`: those that wait for room now."""

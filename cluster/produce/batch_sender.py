@@ -88,7 +88,7 @@ class BatchSender:
         self._look_ups_stopped = threading.Event()
         self._watcher: threading.Thread | None = None
 
-    # --- topics ---------------------------------------------------------------------------------
+    # --- topics -----------------------------------------------------------------------------------
 
     def topic(self, name: str) -> TopicRoute:
         """A topic's queues. The first call asks a shard, for up to `max_block_ms` while none answers.
@@ -126,7 +126,7 @@ class BatchSender:
         """Fail every look-up that waits for a shard, from now on."""
         self._look_ups_stopped.set()
 
-    # --- sending --------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def send(self, topic: str, queue_id: int, batch: pa.RecordBatch | SmallBatch) -> BatchFuture:
         """Send one batch of one queue.
@@ -274,7 +274,7 @@ class BatchSender:
             "buffered_bytes": self.limiter.used,
         }
 
-    # --- end ------------------------------------------------------------------------------------
+    # --- end --------------------------------------------------------------------------------------
 
     def check_process(self) -> None:
         """Raises: Rejected in a forked child, where the connections and threads do not exist."""

@@ -196,7 +196,7 @@ class MessageBatcher:
         #: when that thread wakes by itself, seconds of the monotonic clock; 0: it is awake
         self._linger_wakes_s = math.inf
 
-    # --- messages -------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------
 
     def send(self, message: EncodedMessage) -> SendFuture:
         """Send a message. Raises: as `Producer.send`."""
@@ -401,7 +401,7 @@ class MessageBatcher:
             chosen = self._sticky[topic] = random.randrange(queues)
         return chosen
 
-    # --- columns and resends --------------------------------------------------------------------
+    # --- columns and resends ----------------------------------------------------------------------
 
     def add_columns(
         self, topic: str, data: pa.RecordBatch | pa.Table, queue_id: int | None
@@ -472,7 +472,7 @@ class MessageBatcher:
         self._acquire(size)
         return future
 
-    # --- open batches ---------------------------------------------------------------------------
+    # --- open batches -----------------------------------------------------------------------------
 
     def _batch_for(
         self, queue_key: tuple[str, int], acks: Acks
@@ -595,7 +595,7 @@ class MessageBatcher:
                     self._wake_linger()
         _write_ready(shard_senders)
 
-    # --- the linger thread ----------------------------------------------------------------------
+    # --- the linger thread ------------------------------------------------------------------------
 
     def _wake_linger(self) -> None:
         """Start or wake the linger thread. Needs the lock."""
@@ -655,7 +655,7 @@ class MessageBatcher:
             return self._by_due_time[0].due_s
         return now_s + self._linger_s if was_busy else math.inf
 
-    # --- end ------------------------------------------------------------------------------------
+    # --- end --------------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, int | float]:
         """See `Producer.statistics`."""

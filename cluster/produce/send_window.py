@@ -169,7 +169,7 @@ class SendWindow:
         self._quiet_until_ms = 0
         self.closed = False
 
-    # --- writing --------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------
 
     def add(self, batch: InFlightBatch, now_ms: int) -> None:
         """Take a batch and give it the next sequence numbers of its queue.
@@ -254,7 +254,7 @@ class SendWindow:
         """Whether a batch waits until bytes are acknowledged."""
         return bool(self.waiting and self.unacked) and self._exceeds_bytes()
 
-    # --- acks -----------------------------------------------------------------------------------
+    # --- acks -------------------------------------------------------------------------------------
 
     def received(self, now_ms: int, shard_limit_bytes: int | None) -> None:
         """The shard sent acks; `ack` takes each of them."""
@@ -349,7 +349,7 @@ class SendWindow:
         self._restore_order(now_ms, effects)
         return reconnect
 
-    # --- the stream breaks ----------------------------------------------------------------------
+    # --- the stream breaks ------------------------------------------------------------------------
 
     def broke(self, error: RayMQError, now_ms: int, effects: Effects) -> None:
         """The stream broke, or no server took it. Batches that it carried may be stored."""
@@ -394,7 +394,7 @@ class SendWindow:
         silent = now_ms - self.progress_ms >= self._config.request_timeout_ms
         return silent or now_ms >= oldest.deadline_ms
 
-    # --- order is restored ----------------------------------------------------------------------
+    # --- order is restored ------------------------------------------------------------------------
 
     def _take_all(self) -> list[InFlightBatch]:
         """Take out all batches, in the order of `add`. None is in flight any more."""

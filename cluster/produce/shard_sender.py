@@ -69,7 +69,7 @@ class ShardSender:
         self._thread = threading.Thread(target=self._run, name=f"raymq-sender-{shard}", daemon=True)
         self._thread.start()
 
-    # --- writing --------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------
 
     def add(self, batch: InFlightBatch) -> None:
         """Take a batch; `write_ready` writes it. See `SendWindow.add`."""
@@ -154,7 +154,7 @@ class ShardSender:
         self._stream = None
         self._window.disconnected()
 
-    # --- the receiver thread --------------------------------------------------------------------
+    # --- the receiver thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
         while self._wait_for_batches():
@@ -262,7 +262,7 @@ class ShardSender:
         if connection is not None:
             connection.close()
 
-    # --- reading by callers ---------------------------------------------------------------------
+    # --- reading by callers -----------------------------------------------------------------------
 
     def _park(self, stream: PutStream) -> None:
         """Leave the stream to callers that block on their receipts, while one batch at a time is sent.
@@ -342,7 +342,7 @@ class ShardSender:
             if unpark or error is not None:
                 self._changed.notify_all()
 
-    # --- effects, time and end ------------------------------------------------------------------
+    # --- effects, time and end --------------------------------------------------------------------
 
     def _perform(self, effects: Effects) -> None:
         """Perform the window's effects, outside the lock: callbacks of futures may send again."""

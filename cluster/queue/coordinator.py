@@ -105,7 +105,7 @@ class QueueCoordinator:
         #: request -> (items, deadline) whose put may be in flight
         self._reserved: dict[int, tuple[int, float]] = {}
 
-    # --- getters --------------------------------------------------------------------------------
+    # --- getters ----------------------------------------------------------------------------------
 
     async def take(self, request: int, count: int, wait_s: float) -> tuple[int, int] | None:
         """Assign the next `count` items to `request`; None when there are fewer.
@@ -152,7 +152,7 @@ class QueueCoordinator:
         """No caller waits for this request any more. Items assigned to it stay assigned."""
         self._withdraw(request)
 
-    # --- putters --------------------------------------------------------------------------------
+    # --- putters ----------------------------------------------------------------------------------
 
     async def reserve(self, request: int, count: int, maxsize: int, wait_s: float) -> bool:
         """Reserve room for `count` items in a queue of at most `maxsize`. Returns: False when none is free in time."""
@@ -200,7 +200,7 @@ class QueueCoordinator:
             self._reserved[request] = (putter.count, now_s + RESERVED_S)
             putter.done.set_result(True)
 
-    # --- state ----------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------
 
     async def size(self) -> int:
         """Items in the log that are not assigned."""
@@ -229,7 +229,7 @@ class QueueCoordinator:
             self._server.close()
         await asyncio.to_thread(self._close_parts)
 
-    # --- the loop -------------------------------------------------------------------------------
+    # --- the loop ---------------------------------------------------------------------------------
 
     async def _ready(self) -> None:
         if self._main is not None and self._opened.is_set():

@@ -184,7 +184,7 @@ class Queue:
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} of {self._cluster!r}>"
 
-    # --- connections ----------------------------------------------------------------------------
+    # --- connections ------------------------------------------------------------------------------
 
     @property
     def actor(self) -> Any:
@@ -325,7 +325,7 @@ class Queue:
         while (left := until_s - self._clock.monotonic()) > 0:
             yield min(left, WAIT_S)
 
-    # --- size -----------------------------------------------------------------------------------
+    # --- size -------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return self.size()
@@ -347,7 +347,7 @@ class Queue:
         """Whether the queue holds `maxsize` items or more; False without a limit."""
         return self.maxsize > 0 and self.size() >= self.maxsize
 
-    # --- put ------------------------------------------------------------------------------------
+    # --- put --------------------------------------------------------------------------------------
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """Add an item. `block` and `timeout` (seconds) are for a full queue, not for the disk.
@@ -442,7 +442,7 @@ class Queue:
             batcher.flush(timeout)
             batcher.batch_sender.raise_failure()
 
-    # --- room -----------------------------------------------------------------------------------
+    # --- room -------------------------------------------------------------------------------------
 
     def _reserve(self, count: int, waits: Iterator[float]) -> int | None:
         """Reserve room for `count` items; None when there is no limit. Raises: Full."""
@@ -480,7 +480,7 @@ class Queue:
                     return
             self._submit("release", (request, end))
 
-    # --- get ------------------------------------------------------------------------------------
+    # --- get --------------------------------------------------------------------------------------
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """Take the next item. `timeout` is in seconds, None waits without limit.
@@ -611,7 +611,7 @@ class Queue:
             limit=allowed,
         )
 
-    # --- end ------------------------------------------------------------------------------------
+    # --- end --------------------------------------------------------------------------------------
 
     def shutdown(self, force: bool = False, grace_period_s: float = 5) -> None:
         """Send lingering items, then end the coordinator. Items stay in the log. A second call does nothing.

@@ -87,7 +87,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             with self._lock:
                 self._stop_notices.discard(send_goaway)
 
-    # --- actions --------------------------------------------------------------------------------
+    # --- actions ----------------------------------------------------------------------------------
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
         """Serve one administrative operation: JSON in, {"result"} or {"error"} out."""
@@ -116,7 +116,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
                     limit=mine[name],
                 )
 
-    # --- streams --------------------------------------------------------------------------------
+    # --- streams ----------------------------------------------------------------------------------
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Serve a stream until its client ends it. Errors are sent as errors of errors.py."""

@@ -26,7 +26,7 @@ from raymq.store.config.store_config import StoreConfig
 USAGE_WIDTH = 76
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-# --- the command line ----------------------------------------------------------------------------
+# --- the command line -----------------------------------------------------------------------------
 
 #: description of an argument whose parser has no help for it
 ARGUMENTS = {
@@ -143,7 +143,7 @@ def _value(action: argparse.Action) -> str:
     return f" {action.metavar or choices or action.dest.upper()}"
 
 
-# --- the configuration ---------------------------------------------------------------------------
+# --- the configuration ----------------------------------------------------------------------------
 
 #: options of a store by subject; options that stand nowhere here are listed at the end
 GROUPS = {

@@ -69,7 +69,7 @@ class Files:
         self._gathered: tuple[int, mmap.mmap] | None = None
         self._gather_lock = threading.Lock()
 
-    # --- descriptors --------------------------------------------------------------------------
+    # --- descriptors ------------------------------------------------------------------------------
 
     def open_file(self, path: PathLike, *, create: bool = False, writable: bool = True) -> int:
         """Open a file, mode 0600.
@@ -316,7 +316,7 @@ class Files:
                 pid=holder,
             ) from error
 
-    # --- maps ---------------------------------------------------------------------------------
+    # --- maps -------------------------------------------------------------------------------------
 
     def map_read(self, fd: int, size: int, *, gathered: bool = False) -> memoryview:
         """A read-only view of the first `size` bytes.
@@ -384,7 +384,7 @@ class Files:
         alive = (lambda: None) if mapped is None else weakref.ref(mapped)
         return lambda: alive() is None
 
-    # --- names --------------------------------------------------------------------------------
+    # --- names ------------------------------------------------------------------------------------
 
     def sync_dir(self, path: PathLike) -> None:
         """fsync a directory: makes created, renamed and removed names durable. Raises: SyncFailed, OSError."""

@@ -62,7 +62,7 @@ class CompactionStore:
         #: queue offset after the last record that was read, copied or not
         self._passed: dict[QueueKey, int] = {}
 
-    # --- start and stop -------------------------------------------------------------------------------------
+    # --- start and stop ---------------------------------------------------------------------------
 
     def load(self) -> None:
         """Finish an interrupted swap, open every queue, and cut the remains of a crash.
@@ -153,7 +153,7 @@ class CompactionStore:
                     sparse.close()
             self._logs.clear()
 
-    # --- filling --------------------------------------------------------------------------------------------
+    # --- filling ----------------------------------------------------------------------------------
 
     def owns(self, topic: str) -> bool:
         """Whether reads of a topic are served from here."""
@@ -282,7 +282,7 @@ class CompactionStore:
                 positions += units["position"].tolist()
         return min(positions, default=None)
 
-    # --- compacting -----------------------------------------------------------------------------------------
+    # --- compacting -------------------------------------------------------------------------------
 
     def compact(self, topic: str, queue_id: int, *, roll: bool = False) -> int | None:
         """Keep only the latest message of each key in a queue's sealed files. An empty body deletes its key.
@@ -330,7 +330,7 @@ class CompactionStore:
             self._write_synced_ends({key: other.end for key, other in self._logs.items()})
         return last_offset
 
-    # --- reading --------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def fetch(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int

@@ -224,7 +224,7 @@ class SparseLog:
             return False
         return pair.log.read(at + 4, at + 8) == fmt.MAGIC_BLANK.to_bytes(4, "big")
 
-    # --- appending ------------------------------------------------------------------------------------------
+    # --- appending --------------------------------------------------------------------------------
 
     def append(self, view: memoryview, starts: Int64s, units: npt.NDArray[Any]) -> None:
         """Append records, in as many files as they need, by ascending queue offset.
@@ -309,7 +309,7 @@ class SparseLog:
         if self.pairs and not self.pairs[-1].sealed:
             self.pairs[-1].sync()
 
-    # --- cutting and replacing ------------------------------------------------------------------------------
+    # --- cutting and replacing --------------------------------------------------------------------
 
     def cut(self, end: SparseEnd, next_offset: int) -> None:
         """Drop records after `end`, or from queue offset `next_offset` on, and zero them.
@@ -361,7 +361,7 @@ class SparseLog:
             pair.sealed = True
         self.pairs += stays
 
-    # --- reading --------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     @property
     def first_offset(self) -> int | None:

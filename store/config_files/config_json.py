@@ -135,7 +135,7 @@ def write_back(
     return written
 
 
-# --- the files ------------------------------------------------------------------------------------------------
+# --- the files ------------------------------------------------------------------------------------
 
 
 def _read(store: MessageStore, name: str) -> tuple[Table, int] | None:
@@ -199,7 +199,7 @@ def _remember(store: MessageStore, name: str, crcs: list[int]) -> None:
     store.log.meta.update({WRITTEN: {**(store.log.meta.get(WRITTEN) or {}), name: crcs}})
 
 
-# --- topics ---------------------------------------------------------------------------------------------------
+# --- topics ---------------------------------------------------------------------------------------
 
 
 def _import_topics(store: MessageStore, table: Table, is_new: bool) -> None:
@@ -266,7 +266,7 @@ def _new_topic(name: str) -> Table:
     }
 
 
-# --- offsets and groups ---------------------------------------------------------------------------------------
+# --- offsets and groups ---------------------------------------------------------------------------
 
 
 def _import_offsets(store: MessageStore, table: Table, is_new: bool) -> None:
@@ -336,7 +336,7 @@ def _new_group(name: str) -> Table:
     }
 
 
-# --- delay levels ---------------------------------------------------------------------------------------------
+# --- delay levels ---------------------------------------------------------------------------------
 
 
 def _import_levels(store: MessageStore, table: Table, is_new: bool) -> None:

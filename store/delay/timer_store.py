@@ -163,7 +163,7 @@ class TimerMessageStore:
             due_ms = retry_ms if due_ms is None else min(due_ms, retry_ms)
         return due_ms
 
-    # --- the start ------------------------------------------------------------------------------------------
+    # --- the start --------------------------------------------------------------------------------
 
     def _prepare(self) -> bool:
         """Begin where the log says that the deliveries stopped.
@@ -257,7 +257,7 @@ class TimerMessageStore:
         self._store.put_inner(by_queue(messages), progress=ServiceProgress(TIMERS_SERVICE, values))
         self._needed_end = self._log.end
 
-    # --- from the topic into the wheel ----------------------------------------------------------------------
+    # --- from the topic into the wheel ------------------------------------------------------------
 
     def _load_records(self, now_ms: int, limit: int) -> int:
         """Put confirmed records of the topic into the wheel. Deliver those that come too late for it."""
@@ -324,7 +324,7 @@ class TimerMessageStore:
         if second is not None and bool((rows.due.slot_ms == second.time_ms).any()):
             self._second = None
 
-    # --- delivery -------------------------------------------------------------------------------------------
+    # --- delivery ---------------------------------------------------------------------------------
 
     def _deliver(self, now_ms: int, this_second_ms: int, limit: int) -> int:
         """Deliver the seconds that are over, group by group. Returns: how many messages."""
@@ -431,7 +431,7 @@ class TimerMessageStore:
         self._progress = progress
         self._needed_end = max(self._needed_end, self._log.end)
 
-    # --- the files ------------------------------------------------------------------------------------------
+    # --- the files --------------------------------------------------------------------------------
 
     def _sync_if_due(self, now_ms: int) -> None:
         too_early = 0 <= self._next_sync_ms - now_ms <= SYNC_INTERVAL_MS

@@ -144,7 +144,7 @@ class EmbeddedStore:
 
         self._advance()
 
-    # --- writing --------------------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------
 
     def append(self, request: PutRequest) -> AppendedRows:
         """Append a batch without waiting for the flush. Raises: as `put`."""
@@ -232,7 +232,7 @@ class EmbeddedStore:
         if appended is not None:
             self._await(appended)
 
-    # --- reading --------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def fetch(
         self,
@@ -299,7 +299,7 @@ class EmbeddedStore:
                 if (self.store.dispatched, self.store.index.indexed) == before:
                     break
 
-    # --- the flush thread -----------------------------------------------------------------------------------
+    # --- the flush thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:

@@ -177,7 +177,7 @@ class MessageStore:
             raise
         return store
 
-    # --- recovery -------------------------------------------------------------------------------------------
+    # --- recovery ---------------------------------------------------------------------------------
 
     def _recover(self) -> None:
         """Make log, state, consume queues, index and compacted queues agree."""
@@ -224,7 +224,7 @@ class MessageStore:
         """Whether the log holds all of the state. RocketMQ may have deleted the snapshots that held it."""
         return self.log.start == 0 or self._has_snapshot
 
-    # --- put ------------------------------------------------------------------------------------------------
+    # --- put --------------------------------------------------------------------------------------
 
     def put(self, request: PutRequest) -> AppendedRows:
         """Check and append one batch of one queue, in two steps: `PutPath.check`, `PutPath.append`."""
@@ -236,7 +236,7 @@ class MessageStore:
         """Append messages of the store's own services: `PutPath.put_inner`."""
         return self.put_path.put_inner(messages, progress=progress)
 
-    # --- dispatch -------------------------------------------------------------------------------------------
+    # --- dispatch ---------------------------------------------------------------------------------
 
     @property
     def dispatched(self) -> int:
@@ -288,7 +288,7 @@ class MessageStore:
 
             self.log.marks.queues_synced_end = upto
 
-    # --- deletion, for `clean_service` --------------------------------------------------------------------------------
+    # --- deletion, for `clean_service` ------------------------------------------------------------
 
     def advance_deletable_end(self) -> int:
         """Sync the consume queues: after a power loss none may end below the log's start.
@@ -325,7 +325,7 @@ class MessageStore:
         for derived in self.derived:
             derived.delete_expired(start)
 
-    # --- reads ----------------------------------------------------------------------------------------------
+    # --- reads ------------------------------------------------------------------------------------
 
     def queues(self) -> list[tuple[str, int]]:
         """Every (topic, queue) that has a consume queue."""
@@ -414,7 +414,7 @@ class MessageStore:
         self.stats.note_get(len(found.queue_offsets))
         return found
 
-    # --- administration -------------------------------------------------------------------------------------
+    # --- administration ---------------------------------------------------------------------------
 
     def create_topic(
         self,
@@ -446,7 +446,7 @@ class MessageStore:
         check_group_name(group)
         return self.put_path.put_state_record(OFFSETS, offsets_body(group, topic, offsets))
 
-    # --- shutdown -------------------------------------------------------------------------------------------
+    # --- shutdown ---------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Orderly stop: dispatch all, sync all, and remove `abort` only if all derived files are complete."""

@@ -109,7 +109,7 @@ class StoreRecovery:
         self._note_snapshots()
         return RecoveredStore(dispatched, exact, self._has_snapshot, rebuilding)
 
-    # --- consume queues before the walk ---------------------------------------------------------------------
+    # --- consume queues before the walk -----------------------------------------------------------
 
     def _assess_queues(self) -> QueueTrust:
         """Open the consume queues unless the marks say where they end. Returns: how far to believe them."""
@@ -150,7 +150,7 @@ class StoreRecovery:
         self._queues.load(after_crash=log.crashed, sound_below=sound_below)
         return self._queues.max_physical_offset
 
-    # --- the walk -------------------------------------------------------------------------------------------
+    # --- the walk ---------------------------------------------------------------------------------
 
     def _recover_log(self, known_end: int) -> int:
         """Walk the log, cut it at its end, and cut the queues to it. Returns: the start of the walk."""
@@ -262,7 +262,7 @@ class StoreRecovery:
                     self._put_path.group = GroupRange(at, int(json.loads(body)["end"]))
                 self._has_snapshot |= self._state.apply_state_record(kind, body)
 
-    # --- consume queues after the walk ----------------------------------------------------------------------
+    # --- consume queues after the walk ------------------------------------------------------------
 
     def _expected_ends(self) -> dict[QueueKey, int]:
         """The ends of all consume queues, if they are complete up to `_queues_end`."""
@@ -315,7 +315,7 @@ class StoreRecovery:
         # Queues that begin empty grow with the records of the log.
         return not log.start and not any(queue.max_offset for queue in self._queues.all())
 
-    # --- snapshots ------------------------------------------------------------------------------------------
+    # --- snapshots --------------------------------------------------------------------------------
 
     def _note_snapshots(self) -> None:
         """Note the newest snapshots in the put path, so that it writes the next one when it is due."""

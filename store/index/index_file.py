@@ -165,7 +165,7 @@ class IndexFile:
         """Whether no entry was written."""
         return self.header.count <= 1
 
-    # --- writing --------------------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------
 
     def append(self, hashes: Int32s, physical_offsets: Int64s, times_ms: Int64s) -> None:
         """Write entries, in order. Callers: with no more entries than there is `room` for.
@@ -334,7 +334,7 @@ class IndexFile:
         self._files.sync_data(self._fd)
         self.dirty = False
 
-    # --- reading --------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def _read(self, start: int, stop: int) -> bytes:
         """Bytes [start, stop). Raises: Corrupt for unreadable bytes, Unavailable after a close."""
@@ -529,7 +529,7 @@ class IndexFile:
 
         return np.concatenate(found_rows), np.concatenate(found_offsets)
 
-    # --- the end --------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the file without a sync."""

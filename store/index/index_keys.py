@@ -118,7 +118,7 @@ def _hash_chunk(topic_hashes: UInt32s | int, data: Bytes, offsets: Int64s) -> Ha
     return Hashes(keys.rows, values)
 
 
-# --- the ranges of keys -------------------------------------------------------------------------------------------
+# --- the ranges of keys ---------------------------------------------------------------------------
 
 
 def _key_spans(data: Bytes, offsets: Int64s) -> _Spans:
@@ -186,7 +186,7 @@ def _interleaved(first: _Spans, second: _Spans) -> _Spans:
     return both.select(np.argsort(both.rows, kind="stable"))
 
 
-# --- the hashes of ranges -----------------------------------------------------------------------------------------
+# --- the hashes of ranges -------------------------------------------------------------------------
 
 
 def _span_hashes(data: Bytes, spans: _Spans) -> tuple[UInt32s, Int64s]:

@@ -65,7 +65,7 @@ class IndexService:
         #: held by dispatch, which appends, and by the checkpoint and cleaning threads, which sync and delete
         self._files_lock = threading.Lock()
 
-    # --- opening --------------------------------------------------------------------------------------------
+    # --- opening ----------------------------------------------------------------------------------
 
     def load(
         self, *, log_start: int, log_end: int, never_cut_below: int, crashed: bool, time_ms: int
@@ -160,7 +160,7 @@ class IndexService:
                 file.destroy()
             self._files.sync_dir(self._directory)
 
-    # --- building -------------------------------------------------------------------------------------------
+    # --- building ---------------------------------------------------------------------------------
 
     def append(
         self, hashes: Int32s, physical_offsets: Int64s, times_ms: Int64s, *, upto: int
@@ -247,7 +247,7 @@ class IndexService:
             self._delete(expired)
             return len(expired)
 
-    # --- looking up -----------------------------------------------------------------------------------------
+    # --- looking up -------------------------------------------------------------------------------
 
     def _newest_first(self, begin_ms: int, end_ms: int) -> Iterator[IndexFile]:
         """The files that may have records stored in [begin_ms, end_ms]."""

@@ -60,7 +60,7 @@ class Query:
         self._index = index
         self._one_key = KeySearch(log, index)
 
-    # --- by key ---------------------------------------------------------------------------------------------
+    # --- by key -----------------------------------------------------------------------------------
 
     def by_key(
         self,
@@ -102,7 +102,7 @@ class Query:
             return self._one_key.find(topic, keys[0], limit, span, exact=exact)
         return KeyQuery(self._log, self._index, topic, span, exact).find(keys, limit)
 
-    # --- by offset ------------------------------------------------------------------------------------------
+    # --- by offset --------------------------------------------------------------------------------
 
     def by_offset(self, offset: int) -> pa.RecordBatch:
         """The record that begins at a physical offset, a batch of one.
@@ -168,7 +168,7 @@ class Query:
             )
         return batch
 
-    # --- by time --------------------------------------------------------------------------------------------
+    # --- by time ----------------------------------------------------------------------------------
 
     def offset_by_time(
         self, topic: str, queue_id: int, time_ms: int, boundary: Boundary = Boundary.LOWER

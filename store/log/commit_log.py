@@ -189,7 +189,7 @@ class CommitLog:
             self.chain.truncate_to(cut)
             self.chain.sync()
 
-    # --- positions ------------------------------------------------------------------------------------------
+    # --- positions --------------------------------------------------------------------------------
 
     @property
     def start(self) -> int:
@@ -336,7 +336,7 @@ class CommitLog:
             raise broken("the tail has a file", end=self.end)
         return file
 
-    # --- appending ------------------------------------------------------------------------------------------
+    # --- appending --------------------------------------------------------------------------------
 
     def ensure_room(self, total_bytes: int) -> None:
         """Allocate the files that a batch of `total_bytes` needs, so that a full disk refuses before any append.
@@ -581,7 +581,7 @@ class CommitLog:
                 "the store is closed", field="store", status=PutStatus.SERVICE_NOT_AVAILABLE.value
             )
 
-    # --- deletion -------------------------------------------------------------------------------------------
+    # --- deletion ---------------------------------------------------------------------------------
 
     def delete_first(self) -> None:
         """Delete the oldest file of the log. Views of it stay readable.
@@ -598,7 +598,7 @@ class CommitLog:
         )
         self.segments.delete_first()
 
-    # --- the transient pool ---------------------------------------------------------------------------------
+    # --- the transient pool -----------------------------------------------------------------------
 
     def note_committed(self, offset: int) -> None:
         """CommitRealTime has published `offset`: bytes below are in the files, and their room in the pool is free."""
@@ -610,7 +610,7 @@ class CommitLog:
         """Move everything in the pool into the log's files: `LogPool.commit`."""
         self.pool.commit(self.end)
 
-    # --- truncation and recovery ----------------------------------------------------------------------------
+    # --- truncation and recovery ------------------------------------------------------------------
 
     def truncate(self, offset: int) -> None:
         """Cut the log at `offset`: zero the rest of its file, delete later files, and sync.

@@ -49,7 +49,7 @@ class LogPool:
         #: since when there is no room and nothing was committed, monotonic ms
         self._stalled_ms: int | None = None
 
-    # --- from start to stop ---------------------------------------------------------------------------------
+    # --- from start to stop -----------------------------------------------------------------------
 
     def find_old(self, meta: Meta, store_id: str, *, same_boot: bool) -> bool:
         """Look for the pool of the earlier process.
@@ -108,7 +108,7 @@ class LogPool:
                 pool.close()
         self.active = self._old = None
 
-    # --- room -----------------------------------------------------------------------------------------------
+    # --- room -------------------------------------------------------------------------------------
 
     def publish(self, incarnation: int) -> None:
         """Let the CommitRealTime that this incarnation of CommitLog will grant find the pool."""

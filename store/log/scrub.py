@@ -252,7 +252,7 @@ class Scrub:
         self._chain.close()
         self._close_log()
 
-    # --- one unit -------------------------------------------------------------------------------------------
+    # --- one unit ---------------------------------------------------------------------------------
 
     def _compare(self, unit: ChainUnit) -> None:
         """Compare the bytes of a unit with its CRC. A difference is reported, an old fault of intact bytes dropped."""
@@ -348,7 +348,7 @@ class Scrub:
         self._last_pass_end_ms = self.clock.now_ms()
         self._save_progress()
 
-    # --- progress on disk ------------------------------------------------------------------------------------
+    # --- progress on disk -------------------------------------------------------------------------
 
     @property
     def _progress_path(self) -> Path:

@@ -87,7 +87,7 @@ class SqlFilter:
         found = self._condition(columns, len(properties)).fill_null(False)
         return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.bool_)
 
-    # --- compiling ------------------------------------------------------------------------------------------
+    # --- compiling --------------------------------------------------------------------------------
 
     def _compile(self, node: Any) -> Condition:
         self._check_parts(node)
@@ -325,7 +325,7 @@ def _refused(expression: str, why: str) -> Rejected:
     )
 
 
-# --- columns ----------------------------------------------------------------------------------------------
+# --- columns --------------------------------------------------------------------------------------
 
 
 def _values(properties: pa.Array, name: str) -> pa.Array:

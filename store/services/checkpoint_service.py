@@ -98,7 +98,7 @@ class CheckpointService:
         now_ms = self._clock.monotonic_ms()
         return now_ms + min(max(SHARE * (now_ms - began_ms), PAUSE_MIN_MS), PAUSE_MAX_MS)
 
-    # --- checkpoint -----------------------------------------------------------------------------------------
+    # --- checkpoint -------------------------------------------------------------------------------
 
     def _note_time(self) -> None:
         """Note the store time of the log's present end."""
@@ -130,7 +130,7 @@ class CheckpointService:
         certain = sum(mark.end <= certain_end for mark in self._time_marks)
         del self._time_marks[: max(0, certain - 1)]
 
-    # --- configuration --------------------------------------------------------------------------------------
+    # --- configuration ----------------------------------------------------------------------------
 
     def _write_config(self) -> None:
         """Write the configuration after a change, once the log has that change on disk."""

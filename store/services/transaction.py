@@ -83,7 +83,7 @@ class TransactionService:
     #: held by check and put together: two commits of one half message deliver one message
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    # --- calls of producers ---------------------------------------------------------------------------------
+    # --- calls of producers -----------------------------------------------------------------------
 
     def prepare(self, message: InnerMessage) -> Half:
         """Put a message as a half message of its topic and queue. Consumers see it after `commit`.
@@ -226,7 +226,7 @@ class TransactionService:
             last_offset=UNKNOWN_OFFSET,
         )
 
-    # --- checks ---------------------------------------------------------------------------------------------
+    # --- checks -----------------------------------------------------------------------------------
 
     def check(self, ask: AskProducer) -> CheckRound:
         """Ask about every open half message that is old enough. After too many checks it is discarded.
@@ -302,7 +302,7 @@ class TransactionService:
         wanted = half.properties.get("CHECK_IMMUNITY_TIME_IN_SECONDS", "")
         return int(wanted) * 1000 if wanted.isdigit() else self.timeout_ms
 
-    # --- RocketMQ's progress ---------------------------------------------------------------------------------
+    # --- RocketMQ's progress ----------------------------------------------------------------------
 
     def take_over(self) -> None:
         """Import the op records that another engine wrote into this store. RayMQ's own say nothing new."""

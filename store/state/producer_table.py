@@ -322,7 +322,7 @@ class ProducerTable:
         #: no entry and no epoch was written before this
         self._oldest_ms = 0
 
-    # --- entries --------------------------------------------------------------------------------------------
+    # --- entries ----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return self._rows.count
@@ -396,7 +396,7 @@ class ProducerTable:
         values = (entry.time_ms, entry.end_offset, *runs[0], *runs[-1])
         _VALUES_STRUCT.pack_into(chunk, at + _KEY_BYTES, *values)
 
-    # --- epochs ---------------------------------------------------------------------------------------------
+    # --- epochs -----------------------------------------------------------------------------------
 
     def epoch(self, producer_id: int) -> int | None:
         """The highest epoch that a producer had; None: unknown. Callers: the writer."""
@@ -424,7 +424,7 @@ class ProducerTable:
             self.recent_epochs.clear()
         self.recent_epochs[producer_id] = epoch
 
-    # --- the limit ------------------------------------------------------------------------------------------
+    # --- the limit --------------------------------------------------------------------------------
 
     def check_room(self, producer_id: int, now_ms: int) -> None:
         """Check that the table has room for a new entry of a producer. In a full table expired entries are dropped.
@@ -485,7 +485,7 @@ class ProducerTable:
         for entry in self.recent.values():
             self._write(entry)
 
-    # --- as columns -----------------------------------------------------------------------------------------
+    # --- as columns -------------------------------------------------------------------------------
 
     def entries(self) -> Iterator[Structs]:
         """All entries, of ENTRY_DTYPE, not copied. Their queues are indexes of `queues`."""

@@ -86,7 +86,7 @@ class ShardState:
         self.store_time_ms = 0
         self._parts = SnapshotParts()
 
-    # --- admission ------------------------------------------------------------------------------------------
+    # --- admission --------------------------------------------------------------------------------
 
     def admit(
         self,
@@ -140,7 +140,7 @@ class ShardState:
             return ALL_NEW
         return Admission(duplicates, entry.offset_of(first_sequence), entry.end_offset)
 
-    # --- applying records -----------------------------------------------------------------------------------
+    # --- applying records -------------------------------------------------------------------------
 
     def apply_rows(
         self,
@@ -217,7 +217,7 @@ class ShardState:
             else:
                 table[key] = value
 
-    # --- snapshots ------------------------------------------------------------------------------------------
+    # --- snapshots --------------------------------------------------------------------------------
 
     def snapshot(self, part_bytes_max: int) -> list[bytes]:
         """The whole state as bodies of SNAPSHOT records, each at most about `part_bytes_max` bytes.

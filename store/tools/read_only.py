@@ -105,7 +105,7 @@ class ReadOnlyStore:
         in_pool = self.meta.get("pool") is not None
         return bool(self.meta.get("boot_id") == self.files.boot_id()) and not in_pool
 
-    # --- the log --------------------------------------------------------------------------------------------
+    # --- the log ----------------------------------------------------------------------------------
 
     def scan(self, *, trust_chain: bool = True) -> None:
         """Walk the whole log in memory as recovery does. Damage that recovery would report becomes a fault.
@@ -293,7 +293,7 @@ class ReadOnlyStore:
                 if job:
                     self.progress(job, int(part.positions[-1]) - self.start, total)
 
-    # --- consume queues -------------------------------------------------------------------------------------
+    # --- consume queues ---------------------------------------------------------------------------
 
     def queues(self) -> Iterator[tuple[str, int, ConsumeQueue]]:
         """Every consume queue on disk, by topic and queue id. Callers close each queue."""

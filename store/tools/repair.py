@@ -216,7 +216,7 @@ class Repair:
         now = datetime.fromtimestamp(self.clock.now_ms() / 1000, timezone.utc)
         return self.root / "raymq" / f"repair-{now:%Y%m%dT%H%M%S%f}"
 
-    # --- the plan -------------------------------------------------------------------------------------------
+    # --- the plan ---------------------------------------------------------------------------------
 
     def _plan(self, store: ReadOnlyStore) -> Plan:
         wanted = self._scan(store)
@@ -297,7 +297,7 @@ class Repair:
         )
         return Step("log", f"cut the log: {cut}{pool}", names)
 
-    # --- the steps ------------------------------------------------------------------------------------------
+    # --- the steps --------------------------------------------------------------------------------
 
     def _do_cut(self, offset: int, backup: RepairBackup) -> None:
         """Cut the log as recovery does: the next start finishes an interrupted cut."""

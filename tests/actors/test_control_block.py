@@ -167,7 +167,7 @@ def test_formatting_never_repeats_a_fencing_token(control: ControlBlock):
     assert record.last_granted == 0
 
 
-# -- torn fields -----------------------------------------------------------------------------------
+# --- torn fields ----------------------------------------------------------------------------------
 
 #: every byte differs between the two, so any mixture is neither
 ONE = pack_field(0x2AAA, 0xAAAA_AAAA_AAAA)

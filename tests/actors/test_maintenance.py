@@ -48,7 +48,7 @@ def fill(store: MessageStore, files: int) -> None:
         store.put(request([b"x" * 4000]))
 
 
-# --- the loop ------------------------------------------------------------------------------------
+# --- the loop -------------------------------------------------------------------------------------
 
 
 def test_passes_come_a_minute_after_the_start_and_then_in_their_interval() -> None:
@@ -124,7 +124,7 @@ def test_an_unexpected_error_ends_a_pass_and_not_the_loop(
     store.abandon()
 
 
-# --- a leader ------------------------------------------------------------------------------------
+# --- a leader -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_a_columnar_put_that_says_wait_false_is_answered_before_any_sync(
     assert leader.store.log.synced == synced
 
 
-# --- a follower ----------------------------------------------------------------------------------
+# --- a follower -----------------------------------------------------------------------------------
 
 
 def test_a_follower_deletes_below_the_confirmed_end_that_it_knows(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ async def receipt_of(send: Awaitable[Receipt]) -> Receipt:
     return await send
 
 
-# --- producer -----------------------------------------------------------------------------------
+# --- producer -------------------------------------------------------------------------------------
 
 
 def test_an_awaited_send_gives_its_receipt(
@@ -348,7 +348,7 @@ def test_an_unforeseen_error_reaches_the_awaiting_task(
     run(main())
 
 
-# --- consumer -----------------------------------------------------------------------------------
+# --- consumer -------------------------------------------------------------------------------------
 
 
 def test_poll_waits_for_a_message_and_no_longer(

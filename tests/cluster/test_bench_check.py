@@ -77,7 +77,7 @@ def test_a_refused_row_that_is_there_is_a_phantom() -> None:
     assert (promise.acknowledged, promise.refused, promise.unknown) == (4, 2, 0)
 
 
-# --- through a shard ----------------------------------------------------------------------------------------
+# --- through a shard ------------------------------------------------------------------------------
 
 
 def store(cluster: FakeCluster, bodies: list[bytes]) -> None:

@@ -275,7 +275,7 @@ def test_the_disk_of_a_data_directory_is_named(tmp_path: Path) -> None:
     assert re.search(r"^\w+ on \S+, [\d,]+ GiB free of [\d,]+ GiB \(", disk), disk
 
 
-# --- the page -----------------------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------
 
 
 def page_is_whole(text: str) -> None:

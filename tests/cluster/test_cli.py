@@ -208,7 +208,7 @@ def terminal() -> Terminal:
     return Terminal()
 
 
-# --- usage ------------------------------------------------------------------------------------
+# --- usage ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_the_version_is_the_packages(
     assert capsys.readouterr().out == f"raymq {raymq.__version__}\n"
 
 
-# --- errors -----------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_an_interrupt_exits_130_without_a_traceback(terminal: Terminal) -> None:
     assert terminal.err == ""
 
 
-# --- start, stop, status ----------------------------------------------------------------------
+# --- start, stop, status --------------------------------------------------------------------------
 
 
 def test_start_passes_what_was_given_and_leaves_the_rest_to_the_stored_cluster(
@@ -518,7 +518,7 @@ def test_a_cluster_elsewhere_is_reached_by_url_and_token_file(
     assert terminal.run("topic", "list", "--token-file", str(tmp_path / "none")) == 2
 
 
-# --- topics -----------------------------------------------------------------------------------
+# --- topics ---------------------------------------------------------------------------------------
 
 
 def test_topics_are_listed_and_described(terminal: Terminal) -> None:
@@ -544,7 +544,7 @@ def test_creating_a_topic_twice_is_not_a_fault_and_says_so(terminal: Terminal) -
     assert terminal.out == b"t: created\n"
 
 
-# --- produce ----------------------------------------------------------------------------------
+# --- produce --------------------------------------------------------------------------------------
 
 
 def test_each_line_is_a_body_byte_for_byte(terminal: Terminal) -> None:
@@ -670,7 +670,7 @@ def test_a_message_that_was_not_stored_is_not_reported_as_sent(terminal: Termina
     assert json.loads(terminal.err)["kind"] == "Unavailable"
 
 
-# --- consume ----------------------------------------------------------------------------------
+# --- consume --------------------------------------------------------------------------------------
 
 
 def test_what_is_there_now_is_printed_and_the_command_ends(terminal: Terminal) -> None:
@@ -745,7 +745,7 @@ def test_json_tells_text_from_bytes_and_hex_prints_hex(terminal: Terminal) -> No
     assert terminal.lines() == [b"74657874", b"ff"]
 
 
-# --- store and doctor -------------------------------------------------------------------------
+# --- store and doctor -----------------------------------------------------------------------------
 
 
 def test_verify_of_nothing_is_a_wrong_command(terminal: Terminal, tmp_path: Path) -> None:
@@ -760,7 +760,7 @@ def test_doctor_prints_verdicts_as_json(terminal: Terminal) -> None:
     assert {"name", "verdict", "found", "advice"} == set(checks[0])
 
 
-# --- the real thing ---------------------------------------------------------------------------
+# --- the real thing -------------------------------------------------------------------------------
 
 
 def test_the_module_runs_and_loads_neither_ray_nor_arrow_for_a_usage_error() -> None:

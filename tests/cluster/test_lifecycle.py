@@ -69,7 +69,7 @@ def roles(ray: FakeRay) -> list[str]:
     return [name.removeprefix("raymq:default:") for name in ray.actors]
 
 
-# --- start ------------------------------------------------------------------------------------
+# --- start ----------------------------------------------------------------------------------------
 
 
 def test_a_mirrored_shard_gets_its_five_actors_followers_first(
@@ -329,7 +329,7 @@ def test_the_shells_environment_names_the_ray(
     assert cluster.ray_address == "10.0.0.1:6379"
 
 
-# --- stop -------------------------------------------------------------------------------------
+# --- stop -----------------------------------------------------------------------------------------
 
 
 def test_stop_closes_leaders_then_followers_then_satellites_and_leaves_a_foreign_ray(
@@ -452,7 +452,7 @@ def test_stop_without_a_target_says_what_it_stops_and_refuses_to_choose(
     assert lifecycle.stop("b").clean
 
 
-# --- connect ----------------------------------------------------------------------------------
+# --- connect --------------------------------------------------------------------------------------
 
 
 OWNED = ray_host.OwnedRay(
@@ -562,7 +562,7 @@ def test_a_url_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
         lifecycle.connect("raymq://host:1")
 
 
-# --- the handle -------------------------------------------------------------------------------
+# --- the handle -----------------------------------------------------------------------------------
 
 
 def test_a_handle_pickles_and_its_copy_does_not_stop_the_cluster(

@@ -49,7 +49,7 @@ def resume(stored: ClusterRecord, **changes: object) -> ClusterRecord:
     return resume_record(stored, StartOptions(**changes))  # type: ignore[arg-type]
 
 
-# --- the data directory -----------------------------------------------------------------------
+# --- the data directory ---------------------------------------------------------------------------
 
 
 def test_a_directory_under_tmp_is_refused_and_the_error_says_what_to_do(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_the_nearest_mount_decides_the_file_system(on_disk: DiskFiles) -> None:
     assert paths.mount_of("/mem/with blank/z", on_disk).kind == "xfs"
 
 
-# --- the token --------------------------------------------------------------------------------
+# --- the token ------------------------------------------------------------------------------------
 
 
 def test_the_token_is_made_once_and_readable_by_its_owner_only(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_an_unusable_token_is_refused_with_what_to_do(
         paths.load_token(cluster_paths, files)
 
 
-# --- names ------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 
 def test_actor_names_are_what_every_part_of_raymq_expects() -> None:
@@ -191,7 +191,7 @@ with paths.directory_lock(paths.ClusterPaths(sys.argv[1]), Files()):
 """
 
 
-# --- the lock ---------------------------------------------------------------------------------
+# --- the lock -------------------------------------------------------------------------------------
 
 
 def test_a_second_start_on_the_directory_fails_at_once_and_says_why(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_second_start_on_the_directory_fails_at_once_and_says_why(tmp_path: Pa
         pass
 
 
-# --- cluster.json -----------------------------------------------------------------------------
+# --- cluster.json ---------------------------------------------------------------------------------
 
 
 def test_a_cluster_is_remembered_as_it_was_made(tmp_path: Path) -> None:

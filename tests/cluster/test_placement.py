@@ -27,7 +27,7 @@ def fresh(**options: Any) -> Any:
     return new_record(StartOptions(**options))
 
 
-# --- where replicas go ------------------------------------------------------------------------
+# --- where replicas go ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 5])
@@ -109,7 +109,7 @@ def test_every_role_of_a_replica_stays_with_its_disk(tmp_path: Path) -> None:
         assert ray.options[member.name]["label_selector"] == {placement.NODE_LABEL: node}
 
 
-# --- the checks of a replica ------------------------------------------------------------------
+# --- the checks of a replica ----------------------------------------------------------------------
 
 
 def spec(tmp_path: Path, **changes: Any) -> dict[str, Any]:

@@ -187,7 +187,7 @@ def receive(stream: RayPutStream, count: int) -> list[dict[str, Any]]:
     return acks
 
 
-# --- put streams ------------------------------------------------------------------------------------
+# --- put streams ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [1, -1, 1 << 62, 1 << 70, "seven"])
@@ -449,7 +449,7 @@ def test_another_cluster_of_the_same_name_refuses(handle: Handle) -> None:
         )
 
 
-# --- retries ----------------------------------------------------------------------------------------
+# --- retries --------------------------------------------------------------------------------------
 
 
 #: bodies of batches that travel in a call each
@@ -529,7 +529,7 @@ def test_a_malformed_read_is_refused(backend: FakeBackend) -> None:
     assert caught.value.field == "offsets"
 
 
-# --- reads ------------------------------------------------------------------------------------------
+# --- reads ----------------------------------------------------------------------------------------
 
 
 def test_a_read_waits_for_the_next_record_over_several_calls(
@@ -597,7 +597,7 @@ def test_many_long_polls_wait_shortly_so_that_all_get_a_thread(backend: FakeBack
     assert waits == [longest, longest, shortest]
 
 
-# --- errors -----------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 def test_errors_are_those_of_the_shard() -> None:

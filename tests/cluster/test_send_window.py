@@ -100,7 +100,7 @@ def reconnects(window: SendWindow, now_ms: int, effects: Effects) -> bool:
     return window.resume(now_ms, effects)
 
 
-# --- writing ------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 def test_batches_are_written_in_order_until_the_bytes_in_flight_are_used_up() -> None:
@@ -153,7 +153,7 @@ def test_an_ack_of_another_batch_breaks_the_stream() -> None:
         window.ack(stored(2), 0, [])
 
 
-# --- refusals -----------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 GAP = Rejected("gap", field="sequence", limit=0)
 
@@ -272,7 +272,7 @@ def test_a_resend_keeps_its_sequence_whatever_became_of_those_before() -> None:
     assert "resend the messages before it first" in str(effects[0].outcome)
 
 
-# --- breaks, time and end -----------------------------------------------------------------------
+# --- breaks, time and end -------------------------------------------------------------------------
 
 
 def test_after_a_break_batches_are_written_again_with_their_sequences() -> None:
@@ -396,7 +396,7 @@ def test_closing_tells_apart_what_may_be_stored() -> None:
         add(window, queue)
 
 
-# --- random interleavings -----------------------------------------------------------------------
+# --- random interleavings -------------------------------------------------------------------------
 
 QUEUES = 3
 
@@ -433,7 +433,7 @@ class World:
         self.stored_as: dict[tuple[bytes, ...], tuple[int, int]] = {}
         self.faults = 1.0
 
-    # --- the window's side ---
+    # --- the window's side ------------------------------------------------------------------------
 
     def add(self) -> None:
         number = self.random.randrange(QUEUES)
@@ -512,7 +512,7 @@ class World:
                 assert effect.batch.future not in self.outcome_of, "two outcomes"
                 self.outcome_of[effect.batch.future] = effect.outcome
 
-    # --- the shard's side ---
+    # --- the shard's side -------------------------------------------------------------------------
 
     def serve(self) -> None:
         streams = [each for each in [self.stream, *self.broken] if each and each.requests]
@@ -549,7 +549,7 @@ class World:
 
         return stored(number, len(bodies))
 
-    # --- a run ---
+    # --- a run ------------------------------------------------------------------------------------
 
     def run(self, steps: int) -> None:
         actions = [self.add, self.connect, self.write, self.write, self.serve, self.serve]

@@ -80,7 +80,7 @@ def ask(endpoint: str, ca: Path | None = None, token: str = TOKEN) -> object:
         return connection.call("topics")
 
 
-# --- who is let in ----------------------------------------------------------------------------
+# --- who is let in --------------------------------------------------------------------------------
 
 
 def test_a_client_that_trusts_the_authority_sends_and_reads_through_a_url(
@@ -122,7 +122,7 @@ def test_the_token_is_asked_for_all_the_same(server: Server, certificates: Certi
         ask(f"tls://127.0.0.1:{server.port}", certificates.ca, token="0" * 64)
 
 
-# --- answers to the other clients -------------------------------------------------------------
+# --- answers to the other clients -----------------------------------------------------------------
 
 
 def test_a_missing_or_wrong_authority_names_the_variable_to_set(
@@ -180,7 +180,7 @@ def test_a_refused_connection_is_not_blamed_on_tls(plain: Server) -> None:
     assert "TLS" not in str(caught.value)
 
 
-# --- files that cannot be used ----------------------------------------------------------------
+# --- files that cannot be used --------------------------------------------------------------------
 
 
 def _unset(node: dict[str, str], directory: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_client_says_which_authority_it_cannot_read(
         ShardConnection("tls://127.0.0.1:1", TOKEN)
 
 
-# --- start and connect ------------------------------------------------------------------------
+# --- start and connect ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -294,7 +294,7 @@ def test_an_accepted_unencrypted_host_is_warned_about_at_each_start(
     assert "192.0.2.5" in warnings[0]
 
 
-# --- the rules --------------------------------------------------------------------------------
+# --- the rules ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def comes_up_late(shard: ServedShard) -> list[bool]:
     return asked
 
 
-# --- sends that are not answered ----------------------------------------------------------------
+# --- sends that are not answered ------------------------------------------------------------------
 
 
 def test_without_its_follower_a_quorum_send_fails_with_the_last_status_of_the_shard(
@@ -218,7 +218,7 @@ def test_an_async_block_that_failed_does_not_wait_for_receipts(
         asyncio.run(main())
 
 
-# --- other calls --------------------------------------------------------------------------------
+# --- other calls ----------------------------------------------------------------------------------
 
 
 def test_the_first_send_of_a_producer_waits_for_a_leader_that_restarts(shard: ServedShard) -> None:

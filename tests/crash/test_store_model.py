@@ -64,7 +64,7 @@ class StoreModel(RuleBasedStateMachine):
         self.number += count
         return [(b"%06d" % (self.number - row)).ljust(size, b".") for row in range(count)]
 
-    # --- what callers do ----------------------------------------------------------------------------------
+    # --- what callers do --------------------------------------------------------------------------
 
     @rule(name=st.sampled_from(["t1", "t2"]))
     def create_topic(self, name: str) -> None:
@@ -122,7 +122,7 @@ class StoreModel(RuleBasedStateMachine):
         self.committed += 1
         self.store.commit_offsets("g", "t0", {0: self.committed})
 
-    # --- what the host does -------------------------------------------------------------------------------
+    # --- what the host does -----------------------------------------------------------------------
 
     @rule()
     def sync(self) -> None:
@@ -141,7 +141,7 @@ class StoreModel(RuleBasedStateMachine):
         dispatch_all(self.store)
         self.store.sync_queues()
 
-    # --- what happens -------------------------------------------------------------------------------------
+    # --- what happens -----------------------------------------------------------------------------
 
     @rule()
     def close_and_open(self) -> None:
@@ -191,7 +191,7 @@ class StoreModel(RuleBasedStateMachine):
         for key, bodies in self.put.items():
             assert least[key] <= offsets.get(key, 0) <= len(bodies), key
 
-    # --- what is always so --------------------------------------------------------------------------------
+    # --- what is always so ------------------------------------------------------------------------
 
     @invariant()
     def what_is_confirmed_and_dispatched_can_be_read(self) -> None:

@@ -72,7 +72,7 @@ class Chaos:
         assert world.published == len(world.leader_log.data)
         assert world.follower_log.data[: world.published] == world.leader_log.data
 
-    # --- actions
+    # --- actions ----------------------------------------------------------------------------------
 
     def put(self) -> None:
         self.puts += 1

@@ -172,7 +172,7 @@ def test_a_reader_only_chain_changes_nothing(directory):
     chain.close()
 
 
-# --- following ----------------------------------------------------------------------------------
+# --- following ------------------------------------------------------------------------------------
 
 
 def test_a_reader_follows_unit_by_unit_and_never_over_the_end_of_a_file(directory):
@@ -265,7 +265,7 @@ def test_a_reader_keeps_its_place_when_a_call_fails(directory, offset):
     assert calls > 3
 
 
-# --- crashes ------------------------------------------------------------------------------------
+# --- crashes --------------------------------------------------------------------------------------
 
 
 def test_after_every_crash_a_prefix_is_left_and_synced_segments_are_whole():

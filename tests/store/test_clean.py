@@ -123,7 +123,7 @@ def shop() -> Iterator[Shop]:
     made.store.abandon()
 
 
-# --- what goes -----------------------------------------------------------------------------------
+# --- what goes ------------------------------------------------------------------------------------
 
 
 def test_files_go_when_their_last_message_is_older_than_the_limit(shop: Shop) -> None:
@@ -283,7 +283,7 @@ def test_a_snapshot_that_is_left_out_is_logged_once_a_file(
     assert f"the limit is {shop.config.snapshot_bytes_max}" in message
 
 
-# --- when ----------------------------------------------------------------------------------------
+# --- when -----------------------------------------------------------------------------------------
 
 
 def test_expired_files_go_only_in_the_hours_of_delete_when() -> None:
@@ -387,7 +387,7 @@ def test_an_option_out_of_range_is_refused(field: str, value: object) -> None:
     assert refused.value.field == field
 
 
-# --- what goes with them -------------------------------------------------------------------------
+# --- what goes with them --------------------------------------------------------------------------
 
 
 def test_chain_queue_files_and_derived_stores_follow_the_log(shop: Shop) -> None:
@@ -450,7 +450,7 @@ def test_producers_are_known_after_the_file_of_their_rows_is_gone(shop: Shop) ->
         shop.open()
 
 
-# --- who reads meanwhile -------------------------------------------------------------------------
+# --- who reads meanwhile --------------------------------------------------------------------------
 
 
 def test_what_was_read_before_the_deletion_stays_as_it_was(shop: Shop) -> None:
@@ -494,7 +494,7 @@ def test_a_reader_between_range_and_bytes_hears_that_they_are_gone(
         shop.clock.advance(4 * DAY_MS)
 
 
-# --- crashes and failures ------------------------------------------------------------------------
+# --- crashes and failures -------------------------------------------------------------------------
 
 POINTS = ("files.unlinked", "clean.after_segments", "clean.after_chain", "clean.after_queues")
 

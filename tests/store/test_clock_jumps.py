@@ -108,7 +108,7 @@ def about(waited_ms: int, wanted_ms: int) -> bool:
     return wanted_ms <= waited_ms <= wanted_ms * 1.1 + 10_000
 
 
-# --- delays ---------------------------------------------------------------------------------------------------
+# --- delays ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("back_ms", [1_000, MINUTE_MS, HOUR_MS, 30 * DAY_MS])
@@ -183,7 +183,7 @@ def test_stamps_never_go_back_and_come_back_to_the_wall_clock(shop: Shop) -> Non
     assert stamps[-1] == shop.clock.now_ms() - MINUTE_MS
 
 
-# --- retention ------------------------------------------------------------------------------------------------
+# --- retention ------------------------------------------------------------------------------------
 
 
 def test_retention_goes_on_after_one_put_while_the_clock_was_far_ahead(shop: Shop) -> None:

@@ -108,7 +108,7 @@ def fill(store: MessageStore, keys: int = 10, rounds: int = 8) -> list[tuple[int
     return [(last * keys + key, f"k{key}", b"%d of %d" % (last, key)) for key in range(keys)]
 
 
-# --- topics and puts ----------------------------------------------------------------------------
+# --- topics and puts ------------------------------------------------------------------------------
 
 
 def test_every_message_needs_a_key(store: MessageStore) -> None:
@@ -184,7 +184,7 @@ def test_attributes_outlive_snapshots_and_old_records_have_none(tmp_path: Path) 
     assert b'"a"' not in b"".join(state.snapshot(1 << 20)), "as it was written before"
 
 
-# --- compacting ---------------------------------------------------------------------------------
+# --- compacting -----------------------------------------------------------------------------------
 
 
 def test_the_latest_of_each_key_is_left_and_offsets_keep_their_gaps(store: MessageStore) -> None:
@@ -389,7 +389,7 @@ def test_files_are_those_of_rocketmq(tmp_path: Path) -> None:
     assert positions["empty"] is False
 
 
-# --- starts and crashes -----------------------------------------------------------------------------
+# --- starts and crashes ---------------------------------------------------------------------------
 
 
 def test_a_start_goes_on_where_the_stop_was(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def read_on(fetch: Callable[[int], Any], upto: int = COUNT) -> tuple[list[bytes]
 WHOLE = BODIES[:ROTTEN] + BODIES[ROTTEN + 1 :]
 
 
-# --- flipped bits -------------------------------------------------------------------------------------------
+# --- flipped bits ---------------------------------------------------------------------------------
 
 
 def test_a_flipped_bit_in_a_body_is_corrupt_and_names_file_and_offset(root: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_rotten_delayed_message_is_not_delivered_and_holds_up_no_other(tmp_pat
     world.close()
 
 
-# --- dispatch and index -------------------------------------------------------------------------------------
+# --- dispatch and index ---------------------------------------------------------------------------
 
 
 def _lose(root: Path, *names: str) -> None:
@@ -313,7 +313,7 @@ def test_consume_queues_are_rebuilt_around_damage_which_their_readers_get_as_an_
     store.close()
 
 
-# --- bad sectors --------------------------------------------------------------------------------------------
+# --- bad sectors ----------------------------------------------------------------------------------
 
 
 def around(root: Path, sector: int) -> list[int]:

@@ -234,7 +234,7 @@ def test_the_simulated_disk_has_every_method_of_the_real_one():
     assert public - made_of_others <= set(vars(SimulatedDisk)), public - set(vars(SimulatedDisk))
 
 
-# --- the real one only --------------------------------------------------------------------------
+# --- the real one only ----------------------------------------------------------------------------
 
 
 def test_new_files_and_directories_are_for_their_owner_only(real, tmp_path):
@@ -368,7 +368,7 @@ def test_a_boot_without_an_id_is_not_guessed(monkeypatch, tmp_path, content):
     MessageStore.open(tmp_path / "store", config=StoreConfig()).close()
 
 
-# --- failpoints ---------------------------------------------------------------------------------
+# --- failpoints -----------------------------------------------------------------------------------
 
 
 def used_failpoints():

@@ -63,7 +63,7 @@ def syncer(disk):
     return SegmentSyncer("/s/commitlog", SEGMENT, disk)
 
 
-# --- the syncer ---------------------------------------------------------------------------------
+# --- the syncer -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_the_failure_travels_with_its_kind_and_fields():
     assert (again.message, again.offset, again.errno) == ("broken", 7, errno.EIO)
 
 
-# --- group commit -------------------------------------------------------------------------------
+# --- group commit ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_after_every_power_loss_what_was_flushed_is_there(clock):
             assert log[: state.notes[-1]].count(b"d") == state.notes[-1]
 
 
-# --- flush real time ----------------------------------------------------------------------------
+# --- flush real time ------------------------------------------------------------------------------
 
 
 def make_flusher(syncer, clock, synced=0):

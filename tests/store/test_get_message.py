@@ -78,7 +78,7 @@ def summary(result) -> tuple[str, int, list[int]]:
     return result.status.value, result.next_begin_offset, result.queue_offsets.tolist()
 
 
-# --- the statuses -----------------------------------------------------------------------------------------
+# --- the statuses ---------------------------------------------------------------------------------
 
 
 def test_messages_are_found_and_the_next_offset_is_after_them(store):
@@ -167,7 +167,7 @@ def test_messages_that_are_not_wanted_are_not_matched(store):
     assert summary(result) == ("NO_MATCHED_MESSAGE", 5, [])
 
 
-# --- the limits -------------------------------------------------------------------------------------------
+# --- the limits -----------------------------------------------------------------------------------
 
 
 def test_one_answer_has_32_messages_from_memory_and_8_from_disk(tmp_path):
@@ -216,7 +216,7 @@ def test_a_filter_looks_at_800_units_or_at_as_many_files_as_it_may(tmp_path):
         store.close()
 
 
-# --- bytes ------------------------------------------------------------------------------------------------
+# --- bytes ----------------------------------------------------------------------------------------
 
 
 def test_an_answer_over_two_log_files_is_in_order(tmp_path):
@@ -231,7 +231,7 @@ def test_an_answer_over_two_log_files_is_in_order(tmp_path):
     store.close()
 
 
-# --- filters ----------------------------------------------------------------------------------------------
+# --- filters --------------------------------------------------------------------------------------
 
 
 def test_tags_of_the_same_hash_are_distinguished(store):
@@ -265,7 +265,7 @@ def test_an_invalid_filter_is_refused(kind, expression):
     assert caught.value.field == "filter"
 
 
-# --- the whole against one unit after the other -----------------------------------------------------------
+# --- the whole against one unit after the other ---------------------------------------------------
 
 
 def one_by_one(units, *, end, memory, start, max_nums, max_bytes, tags, config):

@@ -49,7 +49,7 @@ SMALL = StoreConfig(
 NOW = 1_700_000_000_000
 
 
-# --- keys and their hashes ------------------------------------------------------------------------------
+# --- keys and their hashes ------------------------------------------------------------------------
 
 
 def test_a_hash_is_that_of_the_reference():
@@ -94,7 +94,7 @@ def test_a_column_of_keys_hashes_like_each_key_alone(rows):
     assert list(zip(found.rows.tolist(), found.values.tolist(), strict=True)) == want
 
 
-# --- the files ------------------------------------------------------------------------------------------
+# --- the files ------------------------------------------------------------------------------------
 
 
 def golden(tmp_path: Path) -> Path:
@@ -402,7 +402,7 @@ def test_what_is_indexed_while_a_file_is_synced_is_synced_by_the_next_sync(tmp_p
     index.close()
 
 
-# --- in a store -----------------------------------------------------------------------------------------
+# --- in a store -----------------------------------------------------------------------------------
 
 
 def keyed_request(

@@ -201,7 +201,7 @@ def test_a_start_after_a_power_loss_reads_no_empty_tails(
     again.abandon()
 
 
-# --- a start that knows the queues' ends ----------------------------------------------------------------------
+# --- a start that knows the queues' ends ----------------------------------------------------------
 
 
 @pytest.fixture
@@ -290,7 +290,7 @@ def test_a_message_to_a_queue_that_rests_goes_on_where_it_ended(disk: SimulatedD
     again.close()
 
 
-# --- one queue's files ----------------------------------------------------------------------------------------
+# --- one queue's files ----------------------------------------------------------------------------
 
 SIZE = 400
 

@@ -235,7 +235,7 @@ def test_after_every_crash_of_growing_and_cutting_the_queue_loads():
     assert count > 100
 
 
-# --- files that are prepared ahead --------------------------------------------------------------
+# --- files that are prepared ahead ----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -414,7 +414,7 @@ def test_a_woken_worker_looks_whether_to_stop(queue):
     assert not worker.is_alive()
 
 
-# --- many places ----------------------------------------------------------------------------------------------
+# --- many places ----------------------------------------------------------------------------------
 
 
 def test_many_places_are_read_each_up_to_the_end_of_its_file(queue):

@@ -171,7 +171,7 @@ def test_a_worker_that_ends_leaves_no_append_waiting(tmp_path: Path) -> None:
     store.close()
 
 
-# --- several directories -------------------------------------------------------------------------
+# --- several directories --------------------------------------------------------------------------
 
 SPREAD = replace(
     CONFIG, commit_log_paths=("/disk1/log", "/disk2/log"), read_only_commit_log_paths=("/old/log",)

@@ -138,7 +138,7 @@ def test_no_process_decides_by_the_modes_names() -> None:
     assert [path for path, text in sources("replication", "actors") if compared.search(text)] == []
 
 
-# --- README -------------------------------------------------------------------------------------
+# --- README ---------------------------------------------------------------------------------------
 
 #: the phrases of README's table, and the ends that they mean
 RECEIPTS = {

@@ -81,7 +81,7 @@ class Refusing(PutHook):
         raise error_of(self.status, "the hook says so", field="timer")
 
 
-# --- every status --------------------------------------------------------------------------------
+# --- every status ---------------------------------------------------------------------------------
 
 
 def test_put_ok_says_where_the_message_is(bench: Bench) -> None:
@@ -340,7 +340,7 @@ def test_the_table_for_people_has_every_status_and_the_right_error() -> None:
     assert rows == {"PUT_OK": "Receipt", **expected}
 
 
-# --- hooks ---------------------------------------------------------------------------------------
+# --- hooks ----------------------------------------------------------------------------------------
 
 
 class Seen(PutHook):
@@ -381,7 +381,7 @@ def test_what_a_hook_makes_too_large_is_refused(bench: Bench) -> None:
     assert bench.put().status is PutStatus.MESSAGE_ILLEGAL
 
 
-# --- batches -------------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------
 
 
 def test_a_batch_is_in_one_file_with_consecutive_offsets(bench: Bench) -> None:
@@ -429,7 +429,7 @@ def test_a_delay_level_that_is_none_does_no_harm_in_a_batch(bench: Bench) -> Non
     assert bench.puts.put(tuple(none), is_batch=True).status is PutStatus.PUT_OK
 
 
-# --- WAIT=false ----------------------------------------------------------------------------------
+# --- WAIT=false -----------------------------------------------------------------------------------
 
 
 def never(_appended: object) -> object:
@@ -492,7 +492,7 @@ def test_a_columnar_batch_skips_the_wait_when_every_row_says_so(
         assert stuck.wait(appended) is appended
 
 
-# --- an I/O seam ---------------------------------------------------------------------------------
+# --- an I/O seam ----------------------------------------------------------------------------------
 
 
 def test_message_puts_store_what_recovery_finds(tmp_path: Path) -> None:
@@ -506,7 +506,7 @@ def test_message_puts_store_what_recovery_finds(tmp_path: Path) -> None:
     again.close()
 
 
-# --- delays --------------------------------------------------------------------------------------
+# --- delays ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def bodies(store: MessageStore, key: str = "k", **options):
     return store.query.by_key("t", key, **options).records.column("body").to_pylist()
 
 
-# --- by key -----------------------------------------------------------------------------------------------
+# --- by key ---------------------------------------------------------------------------------------
 
 
 def test_the_newest_messages_come_in_the_order_of_the_log(store):
@@ -151,7 +151,7 @@ def test_a_query_that_asks_for_nothing_is_refused(store, arguments, field):
     assert caught.value.field == field
 
 
-# --- by id and by place -----------------------------------------------------------------------------------
+# --- by id and by place ---------------------------------------------------------------------------
 
 
 def test_a_message_is_found_by_its_id(store):
@@ -221,7 +221,7 @@ def test_a_damaged_body_is_raised_as_damage(store):
     file.pwrite(b"h", appended.physical_offset - file.start + fmt.HEADER_BYTES)
 
 
-# --- by time ----------------------------------------------------------------------------------------------
+# --- by time --------------------------------------------------------------------------------------
 
 
 def expected(times: list[int], low: int, time_ms: int, boundary: Boundary) -> int:

@@ -146,7 +146,7 @@ def test_parts_are_made_again_on_demand(own: Path, tmp_path: Path) -> None:
         Repair(root, rebuild=["commitlog"])
 
 
-# --- cuts -------------------------------------------------------------------------------------
+# --- cuts -----------------------------------------------------------------------------------------
 
 
 def damaged_in_the_middle(own: Path, root: Path) -> tuple[Path, int, bytes]:
@@ -254,7 +254,7 @@ def test_a_cut_is_refused_where_none_is_needed_or_no_record_starts(
             Repair(root, cut_at=offset).plan()
 
 
-# --- care -------------------------------------------------------------------------------------
+# --- care -----------------------------------------------------------------------------------------
 
 
 def test_an_open_store_is_not_repaired(own: Path, tmp_path: Path) -> None:

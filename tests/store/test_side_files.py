@@ -34,7 +34,7 @@ def disk():
     return made
 
 
-# --- marks --------------------------------------------------------------------------------------
+# --- marks ----------------------------------------------------------------------------------------
 
 
 def test_marks_are_zero_at_first_and_kept(files, tmp_path):
@@ -86,7 +86,7 @@ def test_marks_need_no_room_once_the_page_exists(disk):
     assert disk.calls["allocate"] == 2
 
 
-# --- meta ---------------------------------------------------------------------------------------
+# --- meta -----------------------------------------------------------------------------------------
 
 
 def test_meta_keeps_every_value_that_was_ever_set(files, tmp_path):
@@ -166,7 +166,7 @@ def test_a_failed_sync_of_meta_promises_nothing(disk):
     assert meta.get("promised") is None
 
 
-# --- checkpoint ---------------------------------------------------------------------------------
+# --- checkpoint -----------------------------------------------------------------------------------
 
 
 def test_the_checkpoint_is_five_big_endian_longs_in_a_page(files, tmp_path):
@@ -184,7 +184,7 @@ def test_the_checkpoint_is_five_big_endian_longs_in_a_page(files, tmp_path):
     again.close()
 
 
-# --- abort and lock -----------------------------------------------------------------------------
+# --- abort and lock -------------------------------------------------------------------------------
 
 
 def test_abort_holds_our_pid_while_the_store_is_open(files, tmp_path):
@@ -256,7 +256,7 @@ def test_two_disks_share_no_lock(disk):
     two.release()
 
 
-# --- directories --------------------------------------------------------------------------------
+# --- directories ----------------------------------------------------------------------------------
 
 
 def test_a_store_with_queues_of_inner_batches_is_refused(files, tmp_path):

@@ -190,7 +190,7 @@ def test_every_power_loss_while_a_file_is_recycled_leaves_a_whole_log() -> None:
     assert seen > 100
 
 
-# --- warm files ----------------------------------------------------------------------------------
+# --- warm files -----------------------------------------------------------------------------------
 
 
 class Locking(Files):

@@ -225,7 +225,7 @@ def test_without_the_parser_the_extra_is_named(monkeypatch):
         SqlFilter("a = 1")
 
 
-# --- three-valued logic -----------------------------------------------------------------------------------
+# --- three-valued logic ---------------------------------------------------------------------------
 
 atoms = st.sampled_from(
     ["a = 5", "a > 5", "b = 'x'", "a IS NULL", "b IN ('x', 'y')", "TRUE", "NULL"]

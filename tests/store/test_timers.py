@@ -297,7 +297,7 @@ def test_a_disk_without_room_for_the_timer_log_delays_and_loses_nothing(tmp_path
     world.check({b"x"})
 
 
-# --- the files of RocketMQ ------------------------------------------------------------------------------
+# --- the files of RocketMQ ------------------------------------------------------------------------
 
 
 def test_wheel_log_and_checkpoint_have_rocketmqs_bytes(world, tmp_path):

@@ -115,7 +115,7 @@ def has(found: list[bytes], bodies: list[bytes]) -> bool:
     )
 
 
-# --- the pool ---------------------------------------------------------------------------------------------
+# --- the pool -------------------------------------------------------------------------------------
 
 
 def test_bytes_come_back_also_around_the_end_of_the_pool(tmp_path: Path, shm: Path):
@@ -223,7 +223,7 @@ def test_a_pool_too_small_for_its_log_is_refused(options: dict[str, int], field:
     assert refusal.value.fields["field"] == field
 
 
-# --- the log over it --------------------------------------------------------------------------------------
+# --- the log over it ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("slice_bytes", SIZES)
@@ -401,7 +401,7 @@ def test_the_original_of_a_duplicate_is_found_once_it_is_committed(tmp_path: Pat
     store.close()
 
 
-# --- kills ------------------------------------------------------------------------------------------------
+# --- kills ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("slice_bytes", SIZES)

@@ -170,7 +170,7 @@ class Host:
         self.store = None
 
 
-# --- workloads: what comes before the faults, and what they meet ------------------------------------------
+# --- workloads: what comes before the faults, and what they meet ----------------------------------
 
 
 def ready(host: Host) -> None:
@@ -296,7 +296,7 @@ WORKLOADS: dict[str, Workload] = {
 }
 
 
-# --- every call fails -------------------------------------------------------------------------------------
+# --- every call fails -----------------------------------------------------------------------------
 
 
 class Failed(NamedTuple):

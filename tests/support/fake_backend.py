@@ -74,7 +74,7 @@ class FakeBackend:
         self._held: list[Callable[[], None]] | None = None
         self._position = 0
 
-    # --- what tests do --------------------------------------------------------------------------
+    # --- what tests do ----------------------------------------------------------------------------
 
     def create(self, topic: str, queues: int = 1, shards: tuple[int, ...] = (0,)) -> None:
         """Make a topic."""
@@ -121,7 +121,7 @@ class FakeBackend:
         with self._changed:
             assert self._changed.wait_for(condition, timeout_s), "it did not happen in time"
 
-    # --- ShardBackend ---------------------------------------------------------------------------
+    # --- ShardBackend -----------------------------------------------------------------------------
 
     def identity(self) -> dict[str, Any]:
         """The identity of this shard."""

@@ -60,7 +60,7 @@ class MemoryLog:
         self.confirmed_end = 0
         self.flush = flush
 
-    # --- as any log
+    # --- as any log -------------------------------------------------------------------------------
 
     @property
     def value(self) -> int:
@@ -96,7 +96,7 @@ class MemoryLog:
         self.units = [unit for unit in self.units if unit.end <= offset]
         self.synced_end = min(self.synced_end, offset)
 
-    # --- as the leader's chain
+    # --- as the leader's chain --------------------------------------------------------------------
 
     def read_from(self, offset: int, max_bytes: int) -> list[ChainUnit]:
         found: list[ChainUnit] = []
@@ -113,7 +113,7 @@ class MemoryLog:
             found.append(unit)
         return found
 
-    # --- as the follower's port
+    # --- as the follower's port -------------------------------------------------------------------
 
     def tail(self) -> LogTail:
         return LogTail(len(self.data), self.value, self.units[-1].epoch if self.units else 0)
@@ -218,7 +218,7 @@ class World:
         self.start_leader()
         self.start_follower()
 
-    # --- lives
+    # --- lives ------------------------------------------------------------------------------------
 
     def start_leader(self) -> None:
         """Start a new Replication: it knows the confirmed end, and relearns the rest."""
@@ -255,7 +255,7 @@ class World:
         self.up = False
         self.disconnect("the follower ended")
 
-    # --- the leader
+    # --- the leader -------------------------------------------------------------------------------
 
     def put(self, number: int, size: int) -> None:
         log = self.leader_log
@@ -336,7 +336,7 @@ class World:
             self.connection = 0
             self.step(Disconnected(reason))
 
-    # --- the follower
+    # --- the follower -----------------------------------------------------------------------------
 
     def sync_follower(self) -> None:
         self.follower_log.sync()
@@ -387,7 +387,7 @@ class World:
         if machine.dropped > dropped:
             self.trace.append(f"follower drops {describe(message)}")
 
-    # --- the network
+    # --- the network ------------------------------------------------------------------------------
 
     def deliver(self, packet: Packet) -> None:
         if packet.to_follower:

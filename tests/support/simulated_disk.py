@@ -159,7 +159,7 @@ class SimulatedDisk(Files):
             if child in self.base.dirs:
                 self._add_dir(posixpath.join(path, name), child)
 
-    # --- what tests ask for ---------------------------------------------------------------------
+    # --- what tests ask for -----------------------------------------------------------------------
 
     def fail(
         self, kind: str, *, at: int = 1, error: int = errno.EIO, forever: bool = False
@@ -235,7 +235,7 @@ class SimulatedDisk(Files):
 
         return kill_states(self)
 
-    # --- the machinery --------------------------------------------------------------------------
+    # --- the machinery ----------------------------------------------------------------------------
 
     def _enter(self, kind: str) -> None:
         self.calls[kind] += 1
@@ -314,7 +314,7 @@ class SimulatedDisk(Files):
         self._log(Op("resize", node.number, size))
         node.size = size
 
-    # --- Files: descriptors ---------------------------------------------------------------------
+    # --- Files: descriptors -----------------------------------------------------------------------
 
     def open_file(self, path: PathLike, *, create: bool = False, writable: bool = True) -> int:
         with self._mutex:
@@ -450,7 +450,7 @@ class SimulatedDisk(Files):
             if self._locks.setdefault(self._node(fd).number, fd) != fd:
                 raise Unavailable("the store is already open", field="lock", pid=None)
 
-    # --- Files: maps ----------------------------------------------------------------------------
+    # --- Files: maps ------------------------------------------------------------------------------
 
     def map_read(self, fd: int, size: int, *, gathered: bool = False) -> memoryview:
         with self._mutex:
@@ -507,7 +507,7 @@ class SimulatedDisk(Files):
             except BufferError:
                 return
 
-    # --- Files: names ---------------------------------------------------------------------------
+    # --- Files: names -----------------------------------------------------------------------------
 
     def sync_dir(self, path: PathLike) -> None:
         with self._mutex:
