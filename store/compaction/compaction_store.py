@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Int64s
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, RayMQError, Unavailable
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.log_reads import Records
 from raymq.store.queues.consume_queue import BLANK_SIZE
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.queues.reader import out_of_range
@@ -204,21 +207,46 @@ class CompactionStore:
             return
 
         positions, sizes = units["position"].astype(np.int64), units["size"].astype(np.int64)
-        # Damaged records are noted and left out: they must not block all later ones.
         found, rows = self._commit_log.undamaged_records(positions, sizes)
         batch = record.decode(*found)
         has_key = key_column(batch.column("properties")).is_valid().to_numpy(zero_copy_only=False)
-        times_ms = batch.column("store_time_ms").to_numpy()
 
-        if has_key.any():
-            kept = rows[has_key]
-            copied: Any = np.zeros(len(kept), dtype=COMPACTED_UNIT_DTYPE)
-            copied["size"] = found.sizes[has_key]
-            copied["tags_code"] = units["tags_code"][kept]
-            copied["store_time_ms"] = times_ms[has_key]
-            copied["offset"] = offsets[kept]
+        copied: Any = np.zeros(len(units), dtype=COMPACTED_UNIT_DTYPE)
+        copied["tags_code"] = units["tags_code"]
+        copied["store_time_ms"][rows] = batch.column("store_time_ms").to_numpy()
+        copied["offset"] = offsets
+
+        kept = np.ones(len(units), dtype=np.bool_)
+        kept[rows] = has_key
+        if len(rows) < len(units):
+            # A damaged record is copied, too: without it readers would take an older message of its key for the latest.
+            found = self._read_with_damage(positions, sizes)
+        copied["size"] = found.sizes
+
+        if kept.any():
             with sparse.files_lock:
-                sparse.append(found.data, found.starts[has_key], copied)
+                sparse.append(found.data, found.starts[kept], copied[kept])
+
+    def _read_with_damage(self, positions: Int64s, sizes: Int64s) -> Records:
+        """The records of the commit log, damaged ones as they are. Zeros replace those that cannot be read."""
+        parts = [
+            self._read_one(position, size)
+            for position, size in zip(positions.tolist(), sizes.tolist(), strict=True)
+        ]
+        lengths = np.array([len(part) for part in parts], dtype=np.int64)
+        return Records(memoryview(b"".join(parts)), np.cumsum(lengths) - lengths, lengths)
+
+    def _read_one(self, position: int, size: int) -> bytes:
+        # A damaged unit may have a size that fits no file.
+        if size <= _COPIED_BYTES:
+            try:
+                found = self._commit_log.records(
+                    np.array([position]), np.array([size]), check=False
+                )
+                return bytes(found.data)
+            except Corrupt:
+                pass
+        return bytes(fmt.RECORD_MIN_BYTES)
 
     def queues(self) -> list[QueueKey]:
         """Topic and queue id of every compacted queue."""

@@ -27,6 +27,7 @@ from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.queues.get_message import GetMessageStatus
 from raymq.store.queues.message_filter import TagFilter
+from raymq.store.queues.raw_records import decode_records
 from raymq.store.queues.sql_filter import SqlFilter
 from raymq.store.records import record
 from raymq.store.records.properties import encode
@@ -34,9 +35,10 @@ from raymq.store.records.requests import PutRequest
 from raymq.store.services.transaction import TransactionService
 from raymq.store.state.shard_state import ShardState
 from raymq.store.tools.inspect import verify
+from tests.support.bad_sectors import SECTOR, BadSectors
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm
-from tests.support.damaged_store import copy, flip
+from tests.support.damaged_store import FIRST_LOG, copy, flip
 
 CONFIG = StoreConfig(
     segment_size_bytes=64 * 1024,
@@ -607,6 +609,60 @@ def test_an_unexpected_error_ends_a_step_of_the_service_and_not_its_thread(
     monkeypatch.setattr(store.compaction, "advance_all", broken)
     service.run(stopping, store.clock)
     assert reported == [None, "of no known kind", None]
+
+
+# --- damage -------------------------------------------------------------------------------------
+
+
+def put_three_rounds(root: Path, files: Files | None = None) -> MessageStore:
+    """A store with three messages of each of two keys, none of them copied yet."""
+    store = opened(root, files)
+    store.create_topic("c", 1, [0], COMPACTED)
+    for number in range(3):
+        put(store, ("a", b"a%d" % number * 600), ("b", b"b%d" % number * 600))
+    return store
+
+
+def body_at(store: MessageStore, offset: int) -> bytes:
+    """The first two bytes of the next message from `offset` on."""
+    part = store.fetch("c", 0, offset, max_bytes=1, max_records=1)
+    body: bytes = decode_records(part.records).column("body")[0].as_py()
+    return body[:2]
+
+
+BODIES = [b"a0", b"b0", b"a1", b"b1", b"a2", b"b2"]
+
+
+@pytest.mark.parametrize("damage", ["a body", "a size", "a sector", "a unit"])
+def test_a_damaged_message_is_an_error_and_never_an_older_one_of_its_key(
+    tmp_path: Path, damage: str
+) -> None:
+    files = BadSectors()
+    store = put_three_rounds(tmp_path, files)
+    units = store.consume_queues.find("c", 0).read(0, 6)
+    positions, damaged = units["position"].astype(int).tolist(), [4]
+    if damage == "a sector":
+        sector = files.lose(tmp_path / FIRST_LOG, positions[4])
+        ends = [*positions[1:], store.log.end]
+        damaged = [i for i in range(6) if positions[i] < sector + SECTOR and ends[i] > sector]
+    elif damage == "a unit":
+        (unit_file,) = (tmp_path / "consumequeue/c/0").iterdir()
+        flip(unit_file, 4 * 20 + 8)
+    else:
+        flip(tmp_path / FIRST_LOG, positions[4] + (100 if damage == "a body" else 3))
+
+    for offset, body in enumerate(BODIES):
+        if offset in damaged:
+            with pytest.raises(Corrupt, match="compactionLog"):
+                body_at(store, offset)
+        else:
+            assert body_at(store, offset) == body
+    assert len(store.damage) >= len(damaged)
+
+    # The commit log may delete its record: the compacted queue has the damage, too, and verify names it.
+    assert store.compaction.sync_and_find_needed_from() is None
+    store.close()
+    assert any(fault.file.startswith("compaction/") for fault in verify(tmp_path))
 
 
 def test_verify_names_what_is_wrong_with_a_compacted_queue(tmp_path: Path) -> None:
