@@ -388,7 +388,7 @@ class LeaderHost(ReplicaHost):
             "raymq_fetches_total": counters.fetches,
             "raymq_role_restarts_total": sum(max(0, role["grants"] - 1) for role in roles.values()),
             "raymq_scrub_bytes_total": self.scrub.counters.bytes,
-            "raymq_scrub_faults": leader_metrics.damaged_places(self.scrub, log),
+            "raymq_scrub_faults": leader_metrics.damaged_places(self.scrub, store),
             "raymq_start_time_seconds": self.started_ms / 1000,
             "raymq_writable": int(self.writable),
             "raymq_waiting_puts": self.waiting_puts,

@@ -21,13 +21,14 @@ LAGS_MAX = 500
 TOPICS_MAX = 500
 
 
-def damaged_places(scrub: Scrub, log: CommitLog) -> int:
-    """Places that the scrub found, and others that reads and deliveries skipped."""
+def damaged_places(scrub: Scrub, store: MessageStore) -> int:
+    """Places that the scrub found, others that reads and deliveries skipped, and those of compacted queues."""
+    log = store.log
     faults = [fault.fields for fault in scrub.faults]
     known = [(int(each["offset"]), int(each.get("end", each["offset"] + 1))) for each in faults]
     skipped = [each for each in list(log.skipped_damage) if each >= log.start]
     others = [offset for offset in skipped if not _is_inside(offset, known)]
-    return len(faults) + len(others)
+    return len(faults) + len(others) + len(store.compaction.damage)
 
 
 def _is_inside(offset: int, ranges: list[tuple[int, int]]) -> bool:

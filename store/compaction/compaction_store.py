@@ -6,9 +6,11 @@ dispatches. RayMQ copies from the consume queue, a slice at a time, before a rea
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, RayMQError, Unavailable
-from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.commit_log import DAMAGE_MAX, CommitLog
 from raymq.store.log.log_reads import Records
 from raymq.store.queues.consume_queue import BLANK_SIZE
 from raymq.store.queues.consume_queues import ConsumeQueues
@@ -33,6 +35,8 @@ from . import swap
 from .compactor import write_compacted
 from .sparse_log import CompactedSlice, SparseEnd, SparseLog
 from .units import COMPACTED_UNIT_DTYPE, COMPACTING, DIRECTORY, LOG, directories, file_sizes
+
+logger = logging.getLogger("raymq.store")
 
 #: messages, and bytes of them, copied in one go
 _COPIED_MAX = 4096
@@ -64,6 +68,8 @@ class CompactionStore:
         self._closed = False
         #: queue offset after the last record that was read, copied or not
         self._passed: dict[QueueKey, int] = {}
+        #: file and offset -> damage of compacted queues that reads and compactions found
+        self._damage: dict[tuple[str, int], Corrupt] = {}
 
     # --- start and stop ---------------------------------------------------------------------------
 
@@ -318,7 +324,7 @@ class CompactionStore:
         `roll` first copies the dispatched messages and ends the file that is being written, so that every dispatched
         message is compacted. Readers wait for the exchange only. Returns: the queue offset of the last compacted
         message; None when there is nothing new in sealed files.
-        Raises: OSError, StorageFull, with the old files in place.
+        Raises: OSError, StorageFull, and Corrupt for a damaged message, with the old files in place.
         """
         while roll and self.advance(topic, queue_id):
             pass
@@ -340,7 +346,8 @@ class CompactionStore:
             return None
 
         swap.drop_unfinished(root, topic, queue_id, files=files)
-        names = write_compacted(pairs, sparse)
+        with self._noting_damage():
+            names = write_compacted(pairs, sparse)
         for directory in sparse.directories:
             if names:
                 files.sync_dir(directory / COMPACTING)
@@ -384,11 +391,17 @@ class CompactionStore:
     def read(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
     ) -> CompactedSlice | None:
-        """The next messages that are left from `offset` on; None if none is left."""
+        """The next messages that are left from `offset` on; None if none is left.
+
+        Raises: Corrupt if the first of them is damaged. The damage is noted for status.
+        """
         while self.advance(topic, queue_id) and self.next_offset(topic, queue_id) <= offset:
             pass
         sparse = self._logs.get((topic, queue_id))
-        return None if sparse is None else sparse.read(offset, max_bytes, max_records)
+        if sparse is None:
+            return None
+        with self._noting_damage():
+            return sparse.read(offset, max_bytes, max_records)
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """From the first message that is left to the queue's end."""
@@ -398,6 +411,25 @@ class CompactionStore:
         sparse = self._logs.get((topic, queue_id))
         first = None if sparse is None else sparse.first_offset
         return queue.min_offset if first is None else first, queue.max_offset
+
+    # --- damage ---------------------------------------------------------------------------------------------
+
+    @property
+    def damage(self) -> list[Corrupt]:
+        """Damage of compacted queues that reads and compactions found since the start."""
+        return list(self._damage.values())
+
+    @contextlib.contextmanager
+    def _noting_damage(self) -> Iterator[None]:
+        """Remember damage for status. Each place is logged once."""
+        try:
+            yield
+        except Corrupt as error:
+            place = (str(error.fields.get("path")), int(error.fields.get("offset", -1)))
+            if place not in self._damage and len(self._damage) < DAMAGE_MAX:
+                self._damage[place] = error
+                logger.error("%s", error)
+            raise
 
 
 class CompactionService:

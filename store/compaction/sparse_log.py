@@ -370,7 +370,10 @@ class SparseLog:
             return next((p.offset_at(0) for p in self.pairs if p.count), None)
 
     def read(self, offset: int, max_bytes: int, max_records: int) -> CompactedSlice | None:
-        """Records from the first queue offset at or above `offset` on, at least one; None when there is none."""
+        """Records from the first queue offset at or above `offset` on, at least one; None when there is none.
+
+        Raises: Corrupt if the first of them is damaged. Those before a damaged one are read without it.
+        """
         with self.files_lock:
             for pair in self.pairs:
                 if not pair.count or pair.offset_at(-1) < offset:
@@ -379,10 +382,18 @@ class SparseLog:
                 units = pair.units(low, low + max_records)
                 total = np.cumsum(units["size"].astype(np.int64))
                 fits = max(1, int(np.searchsorted(total, max_bytes, side="right")))
-                units = units[:fits]
+                return self._slice_before_damage(pair, units[:fits])
+        return None
+
+    def _slice_before_damage(self, pair: SegmentPair, units: npt.NDArray[Any]) -> CompactedSlice:
+        while True:
+            try:
                 records = record.select(*pair.records_of(units), units["size"])
                 return CompactedSlice(records, units, int(units["offset"][-1]) + 1)
-        return None
+            except Corrupt:
+                if len(units) == 1:
+                    raise
+                units = units[: len(units) // 2]
 
     def close(self) -> None:
         """Close every file."""

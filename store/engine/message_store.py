@@ -258,8 +258,8 @@ class MessageStore:
 
     @property
     def damage(self) -> list[Corrupt]:
-        """Damage below the confirmed end that dispatch, index or deliveries skipped."""
-        return list(self.log.skipped_damage.values())
+        """Damage below the confirmed end that dispatch, index or deliveries skipped, and that of compacted queues."""
+        return [*self.log.skipped_damage.values(), *self.compaction.damage]
 
     def sync_queues(self, *, closing: bool = False) -> None:
         """fdatasync every consume queue and the index, and remember how far they are complete.
@@ -378,11 +378,11 @@ class MessageStore:
 
         Raises: Corrupt naming the file and the physical offset. The damage is noted for status.
         """
+        if self.compaction.owns(topic):
+            self.compaction.read(topic, queue_id, offset, max_bytes=1, max_records=1)
+            return
         try:
-            if self.compaction.owns(topic):
-                self.compaction.read(topic, queue_id, offset, max_bytes=1, max_records=1)
-            else:
-                self.reader.check(topic, queue_id, offset)
+            self.reader.check(topic, queue_id, offset)
         except Corrupt as error:
             self.log.note_damage(error)
             raise

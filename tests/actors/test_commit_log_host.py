@@ -40,6 +40,7 @@ from raymq.store.records import record
 from raymq.store.records.requests import FetchRequest, PutRequest
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
+from tests.support.damaged_store import flip
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -510,6 +511,23 @@ def test_a_compaction_topic_is_served_compacted_and_scrub_reads_the_log(serving:
         lambda: threading.Event().wait(0.01),
     )
     assert host.call("status", {})["scrub"]["found"] == []
+
+
+def test_damage_of_a_compacted_queue_reaches_reader_status_and_metric(serving: Shard) -> None:
+    host = serving.host
+    attributes = {"cleanup.policy": "COMPACTION"}
+    host.call("create_topic", {"name": "c", "queues": 1, "shards": [0], "attributes": attributes})
+    rows = batch([bytes(100)], properties=b"KEYS\x01k\x02")
+    host.put(PutRequest("c", 0, rows, None, 0, 0, "quorum")).wait(30)
+    asked = FetchRequest("c", {0: 0}, 1 << 20, 100, 1000)
+    assert host.fetch(asked)[0].next_offset == 1
+
+    compacted = serving.root / "compaction/compactionLog/c/0/00000000000000000000"
+    flip(compacted, 150)
+    (part,) = host.fetch(asked)
+    assert isinstance(part.error, Corrupt)
+    assert [each["path"] for each in host.call("status", {})["damage"]] == [str(compacted)]
+    assert host.metrics()["raymq_scrub_faults"] == 1
 
 
 def test_delayed_messages_are_delivered_and_survive_the_host(

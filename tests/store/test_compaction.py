@@ -665,6 +665,50 @@ def test_a_damaged_message_is_an_error_and_never_an_older_one_of_its_key(
     assert any(fault.file.startswith("compaction/") for fault in verify(tmp_path))
 
 
+def test_damage_of_a_compacted_queue_hides_no_other_message_and_is_in_status(
+    tmp_path: Path,
+) -> None:
+    store = put_three_rounds(tmp_path)
+    assert len(read(store)) == 6
+    position = store.compaction.read("c", 0, 2, max_bytes=1, max_records=1).units["position"][0]
+    name = sorted(path.name for path in (tmp_path / LOG).iterdir() if int(path.name) <= position)[
+        -1
+    ]
+    flip(tmp_path / LOG / name, int(position) - int(name) + 100)
+    assert store.damage == []
+
+    part = store.fetch("c", 0, 0, max_bytes=1 << 20, max_records=100)
+    assert (len(part.records), part.next_offset) == (1, 1), "half of the messages before the damage"
+    assert [body_at(store, offset) for offset in (1, 3, 4, 5)] == [b"b0", b"b1", b"a2", b"b2"]
+    for max_records in (1, 100):
+        with pytest.raises(Corrupt):
+            store.fetch("c", 0, 2, max_bytes=1 << 20, max_records=max_records)
+    assert [error.fields["path"] for error in store.damage] == [str(tmp_path / LOG / name)]
+    store.close()
+
+
+def test_a_queue_with_damage_stays_as_it_is_and_the_others_are_compacted(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.create_topic("c", 2, [0], COMPACTED)
+    fill(store)
+    damaged = int(store.consume_queues.find("c", 0).read(3, 1)["position"][0])
+    for number in range(80):
+        put(store, ("k", b"%d" % number), queue=1)
+    flip(tmp_path / FIRST_LOG, damaged + 88)
+
+    service = CompactionService(store.compaction, interval_ms=1000, now_ms=0)
+    while service.step(0):
+        pass
+    with pytest.raises(Corrupt, match="compactionLog/c/0"):
+        service.step(1000)
+    assert [body for *_, body in read(store, queue=1)][-1] == b"79"
+    assert len(read(store, queue=1)) < 80
+    assert len(read(store, offset=4)) == 76
+    # The damage in the commit log, and its copy.
+    assert len(store.damage) == 2
+    store.close()
+
+
 def test_verify_names_what_is_wrong_with_a_compacted_queue(tmp_path: Path) -> None:
     store = opened(tmp_path / "s")
     store.create_topic("c", 1, [0], COMPACTED)
