@@ -29,6 +29,7 @@ from raymq.store.base.errors import (
     Unavailable,
 )
 from raymq.store.base.files import Files
+from raymq.store.base.rules import CRC_RULE
 from raymq.store.base.status import PutStatus
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.delay_hook import transform
@@ -56,6 +57,7 @@ import errno, sys
 from raymq.actors.satellites.flush_service import FlushService
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.base.files import Files
+from raymq.store.base.rules import CRC_RULE
 
 class Disk(Files):
     def sync_data(self, fd):
@@ -528,6 +530,28 @@ def test_damage_of_a_compacted_queue_reaches_reader_status_and_metric(serving: S
     assert isinstance(part.error, Corrupt)
     assert [each["path"] for each in host.call("status", {})["damage"]] == [str(compacted)]
     assert host.metrics()["raymq_scrub_faults"] == 1
+
+
+def test_what_the_scrub_of_a_leader_finds_reaches_status_and_metric(serving: Shard) -> None:
+    for number in range(20):
+        serving.host.put(request([bytes(50_000)], producer=13, sequence=number)).wait(30)
+    serving.close()
+    # Below the files that a start reads.
+    damaged = serving.root / "commitlog/00000000000000000000"
+    flip(damaged, 100_000)
+    # Without it the next scrub begins a pass at once.
+    (serving.root / "raymq/scrub").unlink(missing_ok=True)
+
+    host = serving.open()
+    until(lambda: host.scrub.counters.passes > 0, lambda: threading.Event().wait(0.01))
+    facts = host.call("status", {})
+    (found,) = facts["scrub"]["found"]
+    assert (found["path"], found["rule"]) == (str(damaged), CRC_RULE)
+    assert found["offset"] <= 100_000 < found["end"]
+    assert str(damaged) in found["message"]
+    assert facts["damage"] == [], "no reader met it"
+    assert host.metrics()["raymq_scrub_faults"] == 1
+    assert facts["state"] == "RUNNING"
 
 
 def test_delayed_messages_are_delivered_and_survive_the_host(
