@@ -19,8 +19,10 @@ from raymq.actors.follower.host import FollowerHost
 from raymq.actors.leader.host import LeaderHost
 from raymq.actors.satellites.service import EXIT_BUG
 from raymq.actors.shared.control_block import ControlBlock, shared_file
+from raymq.actors.shared.failures import FailureFile
 from raymq.actors.shared.maintenance import Maintenance
 from raymq.store.base.checksum import crc32c
+from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, StorageFull, Unavailable
 from raymq.store.base.files import Files, PathLike
 from raymq.store.base.running_flags import DISK_FULL
@@ -267,6 +269,25 @@ def test_status_names_a_full_disk_as_the_cause(shard: Shard) -> None:
     shard.host.store.flags.clear(DISK_FULL)
     shard.put()
     assert shard.is_well()
+
+
+def test_status_names_the_followers_cause_while_records_wait_for_it(tmp_path: Path) -> None:
+    cause = "the follower refused: the disk is full"
+    roles = ("group_commit", "replication")
+    host = LeaderHost(tmp_path, CONFIG, identity={"cluster_id": "c", "shard": 0}, roles=roles)
+    with contextlib.closing(host):
+        # As Replication writes it.
+        FailureFile(tmp_path, files=Files(), clock=Clock()).write(cause)
+        assert host.store.create_topic("t", 1, [0]) is not None
+        host.log.sync()
+        facts = host.status()
+        assert facts["confirmed"] < facts["synced"]
+        assert facts["failures"] == {"replication": cause}
+        assert facts["error"] == f"replication: {cause}"
+
+        host.log.note_confirmed(host.log.end)
+        facts = host.status()
+        assert (facts["failures"], facts["error"]) == ({}, None)
 
 
 def test_a_put_that_is_stored_and_not_accounted_for_ends_the_process(
