@@ -412,7 +412,7 @@ class CompactionStore:
         first = None if sparse is None else sparse.first_offset
         return queue.min_offset if first is None else first, queue.max_offset
 
-    # --- damage ---------------------------------------------------------------------------------------------
+    # --- damage -----------------------------------------------------------------------------------
 
     @property
     def damage(self) -> list[Corrupt]:

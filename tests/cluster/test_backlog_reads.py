@@ -53,7 +53,7 @@ def backlog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backlog
         shard.start_flusher()
         shard.cluster.create_topic("t", queues=1)
         for number in range(COUNT):
-            shard.host.put(request([b"%d" % number], producer=1, sequence=number)).wait(30)
+            shard.host.put(request([b"%d" % number], producer_id=1, sequence=number)).wait(30)
         # As a kill leaves it.
         monkeypatch.setattr(shard.host.store, "close", shard.host.store.abandon)
         shard.down()

@@ -611,7 +611,7 @@ def test_an_unexpected_error_ends_a_step_of_the_service_and_not_its_thread(
     assert reported == [None, "of no known kind", None]
 
 
-# --- damage -------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 
 def put_three_rounds(root: Path, files: Files | None = None) -> MessageStore:
