@@ -534,7 +534,7 @@ def test_damage_of_a_compacted_queue_reaches_reader_status_and_metric(serving: S
 
 def test_what_the_scrub_of_a_leader_finds_reaches_status_and_metric(serving: Shard) -> None:
     for number in range(20):
-        serving.host.put(request([bytes(50_000)], producer=13, sequence=number)).wait(30)
+        serving.host.put(request([bytes(50_000)], producer_id=13, sequence=number)).wait(30)
     serving.close()
     # Below the files that a start reads.
     damaged = serving.root / "commitlog/00000000000000000000"
