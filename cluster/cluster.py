@@ -17,7 +17,7 @@ from raymq.store.state.topics import SYSTEM_PREFIX
 from .arguments import takes_options_of
 from .consume.consumer_config import ConsumerConfig, ConsumerOptions
 from .produce.producer_config import ProducerConfig, ProducerOptions
-from .transport.ask import ask, moved
+from .transport.ask import moved
 from .transport.tls import parse_url
 from .unclosed import warn_unclosed
 
@@ -187,16 +187,7 @@ class Cluster:
 
     def _ask_status(self, shards: Iterable[int]) -> dict[int, dict[str, Any] | RayMQError]:
         """The status of each shard, or its error."""
-        routes = self._routes()
-
-        def status(shard: int) -> dict[str, Any]:
-            return routes.call_once(shard, "status", {}, STATUS_TIMEOUT_S)
-
-        return dict(ask(shards, status, timeout_s=STATUS_TIMEOUT_S, in_turn=self._by_ray))
-
-    @property
-    def _by_ray(self) -> bool:
-        return self.transport == "ray"
+        return dict(self._routes().ask(shards, "status", {}, STATUS_TIMEOUT_S))
 
     def _add_nodes(
         self, shards: list[dict[str, Any]], placement: tuple[tuple[str, ...], ...]
@@ -409,7 +400,7 @@ class Cluster:
         Returns: shard -> host:port. Never raises: a shard that does not answer keeps its last endpoint.
         """
         # The names of actors, by which transport="ray" reaches the shards, never change.
-        if not self._by_ray:
+        if self.transport != "ray":
             routes = self._routes()
             routes.refresh()
             self.endpoints.update(routes.endpoints)

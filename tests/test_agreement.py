@@ -25,6 +25,7 @@ from raymq.cluster.cli.console import EXIT_OK, EXIT_UNAVAILABLE, Console, exit_c
 from raymq.cluster.cli.message_commands import _print_message
 from raymq.cluster.cli.put_back import _FIELDS, of_line
 from raymq.cluster.cli.status_text import _SERVICES
+from raymq.cluster.cluster import STATUS_TIMEOUT_S
 from raymq.cluster.cluster_record import ClusterRecord
 from raymq.cluster.deploy.actor_set import _CLOSING_RANK, specs
 from raymq.cluster.messages.codecs import _CODECS, CONTENT_TYPE, codec
@@ -226,6 +227,11 @@ PROMISE = "docs/concepts/promise.md"
         (PROMISE, f"unused for {STORE.producer_expiry_hours / 24:g} days"),
         ("docs/concepts/messages.md", f"up to {STORE.max_message_bytes // MIB} MiB of bytes"),
         ("docs/reference/limits.md", f"{STORE.max_message_bytes // MIB} MiB (`max_message_bytes`)"),
+        (
+            "docs/operating/runbook.md",
+            f"UNREACHABLE: no answer within {STATUS_TIMEOUT_S:g} seconds",
+        ),
+        ("cluster/cluster.py", f"A shard without an answer for {STATUS_TIMEOUT_S:g} s"),
     ],
 )
 def test_a_number_in_a_document_is_the_default(document: str, phrase: str) -> None:

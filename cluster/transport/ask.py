@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import queue
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, as_completed
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TypeVar
 
-from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.base.status import PutStatus
 
@@ -23,63 +24,59 @@ def moved(error: RayMQError) -> bool:
     return stranger or isinstance(error, Unavailable)
 
 
-def ask(
-    shards: Iterable[int], call: Callable[[int], Answer], *, timeout_s: float, in_turn: bool = False
-) -> Iterator[tuple[int, Answer | RayMQError]]:
-    """Call `call(shard)` for all shards at once. Yields: (shard, answer or error), the fastest first.
+def in_thread(call: Callable[[], Answer], name: str) -> Future[Answer]:
+    """Call `call` in a thread of its own, which no exit of the process waits for."""
+    answer: Future[Answer] = Future()
 
-    A shard without an answer after `timeout_s` yields DeliveryUnknown. Its thread ends by the timeout of its own call,
-    so `call` needs one. That thread may still run when the caller leaves Ray, and a process that uses Ray while leaving
-    it dies. So `call` must not use Ray: calls by Ray are made `in_turn`.
-    """
-    if in_turn:
-        for shard in shards:
-            try:
-                yield shard, call(shard)
-            except RayMQError as error:
-                yield shard, error
-        return
-    answers: queue.SimpleQueue[tuple[int, Answer | RayMQError]] = queue.SimpleQueue()
-
-    def run(shard: int) -> None:
+    def run() -> None:
         try:
-            answers.put((shard, call(shard)))
-        except RayMQError as error:
-            answers.put((shard, error))
+            answer.set_result(call())
         except Exception as error:
-            answers.put((shard, Bug(f"shard {shard}: {error!r}", shard=shard)))
+            answer.set_exception(error)
 
-    clock = Clock()
-    deadline_s = clock.monotonic() + timeout_s
-    silent = list(shards)
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return answer
 
-    for shard in silent:
-        threading.Thread(target=run, args=(shard,), name=f"raymq-ask-{shard}", daemon=True).start()
 
-    while silent:
+def ask(
+    shards: Iterable[int], begin: Callable[[int], Future[Answer]], *, timeout_s: float
+) -> Iterator[tuple[int, Answer | RayMQError]]:
+    """Begin a call at every shard. Yields: (shard, answer or error), the fastest first.
+
+    A shard without an answer after `timeout_s` yields DeliveryUnknown. Its call goes on until its own end. The caller
+    may leave Ray before that, and a process that uses Ray while leaving it dies. So a thread must not call Ray.
+    """
+    begun: dict[Future[Answer], int] = {}
+    for shard in shards:
         try:
-            shard, answer = answers.get(timeout=max(0.0, deadline_s - clock.monotonic()))
-        except queue.Empty:
-            break
-        silent.remove(shard)
-        yield shard, answer
+            begun[begin(shard)] = shard
+        except RayMQError as error:
+            yield shard, error
 
-    for shard in silent:
+    with contextlib.suppress(FutureTimeoutError):
+        for done in as_completed(list(begun), timeout_s):
+            shard = begun.pop(done)
+            failure = done.exception()
+            yield shard, done.result() if failure is None else _shown(failure, shard)
+
+    for shard in begun.values():
         why = f"shard {shard} did not answer within {timeout_s:g} s"
         yield shard, DeliveryUnknown(why, status=PutStatus.UNKNOWN_ERROR.value, shard=shard)
 
 
-def first(
-    shards: Iterable[int], call: Callable[[int], Answer], *, timeout_s: float, in_turn: bool = False
-) -> tuple[int, Answer]:
-    """The first shard that answers, and its answer. See `ask`.
+def _shown(error: BaseException, shard: int) -> RayMQError:
+    return error if isinstance(error, RayMQError) else Bug(f"shard {shard}: {error!r}", shard=shard)
+
+
+def first(answers: Iterable[tuple[int, Answer | RayMQError]]) -> Answer:
+    """The first of the answers that `ask` yields.
 
     Raises: if no shard answers, an error that is not retriable (such as Rejected) if there is one, else the last error.
     """
     failed: RayMQError | None = None
-    for shard, answer in ask(shards, call, timeout_s=timeout_s, in_turn=in_turn):
+    for _, answer in answers:
         if not isinstance(answer, RayMQError):
-            return shard, answer
+            return answer
         if failed is None or failed.retriable:
             failed = answer
     if failed is None:

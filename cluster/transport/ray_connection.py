@@ -94,6 +94,23 @@ class RayShardConnection:
             raise translate(error, self.endpoint) from error
         return result
 
+    def begin(self, op: str, args: dict[str, Any]) -> Future[dict[str, Any]]:
+        """Begin an administrative operation and return its future, which raises like `call`. Raises: Unavailable."""
+        answer: Future[dict[str, Any]] = Future()
+
+        def finish(done: Future[dict[str, Any]]) -> None:
+            try:
+                answer.set_result(done.result())
+            except Exception as error:
+                answer.set_exception(translate(error, self.endpoint))
+
+        try:
+            reference: Any = self._actor.call.remote(self._cluster_id, op, args)
+            reference.future().add_done_callback(finish)
+        except Exception as error:
+            raise translate(error, self.endpoint) from error
+        return answer
+
     def put_stream(self) -> RayPutStream:
         """A stream for batches of PUT_SCHEMA. Nothing is sent yet."""
         return RayPutStream(self._actor, self.endpoint, self._cluster_id)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from raymq.cluster.arguments import check_number
 from raymq.cluster.paths import actor_name
@@ -14,12 +16,14 @@ from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.base.format import check_topic_name
 from raymq.store.state.topics import refuse_system_topic
 
-from .ask import first
+from .ask import ask, first, in_thread
 from .connection import Connection, FetchStream, Transport, open_connection
 from .flight_client import CALL_TIMEOUT_S
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
+
+    from .ray_connection import RayShardConnection
 
 #: a lookup must not delay the tries of other endpoints for long
 LOOKUP_TIMEOUT_S = 5.0
@@ -177,10 +181,21 @@ class Routes:
         if not shards:
             raise Unavailable("no shard is known")
 
-        def call(shard: int) -> dict[str, Any]:
-            return self.call_once(shard, op, args, timeout_s)
+        return first(self.ask(shards, op, args, timeout_s))
 
-        return first(shards, call, timeout_s=timeout_s, in_turn=self.transport == "ray")[1]
+    def ask(
+        self, shards: Iterable[int], op: str, args: dict[str, Any], timeout_s: float
+    ) -> Iterator[tuple[int, dict[str, Any] | RayMQError]]:
+        """Call an operation of all these shards at the same time. Yields: (shard, answer or error), like `ask.ask`."""
+
+        def begin(shard: int) -> Future[dict[str, Any]]:
+            if self.transport == "ray":
+                # Ray answers futures without a thread of ours.
+                return cast("RayShardConnection", self.connect(shard)).begin(op, args)
+            call = partial(self.call_once, shard, op, args, timeout_s)
+            return in_thread(call, f"raymq-ask-{shard}")
+
+        return ask(shards, begin, timeout_s=timeout_s)
 
     def call_once(
         self, shard: int, op: str, args: dict[str, Any], timeout_s: float

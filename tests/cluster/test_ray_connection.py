@@ -25,6 +25,7 @@ from raymq.actors.protocol.ray_calls import (
 from raymq.actors.ray import ray_methods
 from raymq.actors.ray.concurrency_groups import GROUP_OF, GROUPS
 from raymq.actors.ray.ray_methods import EARLY_MAX, STREAMS_MAX, RayMethods
+from raymq.cluster import cluster as cluster_module
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.deploy import ray_client
 from raymq.cluster.produce.batch_sender import BatchSender
@@ -621,6 +622,54 @@ def test_operations_answer_or_raise_what_the_shard_raised(backend: FakeBackend) 
     with pytest.raises(Rejected) as caught:
         methods.call("f" * 32, "topics", {})
     assert caught.value.field == "cluster_id"
+
+
+@pytest.fixture
+def two_shards(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A cluster of two shards over Ray, whose calls both run on the handle."""
+    monkeypatch.setattr(Routes, "connect", lambda routes, shard: FakeConnection(handle))
+    return Cluster(
+        name="n", cluster_id=CLUSTER_ID, shards=2, token=TOKEN, endpoints={}, transport="ray"
+    )
+
+
+def test_status_asks_all_shards_at_the_same_time(
+    two_shards: Cluster, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Barrier(2)
+
+    def answer(op: str, args: dict[str, Any]) -> dict[str, Any]:
+        # Asked one by one, the first shard would wait here alone.
+        asked.wait(30)
+        return {"state": "RUNNING"}
+
+    monkeypatch.setattr(cluster_module, "STATUS_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(backend, "call", answer)
+    assert two_shards.status()["state"] == "RUNNING"
+
+
+def test_a_silent_shard_delays_no_answer_of_another_one(
+    two_shards: Cluster, handle: Handle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, end = iter(range(10)), threading.Event()
+
+    def hold(method: str, args: tuple[Any, ...]) -> None:
+        if next(calls) % 2 == 0:
+            end.wait(60)
+
+    handle.before = hold
+    assert list(two_shards.topics()) == [TOPIC]
+    monkeypatch.setattr(cluster_module, "STATUS_TIMEOUT_S", 0.2)
+    states = [shard["state"] for shard in two_shards.status()["shards"]]
+    end.set()
+    assert "UNREACHABLE" in states
+
+
+def test_an_operation_that_all_shards_are_asked_raises_the_error_of_a_shard(
+    two_shards: Cluster,
+) -> None:
+    with pytest.raises(Rejected, match="unknown operation"):
+        two_shards.call(None, "nothing", {})
 
 
 def test_a_process_without_ray_gets_the_advice_to_connect() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -44,6 +45,25 @@ def test_status_shows_a_silent_shard_as_unreachable_and_the_others_as_they_are(
     facts = handle.status()
     assert [shard["state"] for shard in facts["shards"]] == ["UNREACHABLE", "RUNNING"]
     assert facts["state"] == "DEGRADED"
+
+
+def test_status_asks_all_shards_at_the_same_time(
+    handle: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Barrier(handle.shards)
+
+    def say_nothing(routes: Routes, shard: int, *rest: object) -> None:
+        # Asked one by one, the first shard would wait here alone.
+        asked.wait(30)
+        raise DeliveryUnknown(f"shard {shard} said nothing", status="UNKNOWN_ERROR")
+
+    monkeypatch.setattr(cluster_module, "STATUS_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(Routes, "call_once", say_nothing)
+    facts = handle.status()
+    assert [shard["error"] for shard in facts["shards"]] == [
+        "shard 0 said nothing",
+        "shard 1 said nothing",
+    ]
 
 
 def test_topics_come_from_the_shard_that_answers_first(handle: Cluster) -> None:
