@@ -22,6 +22,7 @@ from raymq.actors.shared.processes import ProcessHandle
 from raymq.actors.supervise.lease import Candidate
 from raymq.actors.supervise.supervisor import Supervisor
 from raymq.cluster.cli.console import EXIT_OK, EXIT_UNAVAILABLE, Console, exit_code
+from raymq.cluster.cli.doctor import _FILES_FAIL, _FILES_WARN
 from raymq.cluster.cli.message_commands import _print_message
 from raymq.cluster.cli.put_back import _FIELDS, of_line
 from raymq.cluster.cli.status_text import _SERVICES
@@ -41,6 +42,7 @@ from raymq.store.base.format import PROPERTIES_MAX_BYTES
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.commit_real_time import CommitRealTime
 from raymq.store.log.flush import PAGE_BYTES, FlushRealTime
+from raymq.store.queues.queue_files import OPEN_FILES_MAX
 
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
@@ -226,6 +228,11 @@ PROMISE = "docs/concepts/promise.md"
         (PROMISE, f"`delivery_timeout_ms` ({PRODUCER.delivery_timeout_ms // 1000} s)"),
         (PROMISE, f"unused for {STORE.producer_expiry_hours / 24:g} days"),
         ("docs/concepts/messages.md", f"up to {STORE.max_message_bytes // MIB} MiB of bytes"),
+        ("docs/operating/install.md", f"{_FILES_FAIL:,} open files (`ulimit -n`), above 150 GiB"),
+        ("docs/operating/install.md", f"of log per shard {_FILES_WARN:,} |"),
+        ("docs/operating/install.md", f"{OPEN_FILES_MAX} for all consume queues"),
+        ("docs/operating/boot.md", f"LimitNOFILE={_FILES_WARN}"),
+        ("cluster/cli/doctor.py", "above 150 GiB of log per shard"),
         ("docs/reference/limits.md", f"{STORE.max_message_bytes // MIB} MiB (`max_message_bytes`)"),
         (
             "docs/operating/runbook.md",

@@ -171,14 +171,16 @@ def check_java(path: str | None, major: int) -> Check:
 
 
 def check_open_files(limits: tuple[int, int]) -> Check:
-    """Ray's files, and two files per queue."""
+    """Ray's files, and up to three for each commit log file. Queues share a bounded number (`OPEN_FILES_MAX`)."""
     soft, hard = limits
     found = f"soft limit {_limit(soft)}, hard limit {_limit(hard)}"
     unlimited = resource.RLIM_INFINITY
     if soft != unlimited and soft < _FILES_FAIL:
         return _fail("open files", found, f"ulimit -n {_FILES_WARN}")
     if soft != unlimited and soft < _FILES_WARN:
-        return _warn("open files", found, f"with many queues: ulimit -n {_FILES_WARN}")
+        return _warn(
+            "open files", found, f"above 150 GiB of log per shard: ulimit -n {_FILES_WARN}"
+        )
     return _ok("open files", found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections import Counter
@@ -20,10 +21,11 @@ from raymq.store.log.segments.segment_paths import file_name
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.queues.consume_queue import ConsumeQueue
 from raymq.store.queues.queue_files import OPEN_FILES_MAX, OpenFiles, QueueFiles
+from raymq.store.records.requests import PutRequest
 from raymq.store.tools.inspect import verify
-from tests.support.batches import request
+from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
-from tests.support.confirming import confirm, dispatch_all
+from tests.support.confirming import confirm, confirm_with_index, dispatch_all
 from tests.support.simulated_disk import SimulatedDisk
 
 QUEUES, TOPICS = 300, 3
@@ -149,6 +151,41 @@ def test_many_queues_share_a_bounded_number_of_descriptors(
     assert files.open_queue_files == OPEN_FILES_MAX
     store.close()
     assert files.open_queue_files == 0
+
+
+def open_below(root: Path, *kinds: str) -> int:
+    """How many descriptors this process has of the files in these directories of a store."""
+    found = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += entry.readlink().parent in [root / kind for kind in kinds]
+    return found
+
+
+def test_each_log_file_takes_three_descriptors_at_most_and_each_index_file_two(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "s"
+    config = StoreConfig(segment_size_bytes=65_536, max_hash_slot_num=10, max_index_num=20)
+    store = MessageStore.open(root, config=config)
+    store.create_topic("t", 1, [0])
+    keys = [f"k{number}" for number in range(60)]
+    for key in keys:
+        values = batch([bytes(4000)], properties=f"KEYS{key}".encode())
+        store.put(PutRequest("t", 0, values, None, 0, 0, "quorum"))
+    confirm_with_index(store)
+
+    for written in (True, False):
+        logs, indexes = (len(list((root / kind).iterdir())) for kind in ("commitlog", "index"))
+        assert logs >= 3
+        assert indexes >= 3
+        # A read maps a file, and a map has a descriptor of its own.
+        assert len(store.query.by_keys("t", keys, max_num=1).records) == len(keys)
+        assert open_below(root, "commitlog", "raymq/chain") <= 3 * logs
+        assert open_below(root, "index") <= 2 * indexes
+        store.close()
+        if written:
+            store = MessageStore.open(root, config=config)
 
 
 def test_a_start_after_a_kill_opens_no_consume_queue_before_its_first_use(
