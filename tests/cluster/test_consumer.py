@@ -97,6 +97,13 @@ def test_max_records_is_kept_and_nothing_is_skipped(cluster: FakeCluster, make: 
     assert consumer.position(0) == 10
 
 
+def test_an_empty_body_arrives_as_empty_bytes(cluster: FakeCluster, make: Make) -> None:
+    put(cluster, 0, b"", b"not empty")
+    assert [m.body for m in poll_all(make(start="earliest"), 2)] == [b"", b"not empty"]
+    columns = make(start="earliest").poll_batch(timeout=10)
+    assert columns.column("body").to_pylist() == [b"", b"not empty"]
+
+
 def test_columns_are_polled_a_queue_at_a_time(cluster: FakeCluster, make: Make) -> None:
     consumer = make(start="earliest")
     assert consumer.poll_batch(timeout=0).num_rows == 0

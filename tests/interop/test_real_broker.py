@@ -142,12 +142,13 @@ def fed(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Fed:
 
 
 def bodies_of(lines: list[Line], kind: str, topic: str) -> dict[Place, bytes]:
-    """The messages of a client, by place. RocketMQ's client makes null of an empty body, from its own stores too."""
+    """The messages of a client, by place. RocketMQ's client makes null of an empty body."""
     found: dict[Place, bytes] = {}
     for line in lines:
         if (line["kind"], line["topic"]) == (kind, topic):
             place = (line["queueId"], line["offset"])
             assert place not in found
+            assert line["body"] != ""
             found[place] = base64.b64decode(line["body"] or "")
     return found
 

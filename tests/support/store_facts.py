@@ -125,6 +125,8 @@ def line_of(row: dict[str, Any], at: int, raw: bytes) -> Line:
         "prepared": row["prepared_transaction_offset"],
         "tags": properties.get("TAGS"),
         "keys": properties.get("KEYS"),
+        # RocketMQ makes null of an empty body. Here it is empty bytes, whose length the next line asks for.
+        "bodyIsNull": not row["body"],
         "bodyLength": len(row["body"]),
         "properties": properties,
         "msgId": fmt.offset_message_id(host.strip("[]"), int(port), at),

@@ -115,6 +115,7 @@ final class StoreReader {
         line.put("prepared", message.getPreparedTransactionOffset());
         line.put("tags", message.getTags());
         line.put("keys", message.getKeys());
+        line.put("bodyIsNull", message.getBody() == null);
         line.put("bodyLength", message.getBody() == null ? 0 : message.getBody().length);
         line.put("properties", new TreeMap<>(message.getProperties()));
         line.put("msgId", byId(message, at));
