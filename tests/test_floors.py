@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from benchmarks import queues
 from benchmarks.floors import Line, at_least, at_most, report
 
 
@@ -29,3 +33,31 @@ def test_only_a_check_makes_a_missed_floor_an_exit_code(
     assert "missed: slow: 9, floor <= 3" in capsys.readouterr().out
     assert report(lines, check=False) == 0
     assert report(lines[:1], check=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "missed"),
+    [
+        ({}, []),
+        ({"disk_bytes": 1_000_000_001}, ["many queues: disk"]),
+        ({"ratio": 3.01}, ["many queues: start"]),
+    ],
+)
+def test_the_floors_of_many_queues_are_the_disk_and_the_start(
+    changed: dict[str, Any], missed: list[str]
+) -> None:
+    store = {"put_us": 9, "dispatch_us": 9, "sync_s": 9, "open_s": 3, "descriptors": 300}
+    facts = {"many": store, "few": store, "disk_bytes": 1_000_000_000, "ratio": 3.0, **changed}
+    lines = queues.table(facts)
+    assert [line.what for line in lines if line.floor] == [
+        "many queues: disk",
+        "many queues: start",
+    ]
+    assert [line.what for line in lines if line.missed] == missed
+
+
+def test_the_disk_of_many_queues_is_everything_but_the_commit_log(tmp_path: Path) -> None:
+    for kind in ("commitlog", "consumequeue/t/0", "raymq/chain"):
+        (tmp_path / kind).mkdir(parents=True)
+        (tmp_path / kind / "0").write_bytes(b"x" * 1_000_000)
+    assert 2_000_000 <= queues.disk_bytes(tmp_path) < 2_500_000
