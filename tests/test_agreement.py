@@ -12,6 +12,8 @@ from typing import Any, get_type_hints
 
 import pyarrow as pa
 import pytest
+from ray.autoscaler._private.constants import AUTOSCALER_METRIC_PORT
+from ray.dashboard.consts import DASHBOARD_METRIC_PORT
 
 import raymq
 import raymq.errors
@@ -28,6 +30,7 @@ from raymq.cluster.cli.put_back import _FIELDS, of_line
 from raymq.cluster.cli.status_text import _SERVICES
 from raymq.cluster.cluster import STATUS_TIMEOUT_S
 from raymq.cluster.cluster_record import ClusterRecord
+from raymq.cluster.deploy import owned_ray
 from raymq.cluster.deploy.actor_set import _CLOSING_RANK, specs
 from raymq.cluster.messages.codecs import _CODECS, CONTENT_TYPE, codec
 from raymq.cluster.messages.message import Message
@@ -282,6 +285,48 @@ def test_a_flusher_has_no_interval_of_its_own(flusher: type) -> None:
     parameters = inspect.signature(flusher).parameters
     assert "config" in parameters
     assert not any(name.endswith(("_ms", "_pages")) for name in parameters)
+
+
+# --- ports ----------------------------------------------------------------------------------------
+
+#: row of security.md -> the options of `ray start` that set its ports
+PORTS = {
+    "Ray's GCS (`gcs_server`)": {"--port"},
+    "Ray's raylet: node manager, object manager": {"--node-manager-port", "--object-manager-port"},
+    "each Ray worker, actors of RayMQ and drivers included": {
+        "--min-worker-port",
+        "--max-worker-port",
+    },
+    "Ray's runtime env agent, dashboard agent (gRPC, HTTP, metrics)": {
+        "--runtime-env-agent-port",
+        "--dashboard-agent-grpc-port",
+        "--dashboard-agent-listen-port",
+        "--metrics-export-port",
+    },
+    "Ray Client server, if `grpcio` is installed": {"--ray-client-server-port"},
+}
+
+
+def test_the_table_of_ports_has_a_row_for_each_port_that_a_start_opens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    ports = [1] * len(owned_ray._PORT_OPTIONS)
+    options = {each.partition("=")[0] for each in owned_ray._arguments(Path("t"), ports, True)}
+    opened = {option for option in options if option.endswith("-port")}
+    assert opened == set().union(*PORTS.values())
+
+    text = (ROOT / "docs/operating/security.md").read_text(encoding="utf-8")
+    table = (
+        text.partition("\n## Ports and firewall\n")[2].partition("\n|---")[2].partition("\n\n")[0]
+    )
+    rows = dict(re.findall(r"^\| (.*?) \| (.*?) \|", table, re.MULTILINE))
+    autoscaler = "Ray's autoscaler and dashboard: metrics"
+    assert set(rows) == {"CommitLog of each replica: Arrow Flight", autoscaler, *PORTS}
+    assert rows["Ray's raylet: node manager, object manager"] == "two"
+    assert rows["Ray's runtime env agent, dashboard agent (gRPC, HTTP, metrics)"] == "four"
+    for port in (AUTOSCALER_METRIC_PORT, DASHBOARD_METRIC_PORT):
+        assert str(port) in rows[autoscaler]
 
 
 # --- the roles of satellites ----------------------------------------------------------------------
