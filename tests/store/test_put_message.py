@@ -302,19 +302,6 @@ def test_nothing_answers_the_statuses_whose_situation_does_not_exist_here() -> N
     assert PutStatus.OS_PAGE_CACHE_BUSY.value in used
 
 
-def test_the_status_of_every_error_is_one_of_rocketmqs() -> None:
-    given = {
-        keyword.value.value
-        for part in ("store", "replication", "actors", "cluster", "spark")
-        for path in (ROOT / part).rglob("*.py")
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(call, ast.Call)
-        for keyword in call.keywords
-        if keyword.arg == "status" and isinstance(keyword.value, ast.Constant)
-    }
-    assert {"SERVICE_NOT_AVAILABLE", "UNKNOWN_ERROR"} <= given <= PutStatus.__members__.keys()
-
-
 def test_each_status_has_its_error_and_each_error_its_status() -> None:
     assert set(ERRORS) == set(PutStatus) - {PutStatus.PUT_OK}
     for status in ERRORS:
