@@ -30,6 +30,14 @@ def pair(tmp_path):
     pair.close()
 
 
+@pytest.fixture
+def impatient_pair(tmp_path):
+    """A pair that reports a put as late after 0.3 s without its replica."""
+    pair = Pair(tmp_path, limits=LIMITS, slave_timeout_ms=300)
+    yield pair
+    pair.close()
+
+
 def test_bytes_arrive_and_are_confirmed_when_both_have_synced(pair):
     end = pair.leader.write(1000, 2000, 3000)
     pair.wait_matched(end)
@@ -56,7 +64,8 @@ def test_a_log_of_many_segments_arrives_in_whole_units(pair):
     assert pair.follower.log.chain.value == pair.leader.chain.value
 
 
-def test_a_put_without_a_follower_times_out_stored_and_not_visible(pair):
+def test_a_put_without_a_follower_times_out_stored_and_not_visible(impatient_pair):
+    pair = impatient_pair
     end = pair.leader.write(100)
     pair.leader.sync()
     pair.wait_matched(end)

@@ -261,9 +261,17 @@ class MemoryTransport:
 class Pair:
     """Both sides, and the present life of Replication."""
 
-    def __init__(self, root: Path, *, segment_size_bytes: int = 65536, limits=None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        segment_size_bytes: int = 65536,
+        limits=None,
+        slave_timeout_ms: int = 30_000,
+    ) -> None:
         self.size = segment_size_bytes
         self.limits = limits
+        self.slave_timeout_ms = slave_timeout_ms
         self.leader = Leader(root / "leader", segment_size_bytes=segment_size_bytes)
         self.transport = MemoryTransport()
         self.lives = 0
@@ -286,7 +294,9 @@ class Pair:
         self.replicator = Replicator(
             self.leader.root,
             StoreConfig(
-                segment_size_bytes=self.size, slave_timeout_ms=300, sync_flush_timeout_ms=5000
+                segment_size_bytes=self.size,
+                slave_timeout_ms=self.slave_timeout_ms,
+                sync_flush_timeout_ms=30_000,
             ),
             cluster_id=CLUSTER_ID,
             shard=0,
