@@ -25,7 +25,7 @@ from raymq.store.records.record import PUT_SCHEMA, SmallBatch, batch_bytes, chec
 from .byte_limiter import ByteLimiter
 from .producer_config import ProducerConfig, ProducerOptions, closed_error
 from .queue_sequence import BatchReceipt, QueueSequence, UnknownBatch, new_producer_id
-from .send_future import BatchFuture, SendFailure
+from .send_future import BatchFuture, SendFailure, wake_callers
 from .send_window import InFlightBatch
 from .shard_sender import ShardSender
 
@@ -198,6 +198,11 @@ class BatchSender:
 
     def complete(self, future: BatchFuture, outcome: BatchReceipt | RayMQError) -> None:
         """Account for a batch with its outcome and wake its callers. A second call for one changes nothing."""
+        self._set_outcome(future, outcome)
+        wake_callers([future])
+
+    def _set_outcome(self, future: BatchFuture, outcome: BatchReceipt | RayMQError) -> None:
+        """`complete`, but the caller wakes the future's callers."""
         if not future.done():
             failed = isinstance(outcome, RayMQError)
             self._statistics.add(future, self._clock.monotonic(), failed=failed)
@@ -249,7 +254,7 @@ class BatchSender:
                 self._routes,
                 shard,
                 self.config,
-                on_outcome=self.complete,
+                on_outcome=self._set_outcome,
                 on_answered=self._on_answered,
                 clock=self._clock,
             )

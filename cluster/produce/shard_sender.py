@@ -22,7 +22,7 @@ from raymq.store.records.record import SmallBatch
 from .producer_config import ProducerConfig
 from .queue_sequence import BatchReceipt
 from .read_turn import ReadTurn
-from .send_future import BatchFuture
+from .send_future import BatchFuture, wake_callers
 from .send_window import Complete, Effects, InFlightBatch, SendWindow, WarnResend
 
 logger = logging.getLogger("raymq.producer")
@@ -44,7 +44,7 @@ class ShardSender:
         on_answered: Callable[[ShardSender], None],
         clock: Clock,
     ) -> None:
-        """Args: `on_outcome`: completes a future, outside the lock. It may be called twice for one.
+        """Args: `on_outcome`: sets the outcome of a future, outside the lock. It may be called twice for one.
 
         `on_answered` is called after outcomes, outside the lock: `answered_up_to` may have moved.
         """
@@ -358,11 +358,13 @@ class ShardSender:
             self._on_answered(self)
 
     def _perform_each(self, effects: Effects) -> None:
+        finished = [effect.batch.future for effect in effects if isinstance(effect, Complete)]
         for effect in effects:
             if isinstance(effect, Complete):
                 self._on_outcome(effect.batch.future, effect.outcome)
             else:
                 self._warn(effect)
+        wake_callers(finished)
 
     def _warn(self, effect: WarnResend) -> None:
         queue = effect.batch.queue

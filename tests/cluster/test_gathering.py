@@ -6,12 +6,15 @@ import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from raymq.cluster.produce.async_producer import AsyncProducer
 from raymq.cluster.produce.message_batcher import UNLINGERED_BATCHES
 from raymq.cluster.produce.producer import Producer
+from raymq.cluster.produce.queue_sequence import BatchReceipt
+from raymq.cluster.produce.send_future import BatchFuture, wake_callers
 from raymq.store.records.record import SMALL_ROWS_MAX, SmallBatch
 from tests.support.fake_backend import FakeBackend, FakeCluster, open_batch
 from tests.support.waiting import until
@@ -118,6 +121,35 @@ def test_all_callers_of_a_batch_are_woken_although_some_have_given_up(
     for thread in threads:
         thread.join(30)
     assert sorted(offsets) == [row + 1 for row in range(12) if row % 3]
+
+
+def test_callers_of_batches_that_are_answered_together_are_woken_one_by_the_other() -> None:
+    batches = [BatchFuture(1) for _ in range(5)]
+    # Two callers wait for the second batch, and none for the fourth one.
+    waited_for = [0, 1, 1, 2, 4]
+    threads = [
+        threading.Thread(target=batches[number].result, args=(30,), daemon=True)
+        for number in waited_for
+    ]
+    for thread in threads:
+        thread.start()
+    until(
+        lambda: sum(len(batch._blocked) for batch in batches) == len(threads),
+        lambda: threading.Event().wait(0.001),
+    )
+
+    for batch in batches:
+        batch.finish(BatchReceipt("t", 0, 0, 0, 1, 0, 0, 0))
+    with patch.object(BatchFuture, "wake_next") as wake_next:
+        wake_callers(batches)
+    # This thread wakes one caller only.
+    assert wake_next.call_count == 1
+
+    wake_callers(batches)
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert [batch.woken_after for batch in batches] == [None] * 5
 
 
 def test_tasks_that_wait_share_a_batch_while_another_one_is_under_way(
