@@ -7,7 +7,12 @@ a store time is never early and at most a sixteenth late, however the wall clock
 
 from __future__ import annotations
 
+import ctypes
+import threading
 import time
+
+#: prctl(2): the argument in nanoseconds is how much later than asked the kernel may wake this thread
+_SET_TIMER_SLACK = 29
 
 #: the share of elapsed time by which store times grow while they are ahead of the wall clock
 _RATE = 15 / 16
@@ -31,6 +36,22 @@ class Clock:
     def sleep_ms(self, ms: float) -> None:
         """Sleep for `ms` milliseconds."""
         time.sleep(ms / 1000)
+
+    def nap(self, seconds: float) -> None:
+        """Sleep for less than a millisecond. `sleep_ms` may take 50 us longer, the kernel's default timer slack."""
+        if not _precise.is_set:
+            ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, ctypes.c_ulong(1))
+            _precise.is_set = True
+        time.sleep(seconds)
+
+
+class _Precise(threading.local):
+    """Whether the timer slack of a thread is set."""
+
+    is_set = False
+
+
+_precise = _Precise()
 
 
 class StoreTimeClock:

@@ -11,6 +11,7 @@ import pytest
 
 from raymq.actors.satellites.flush_service import FlushService
 from raymq.actors.satellites.satellite import GrantStatus
+from raymq.actors.shared.append_wakeups import AppendNotifier
 from raymq.actors.shared.retry_throttle import PAUSE_MAX, RetryThrottle
 from raymq.actors.shared.wakeup import wakeup_directory
 from raymq.actors.supervise.supervisor import Supervisor
@@ -89,6 +90,56 @@ def test_group_commit_sleeps_only_when_all_is_synced(
     loop = ScriptedLoop(tmp_path, found)
     loop._serve_group_commit()
     assert loop.calls == calls
+
+
+class TickingClock(ManualClock):
+    """Each reading takes a microsecond; a nap takes as long as it asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
+        self.naps_us: list[float] = []
+
+    def monotonic(self) -> float:
+        self.seconds += 1e-6
+        return self.seconds
+
+    def nap(self, seconds: float) -> None:
+        self.naps_us.append(seconds * 1e6)
+        self.seconds += seconds
+
+
+class TimedFlusher:
+    """Reports the end 100 as synced when its clock has reached a time."""
+
+    sync_started = 0
+
+    def __init__(self, clock: TickingClock) -> None:
+        self._clock = clock
+        self.synced_at_s = 0.0
+
+    @property
+    def position(self) -> int:
+        return 100 if self._clock.seconds >= self.synced_at_s else 0
+
+
+@pytest.mark.parametrize(("sync_us", "nap_us"), [(300, 150), (100, 50), (40, None)])
+def test_a_put_that_waits_alone_sleeps_for_half_of_a_usual_sync(
+    sync_us: int, nap_us: int | None
+) -> None:
+    clock = TickingClock()
+    flusher = TimedFlusher(clock)
+    notifier = AppendNotifier(Mock(), ["group_commit"], flusher, clock=clock, commit_least_bytes=0)
+    late_us: list[float] = []
+    for _ in range(100):
+        flusher.synced_at_s = clock.seconds + sync_us / 1e6
+        assert notifier.await_synced(100, lambda: True)
+        late_us.append((clock.seconds - flusher.synced_at_s) * 1e6)
+    assert max(late_us) < 5
+    if nap_us is None:
+        assert not clock.naps_us
+    else:
+        assert clock.naps_us[-1] == pytest.approx(nap_us, rel=0.1)
 
 
 def test_the_throttle_skips_more_after_each_failure_until_a_try_works() -> None:

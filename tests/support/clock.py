@@ -27,6 +27,9 @@ class ManualClock(Clock):
         self.slept.append(ms)
         self.advance(ms)
 
+    def nap(self, seconds: float) -> None:
+        self.sleep_ms(seconds * 1000)
+
     def advance(self, ms: float) -> None:
         """Let time pass."""
         self._now_ms += int(ms)
