@@ -19,6 +19,7 @@ from raymq.store.records.record import PUT_SCHEMA
 from raymq.store.records.requests import FetchRequest, FetchSlice
 
 from . import tls
+from .grpc_polling import read_in_waiting_threads
 
 CALL_TIMEOUT_S = 30.0
 
@@ -94,6 +95,7 @@ class ShardConnection:
         location, roots = f"grpc://{endpoint}", None
         if endpoint.startswith(tls.TLS_PREFIX):
             location, roots = f"grpc+{endpoint}", ca or tls.trusted(os.environ, Files())
+        read_in_waiting_threads()
         self._client = flight.FlightClient(location, tls_root_certs=roots, generic_options=_OPTIONS)
 
     def call(

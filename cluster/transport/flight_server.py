@@ -24,6 +24,7 @@ from raymq.store.base.files import Files
 from raymq.store.records.requests import FetchRequest, FetchSlice
 
 from . import tls as tls_files
+from .grpc_polling import read_in_waiting_threads
 from .put_stream import GONE, PutStreamServer, chunks
 from .receive_memory import ReceiveMemory
 
@@ -43,6 +44,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         """See `serve`."""
         identity = tls_files.server_identity(os.environ, Files()) if tls else None
+        read_in_waiting_threads()
         super().__init__(
             f"{'grpc' if identity is None else 'grpc+tls'}://{host}:{port}",
             tls_certificates=None if identity is None else [identity],
