@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from itertools import product
@@ -136,6 +137,25 @@ def test_the_ack_modes_are_declared_once() -> None:
 def test_no_process_decides_by_the_modes_names() -> None:
     compared = re.compile(r"""(flush|acks|"(flush|acks)"\]) (==|!=) ["']""")
     assert [path for path, text in sources("replication", "actors") if compared.search(text)] == []
+
+
+def test_no_caller_counts_replicas() -> None:
+    """A third replica changes the table and where replicas are placed, and no code that puts, acknowledges or reads."""
+
+    def counts_replicas(text: str) -> bool:
+        return any(
+            isinstance(node, ast.Compare)
+            and re.search(r"replicas|mirrored", ast.unparse(node))
+            and any(isinstance(each, ast.Constant) for each in ast.walk(node))
+            for node in ast.walk(ast.parse(text))
+        )
+
+    found = [
+        path
+        for path, text in sources("store", "replication", "actors", "cluster", "spark")
+        if counts_replicas(text)
+    ]
+    assert found == ["cluster/deploy/placement.py"]
 
 
 # --- README ---------------------------------------------------------------------------------------
