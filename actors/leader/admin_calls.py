@@ -193,6 +193,6 @@ class AdminCalls:
     def _op_init_producer(self, producer_id: int) -> dict[str, Any]:
         self._host.check_serving()
         call_arguments.check_integer("producer_id", producer_id, 0, PRODUCER_MAX)
-        epoch, appended = self._host.store.put_path.init_producer(producer_id)
+        epoch, appended = self._host.store.inner_put.init_producer(producer_id)
         self._host.await_promise(appended)
         return {"epoch": epoch}

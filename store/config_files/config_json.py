@@ -224,7 +224,7 @@ def _import_topics(store: MessageStore, table: Table, is_new: bool) -> None:
         changed = (queues, attributes) != (known.queues, dict(known.attributes))
         if changed and (is_new or not known.queues):
             body = shard_state.topic_body(name, queues, known.shards, attributes)
-            store.put_path.put_state_record(shard_state.TOPIC, body)
+            store.inner_put.put_state_record(shard_state.TOPIC, body)
 
 
 def _export_topics(tables: Tables, table: Table) -> None:
@@ -278,7 +278,7 @@ def _import_offsets(store: MessageStore, table: Table, is_new: bool) -> None:
         changes = {queue: found[queue] for queue in _keys_to_import(found, have, is_new)}
         if changes:
             body = shard_state.offsets_body(group, topic, changes)
-            store.put_path.put_state_record(shard_state.OFFSETS, body)
+            store.inner_put.put_state_record(shard_state.OFFSETS, body)
 
 
 def _keys_to_import(found: Table, have: Table, is_new: bool) -> list[Any]:

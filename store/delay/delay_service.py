@@ -63,7 +63,7 @@ class ScheduleMessageService:
         A delay begins at the message's store time, which may be ahead of the wall clock (StoreTimeClock).
         Raises: StorageFull, Unavailable, OSError. The next call delivers the rest.
         """
-        ahead_ms = self._store.put_path.store_times.ahead_ms(self._store.state.store_time_ms)
+        ahead_ms = self._store.store_times.ahead_ms(self._store.state.store_time_ms)
         now_ms += ahead_ms
 
         count = 0

@@ -135,7 +135,7 @@ class MessagePut:
 
     def _append(self, messages: tuple[InnerMessage, ...]) -> PutResult:
         try:
-            appended = self._store.put_path.put_inner_unit(
+            appended = self._store.inner_put.put_unit(
                 messages, record_bytes_max=self._config.max_message_bytes + RECORD_EXTRA_BYTES_MAX
             )
         except (RayMQError, OSError) as error:

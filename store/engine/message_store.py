@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raymq.store.base.clock import Clock
+from raymq.store.base.clock import Clock, StoreTimeClock
 from raymq.store.base.errors import Corrupt, RayMQError, Unavailable
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import NOT_TRIED, Files
@@ -33,9 +33,12 @@ from raymq.store.index.query import Query
 from raymq.store.log.clean import CleanService, Derived
 from raymq.store.log.commit_log import QUEUES_DOUBTFUL, CommitLog
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
+from raymq.store.put.inner_put import InnerPut
 from raymq.store.put.put_hooks import PutHook, TopicGuard
 from raymq.store.put.put_lock import PutLock
 from raymq.store.put.put_path import PutPath
+from raymq.store.put.service_records import ServiceRecords
+from raymq.store.put.snapshot_writer import SnapshotWriter
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.queues.get_message import BYTES_MAX, GetMessage, GetMessageResult
 from raymq.store.queues.message_filter import MessageFilter
@@ -111,7 +114,12 @@ class MessageStore:
         self.reput = ReputService(
             log, self.consume_queues, put_lock=self.put_lock, flags=self.flags
         )
+        #: store times of records
+        self.store_times = StoreTimeClock(log.clock)
+        self.service_records = ServiceRecords(self)
+        self.snapshots = SnapshotWriter(self)
         self.put_path = PutPath(self)
+        self.inner_put = InnerPut(self)
 
         #: derived stores, which forget messages that the log deletes
         self.derived: list[Derived] = [self.index]
@@ -189,7 +197,7 @@ class MessageStore:
         self._rebuilding = found.rebuilding
         self._recover_index()
         if not self.log.segments.files:
-            self.put_path.begin_log()
+            self.snapshots.begin_log()
         self.compaction.load()
 
     def _distrust_queue_ends(self) -> None:
@@ -233,8 +241,8 @@ class MessageStore:
     def put_inner(
         self, messages: Sequence[InnerMessage], *, progress: ServiceProgress | None = None
     ) -> list[AppendedRows]:
-        """Append messages of the store's own services: `PutPath.put_inner`."""
-        return self.put_path.put_inner(messages, progress=progress)
+        """Append messages of the store's own services: `InnerPut.put`."""
+        return self.inner_put.put(messages, progress=progress)
 
     # --- dispatch ---------------------------------------------------------------------------------
 
@@ -432,7 +440,7 @@ class MessageStore:
             if info is None:
                 return None
             body = topic_body(name, queues, info.shards, dict(info.attributes))
-            appended = self.put_path.put_state_record(TOPIC, body)
+            appended = self.inner_put.put_state_record(TOPIC, body)
             self._topic_ends[name] = appended.end_offset
             return appended
 
@@ -444,7 +452,7 @@ class MessageStore:
     def commit_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> AppendedRows:
         """Store a group's next offsets in the log. Raises: Rejected for a name that no group may have."""
         check_group_name(group)
-        return self.put_path.put_state_record(OFFSETS, offsets_body(group, topic, offsets))
+        return self.inner_put.put_state_record(OFFSETS, offsets_body(group, topic, offsets))
 
     # --- shutdown ---------------------------------------------------------------------------------
 

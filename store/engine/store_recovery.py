@@ -68,7 +68,8 @@ class StoreRecovery:
         self._log = store.log
         self._state = store.state
         self._queues = store.consume_queues
-        self._put_path = store.put_path
+        self._inner_put = store.inner_put
+        self._snapshots = store.snapshots
 
         self._trust = QueueTrust(-1, -1, only_synced=False, stay_closed=False)
         #: `trusted_end`, until the walk finds damage or the queues begin again
@@ -200,13 +201,13 @@ class StoreRecovery:
     def _drop_half_group(self, scan_start: int) -> None:
         """Cut off a group of messages if a crash left only its first ones: it was never acknowledged."""
         log = self._log
-        start, end = self._put_path.group
+        start, end = self._inner_put.group
         if end <= log.end:
             return
         # In memory mode the confirmed end may have followed the page cache into the group, which a power loss took.
         log.marks.lower(start)
         log.truncate(start)
-        self._put_path.group = GroupRange(0, 0)
+        self._inner_put.group = GroupRange(0, 0)
         self._state.clear()
         for file in log.segments.files:
             if scan_start - file.size < file.start < log.end:
@@ -259,7 +260,7 @@ class StoreRecovery:
             kind = properties.decode(text).get(properties.TAGS, "")
             with reading_state_record(kind, at):
                 if kind == PROGRESS:
-                    self._put_path.group = GroupRange(at, int(json.loads(body)["end"]))
+                    self._inner_put.group = GroupRange(at, int(json.loads(body)["end"]))
                 self._has_snapshot |= self._state.apply_state_record(kind, body)
 
     # --- consume queues after the walk ------------------------------------------------------------
@@ -318,13 +319,13 @@ class StoreRecovery:
     # --- snapshots --------------------------------------------------------------------------------
 
     def _note_snapshots(self) -> None:
-        """Note the newest snapshots in the put path, so that it writes the next one when it is due."""
+        """Note the newest snapshots, so that the writer writes the next one when it is due."""
         log = self._log
         tail = log.segments.find(log.end)
         if tail is not None:
             complete_at, parts_end = read_head(tail)
             if complete_at is not None or parts_end < log.end:
-                self._put_path.snapshot_segment = tail.start
+                self._snapshots.segment = tail.start
         newest = next(snapshot_starts(log, log.end), None)
         if newest is not None:
-            self._put_path.note_snapshot(newest)
+            self._snapshots.note_snapshot(newest)

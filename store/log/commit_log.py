@@ -160,6 +160,8 @@ class CommitLog:
 
         self.abort.create()
         self.end = 0
+        #: of the units that this replica appends as the leader
+        self.epoch = 0
         #: prepares the next file and writes zeros ahead of the end; the host runs it in a thread
         self.allocator = FileAllocator(
             self.segments,

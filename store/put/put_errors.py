@@ -1,4 +1,4 @@
-"""The mapping between RocketMQ's put statuses and RayMQ's errors.
+"""The mapping between RocketMQ's put statuses and RayMQ's errors, and the refusal of too large records.
 
 The table for operators is in docs/operating/runbook.md.
 """
@@ -10,6 +10,7 @@ from typing import Any
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavailable
 from raymq.store.base.status import PutStatus
+from raymq.store.config.store_config import StoreConfig
 
 #: the error that each status is raised as; PUT_OK is not an error
 ERRORS: dict[PutStatus, type[RayMQError]] = {
@@ -37,6 +38,23 @@ ERRORS: dict[PutStatus, type[RayMQError]] = {
 def error_of(status: PutStatus, message: str, **fields: Any) -> RayMQError:
     """The error that a status is raised as, with the status in it."""
     return ERRORS[status](message, status=status.value, **fields)
+
+
+def check_record_size(
+    config: StoreConfig, row: int, nbytes: int, *, limit: int | None = None
+) -> None:
+    """Refuse a record that no file, or no pool, has room for. Args: `limit`: None is the store's. Raises: Rejected."""
+    limit = config.record_bytes_max if limit is None else limit
+    if nbytes > limit:
+        pool = config.transient_pool_bytes if config.transient_pool else 0
+        through = f" and a transient pool of {pool} bytes" if pool else ""
+        raise Rejected(
+            f"row {row} makes a record of {nbytes} bytes; with commit log files of {config.segment_size_bytes} bytes"
+            f"{through} a record may have {limit}",
+            field="record",
+            limit=limit,
+            row=row,
+        )
 
 
 def status_of(error: BaseException) -> PutStatus:

@@ -12,31 +12,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raymq.store.base.arrays import Int64s
-from raymq.store.base.clock import StoreTimeClock
 from raymq.store.base.errors import Bug, DeliveryUnknown, RayMQError, Rejected, Unavailable, require
-from raymq.store.base.failpoints import fail_point
 from raymq.store.base.running_flags import BLOCKS_PUTS
 from raymq.store.base.status import PutStatus
 from raymq.store.queues.reput_service import UndispatchedUnit
 from raymq.store.records import record
 from raymq.store.records.key_check import check_keys
-from raymq.store.records.keys import keyed_rows
 from raymq.store.records.producer_stamp import Stamp
-from raymq.store.records.properties import TAGS
 from raymq.store.records.requests import AppendedRows, PutRequest
-from raymq.store.records.rows import tags_code_of
-from raymq.store.state import shard_state as state
 from raymq.store.state.producer_table import UNKNOWN_OFFSET
 from raymq.store.state.topics import check_target
 
 from .duplicates import DuplicateSearch
-from .inner_message import (
-    GroupRange,
-    InnerMessage,
-    PreparedInner,
-    PreparedProgress,
-    ServiceProgress,
-)
+from .put_errors import check_record_size
 from .put_hooks import after_batch, before_batch
 from .small_unit import CheckedPut, Prepared, SmallUnit
 
@@ -44,9 +32,6 @@ if TYPE_CHECKING:
     from raymq.store.engine.message_store import MessageStore
 
 logger = logging.getLogger("raymq.store")
-
-#: at most one in this many bytes of the log belongs to a snapshot
-SNAPSHOT_SHARE = 64
 
 
 class PutPath:
@@ -57,8 +42,6 @@ class PutPath:
         self._log = log
         self._config = log.config
         self._clock = log.clock
-        #: store times of records
-        self.store_times = StoreTimeClock(log.clock)
         self._state = store.state
         self._queues = store.consume_queues
         self._dispatch = store.reput
@@ -66,18 +49,13 @@ class PutPath:
         self._flags = store.flags
         self._stats = store.stats
         self._hooks = store.hooks
+        self._records = store.service_records
+        self._snapshots = store.snapshots
         self._guards = store.topic_guards
         self._busy_ms = log.config.os_page_cache_busy_timeout_ms
         self._record_bytes_max = log.config.record_bytes_max
 
-        self.epoch = 0
         self.closed = False
-        #: start of the newest segment that needs no snapshot any more
-        self.snapshot_segment = -1
-        #: the end of the log from which on the next snapshot is due
-        self._snapshot_due = 0
-        #: the newest group of messages, see `put_inner`
-        self.group = GroupRange(0, 0)
 
     def put(self, request: PutRequest) -> AppendedRows:
         """Check and append one batch of one queue."""
@@ -104,7 +82,7 @@ class PutPath:
         OS_PAGE_CACHE_BUSY: an append is taking too long. StorageFull: the flag is that of a full disk.
         Source: HookUtils#checkBeforePutMessage. A busy page cache refuses puts so that they do not pile up.
         """
-        self._check_open()
+        self.check_open()
         if self._lock.begin_ms and self._lock.busy(self._busy_ms):
             raise Unavailable(
                 f"an append is under way for {self._lock.held_ms()} ms, the limit is {self._busy_ms} "
@@ -114,7 +92,7 @@ class PutPath:
                 status=PutStatus.OS_PAGE_CACHE_BUSY.value,
             )
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self.closed:
             raise Unavailable(
                 "the store is closed", field="store", status=PutStatus.SERVICE_NOT_AVAILABLE.value
@@ -151,7 +129,7 @@ class PutPath:
         )
 
         limit = self._record_bytes_max if guard is None else guard.record_bytes_max
-        self._check_size(*prepared.largest, limit)
+        check_record_size(self._config, *prepared.largest, limit=limit)
         wait_ok = record.wait_store_ok(small or request.batch)
         # The offsets of duplicates are searched here, because no other put waits for it.
         return CheckedPut(request, prepared, self._originals(request), wait_ok)
@@ -237,11 +215,11 @@ class PutPath:
         """
         request, prepared = checked.request, checked.prepared
         if not unit.staged:
-            self._begin_segment()
+            self._snapshots.begin_segment()
             unit.begin(
                 self._log.end,
                 bytes_max=min(self._log.room(), self._config.append_unit_bytes),
-                store_time_ms=self._next_store_time_ms(),
+                store_time_ms=self._records.next_store_time_ms(),
             )
         if not unit.has_room(prepared):
             return self._append_unstored(checked)
@@ -270,7 +248,7 @@ class PutPath:
         if not unit.staged:
             return
         try:
-            self._log.append(b"".join(unit.parts), self.epoch)
+            self._log.append(b"".join(unit.parts), self._log.epoch)
         except (RayMQError, OSError) as error:
             for staged in unit.staged:
                 results[staged.number] = error
@@ -359,23 +337,11 @@ class PutPath:
         first_offset = search.find(first, entry, queue, dispatched)
         return first_offset, search.find(last, entry, queue, dispatched)
 
-    def _check_size(self, row: int, nbytes: int, limit: int) -> None:
-        if nbytes > limit:
-            pool = self._config.transient_pool_bytes if self._config.transient_pool else 0
-            through = f" and a transient pool of {pool} bytes" if pool else ""
-            raise Rejected(
-                f"row {row} makes a record of {nbytes} bytes; with commit log files of "
-                f"{self._config.segment_size_bytes} bytes{through} a record may have {limit}",
-                field="record",
-                limit=limit,
-                row=row,
-            )
-
     def _append_in_units(self, prepared: Prepared, request: PutRequest, skip: int) -> AppendedRows:
         """Append rows from `skip` on, cut into append units."""
         log = self._log
-        self._begin_segment()
-        store_time_ms = self.store_times.now_ms(self._state.store_time_ms, self._lock.begin_ms)
+        self._snapshots.begin_segment()
+        store_time_ms = self._records.next_store_time_ms()
         one_unit = min(log.room(), self._config.append_unit_bytes)
         if isinstance(prepared, record.PreparedSmallBatch) and prepared.size <= one_unit:
             return self._append_unit(prepared, request, skip, prepared.count, store_time_ms)
@@ -388,8 +354,8 @@ class PutPath:
             while row < count:
                 stop = self._unit_stop(ends, row)
                 if stop == row:
-                    log.seal(self.epoch)
-                    self._begin_segment()
+                    log.seal(log.epoch)
+                    self._snapshots.begin_segment()
                     continue
                 appended = self._append_unit(prepared, request, row, stop, store_time_ms)
                 first = first or appended
@@ -429,7 +395,7 @@ class PutPath:
         data = prepared.encode(
             row, stop, queue_offset=offset, physical_offset=log.end, store_time_ms=store_time_ms
         )
-        start = log.append(data, self.epoch)
+        start = log.append(data, log.epoch)
         appended = AppendedRows(
             first_offset=offset,
             count=stop - row,
@@ -477,277 +443,4 @@ class PutPath:
             producer_id=request.producer_id,
             epoch=request.epoch,
             first_sequence=request.first_sequence + row,
-        )
-
-    def begin_log(self) -> None:
-        """Begin an empty log with its first file and snapshot."""
-        with self._lock:
-            self._begin_segment()
-
-    def _begin_segment(self) -> None:
-        """Write a snapshot of the state at the start of each segment, before anything else.
-
-        After a snapshot that a crash or a full disk broke off, a whole one follows. If the whole snapshot does not fit,
-        the segment ends. A state too large for a file is left out, so that recovery begins earlier. A large segment
-        gets further snapshots, so that recovery reads little however full the segment is.
-        """
-        log, size = self._log, self._config.segment_size_bytes
-        # Every put comes here, so the start of the segment is computed without a call of segment_start_of.
-        while self.snapshot_segment != log.end - log.end % size:
-            parts, needed = self._prepare_snapshot()
-            if needed <= self._config.snapshot_bytes_max:
-                log.ensure_room(needed)
-                if log.room() < needed:
-                    log.seal(self.epoch)
-                    continue
-                self._append_snapshot(parts, needed)
-            else:
-                logger.warning(
-                    "commit log file %d begins without a snapshot: the state of the shard takes %d bytes, the limit is "
-                    "%d (3/8 of segment_size_bytes). Until a snapshot fits again, no newer file is deleted and "
-                    "recovery reads from an older one. Use fewer queues, producers or groups, or a store "
-                    "with larger files",
-                    log.end - log.end % size,
-                    needed,
-                    self._config.snapshot_bytes_max,
-                )
-            self.snapshot_segment = log.end - log.end % size
-
-        if log.end >= self._snapshot_due:
-            parts, needed = self._prepare_snapshot()
-            # Else the next segment, which is near, begins with one.
-            if needed <= min(self._config.snapshot_bytes_max, log.room()):
-                self._append_snapshot(parts, needed)
-            else:
-                self._snapshot_due = log.end + self._config.snapshot_interval_bytes
-
-    def note_snapshot(self, start: int) -> None:
-        """Recovery found the newest snapshot at `start`."""
-        self._snapshot_due = start + self._config.snapshot_interval_bytes
-
-    def _prepare_snapshot(self) -> tuple[list[PreparedInner], int]:
-        """The state as records to append, and their bytes."""
-        part_bytes_max = min(1 << 20, self._config.segment_size_bytes // 8)
-        parts = [
-            self._prepare_state_record(state.SNAPSHOT, body)
-            for body in self._state.snapshot(part_bytes_max)
-        ]
-        return parts, sum(part.size for part in parts)
-
-    def _append_snapshot(self, parts: list[PreparedInner], nbytes: int) -> None:
-        start = self._log.end
-        store_time_ms = self._next_store_time_ms()
-        for part in parts:
-            self._append_service_records([part], store_time_ms)
-        self._log.marks.note_snapshot(start)
-        # A large state is written less often: snapshots stay a small part of the log.
-        interval = max(self._config.snapshot_interval_bytes, SNAPSHOT_SHARE * nbytes)
-        self._snapshot_due = self._log.end + interval
-        fail_point("log.after_snapshot")
-
-    def _next_store_time_ms(self) -> int:
-        """The store time of the next records."""
-        return self.store_times.now_ms(self._state.store_time_ms, self._lock.begin_ms)
-
-    def _prepare_state_record(self, kind: str, body: bytes) -> PreparedInner:
-        """One record of the internal topic, ready to be appended."""
-        now_ms = self._clock.now_ms()
-        message = InnerMessage(
-            state.INTERNAL_TOPIC, state.INTERNAL_QUEUE, body, {TAGS: kind}, born_time_ms=now_ms
-        )
-        prepared = PreparedInner(message, store_host=self._config.store_host)
-        self._check_size(0, prepared.size, self._record_bytes_max)
-        return prepared
-
-    def put_state_record(self, kind: str, body: bytes) -> AppendedRows:
-        """Append one record of the internal topic and apply it to the state."""
-        with self._lock:
-            return self._append_state_record(kind, body)
-
-    def init_producer(self, producer_id: int) -> tuple[int, AppendedRows]:
-        """The next epoch of a producer id, and its record.
-
-        The lock is held throughout: the limit may drop entries that puts extend, and no two calls may get the same
-        epoch.
-        Raises: Rejected if the shard already remembers as many producers as it may. Nothing was stored.
-        """
-        with self._lock:
-            epoch = self._state.next_epoch(producer_id)
-            return epoch, self._append_state_record(
-                state.PRODUCER, state.producer_body(producer_id, epoch)
-            )
-
-    def _append_state_record(self, kind: str, body: bytes) -> AppendedRows:
-        prepared = self._prepare_state_record(kind, body)
-        self._make_room(prepared.size)
-        (appended,) = self._append_service_records([prepared], self._next_store_time_ms())
-        self._state.apply_state_record(kind, body)
-        return appended
-
-    def put_inner(
-        self, messages: Sequence[InnerMessage], *, progress: ServiceProgress | None = None
-    ) -> list[AppendedRows]:
-        """Append messages of the store's own services, in order. Returns: one `AppendedRows` per message.
-
-        With `progress`, the messages and the progress are stored together or not at all, across crashes too. Several
-        messages need a progress. They should stay below `config.group_bytes_max`, because other puts wait for them.
-
-        Durable: nothing; the flush service syncs.
-        Raises: Rejected when the messages are too large (`config.record_bytes_max`); as `append`. Nothing was stored.
-        """
-        require(progress is not None or len(messages) == 1, "a group has a progress")
-        return self._append_inner(messages, progress, self._config.record_bytes_max)
-
-    def put_inner_unit(
-        self, messages: Sequence[InnerMessage], *, record_bytes_max: int
-    ) -> list[AppendedRows]:
-        """Append messages that follow each other in one file. Returns: one `AppendedRows` per message.
-
-        A crash may leave the first ones only. Durable, Raises: as `put_inner`; also Rejected for a record of more
-        than `record_bytes_max` bytes.
-        """
-        config = self._config
-        limit = config.record_bytes_max if len(messages) == 1 else config.group_bytes_max
-        return self._append_inner(messages, None, limit, record_bytes_max)
-
-    def _append_inner(
-        self,
-        messages: Sequence[InnerMessage],
-        progress: ServiceProgress | None,
-        limit: int,
-        record_bytes_max: int | None = None,
-    ) -> list[AppendedRows]:
-        """Append messages of the store's services as one unit. Returns: one `AppendedRows` per message.
-
-        Args: `limit`: most bytes of all records. Raises: Rejected beyond a limit; as `append`. Nothing was stored then.
-        """
-        self._check_open()
-        host = self._config.store_host
-        prepared = [PreparedInner(message, store_host=host) for message in messages]
-        head = None
-        if progress is not None:
-            head = PreparedProgress(progress, now_ms=self._clock.now_ms(), store_host=host)
-
-        largest = max((each.size for each in prepared), default=0)
-        if record_bytes_max is not None and largest > record_bytes_max:
-            raise Rejected(
-                f"a record has {largest} bytes, the limit is {record_bytes_max}: less body or fewer properties",
-                field="record",
-                limit=record_bytes_max,
-            )
-
-        total = sum(each.size for each in prepared) + (0 if head is None else head.size)
-        if total > limit:
-            raise Rejected(
-                f"{len(messages)} messages make {total} bytes of records; those appended together may have {limit}",
-                field="record",
-                limit=limit,
-            )
-
-        with self._lock:
-            return self._append_inner_unit(head, prepared, total)
-
-    def _append_inner_unit(
-        self, head: PreparedProgress | None, prepared: list[PreparedInner], total: int
-    ) -> list[AppendedRows]:
-        """Append records of `total` bytes, after the progress that they belong to. Needs the put lock."""
-        self._make_room(total)
-        records = list(prepared)
-        body = b""
-        if head is not None:
-            first, body = head.ending_at(self._log.end + total)
-            records.insert(0, first)
-
-        appended = self._append_service_records(records, self._next_store_time_ms())
-        if head is not None:
-            self.group = GroupRange(appended[0].physical_offset, self._log.end)
-            self._state.apply_state_record(state.PROGRESS, body)
-            del appended[0]
-
-        held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
-        for each in prepared:
-            self._stats.note_put(each.topic, 1, each.size, held_ms)
-        return appended
-
-    def _make_room(self, nbytes: int) -> None:
-        """Let records of so many bytes follow each other in one file."""
-        self._begin_segment()
-        self._log.ensure_room(nbytes)
-        if self._log.room() < nbytes:
-            self._log.seal(self.epoch)
-            self._begin_segment()
-
-    def _append_service_records(
-        self, records: list[PreparedInner], store_time_ms: int
-    ) -> list[AppendedRows]:
-        """Append records as one unit. The current file has room for them."""
-        log, next_offsets = self._log, self._state.next_offsets
-        at = log.end
-        end = at + sum(each.size for each in records)
-
-        appended, parts = [], []
-        offsets: dict[tuple[str, int], int] = {}
-        for each in records:
-            key = (each.topic, each.queue_id)
-            offset = offsets.get(key, next_offsets.get(key, 0))
-            parts.append(
-                each.encode(queue_offset=offset, physical_offset=at, store_time_ms=store_time_ms)
-            )
-            if each.queued:
-                offsets[key] = offset + 1
-            appended.append(
-                AppendedRows(
-                    first_offset=offset,
-                    count=1,
-                    duplicates=0,
-                    store_time_ms=store_time_ms,
-                    physical_offset=at,
-                    end_offset=end,
-                    last_offset=offset,
-                )
-            )
-            at += each.size
-
-        log.append(b"".join(parts), self.epoch)
-        self._note_service_records(records, appended)
-        return appended
-
-    def _note_service_records(
-        self, stored: list[PreparedInner], appended: list[AppendedRows]
-    ) -> None:
-        """Account for messages that are in the log now: neighbours of one queue together."""
-        keys = [(each.topic, each.queue_id, each.queued) for each in stored]
-        first = 0
-        for row in range(1, len(keys) + 1):
-            if row < len(keys) and keys[row] == keys[first]:
-                continue
-            if stored[first].queued:
-                self._note_run(stored[first:row], appended[first:row])
-            first = row
-
-    def _note_run(self, stored: list[PreparedInner], appended: list[AppendedRows]) -> None:
-        first, last = appended[0], appended[-1]
-        topic, queue_id = stored[0].topic, stored[0].queue_id
-        levels = self._config.delay_levels_ms
-        codes = [
-            tags_code_of(topic, each.properties, first.store_time_ms, levels) for each in stored
-        ]
-
-        self._dispatch.remember(
-            UndispatchedUnit(
-                start=first.physical_offset,
-                end=last.physical_offset + stored[-1].size,
-                topic=topic,
-                queue_id=queue_id,
-                first_offset=first.first_offset,
-                positions=np.array([each.physical_offset for each in appended], dtype=np.int64),
-                sizes=np.array([each.size for each in stored], dtype=np.int64),
-                tags_codes=np.array(codes, dtype=np.int64),
-                store_time_ms=first.store_time_ms,
-                keyed=keyed_rows([each.properties for each in stored]),
-            )
-        )
-
-        self._state.apply_rows(
-            topic, queue_id, first.first_offset, len(stored), first.end_offset, first.store_time_ms
         )

@@ -187,7 +187,7 @@ def test_the_check_refuses_any_other_segment_without_a_snapshot() -> None:
 
     store = break_off_a_snapshot().store
     # The put path believes that the segment has its snapshot.
-    store.put_path.snapshot_segment = SIZE
+    store.snapshots.segment = SIZE
     store.put(request([b"next"]))
     with pytest.raises(AssertionError, match="newest segment"):
         check_snapshots(store)

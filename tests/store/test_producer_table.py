@@ -149,7 +149,7 @@ def test_a_refusal_at_the_limit_stores_nothing_and_outlives_a_restart(tmp_path):
     store.close()
     store = EmbeddedStore(tmp_path, config=config)
     with pytest.raises(Rejected, match="producer_entries_max"):
-        store.store.put_path.init_producer(3)
+        store.store.inner_put.init_producer(3)
     assert store.put(request([b"x"], producer_id=2, sequence=0)).duplicates == 1
     store.close()
 
@@ -209,7 +209,7 @@ def test_a_put_beside_init_producer_at_the_limit_is_not_forgotten(store_at_its_l
         return rows
 
     monkeypatch.setattr(producer_table, "_Rows", make_rows_then_put)
-    assert store.put_path.init_producer(7)[0] == 0
+    assert store.inner_put.init_producer(7)[0] == 0
     appended = other.end()
     assert appended.duplicates == 0
     repeated = store.put(again)
@@ -218,7 +218,7 @@ def test_a_put_beside_init_producer_at_the_limit_is_not_forgotten(store_at_its_l
 
 def test_two_threads_that_init_one_producer_get_two_epochs(store_at_its_limit, monkeypatch):
     store = store_at_its_limit
-    other = Meanwhile(store, lambda: store.put_path.init_producer(1))
+    other = Meanwhile(store, lambda: store.inner_put.init_producer(1))
     next_epoch = store.state.next_epoch
 
     def next_epoch_twice(producer_id):
@@ -228,7 +228,7 @@ def test_two_threads_that_init_one_producer_get_two_epochs(store_at_its_limit, m
         return epoch
 
     monkeypatch.setattr(store.state, "next_epoch", next_epoch_twice)
-    first, appended = store.put_path.init_producer(1)
+    first, appended = store.inner_put.init_producer(1)
     second, later = other.end()
     assert (first, second) == (1, 2)
     assert appended.end_offset == later.physical_offset

@@ -398,7 +398,7 @@ def test_timer_files_point_at_records_and_at_each_other(own: Path, tmp_path: Pat
 def test_half_a_group_is_left_out_as_a_start_would(own: Path, tmp_path: Path) -> None:
     root = copy(own, tmp_path / "s")
     store = MessageStore.open(root, config=CONFIG, clock=ManualClock(1 << 42))
-    store.put_path.put_state_record(
+    store.inner_put.put_state_record(
         "PROGRESS", json.dumps({"service": "x", "set": {}, "end": 1 << 50}).encode()
     )
     store.abandon()

@@ -110,8 +110,8 @@ def _outcome(store: MessageStore, image: SimulatedDisk) -> Iterator[Any]:
         log.committed,
         log.synced,
         store.dispatched,
-        store.put_path.snapshot_segment,
-        store.put_path.group,
+        store.snapshots.segment,
+        store.inner_put.group,
     )
 
     yield tuple(store.state.snapshot(1 << 20))

@@ -271,7 +271,7 @@ def administration(width: int) -> Trace:
         store.commit_offsets("g", "t", {0: turn, 1: 2 * turn})
         trace.note_fact(turn, "offset", "g", 0)
         trace.note_fact(2 * turn, "offset", "g", 1)
-        epoch, _ = store.put_path.init_producer(5)
+        epoch, _ = store.inner_put.init_producer(5)
         trace.note_fact(epoch, "epoch", 5)
         trace.put(turn % 2, 1, 1500)
         if turn % 3 == 2:

@@ -257,7 +257,7 @@ def administration(host: Host) -> None:
         host.change_state(
             "offset", turn, lambda s, turn=turn: s.commit_offsets("g", "t", {0: turn})
         )
-        host.change_state("epoch", turn, lambda s: s.put_path.init_producer(5))
+        host.change_state("epoch", turn, lambda s: s.inner_put.init_producer(5))
         host.put(1, 1800)
         host.ack()
 

@@ -1,0 +1,150 @@
+"""Puts of the store's own services: messages that it moves, with their progress, and records of the shard's state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from raymq.store.base.errors import Rejected, require
+from raymq.store.records.requests import AppendedRows
+from raymq.store.state import shard_state as state
+
+from .inner_message import (
+    GroupRange,
+    InnerMessage,
+    PreparedInner,
+    PreparedProgress,
+    ServiceProgress,
+)
+
+if TYPE_CHECKING:
+    from raymq.store.engine.message_store import MessageStore
+
+
+class InnerPut:
+    """Appends inner messages and state records. Callers: any thread; the put lock orders them."""
+
+    def __init__(self, store: MessageStore) -> None:
+        log = store.log
+        self._log = log
+        self._config = log.config
+        self._clock = log.clock
+        self._state = store.state
+        self._lock = store.put_lock
+        self._stats = store.stats
+        self._records = store.service_records
+        self._snapshots = store.snapshots
+        self._check_open = store.put_path.check_open
+
+        #: the newest group of messages, see `put`
+        self.group = GroupRange(0, 0)
+
+    def put_state_record(self, kind: str, body: bytes) -> AppendedRows:
+        """Append one record of the internal topic and apply it to the state."""
+        with self._lock:
+            return self._append_state_record(kind, body)
+
+    def init_producer(self, producer_id: int) -> tuple[int, AppendedRows]:
+        """The next epoch of a producer id, and its record.
+
+        The lock is held throughout: the limit may drop entries that puts extend, and no two calls may get the same
+        epoch.
+        Raises: Rejected if the shard already remembers as many producers as it may. Nothing was stored.
+        """
+        with self._lock:
+            epoch = self._state.next_epoch(producer_id)
+            return epoch, self._append_state_record(
+                state.PRODUCER, state.producer_body(producer_id, epoch)
+            )
+
+    def _append_state_record(self, kind: str, body: bytes) -> AppendedRows:
+        prepared = self._records.prepare_state_record(kind, body)
+        self._snapshots.make_room(prepared.size)
+        (appended,) = self._records.append([prepared], self._records.next_store_time_ms())
+        self._state.apply_state_record(kind, body)
+        return appended
+
+    def put(
+        self, messages: Sequence[InnerMessage], *, progress: ServiceProgress | None = None
+    ) -> list[AppendedRows]:
+        """Append messages of the store's own services, in order. Returns: one `AppendedRows` per message.
+
+        With `progress`, the messages and the progress are stored together or not at all, across crashes too. Several
+        messages need a progress. They should stay below `config.group_bytes_max`, because other puts wait for them.
+
+        Durable: nothing; the flush service syncs.
+        Raises: Rejected when the messages are too large (`config.record_bytes_max`); as `PutPath.append`. Nothing was stored.
+        """
+        require(progress is not None or len(messages) == 1, "a group has a progress")
+        return self._append(messages, progress, self._config.record_bytes_max)
+
+    def put_unit(
+        self, messages: Sequence[InnerMessage], *, record_bytes_max: int
+    ) -> list[AppendedRows]:
+        """Append messages that follow each other in one file. Returns: one `AppendedRows` per message.
+
+        A crash may leave the first ones only. Durable, Raises: as `put`; also Rejected for a record of more
+        than `record_bytes_max` bytes.
+        """
+        config = self._config
+        limit = config.record_bytes_max if len(messages) == 1 else config.group_bytes_max
+        return self._append(messages, None, limit, record_bytes_max)
+
+    def _append(
+        self,
+        messages: Sequence[InnerMessage],
+        progress: ServiceProgress | None,
+        limit: int,
+        record_bytes_max: int | None = None,
+    ) -> list[AppendedRows]:
+        """Append messages of the store's services as one unit. Returns: one `AppendedRows` per message.
+
+        Args: `limit`: most bytes of all records. Raises: Rejected beyond a limit; as `PutPath.append`. Nothing was stored then.
+        """
+        self._check_open()
+        host = self._config.store_host
+        prepared = [PreparedInner(message, store_host=host) for message in messages]
+        head = None
+        if progress is not None:
+            head = PreparedProgress(progress, now_ms=self._clock.now_ms(), store_host=host)
+
+        largest = max((each.size for each in prepared), default=0)
+        if record_bytes_max is not None and largest > record_bytes_max:
+            raise Rejected(
+                f"a record has {largest} bytes, the limit is {record_bytes_max}: less body or fewer properties",
+                field="record",
+                limit=record_bytes_max,
+            )
+
+        total = sum(each.size for each in prepared) + (0 if head is None else head.size)
+        if total > limit:
+            raise Rejected(
+                f"{len(messages)} messages make {total} bytes of records; those appended together may have {limit}",
+                field="record",
+                limit=limit,
+            )
+
+        with self._lock:
+            return self._append_unit(head, prepared, total)
+
+    def _append_unit(
+        self, head: PreparedProgress | None, prepared: list[PreparedInner], total: int
+    ) -> list[AppendedRows]:
+        """Append records of `total` bytes, after the progress that they belong to. Needs the put lock."""
+        self._snapshots.make_room(total)
+        records = list(prepared)
+        body = b""
+        if head is not None:
+            first, body = head.ending_at(self._log.end + total)
+            records.insert(0, first)
+
+        appended = self._records.append(records, self._records.next_store_time_ms())
+        if head is not None:
+            self.group = GroupRange(appended[0].physical_offset, self._log.end)
+            self._state.apply_state_record(state.PROGRESS, body)
+            del appended[0]
+
+        held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
+        for each in prepared:
+            self._stats.note_put(each.topic, 1, each.size, held_ms)
+        return appended

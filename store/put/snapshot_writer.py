@@ -1,0 +1,110 @@
+"""Writes a snapshot of the shard's state at the start of each segment, and in between in large ones."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from raymq.store.base.failpoints import fail_point
+from raymq.store.state import shard_state as state
+
+from .inner_message import PreparedInner
+
+if TYPE_CHECKING:
+    from raymq.store.engine.message_store import MessageStore
+
+logger = logging.getLogger("raymq.store")
+
+#: at most one in this many bytes of the log belongs to a snapshot
+SNAPSHOT_SHARE = 64
+
+
+class SnapshotWriter:
+    """The snapshots of one log. Callers: with the put lock, but for `begin_log`."""
+
+    def __init__(self, store: MessageStore) -> None:
+        log = store.log
+        self._log = log
+        self._config = log.config
+        self._state = store.state
+        self._lock = store.put_lock
+        self._records = store.service_records
+
+        #: start of the newest segment that needs no snapshot any more
+        self.segment = -1
+        #: the end of the log from which on the next snapshot is due
+        self._due = 0
+
+    def begin_segment(self) -> None:
+        """Write a snapshot of the state at the start of each segment, before anything else.
+
+        After a snapshot that a crash or a full disk broke off, a whole one follows. If the whole snapshot does not fit,
+        the segment ends. A state too large for a file is left out, so that recovery begins earlier. A large segment
+        gets further snapshots, so that recovery reads little however full the segment is.
+        """
+        log, size = self._log, self._config.segment_size_bytes
+        # Every put comes here, so the start of the segment is computed without a call of segment_start_of.
+        while self.segment != log.end - log.end % size:
+            parts, needed = self._prepare_snapshot()
+            if needed <= self._config.snapshot_bytes_max:
+                log.ensure_room(needed)
+                if log.room() < needed:
+                    log.seal(log.epoch)
+                    continue
+                self._append_snapshot(parts, needed)
+            else:
+                logger.warning(
+                    "commit log file %d begins without a snapshot: the state of the shard takes %d bytes, the limit is "
+                    "%d (3/8 of segment_size_bytes). Until a snapshot fits again, no newer file is deleted and "
+                    "recovery reads from an older one. Use fewer queues, producers or groups, or a store "
+                    "with larger files",
+                    log.end - log.end % size,
+                    needed,
+                    self._config.snapshot_bytes_max,
+                )
+            self.segment = log.end - log.end % size
+
+        if log.end >= self._due:
+            parts, needed = self._prepare_snapshot()
+            # Else the next segment, which is near, begins with one.
+            if needed <= min(self._config.snapshot_bytes_max, log.room()):
+                self._append_snapshot(parts, needed)
+            else:
+                self._due = log.end + self._config.snapshot_interval_bytes
+
+    def begin_log(self) -> None:
+        """Begin an empty log with its first file and snapshot."""
+        with self._lock:
+            self.begin_segment()
+
+    def note_snapshot(self, start: int) -> None:
+        """Recovery found the newest snapshot at `start`."""
+        self._due = start + self._config.snapshot_interval_bytes
+
+    def _prepare_snapshot(self) -> tuple[list[PreparedInner], int]:
+        """The state as records to append, and their bytes."""
+        part_bytes_max = min(1 << 20, self._config.segment_size_bytes // 8)
+        parts = [
+            self._records.prepare_state_record(state.SNAPSHOT, body)
+            for body in self._state.snapshot(part_bytes_max)
+        ]
+        return parts, sum(part.size for part in parts)
+
+    def _append_snapshot(self, parts: list[PreparedInner], nbytes: int) -> None:
+        start = self._log.end
+        store_time_ms = self._records.next_store_time_ms()
+        for part in parts:
+            self._records.append([part], store_time_ms)
+        self._log.marks.note_snapshot(start)
+        # A large state is written less often: snapshots stay a small part of the log.
+        interval = max(self._config.snapshot_interval_bytes, SNAPSHOT_SHARE * nbytes)
+        self._due = self._log.end + interval
+        fail_point("log.after_snapshot")
+
+    def make_room(self, nbytes: int) -> None:
+        """Let records of so many bytes follow each other in one file."""
+        self.begin_segment()
+        self._log.ensure_room(nbytes)
+        if self._log.room() < nbytes:
+            self._log.seal(self._log.epoch)
+            self.begin_segment()
