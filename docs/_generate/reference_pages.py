@@ -204,8 +204,8 @@ VARIABLES = {
     "RAY_AUTH_MODE": "Ray's own authentication; a Ray that `raymq start` starts runs with `token`",
     "RAY_AUTH_TOKEN_PATH": "file of Ray's token",
     "RAY_worker_niceness": "priority of Ray's workers; a Ray that `raymq start` starts has 0",
-    "GRPC_EXPERIMENTS": "gRPC's own switches. Without it, RayMQ's processes read Flight's sockets in the threads that "
-    "wait for messages; with it, they leave gRPC as it says.",
+    "GRPC_EXPERIMENTS": "switches of gRPC; without it RayMQ's processes read Flight's sockets in the threads that "
+    "wait for messages, and with it they leave gRPC as it says",
     "JAVA_HOME": "the Java 17 that Spark uses",
 }
 
