@@ -261,17 +261,17 @@ class QueueChecks:
 
 
 @dataclass(frozen=True)
-class QueueRange:
-    """Offsets [first, last) of one queue, and its shard."""
+class ReadRange:
+    """Offsets [start, end) of one queue, and its shard. `end` is -1 while the queue grows."""
 
     queue_index: int
     shard: int
-    first: int
-    last: int
+    start: int
+    end: int
 
 
 def verify(
-    cluster: Cluster, plan: BenchPlan, ranges: list[QueueRange], ledgers: list[Ledger]
+    cluster: Cluster, plan: BenchPlan, ranges: list[ReadRange], ledgers: list[Ledger]
 ) -> Iterator[int | Verdict]:
     """Read ranges back and compare every row with the ledgers.
 
@@ -281,7 +281,7 @@ def verify(
     checks = QueueChecks(plan)
     for span in ranges:
         topic, queue = plan.topic_and_queue(span.queue_index)
-        for records in read_range(cluster, topic, queue, span.shard, span.first, span.last):
+        for records in read_range(cluster, topic, queue, span.shard, span.start, span.end):
             bodies = decode_records(records).column("body")
             checks.feed(span.queue_index, bodies, check_bytes=True)
             yield len(bodies)
@@ -289,6 +289,6 @@ def verify(
     short = {
         span.queue_index
         for span in ranges
-        if span.last - span.first < promised.get(span.queue_index, 0)
+        if span.end - span.start < promised.get(span.queue_index, 0)
     }
     yield checks.finish(ledgers, [span.queue_index for span in ranges], short)

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from raymq.store.base.clock import Clock
 
-from .check import Ledger, QueueRange, Verdict
+from .check import Ledger, ReadRange, Verdict
 from .histogram import Histogram
 from .plan import BenchPlan
 
@@ -110,7 +110,7 @@ class Job:
     #: produce: the number of rows to send, however long it takes; None: for the plan's time
     rows: int | None = None
     #: read and verify: the ranges to read
-    ranges: tuple[QueueRange, ...] = ()
+    ranges: tuple[ReadRange, ...] = ()
     #: read: wait for more until the control has the ends
     live: bool = False
     #: verify: the acknowledged rows

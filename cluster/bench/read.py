@@ -43,7 +43,7 @@ class Reading:
         #: queue index -> the offset before which it ends; None: not known yet
         self._ends: dict[int, int] | None = None
         if not job.live:
-            self._ends = {span.queue_index: span.last for span in job.ranges}
+            self._ends = {span.queue_index: span.end for span in job.ranges}
         self._stopping = False
         self._last = 0.0
         self._meter: Meter
@@ -77,7 +77,7 @@ class Reading:
         starts: dict[int, dict[int, int]] = {}
         for span in self._job.ranges:
             topic, queue = divmod(span.queue_index, self._plan.queues)
-            starts.setdefault(topic, {})[queue] = span.first
+            starts.setdefault(topic, {})[queue] = span.start
         names = self._plan.topic_names
         return {
             topic: stack.enter_context(

@@ -15,7 +15,7 @@ from raymq.cluster.deploy import ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.store.base.errors import Rejected, Unavailable
 
-from .check import Ledger, QueueRange, Verdict, promised_rows
+from .check import Ledger, ReadRange, Verdict, promised_rows
 from .job import READY, Job, ReceiveResult, SendResult, Snapshot
 from .plan import BenchPlan, check_limit_ms
 from .series import Series
@@ -262,7 +262,7 @@ class Bench:
 
     def _readers(self, plan: BenchPlan) -> list[Job]:
         ranges = [
-            QueueRange(queue_index, shard, end, -1)
+            ReadRange(queue_index, shard, end, -1)
             for queue_index, (shard, end) in self._visible_ends().items()
         ]
         shares = _shares(ranges, plan.consumers)
@@ -366,10 +366,10 @@ class Bench:
                 return ends
             time.sleep(_EVENT_WAIT_S / 4)
 
-    def _ranges(self) -> list[QueueRange]:
+    def _ranges(self) -> list[ReadRange]:
         """The messages that this run stored, by queue index."""
         return [
-            QueueRange(queue_index, shard, self._begin[queue_index].end, end)
+            ReadRange(queue_index, shard, self._begin[queue_index].end, end)
             for queue_index, (shard, end) in self._visible_ends().items()
         ]
 
@@ -380,7 +380,7 @@ class Bench:
             Job(plan, "verify", ranges=share, ledgers=tuple(self._ledgers))
             for share in _shares(ranges, plan.workers)
         ]
-        total = sum(span.last - span.first for span in ranges)
+        total = sum(span.end - span.start for span in ranges)
         return self._work(plan, f"reading {total:,} messages back", jobs, None).verdict
 
     # --- the highest rate -------------------------------------------------------------------------
@@ -438,11 +438,11 @@ def judge(found: Round, limit_ms: float) -> dict[str, Any]:
     }
 
 
-def _shares(ranges: list[QueueRange], parts: int) -> list[tuple[QueueRange, ...]]:
+def _shares(ranges: list[ReadRange], parts: int) -> list[tuple[ReadRange, ...]]:
     """Ranges spread over up to `parts` shares that are not empty, the long ranges first."""
-    shares: list[list[QueueRange]] = [[] for _ in range(parts)]
-    for span in sorted(ranges, key=lambda span: span.first - span.last):
-        shortest = min(shares, key=lambda share: (sum(p.last - p.first for p in share), len(share)))
+    shares: list[list[ReadRange]] = [[] for _ in range(parts)]
+    for span in sorted(ranges, key=lambda span: span.start - span.end):
+        shortest = min(shares, key=lambda share: (sum(p.end - p.start for p in share), len(share)))
         shortest.append(span)
     return [tuple(share) for share in shares if share]
 

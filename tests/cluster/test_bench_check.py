@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.bench.check import Ledger, QueueRange, SequenceCheck, Verdict, verify
+from raymq.cluster.bench.check import Ledger, ReadRange, SequenceCheck, Verdict, verify
 from raymq.cluster.bench.messages import RowMaker
 from raymq.cluster.bench.plan import BenchPlan, parse_size
 from raymq.cluster.produce.batch_sender import BatchSender
@@ -90,7 +90,7 @@ def store(cluster: FakeCluster, bodies: list[bytes]) -> None:
 
 def verdict_on(cluster: FakeCluster, promises: list[Ledger]) -> Verdict:
     end = cluster.backends[0].queues["t", 0].max_offset
-    *pieces, verdict = verify(cluster, PLAN, [QueueRange(0, 0, 0, end)], promises)  # type: ignore[arg-type]
+    *pieces, verdict = verify(cluster, PLAN, [ReadRange(0, 0, 0, end)], promises)  # type: ignore[arg-type]
     assert sum(pieces) == end
     assert isinstance(verdict, Verdict)
     return verdict
