@@ -73,7 +73,8 @@ class InnerPut:
         messages need a progress. They should stay below `config.group_bytes_max`, because other puts wait for them.
 
         Durable: nothing; the flush service syncs.
-        Raises: Rejected when the messages are too large (`config.record_bytes_max`); as `PutPath.append`. Nothing was stored.
+        Raises: Rejected when the messages are too large (`config.record_bytes_max`); as `PutPath.append`. Nothing was
+        stored.
         """
         require(progress is not None or len(messages) == 1, "a group has a progress")
         return self._append(messages, progress, self._config.record_bytes_max)
@@ -99,7 +100,8 @@ class InnerPut:
     ) -> list[AppendedRows]:
         """Append messages of the store's services as one unit. Returns: one `AppendedRows` per message.
 
-        Args: `limit`: most bytes of all records. Raises: Rejected beyond a limit; as `PutPath.append`. Nothing was stored then.
+        Args: `limit`: most bytes of all records. Raises: Rejected beyond a limit; as `PutPath.append`. Nothing was
+        stored then.
         """
         self._check_open()
         host = self._config.store_host
