@@ -22,8 +22,8 @@ CALLER_PAUSE_MS = 60_000
 class ReadTurn:
     """Which thread may read the acks. Every method needs the sender's lock.
 
-    A caller that sends one batch and blocks on its receipt reads the ack itself, because waking the receiver thread
-    costs half as much as the round trip. The receiver thread is *parked* during such reads.
+    A caller that sends one batch and blocks on its receipt reads the ack itself. Waking the receiver thread would cost
+    half as much as the round trip. The receiver thread is *parked* during such reads.
     """
 
     def __init__(self, lock: threading.RLock) -> None:

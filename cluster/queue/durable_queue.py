@@ -53,8 +53,8 @@ class Queue:
     """A first-in, first-out queue with the calls of `ray.util.queue.Queue`, whose items survive every process.
 
     Methods, arguments and exceptions (`ray.util.queue.Empty` and `Full`) are those of the original. Drivers, tasks and
-    actors share a queue, because a handle pickles, and a handle opened by name anywhere in the cluster continues where
-    the queue is. Items are messages of topic `name`, so they outlive their creator, the cluster's processes and Ray.
+    actors share a queue, because a handle pickles. A handle that is opened by name anywhere continues where the queue
+    is. Items are messages of topic `name`, so they outlive their creator, the cluster's processes and Ray.
 
     Each queue has one small actor, its coordinator, which assigns items to gets. On the coordinator's own host, calls
     that need not wait reach it through a Unix socket. All other calls go through Ray.
