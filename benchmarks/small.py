@@ -1,9 +1,10 @@
 """What do small messages cost? `python -m benchmarks.small [--quick] [--check] [--busy] [--only PART] [--json FILE]`
 
 It measures producers that wait for each receipt, producers with some messages in flight, small batches, and messages
-on their way to a consumer at fixed rates. All messages are durable before their receipts, with the default options. The
-limits are a Flight echo and an fdatasync, measured in the same round. The peer is Redis 7 with `appendfsync always` and
-XADD, driven by its own C client `redis-benchmark`, if `redis-server` is installed.
+on their way to a consumer at fixed rates. Small batches also go over up to 1,000 topics and to clusters of up to 4
+shards. All messages are durable before their receipts, with the default options. The limits are a Flight echo and an
+fdatasync, measured in the same round. The peer is Redis 7 with `appendfsync always` and XADD, driven by its own C
+client `redis-benchmark`, if `redis-server` is installed.
 
 Each figure is a median of three rounds, a ratio the median of the rounds' ratios. `--busy` runs a process that computes
 on each core at the same time. CPU times are of CommitLog, its satellites and this process, per message or per batch.
@@ -24,9 +25,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 import raymq
 from benchmarks import floors
@@ -40,17 +43,41 @@ from benchmarks.put import (
     percentile,
     raw_limit,
 )
+from raymq.cluster.messages.columns import put_batch
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.routes import Routes
 
-PARTS = ("waiting", "in-flight", "batches", "end-to-end", "topics", "objects")
+PARTS = ("waiting", "in-flight", "batches", "end-to-end", "topics", "objects", "shards")
 BODY = 1024
 #: a record with a body of 1 KiB
 RECORD_BYTES = 1150
 REDIS_PORT = 7391
 #: batches of `batches` that are under way
 UNDER_WAY = 16
-TOPICS = 100
+#: batches of 20 rows go over so many topics
+TOPICS = (1, 100, 1000)
+SHARDS = (1, 2, 4)
+#: Python runs it at the start of a process. A loop that polls yields its core at each step, every few microseconds.
+#: The CPU time between two yields that follow each other so closely is that of one step
+COUNT_POLLING = """
+import os, pathlib, threading, time
+STEP_NS_MAX, WRITE_NS = 20_000, 50_000_000
+yield_core, thread, written_ns = os.sched_yield, threading.local(), 0
+polled_ns = 0
+path = pathlib.Path(__file__).with_name(f"polled-{os.getpid()}")
+def sched_yield():
+    global polled_ns, written_ns
+    yield_core()
+    now_ns = time.thread_time_ns()
+    step_ns = now_ns - getattr(thread, "last_ns", 0)
+    thread.last_ns = now_ns
+    if step_ns < STEP_NS_MAX:
+        polled_ns += step_ns
+    elif time.monotonic_ns() - written_ns > WRITE_NS:
+        written_ns = time.monotonic_ns()
+        path.write_text(str(polled_ns / 1e9))
+os.sched_yield = sched_yield
+"""
 
 
 class Spent(NamedTuple):
@@ -74,30 +101,37 @@ class Spent(NamedTuple):
 
 
 class Bench:
-    """A running cluster of one shard, the rounds' figures, and the processes of the shard."""
+    """A running cluster, the rounds' figures, and the processes of the shards."""
 
-    def __init__(self, cluster: raymq.Cluster, rounds: Rounds, *, seconds: float) -> None:
+    def __init__(
+        self, cluster: raymq.Cluster, rounds: Rounds, cpu: dict[str, str], *, seconds: float
+    ) -> None:
+        """Args: `cpu`: takes the CPU times of the last round by figure."""
         self.cluster = cluster
         self.rounds = rounds
         self.seconds = seconds
         self.body = os.urandom(BODY)
-        #: of the last round
-        self.cpu: dict[str, str] = {}
-        shard = cluster.status()["shards"][0]
-        self._commit_log = shard["pid"]
-        self._satellites = [role["pid"] for role in shard["roles"]["roles"].values()]
+        self.cpu = cpu
+        #: ends the names of all figures
+        self.suffix = ""
+        shards = cluster.status()["shards"]
+        self.commit_logs = [shard["pid"] for shard in shards]
+        self.satellites = [
+            role["pid"] for shard in shards for role in shard["roles"]["roles"].values()
+        ]
 
     def spent(self) -> Spent:
         """CPU seconds so far."""
         return Spent(
-            _cpu_seconds(self._commit_log),
-            sum(map(_cpu_seconds, self._satellites)),
+            sum(map(_cpu_seconds, self.commit_logs)),
+            sum(map(_cpu_seconds, self.satellites)),
             time.process_time(),
         )
 
     @contextlib.contextmanager
     def measured(self, name: str) -> Iterator[list[float]]:
         """Note the rate of the messages whose milliseconds the block appends to a list, p50, p99 and CPU."""
+        name += self.suffix
         times: list[float] = []
         await_prewritten(self.cluster)
         before, begin = self.spent(), time.perf_counter()
@@ -183,17 +217,19 @@ def tasks_in_flight(bench: Bench, count: int) -> None:
     asyncio.run(main())
 
 
-def small_batches(bench: Bench, rows: int) -> None:
-    """Batches of so many rows, UNDER_WAY of them without a receipt; figures are per batch."""
-    batch = batch_of(rows, BODY)
+def small_batches(
+    bench: Bench, batch: pa.RecordBatch, name: str, topics: Sequence[str] = ("t4",)
+) -> None:
+    """Batches over topics of four queues, UNDER_WAY of them without a receipt; figures are per batch."""
     sender = BatchSender(Routes.of(bench.cluster))
     under_way: deque[tuple[float, Any]] = deque()
-    with bench.measured(f"batch_{rows}") as times:
+    with bench.measured(name) as times:
         stop = time.perf_counter() + bench.seconds
         number = 0
         while time.perf_counter() < stop or under_way:
             if time.perf_counter() < stop and len(under_way) < UNDER_WAY:
-                under_way.append((time.perf_counter(), sender.send("t4", number % 4, batch)))
+                topic, queue = topics[number % len(topics)], number // len(topics) % 4
+                under_way.append((time.perf_counter(), sender.send(topic, queue, batch)))
                 number += 1
             else:
                 begin, future = under_way.popleft()
@@ -202,12 +238,33 @@ def small_batches(bench: Bench, rows: int) -> None:
     sender.close()
 
 
-def many_topics(bench: Bench, topics: int) -> None:
-    """64 threads that wait for their receipts, over so many topics of four queues."""
-    names = [f"many{number}" for number in range(topics)]
+def tagged(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with a tag, and with a key of its own in each row."""
+    data = {
+        "body": batch["body"],
+        "tag": pa.repeat("tag", batch.num_rows),
+        "key": pa.array([b"k%d" % row for row in range(batch.num_rows)], pa.binary()),
+    }
+    return put_batch(pa.table(data), now_ms=1)[0]
+
+
+def create_topics(bench: Bench) -> list[str]:
+    """The names of as many topics of four queues as TOPICS asks for. They are created in the first round."""
+    names = [f"many{number}" for number in range(max(TOPICS))]
+    begin = time.perf_counter()
     for name in names:
-        bench.cluster.create_topic(name, queues=4)
-    with bench.cluster.producer() as producer, bench.measured(f"{topics}_topics") as times:
+        if not bench.cluster.create_topic(name, queues=4):
+            return names
+    seconds = time.perf_counter() - begin
+    bench.rounds.note("create_topics_ms", 1000 * seconds / len(names))
+    return names
+
+
+def threads_over_topics(bench: Bench, names: Sequence[str]) -> None:
+    """64 threads that wait for their receipts. Each sends one message to one topic after the other."""
+    topics = len(names)
+    name = f"64_threads_one_message_each_over_{topics}_topics"
+    with bench.cluster.producer() as producer, bench.measured(name) as times:
         stop = time.perf_counter() + bench.seconds
 
         def work(number: int) -> None:
@@ -219,6 +276,37 @@ def many_topics(bench: Bench, topics: int) -> None:
                 sent += 1
 
         _run_together([threading.Thread(target=work, args=(n,)) for n in range(64)])
+
+
+def polling(bench: Bench, directory: Path) -> None:
+    """The part of a core that polls while one producer sends one by one. The cluster must be `counted`."""
+    counts = [directory / f"polled-{pid}" for pid in bench.commit_logs + bench.satellites]
+
+    def polled_s() -> float:
+        return sum(float(path.read_text()) for path in counts if path.exists())
+
+    with bench.cluster.producer() as producer:
+        for _ in range(ROUNDS):
+            await_prewritten(bench.cluster)
+            begin, before = time.perf_counter(), polled_s()
+            while (seconds := time.perf_counter() - begin) < bench.seconds:
+                producer.send("t4", bench.body).result(60)
+            bench.rounds.note("polling_cores", (polled_s() - before) / seconds)
+
+
+@contextlib.contextmanager
+def counted(directory: Path) -> Iterator[None]:
+    """Let the processes that are started in the block count the CPU time of their polling."""
+    module, before = directory / "sitecustomize.py", os.environ.get("PYTHONPATH", "")
+    module.write_text(COUNT_POLLING)
+    os.environ["PYTHONPATH"] = f"{directory}{os.pathsep}{before}"
+    try:
+        yield
+    finally:
+        os.environ["PYTHONPATH"] = before
+        module.unlink()
+        for path in directory.glob("polled-*"):
+            path.unlink()
 
 
 def _run_together(threads: list[threading.Thread]) -> None:
@@ -374,15 +462,28 @@ def measure(bench: Bench, directory: Path, parts: tuple[str, ...], *, quick: boo
             tasks_in_flight(bench, count)
     if "batches" in parts:
         for rows in (1, 20, 100, 900):
-            small_batches(bench, rows)
+            small_batches(bench, batch_of(rows, BODY), f"batch_{rows}")
+        small_batches(bench, tagged(batch_of(900, BODY)), "batch_900_tag_and_key")
     if "end-to-end" in parts:
         for rate in (500, 2_000, 10_000):
             open_loop(bench, rate)
     if "topics" in parts:
-        for topics in (1, TOPICS):
-            many_topics(bench, topics)
+        names = create_topics(bench)
+        batch = batch_of(20, BODY)
+        for topics in TOPICS:
+            small_batches(bench, batch, f"batch_20_over_{topics}_topics", names[:topics])
+        for topics in TOPICS[:2]:
+            threads_over_topics(bench, names[:topics])
     if "objects" in parts:
         poll_objects(bench)
+
+
+def measure_shards(bench: Bench, shards: int) -> None:
+    """One round of the part "shards"."""
+    bench.suffix = f"_on_{shards}_shards"
+    waiting_threads(bench, 64)
+    futures_in_flight(bench, 64)
+    small_batches(bench, batch_of(20, BODY), "batch_20")
 
 
 def run(
@@ -390,18 +491,36 @@ def run(
 ) -> tuple[Rounds, dict[str, str]]:
     """All rounds. Returns: the figures, and the CPU times of the last round by figure."""
     rounds = Rounds()
+    cpu: dict[str, str] = {}
+    seconds = 1.0 if quick else 3.0
+    with started(directory, 1) as cluster, load(busy):
+        bench = Bench(cluster, rounds, cpu, seconds=seconds)
+        for number in range(ROUNDS):
+            print(f"  round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
+            measure(bench, directory, parts, quick=quick)
+
+    if "waiting" in parts:
+        with counted(directory), started(directory, 1) as cluster, load(busy):
+            polling(Bench(cluster, rounds, cpu, seconds=seconds), directory)
+    for shards in SHARDS if "shards" in parts else ():
+        print(f"  {shards} shards", file=sys.stderr, flush=True)
+        with started(directory, shards) as cluster, load(busy):
+            bench = Bench(cluster, rounds, cpu, seconds=seconds)
+            for _ in range(ROUNDS):
+                measure_shards(bench, shards)
+    return rounds, cpu
+
+
+@contextlib.contextmanager
+def started(directory: Path, shards: int) -> Iterator[raymq.Cluster]:
+    """A new cluster with its topics; its files are deleted at the end."""
     data = directory / "small"
     shutil.rmtree(data, ignore_errors=True)
-    with raymq.start(data, name="bench-small") as cluster:
+    with raymq.start(data, name="bench-small", shards=shards) as cluster:
         for name, queues in (("t1", 1), ("t4", 4), ("t64", 64), ("objects", 1)):
             cluster.create_topic(name, queues=queues)
-        bench = Bench(cluster, rounds, seconds=1.0 if quick else 3.0)
-        with load(busy):
-            for number in range(ROUNDS):
-                print(f"  round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
-                measure(bench, directory, parts, quick=quick)
+        yield cluster
     shutil.rmtree(data, ignore_errors=True)
-    return rounds, bench.cpu
 
 
 def table(rounds: Rounds, cpu: dict[str, str], *, busy: bool) -> list[Line]:
@@ -421,6 +540,9 @@ def table(rounds: Rounds, cpu: dict[str, str], *, busy: bool) -> list[Line]:
         p50, p99 = rounds.median(f"{name}_p50_ms"), rounds.median(f"{name}_p99_ms")
         figure = f"{rounds.median(f'{name}_msg_s'):,.0f}/s, {p50:.2f} ms ({p99:.2f})"
         lines.append(Line(name.replace("_", " "), figure, f"us of CPU: {cpu[name]}"))
+    if "create_topics_ms" in figures:
+        created = f"{rounds.median('create_topics_ms'):.1f} ms"
+        lines.append(Line(f"create one of {max(TOPICS):,} topics", created))
     lines += _floors(rounds, has_redis=has_redis, busy=busy)
     return lines
 
@@ -439,21 +561,27 @@ def _floors(rounds: Rounds, *, has_redis: bool, busy: bool) -> Iterator[Line]:
         if has_redis:
             ratio = rounds.ratio("64_threads_msg_s", "redis_64_msg_s")
             yield line("64 threads", ratio, "x Redis", at_least(0.5))
+        if "polling_cores" in figures:
+            cores = rounds.median("polling_cores")
+            yield line("one by one, polling", cores, "cores", at_most(0.1))
     if "64_futures_msg_s" in figures and has_redis:
         ratio = rounds.ratio("64_futures_msg_s", "redis_64_msg_s")
         yield line("64 in flight", ratio, "x Redis", at_least(0.6))
     if "batch_20_commit_log_us" in figures:
         cpu_us = rounds.median("batch_20_commit_log_us")
         yield line("a batch of 20 rows, CPU of CommitLog", cpu_us, "us", at_most(350))
+        ratio = rounds.ratio("batch_900_tag_and_key_msg_s", "batch_900_msg_s")
+        what = "a batch of 900 rows with tag and KEYS"
+        yield line(what, ratio, "x without", at_least(0.9))
     if "open_2000_p50_ms" in figures:
         for rate, p50_ms in ((2_000, 3), (10_000, 10)):
             p50 = rounds.median(f"open_{rate}_p50_ms")
             yield line(f"end to end at {rate:,} msg/s, p50", p50, "ms", at_most(p50_ms))
         p99 = rounds.median("open_2000_p99_ms")
         yield line("end to end at 2,000 msg/s, p99", p99, "ms", at_most(20))
-    if f"{TOPICS}_topics_msg_s" in figures:
-        ratio = rounds.ratio(f"{TOPICS}_topics_msg_s", "1_topics_msg_s")
-        yield line(f"{TOPICS} topics", ratio, "x one topic", at_least(0.8))
+    if "batch_20_over_100_topics_msg_s" in figures:
+        ratio = rounds.ratio("batch_20_over_100_topics_msg_s", "batch_20_over_1_topics_msg_s")
+        yield line("batches of 20 rows over 100 topics", ratio, "x one topic", at_least(0.8))
     if "poll_objects_msg_s" in figures:
         rate = statistics.median(figures["poll_objects_msg_s"])
         yield line("messages read as objects", rate, "msg/s", at_least(150_000))
