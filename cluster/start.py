@@ -503,13 +503,21 @@ class _Stop(_LockedCall):
 
     def _close_actors(self, running: RayTarget, record: ClusterRecord) -> dict[str, str] | None:
         """Close the actors. Returns: the outcome of each; None: that Ray runs another cluster."""
+
+        def why_unhealthy() -> str | None:
+            return (
+                None
+                if running.owned is None
+                else owned_ray.why_unhealthy(running.owned, self._files)
+            )
+
         try:
-            owned = running.owned
-            fault = None if owned is None else owned_ray.why_unhealthy(owned, self._files)
+            fault = why_unhealthy()
             if fault is not None:
                 raise Unavailable(fault, address=running.address)
 
-            with ray_host.session(running, self._timeout_s) as ray:
+            # A server of Ray may stop or end at any time before the answer.
+            with ray_host.session(running, self._timeout_s, why_unhealthy=why_unhealthy) as ray:
                 if actor_set.is_another(ray, record, clock=self._clock):
                     # The cluster's Ray has ended, and the Ray at this address runs another cluster.
                     other = f"another cluster named {record.name!r}"

@@ -35,8 +35,8 @@ UNRESOLVABLE = re.compile(
 GENERATED = re.compile(
     r"docs/(reference/(cli|configuration)|changelog|contributing|examples/.*)\.md"
 )
-#: modules of others that tests name
-FOREIGN_MODULES = {"pandas.py", "scripts.py"}
+#: modules of others that tests and benchmarks name
+FOREIGN_MODULES = {"pandas.py", "scripts.py", "sitecustomize.py"}
 #: f-strings are tokens of their own from Python 3.12 on
 STRINGS = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
 

@@ -179,12 +179,18 @@ def _same_address(wanted: str, known: str) -> bool:
 
 
 @contextlib.contextmanager
-def session(target: RayTarget, timeout_s: float | None = None) -> Iterator[Any]:
+def session(
+    target: RayTarget,
+    timeout_s: float | None = None,
+    *,
+    why_unhealthy: Callable[[], str | None] = lambda: None,
+) -> Iterator[Any]:
     """Connect this process to `target` and yield the `ray` module.
 
     Disconnects at the end only if it connected.
 
     Args: `timeout_s`: how long Ray may take to answer; None: Ray's own patience, which may be endless.
+    `why_unhealthy`: as for `wait_for_answer`; only asked within `timeout_s`.
     Raises: Unavailable when Ray does not answer, Rejected when this process is connected to another
     Ray or runs with another authentication mode.
     """
@@ -199,14 +205,19 @@ def session(target: RayTarget, timeout_s: float | None = None) -> Iterator[Any]:
         yield sys.modules["ray"]
         return
 
-    ray = attach(target, timeout_s)
+    ray = attach(target, timeout_s, why_unhealthy=why_unhealthy)
     try:
         yield ray
     finally:
         ray.shutdown()
 
 
-def attach(target: RayTarget, timeout_s: float | None = None) -> Any:
+def attach(
+    target: RayTarget,
+    timeout_s: float | None = None,
+    *,
+    why_unhealthy: Callable[[], str | None] = lambda: None,
+) -> Any:
     """Connect this process, which is not connected to a Ray, until it calls `ray.shutdown()`.
 
     Returns: the `ray` module. Args and raises: as `session`.
@@ -223,7 +234,9 @@ def attach(target: RayTarget, timeout_s: float | None = None) -> Any:
         )
 
     if timeout_s is not None:
-        fault = wait_for_answer(target, timeout_s=timeout_s, clock=Clock())
+        fault = wait_for_answer(
+            target, timeout_s=timeout_s, clock=Clock(), why_unhealthy=why_unhealthy
+        )
         if fault is not None:
             raise _no_answer(target.address, fault)
 

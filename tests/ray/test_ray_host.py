@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from raymq.cluster.deploy import owned_ray, process_tree, ray_host
 from raymq.cluster.paths import ClusterPaths, prepare_data_dir
 from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Unavailable
 from raymq.store.base.files import Files
 
 #: `ray start` in one process that then ends
@@ -122,3 +124,11 @@ def test_an_owned_ray_outlives_its_starter_and_leaves_nothing(tmp_path: Path) ->
     assert (shared.read_bytes() if shared.exists() else None) == shared_before
     # Stopping again is nothing.
     assert owned_ray.stop_owned(paths, files=files, clock=clock) == []
+
+
+def test_a_ray_that_loses_a_server_while_it_is_asked_is_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = ray_host.RayTarget(address=f"127.0.0.1:{silent.getsockname()[1]}")
+        answers = iter([None, None, "its gcs_server is stopped (SIGSTOP)"])
+        with pytest.raises(Unavailable, match="gcs_server is stopped"):
+            ray_host.attach(target, 60, why_unhealthy=lambda: next(answers))
