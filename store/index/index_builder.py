@@ -71,6 +71,15 @@ class IndexBuilder:
             self._records += len(unit.positions)
             self._bytes += len(unit.keyed.data)
 
+    def add_from_log(self, start: int, end: int) -> None:
+        """Index records [start, end), which were just dispatched from the log, unless the index lags already.
+
+        The blank record at the end of a file is such a record. Without this call the index would lag after each file,
+        and would read all later records from the log until dispatch is idle.
+        """
+        if start == self._added_end:
+            self.run(end)
+
     def run(self, upto: int) -> None:
         """Index the added records. If the index lags, index a slice of the log below `upto`."""
         if not self._may_try():

@@ -146,8 +146,11 @@ class ReputService:
                     self._index(self.index, unit)
             else:
                 upto = confirmed if unit is None else min(confirmed, unit.start)
+                start = self.dispatched
                 if not self._from_log(upto):
                     break
+                if self.index is not None:
+                    self.index.add_from_log(start, self.dispatched)
 
             if self._clock.monotonic() > deadline:
                 break

@@ -621,6 +621,22 @@ def test_a_lagging_index_catches_up_while_no_dispatch_is_idle(tmp_path):
     store.close()
 
 
+def test_the_end_of_a_commit_log_file_does_not_make_the_index_lag(tmp_path, monkeypatch):
+    store = opened(tmp_path)
+    confirm_with_index(store)
+    monkeypatch.setattr(index_builder, "SLICE_RECORDS", 8)
+    store.put(keyed_request(KEYS[:20]))
+    store.log.seal(0)
+    store.put(keyed_request(KEYS[20:40]))
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    assert store.dispatch(store.log.confirmed) == store.log.end
+    assert not store.reput.index.due(store.dispatched)
+    confirm_with_index(store)
+    check_keys(store, 40)
+    store.close()
+
+
 def test_records_wait_to_be_indexed_together_but_not_with_too_many_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(index_builder, "BATCH_BYTES", 800)
     store = opened(tmp_path)
