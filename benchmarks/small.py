@@ -47,7 +47,7 @@ from raymq.cluster.messages.columns import put_batch
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.routes import Routes
 
-PARTS = ("waiting", "in-flight", "batches", "end-to-end", "topics", "objects", "shards")
+PARTS = ("waiting", "in-flight", "batches", "end-to-end", "topics", "objects", "methods", "shards")
 BODY = 1024
 #: a record with a body of 1 KiB
 RECORD_BYTES = 1150
@@ -349,6 +349,19 @@ def open_loop(bench: Bench, rate: int) -> None:
             receiver.join()
 
 
+def send_objects(bench: Bench) -> None:
+    """Messages sent one by one: CPU of the caller's thread, which also encodes and writes its full batches."""
+    count = int(20_000 * bench.seconds)
+    body = bench.body[:100]
+    for name, key in (("send_us", None), ("send_with_key_us", b"k17")):
+        with bench.cluster.producer() as producer:
+            producer.send("t4", body).result(60)
+            begin_ns = time.thread_time_ns()
+            for _ in range(count):
+                producer.send("t4", body, key=key)
+            bench.rounds.note(name, (time.thread_time_ns() - begin_ns) / count / 1000)
+
+
 def poll_objects(bench: Bench) -> None:
     """Messages with key and tag, read one by one from a backlog; body, key and tag are looked at."""
     count = int(20_000 * bench.seconds)
@@ -475,7 +488,20 @@ def measure(bench: Bench, directory: Path, parts: tuple[str, ...], *, quick: boo
         for topics in TOPICS[:2]:
             threads_over_topics(bench, names[:topics])
     if "objects" in parts:
+        send_objects(bench)
         poll_objects(bench)
+    if "methods" in parts:
+        by_methods = Bench(
+            raymq.connect(bench.cluster.name, transport="ray"),
+            rounds,
+            bench.cpu,
+            seconds=bench.seconds,
+        )
+        by_methods.suffix = "_by_methods"
+        for threads in (1, 64):
+            waiting_threads(by_methods, threads)
+        futures_in_flight(by_methods, 64)
+        small_batches(by_methods, batch_of(20, BODY), "batch_20")
 
 
 def measure_shards(bench: Bench, shards: int) -> None:
@@ -582,6 +608,9 @@ def _floors(rounds: Rounds, *, has_redis: bool, busy: bool) -> Iterator[Line]:
     if "batch_20_over_100_topics_msg_s" in figures:
         ratio = rounds.ratio("batch_20_over_100_topics_msg_s", "batch_20_over_1_topics_msg_s")
         yield line("batches of 20 rows over 100 topics", ratio, "x one topic", at_least(0.8))
+    if "send_us" in figures:
+        yield line("send, caller's thread", rounds.median("send_us"), "us a message", at_most(3))
+        yield Line("send with a key", f"{rounds.median('send_with_key_us'):.2f} us a message")
     if "poll_objects_msg_s" in figures:
         rate = statistics.median(figures["poll_objects_msg_s"])
         yield line("messages read as objects", rate, "msg/s", at_least(150_000))

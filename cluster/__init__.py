@@ -5,6 +5,7 @@ cluster         `Cluster`, the handle from which producers and consumers are mad
 cluster_record  the options that a cluster keeps from its first start, and the clusters of this user
 paths           paths and names of a cluster: data directory, run directory, actors
 arguments       checks of a caller's arguments
+forks           tells objects of this process from those made before a fork
 unclosed        base of clients with open connections
 messages/       the message model
 produce/        producers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import Unpack
 
+from raymq.cluster import forks
 from raymq.cluster.arguments import check_choice, check_number, check_offsets, takes_options_of
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.columns import MESSAGE_SCHEMA, message_batch
@@ -98,7 +98,7 @@ class Consumer(OpenClient):
         self.name = type(self).__name__
         self._unavailable_timeout_ms = config.unavailable_timeout_ms
         self._clock = clock or Clock()
-        self._process = os.getpid()
+        self._forks = forks.count
         self._cluster = cluster
         #: whether the group's topics for `send_back` exist
         self._retry_topics = False
@@ -426,7 +426,7 @@ class Consumer(OpenClient):
             )
 
     def _check_process(self) -> None:
-        if os.getpid() != self._process:
+        if forks.count != self._forks:
             raise Rejected(
                 "this consumer was made before a fork; make one in the child process", field="fork"
             )
@@ -435,7 +435,7 @@ class Consumer(OpenClient):
 
     def close(self) -> None:
         """Stop reading. No offset is committed."""
-        if os.getpid() != self._process:
+        if forks.count != self._forks:
             return
         self._end_readers()
         for reader in self._readers.values():
@@ -449,7 +449,7 @@ class Consumer(OpenClient):
             self._state.notify()
 
     def __del__(self) -> None:
-        if "_readers" not in self.__dict__ or self._state.closed or os.getpid() != self._process:
+        if "_readers" not in self.__dict__ or self._state.closed or forks.count != self._forks:
             return
         if not sys.is_finalizing():
             # The collector may run on any thread, so it must not wait.

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from concurrent.futures import Future, wait
 import pyarrow as pa
 from typing_extensions import Unpack
 
+from raymq.cluster import forks
 from raymq.cluster.transport.routes import Routes, TopicRoute
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
@@ -77,7 +77,7 @@ class BatchSender:
         self._unanswered: set[BatchFuture] = set()
         self._failures: deque[SendFailure] = deque(maxlen=FAILURES_MAX)
         self._statistics = SendStatistics()
-        self._process = os.getpid()
+        self._forks = forks.count
 
         self._lock = threading.Lock()
         self._queues: dict[tuple[str, int], tuple[QueueSequence, ShardSender]] = {}
@@ -284,7 +284,7 @@ class BatchSender:
     def check_process(self) -> None:
         """Raises: Rejected in a forked child, where the connections and threads do not exist."""
         # `in_own_process`, without a call for each message
-        if os.getpid() != self._process:
+        if forks.count != self._forks:
             raise Rejected(
                 "this producer was made before a fork; make one in the child process", field="fork"
             )
@@ -314,7 +314,7 @@ class BatchSender:
     @property
     def in_own_process(self) -> bool:
         """Whether this is not a forked child."""
-        return os.getpid() == self._process
+        return forks.count == self._forks
 
     @property
     def in_use(self) -> bool:

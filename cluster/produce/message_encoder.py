@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from raymq.cluster.messages.codecs import CONTENT_TYPE, codec
 from raymq.cluster.messages.message import Message, check_properties_size, property_bytes
@@ -23,7 +24,8 @@ REAL_BYTES = 40
 _CONFIG = StoreConfig()
 
 
-class EncodedMessage(NamedTuple):
+@dataclass(eq=False, slots=True)
+class EncodedMessage:
     """A message that passed all checks of its sender."""
 
     topic: str

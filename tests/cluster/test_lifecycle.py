@@ -46,7 +46,7 @@ def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRay:
     fake = FakeRay({ray_host.HOST_LABEL: "here"})
 
     @contextlib.contextmanager
-    def session(target: RayTarget, timeout_s: float | None = None) -> Iterator[Any]:
+    def session(target: RayTarget, timeout_s: float | None = None, **options: Any) -> Iterator[Any]:
         yield fake
 
     def no_own_ray(*args: Any, **options: Any) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from raymq.cluster import forks
 from raymq.cluster.messages.message import Message, Receipt
 from raymq.cluster.messages.partitioner import queue_of
 from raymq.cluster.produce.message_batcher import OpenBatch
@@ -351,11 +353,21 @@ def test_a_producer_refuses_to_work_in_a_forked_child(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = make()
-    mine = os.getpid()
-    monkeypatch.setattr(os, "getpid", lambda: mine + 1)
+    monkeypatch.setattr(forks, "count", forks.count + 1)
     with pytest.raises(Rejected, match="child process"):
         producer.send("t", b"x")
     monkeypatch.undo()
+
+
+def test_each_fork_is_counted_in_the_child() -> None:
+    code = (
+        "import os\n"
+        "from raymq.cluster import forks\n"
+        "child = os.fork() or os._exit(forks.count)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), forks.count)"
+    )
+    words = [sys.executable, "-c", code]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "1 0\n"
 
 
 def test_columns_go_to_the_queues_of_their_keys(make: Make, backend: FakeBackend) -> None:

@@ -249,7 +249,7 @@ def test_a_client_says_which_authority_it_cannot_read(
 def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRay:
     fake = FakeRay({ray_host.HOST_LABEL: "here"})
     monkeypatch.setattr(
-        ray_host, "session", lambda target, timeout_s=None: contextlib.nullcontext(fake)
+        ray_host, "session", lambda target, timeout_s=None, **options: contextlib.nullcontext(fake)
     )
     monkeypatch.setattr(ray_host, "_listens", lambda address: True)
     monkeypatch.setenv("RAYMQ_HOME", str(tmp_path / "home"))
