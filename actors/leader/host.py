@@ -227,13 +227,13 @@ class LeaderHost(ReplicaHost):
             self.acks.publish_early()
 
     def _append(self, puts: list[CheckedPut]) -> list[AppendedRows | RayMQError]:
-        self._small_put = sum(put.prepared.count for put in puts) <= ANNOUNCED_ROWS_MAX
+        self._small_put = sum(put.encoded.count for put in puts) <= ANNOUNCED_ROWS_MAX
         end = self.log.end
         try:
             results = self._put_path.append_many(puts)
         except Exception as error:
             if self.log.end != end:
-                # The accounts and the log may differ now, and only a recovery makes them equal.
+                # The shard's state and the log may differ now, and only a recovery makes them equal.
                 self.fail(Unavailable(f"append: {error!r}", field="store"))
             raise
         return [self._count_result(put, result) for put, result in zip(puts, results, strict=True)]
@@ -249,7 +249,7 @@ class LeaderHost(ReplicaHost):
                 self.failures.clear("append")
             counters.puts += 1
             counters.rows += result.count
-            counters.bytes += put.prepared.bytes_from(result.duplicates)
+            counters.bytes += put.encoded.bytes_from(result.duplicates)
             counters.duplicates += result.duplicates
             return result
 

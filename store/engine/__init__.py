@@ -2,5 +2,4 @@
 
 message_store   RocketMQ's DefaultMessageStore, in columns
 store_recovery  from the files on disk to a store that serves
-stats           counters and rates
 """

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from raymq.store.base.clock import Clock, StoreTimeClock
 from raymq.store.base.errors import Corrupt, RayMQError, Unavailable
@@ -30,7 +30,7 @@ from raymq.store.delay.delay_hook import DelayHook
 from raymq.store.index.index_builder import IndexBuilder
 from raymq.store.index.index_service import IndexService
 from raymq.store.index.query import Query
-from raymq.store.log.clean import CleanService, Derived
+from raymq.store.log.clean import CleanService, Derived, SyncedFloor
 from raymq.store.log.commit_log import QUEUES_DOUBTFUL, CommitLog
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.put.inner_put import InnerPut
@@ -39,6 +39,7 @@ from raymq.store.put.put_lock import PutLock
 from raymq.store.put.put_path import PutPath
 from raymq.store.put.service_records import ServiceRecords
 from raymq.store.put.snapshot_writer import SnapshotWriter
+from raymq.store.put.stats import StoreStats
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.queues.get_message import BYTES_MAX, GetMessage, GetMessageResult
 from raymq.store.queues.message_filter import MessageFilter
@@ -51,7 +52,6 @@ from raymq.store.state.producer_table import ProducerTable
 from raymq.store.state.shard_state import OFFSETS, TOPIC, ShardState, offsets_body, topic_body
 from raymq.store.state.topics import check_new_topic
 
-from .stats import StoreStats
 from .store_recovery import LostQueues, StoreRecovery
 
 logger = logging.getLogger(__name__)
@@ -60,15 +60,6 @@ logger = logging.getLogger(__name__)
 INDEX_WAIT_MS = 5_000
 #: longest wait of an orderly stop for compacted queues: RocketMQ would never serve messages that are not copied
 COPY_WAIT_MS = 60_000
-#: most earlier results of `advance_deletable_end` that wait for a sync
-UNSYNCED_MAX = 8
-
-
-class _Deletable(NamedTuple):
-    """A deletable end, which holds as soon as the log is synced up to `log_end`."""
-
-    log_end: int
-    end: int
 
 
 class MessageStore:
@@ -116,10 +107,36 @@ class MessageStore:
         )
         #: store times of records
         self.store_times = StoreTimeClock(log.clock)
-        self.service_records = ServiceRecords(self)
-        self.snapshots = SnapshotWriter(self)
-        self.put_path = PutPath(self)
-        self.inner_put = InnerPut(self)
+        records = ServiceRecords(
+            log,
+            self.state,
+            put_lock=self.put_lock,
+            store_times=self.store_times,
+            reput=self.reput,
+        )
+        self.snapshots = SnapshotWriter(log, self.state, put_lock=self.put_lock, records=records)
+        self.put_path = PutPath(
+            log,
+            self.state,
+            queues=self.consume_queues,
+            reput=self.reput,
+            put_lock=self.put_lock,
+            flags=self.flags,
+            stats=self.stats,
+            hooks=self.hooks,
+            guards=self.topic_guards,
+            records=records,
+            snapshots=self.snapshots,
+        )
+        self.inner_put = InnerPut(
+            log,
+            self.state,
+            put_lock=self.put_lock,
+            stats=self.stats,
+            records=records,
+            snapshots=self.snapshots,
+            check_open=self.put_path.check_open,
+        )
 
         #: derived stores, which forget messages that the log deletes
         self.derived: list[Derived] = [self.index]
@@ -127,8 +144,7 @@ class MessageStore:
         self.retention_floors: list[Callable[[], int | None]] = [
             self.compaction.sync_and_find_needed_from
         ]
-        #: of earlier calls of `advance_deletable_end`: the newest that holds, and later ones
-        self._deletable: list[_Deletable] = []
+        self._synced_floor = SyncedFloor(log)
 
         #: deletes old files; the host calls its `run_once`
         self.clean_service = CleanService(log, self, flags=self.flags)
@@ -190,7 +206,13 @@ class MessageStore:
     def _recover(self) -> None:
         """Make log, state, consume queues, index and compacted queues agree."""
         self.consume_queues.on_differing = self._distrust_queue_ends
-        found = StoreRecovery(self).run()
+        found = StoreRecovery(
+            self.log,
+            self.state,
+            queues=self.consume_queues,
+            inner_put=self.inner_put,
+            snapshots=self.snapshots,
+        ).run()
         self.reput.dispatched = found.dispatched
         self._queues_exact = found.queues_exact
         self._has_snapshot = found.has_snapshot
@@ -313,11 +335,7 @@ class MessageStore:
             return deletable
 
         # A delivered message waits no more, but its delivery must be on disk before the original record is deleted.
-        self._deletable.append(_Deletable(log.end, deletable))
-        synced = [each for each in self._deletable if each.log_end <= log.synced]
-        unsynced = [each for each in self._deletable if each not in synced]
-        self._deletable = [*synced[-1:], *unsynced][-UNSYNCED_MAX:]
-        return synced[-1].end if synced else log.start
+        return self._synced_floor.advance(deletable)
 
     def forget_before(self, start: int) -> None:
         """Messages below physical offset `start` are out of range from now on."""

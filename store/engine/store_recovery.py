@@ -10,18 +10,23 @@ Source: DefaultMessageStore#recover, #recoverTopicQueueTable, RocketMQ 5.3.3.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from raymq.store.log.commit_log import QUEUES_DOUBTFUL
+from raymq.store.log.commit_log import QUEUES_DOUBTFUL, CommitLog
 from raymq.store.log.recovery.recovery_table import ENDS_IN_ZEROS
 from raymq.store.log.recovery.snapshot_head import read_head, snapshot_starts
 from raymq.store.put.inner_message import GroupRange
+from raymq.store.put.inner_put import InnerPut
+from raymq.store.put.snapshot_writer import SnapshotWriter
+from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.records import properties, record, rows
-from raymq.store.state.shard_state import INTERNAL_TOPIC, PROGRESS, reading_state_record
+from raymq.store.state.shard_state import (
+    INTERNAL_TOPIC,
+    PROGRESS,
+    ShardState,
+    reading_state_record,
+)
 from raymq.store.state.topics import QueueKey
-
-if TYPE_CHECKING:
-    from .message_store import MessageStore
 
 #: bytes of the next record that a killed process may have written: size and magic
 _PREFIX_BYTES = 8
@@ -64,12 +69,20 @@ class RecoveredStore(NamedTuple):
 class StoreRecovery:
     """The recovery of one store. Callers: once, before the first put."""
 
-    def __init__(self, store: MessageStore) -> None:
-        self._log = store.log
-        self._state = store.state
-        self._queues = store.consume_queues
-        self._inner_put = store.inner_put
-        self._snapshots = store.snapshots
+    def __init__(
+        self,
+        log: CommitLog,
+        state: ShardState,
+        *,
+        queues: ConsumeQueues,
+        inner_put: InnerPut,
+        snapshots: SnapshotWriter,
+    ) -> None:
+        self._log = log
+        self._state = state
+        self._queues = queues
+        self._inner_put = inner_put
+        self._snapshots = snapshots
 
         self._trust = QueueTrust(-1, -1, only_synced=False, stay_closed=False)
         #: `trusted_end`, until the walk finds damage or the queues begin again
@@ -91,7 +104,7 @@ class StoreRecovery:
         self._drop_half_group(scan_start)
         recovered = log.recovered
         if recovered is not None and recovered.row is ENDS_IN_ZEROS and not log.is_own_store:
-            # RocketMQ's log has no synced mark. This log ends in zeros, so all of its records count as synced.
+            # RocketMQ's log has no synced end. This log ends in zeros, so all of its records count as synced.
             log.note_synced(log.end)
 
         lost = self._find_lost_queues()

@@ -35,6 +35,10 @@ JUMP_MS = 3_600_000
 JUMP_BELIEVED_MS = 24 * 3_600_000
 
 
+#: most deletable ends that wait for a sync of the log
+UNSYNCED_MAX = 8
+
+
 class Derived(Protocol):
     """A store made from the log, such as the index: one of `MessageStore.derived`."""
 
@@ -53,6 +57,24 @@ class LogUser(Protocol):
 
     def delete_derived(self, start: int) -> None:
         """Delete chain, queue files and indexes of records below `start`, the log's start."""
+
+
+class SyncedFloor:
+    """A deletable end that holds after a power loss too. Callers: one thread."""
+
+    def __init__(self, log: CommitLog) -> None:
+        self._log = log
+        #: (log's end, deletable end) of calls. An end holds as soon as the log is synced up to its log's end
+        self._earlier: list[tuple[int, int]] = []
+
+    def advance(self, deletable: int) -> int:
+        """Note the deletable end of now. Returns: the newest one that holds; the log's start if none does."""
+        log = self._log
+        self._earlier.append((log.end, deletable))
+        synced = [each for each in self._earlier if each[0] <= log.synced]
+        unsynced = self._earlier[len(synced) :]
+        self._earlier = [*synced[-1:], *unsynced][-UNSYNCED_MAX:]
+        return synced[-1][1] if synced else log.start
 
 
 class CleanService:

@@ -57,7 +57,7 @@ class GroupRange(NamedTuple):
     end: int
 
 
-class PreparedInner:
+class EncodedInner:
     """A message encoded but for the fields that need the put lock: queue offset, physical offset, store time."""
 
     def __init__(self, message: InnerMessage, *, store_host: tuple[str, int]) -> None:
@@ -97,7 +97,7 @@ class PreparedInner:
         """Bytes of the record."""
         return len(self._data)
 
-    def encode(
+    def record(
         self, *, queue_offset: int, physical_offset: int, store_time_ms: int
     ) -> bytes | bytearray:
         """The record."""
@@ -107,7 +107,7 @@ class PreparedInner:
         return self._data
 
 
-class PreparedProgress:
+class ProgressRecord:
     """The record that a group begins with. It says where the group ends, because an incomplete group does not count."""
 
     def __init__(
@@ -123,10 +123,10 @@ class PreparedProgress:
         #: bytes of the record, wherever the group ends
         self.size = self.ending_at(0)[0].size
 
-    def ending_at(self, end: int) -> tuple[PreparedInner, bytes]:
+    def ending_at(self, end: int) -> tuple[EncodedInner, bytes]:
         """The record and its body for a group that ends at a physical offset."""
         body = f'{self._head}{end:0{_END_DIGITS}d}"}}'.encode()
         message = InnerMessage(
             INTERNAL_TOPIC, INTERNAL_QUEUE, body, {props.TAGS: PROGRESS}, born_time_ms=self._now_ms
         )
-        return PreparedInner(message, store_host=self._store_host), body
+        return EncodedInner(message, store_host=self._store_host), body

@@ -2,39 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from raymq.store.base.errors import Rejected, require
+from raymq.store.log.commit_log import CommitLog
 from raymq.store.records.requests import AppendedRows
-from raymq.store.state import shard_state as state
+from raymq.store.state.shard_state import PRODUCER, PROGRESS, ShardState, producer_body
 
 from .inner_message import (
+    EncodedInner,
     GroupRange,
     InnerMessage,
-    PreparedInner,
-    PreparedProgress,
+    ProgressRecord,
     ServiceProgress,
 )
-
-if TYPE_CHECKING:
-    from raymq.store.engine.message_store import MessageStore
+from .put_lock import PutLock
+from .service_records import ServiceRecords
+from .snapshot_writer import SnapshotWriter
+from .stats import StoreStats
 
 
 class InnerPut:
     """Appends inner messages and state records. Callers: any thread; the put lock orders them."""
 
-    def __init__(self, store: MessageStore) -> None:
-        log = store.log
+    def __init__(
+        self,
+        log: CommitLog,
+        state: ShardState,
+        *,
+        put_lock: PutLock,
+        stats: StoreStats,
+        records: ServiceRecords,
+        snapshots: SnapshotWriter,
+        check_open: Callable[[], None],
+    ) -> None:
+        """Args: `check_open`: raises Unavailable or StorageFull while the store takes no puts."""
         self._log = log
         self._config = log.config
         self._clock = log.clock
-        self._state = store.state
-        self._lock = store.put_lock
-        self._stats = store.stats
-        self._records = store.service_records
-        self._snapshots = store.snapshots
-        self._check_open = store.put_path.check_open
+        self._state = state
+        self._lock = put_lock
+        self._stats = stats
+        self._records = records
+        self._snapshots = snapshots
+        self._check_open = check_open
 
         #: the newest group of messages, see `put`
         self.group = GroupRange(0, 0)
@@ -53,14 +64,12 @@ class InnerPut:
         """
         with self._lock:
             epoch = self._state.next_epoch(producer_id)
-            return epoch, self._append_state_record(
-                state.PRODUCER, state.producer_body(producer_id, epoch)
-            )
+            return epoch, self._append_state_record(PRODUCER, producer_body(producer_id, epoch))
 
     def _append_state_record(self, kind: str, body: bytes) -> AppendedRows:
-        prepared = self._records.prepare_state_record(kind, body)
-        self._snapshots.make_room(prepared.size)
-        (appended,) = self._records.append([prepared], self._records.next_store_time_ms())
+        encoded = self._records.encode_state_record(kind, body)
+        self._snapshots.make_room(encoded.size)
+        (appended,) = self._records.append([encoded], self._records.next_store_time_ms())
         self._state.apply_state_record(kind, body)
         return appended
 
@@ -105,12 +114,12 @@ class InnerPut:
         """
         self._check_open()
         host = self._config.store_host
-        prepared = [PreparedInner(message, store_host=host) for message in messages]
+        encoded = [EncodedInner(message, store_host=host) for message in messages]
         head = None
         if progress is not None:
-            head = PreparedProgress(progress, now_ms=self._clock.now_ms(), store_host=host)
+            head = ProgressRecord(progress, now_ms=self._clock.now_ms(), store_host=host)
 
-        largest = max((each.size for each in prepared), default=0)
+        largest = max((each.size for each in encoded), default=0)
         if record_bytes_max is not None and largest > record_bytes_max:
             raise Rejected(
                 f"a record has {largest} bytes, the limit is {record_bytes_max}: less body or fewer properties",
@@ -118,7 +127,7 @@ class InnerPut:
                 limit=record_bytes_max,
             )
 
-        total = sum(each.size for each in prepared) + (0 if head is None else head.size)
+        total = sum(each.size for each in encoded) + (0 if head is None else head.size)
         if total > limit:
             raise Rejected(
                 f"{len(messages)} messages make {total} bytes of records; those appended together may have {limit}",
@@ -127,14 +136,14 @@ class InnerPut:
             )
 
         with self._lock:
-            return self._append_unit(head, prepared, total)
+            return self._append_unit(head, encoded, total)
 
     def _append_unit(
-        self, head: PreparedProgress | None, prepared: list[PreparedInner], total: int
+        self, head: ProgressRecord | None, encoded: list[EncodedInner], total: int
     ) -> list[AppendedRows]:
         """Append records of `total` bytes, after the progress that they belong to. Needs the put lock."""
         self._snapshots.make_room(total)
-        records = list(prepared)
+        records = list(encoded)
         body = b""
         if head is not None:
             first, body = head.ending_at(self._log.end + total)
@@ -143,10 +152,10 @@ class InnerPut:
         appended = self._records.append(records, self._records.next_store_time_ms())
         if head is not None:
             self.group = GroupRange(appended[0].physical_offset, self._log.end)
-            self._state.apply_state_record(state.PROGRESS, body)
+            self._state.apply_state_record(PROGRESS, body)
             del appended[0]
 
         held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
-        for each in prepared:
+        for each in encoded:
             self._stats.note_put(each.topic, 1, each.size, held_ms)
         return appended

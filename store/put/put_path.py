@@ -7,29 +7,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import Bug, DeliveryUnknown, RayMQError, Rejected, Unavailable, require
-from raymq.store.base.running_flags import BLOCKS_PUTS
+from raymq.store.base.running_flags import BLOCKS_PUTS, RunningFlags
 from raymq.store.base.status import PutStatus
-from raymq.store.queues.reput_service import UndispatchedUnit
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.queues.consume_queues import ConsumeQueues
+from raymq.store.queues.reput_service import ReputService, UndispatchedUnit
 from raymq.store.records import record
 from raymq.store.records.key_check import check_keys
 from raymq.store.records.producer_stamp import Stamp
 from raymq.store.records.requests import AppendedRows, PutRequest
 from raymq.store.state.producer_table import UNKNOWN_OFFSET
+from raymq.store.state.shard_state import ShardState
 from raymq.store.state.topics import check_target
 
 from .duplicates import DuplicateSearch
 from .put_errors import check_record_size
-from .put_hooks import after_batch, before_batch
-from .small_unit import CheckedPut, Prepared, SmallUnit
-
-if TYPE_CHECKING:
-    from raymq.store.engine.message_store import MessageStore
+from .put_hooks import PutHook, TopicGuard, after_batch, before_batch
+from .put_lock import PutLock
+from .service_records import ServiceRecords
+from .small_unit import CheckedPut, EncodedRows, SmallUnit
+from .snapshot_writer import SnapshotWriter
+from .stats import StoreStats
 
 logger = logging.getLogger("raymq.store")
 
@@ -37,21 +40,35 @@ logger = logging.getLogger("raymq.store")
 class PutPath:
     """Checks and appends puts. Callers: any thread; the put lock orders them."""
 
-    def __init__(self, store: MessageStore) -> None:
-        log = store.log
+    def __init__(
+        self,
+        log: CommitLog,
+        state: ShardState,
+        *,
+        queues: ConsumeQueues,
+        reput: ReputService,
+        put_lock: PutLock,
+        flags: RunningFlags,
+        stats: StoreStats,
+        hooks: list[PutHook],
+        guards: dict[str, TopicGuard],
+        records: ServiceRecords,
+        snapshots: SnapshotWriter,
+    ) -> None:
+        """Args: `hooks`, `guards`: those of `MessageStore`, which may add some later."""
         self._log = log
         self._config = log.config
         self._clock = log.clock
-        self._state = store.state
-        self._queues = store.consume_queues
-        self._dispatch = store.reput
-        self._lock = store.put_lock
-        self._flags = store.flags
-        self._stats = store.stats
-        self._hooks = store.hooks
-        self._records = store.service_records
-        self._snapshots = store.snapshots
-        self._guards = store.topic_guards
+        self._state = state
+        self._queues = queues
+        self._reput = reput
+        self._lock = put_lock
+        self._flags = flags
+        self._stats = stats
+        self._hooks = hooks
+        self._guards = guards
+        self._records = records
+        self._snapshots = snapshots
         self._busy_ms = log.config.os_page_cache_busy_timeout_ms
         self._record_bytes_max = log.config.record_bytes_max
 
@@ -119,7 +136,7 @@ class PutPath:
         stamp = None
         if request.producer_id is not None:
             stamp = Stamp(request.producer_id, request.epoch, request.first_sequence)
-        prepared = record.prepare(
+        encoded = record.encode_batch(
             request.topic,
             request.queue_id,
             request.batch,
@@ -129,10 +146,10 @@ class PutPath:
         )
 
         limit = self._record_bytes_max if guard is None else guard.record_bytes_max
-        check_record_size(self._config, *prepared.largest, limit=limit)
+        check_record_size(self._config, *encoded.largest, limit=limit)
         wait_ok = record.wait_store_ok(small or request.batch)
         # The offsets of duplicates are searched here, because no other put waits for it.
-        return CheckedPut(request, prepared, self._originals(request), wait_ok)
+        return CheckedPut(request, encoded, self._originals(request), wait_ok)
 
     def append(self, checked: CheckedPut) -> AppendedRows:
         """Append a checked batch. The ack is the caller's: nothing is synced at return.
@@ -188,13 +205,16 @@ class PutPath:
     def _append_each(self, puts: Sequence[CheckedPut]) -> list[AppendedRows | RayMQError | OSError]:
         """The answer or the error of each batch. Needs the put lock."""
         results: list[AppendedRows | RayMQError | OSError] = []
-        unit = SmallUnit()
+        unit: SmallUnit | None = None
         for number, checked in enumerate(puts):
-            if not unit.takes(checked):
+            if unit is not None and not unit.takes(checked):
                 self._append_small_unit(unit, results)
-                unit = SmallUnit()
+                unit = None
+
             end = self._log.end
             try:
+                if unit is None or not unit.staged:
+                    unit = self._begin_small_unit()
                 results.append(self._add_small(unit, number, checked))
             except (RayMQError, OSError) as error:
                 results.append(error)
@@ -204,8 +224,18 @@ class PutPath:
                 # Nothing of this batch is stored, and the other batches must not suffer for it.
                 logger.exception("put")
                 results.append(Bug(f"put: {error!r}"))
-        self._append_small_unit(unit, results)
+        if unit is not None:
+            self._append_small_unit(unit, results)
         return results
+
+    def _begin_small_unit(self) -> SmallUnit:
+        """An empty unit at the end of the log. Raises: as `append`."""
+        self._snapshots.begin_segment()
+        return SmallUnit(
+            self._log.end,
+            bytes_max=min(self._log.room(), self._config.append_unit_bytes),
+            store_time_ms=self._records.next_store_time_ms(),
+        )
 
     def _add_small(self, unit: SmallUnit, number: int, checked: CheckedPut) -> AppendedRows:
         """Add a batch to a unit that takes it. A batch that cannot be in one is appended at once.
@@ -213,33 +243,26 @@ class PutPath:
         Returns: the answer. It holds once `_append_small_unit` has appended the unit.
         Raises: as `append`.
         """
-        request, prepared = checked.request, checked.prepared
-        if not unit.staged:
-            self._snapshots.begin_segment()
-            unit.begin(
-                self._log.end,
-                bytes_max=min(self._log.room(), self._config.append_unit_bytes),
-                store_time_ms=self._records.next_store_time_ms(),
-            )
-        if not unit.has_room(prepared):
+        request, encoded = checked.request, checked.encoded
+        if not unit.has_room(encoded):
             return self._append_unstored(checked)
 
-        skip, stored = self._admit(request, prepared.count)
-        if stored is not None:
-            return stored
+        stored_rows, answer = self._admit(request, encoded.count)
+        if answer is not None:
+            return answer
 
         queue_key = (request.topic, request.queue_id)
         offset = unit.next_offsets.get(queue_key)
         if offset is None:
             offset = self._state.next_offsets.get(queue_key, 0)
-        data = prepared.encode(
-            skip,
-            prepared.count,
+        data = encoded.records(
+            stored_rows,
+            encoded.count,
             queue_offset=offset,
             physical_offset=unit.end,
             store_time_ms=unit.store_time_ms,
         )
-        return unit.add(number, checked, skip, offset, data)
+        return unit.add(number, checked, stored_rows, offset, data)
 
     def _append_small_unit(
         self, unit: SmallUnit, results: list[AppendedRows | RayMQError | OSError]
@@ -256,10 +279,12 @@ class PutPath:
 
         held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
         for staged in unit.staged:
-            request, prepared = staged.checked.request, staged.checked.prepared
-            skip, count = staged.skip, prepared.count
-            self._note_appended(prepared, request, skip, count, staged.appended)
-            self._stats.note_put(request.topic, count - skip, prepared.bytes_from(skip), held_ms)
+            request, encoded = staged.checked.request, staged.checked.encoded
+            stored_rows, count = staged.stored_rows, encoded.count
+            self._note_appended(encoded, request, stored_rows, count, staged.appended)
+            self._stats.note_put(
+                request.topic, count - stored_rows, encoded.bytes_from(stored_rows), held_ms
+            )
 
     def _with_original_offsets(self, checked: CheckedPut, appended: AppendedRows) -> AppendedRows:
         """The answer, with the offsets of rows that were stored before."""
@@ -279,17 +304,19 @@ class PutPath:
 
     def _append_unstored(self, checked: CheckedPut) -> AppendedRows:
         """Append the rows that are not stored yet."""
-        request, prepared = checked.request, checked.prepared
-        count = prepared.count
-        skip, appended = self._admit(request, count)
+        request, encoded = checked.request, checked.encoded
+        count = encoded.count
+        stored_rows, appended = self._admit(request, count)
         if appended is not None:
             return appended
 
-        appended = self._append_in_units(prepared, request, skip)
+        appended = self._append_in_units(encoded, request, stored_rows)
         held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
-        self._stats.note_put(request.topic, count - skip, prepared.bytes_from(skip), held_ms)
-        last_offset = appended.first_offset + count - skip - 1
-        return appended._replace(count=count, duplicates=skip, last_offset=last_offset)
+        self._stats.note_put(
+            request.topic, count - stored_rows, encoded.bytes_from(stored_rows), held_ms
+        )
+        last_offset = appended.first_offset + count - stored_rows - 1
+        return appended._replace(count=count, duplicates=stored_rows, last_offset=last_offset)
 
     def _admit(self, request: PutRequest, count: int) -> tuple[int, AppendedRows | None]:
         """How many leading rows are stored already; the answer if all are. Raises: as `ShardState.admit`."""
@@ -305,12 +332,12 @@ class PutPath:
             count,
         )
 
-        skip = admission.duplicates
-        if skip:
+        stored_rows = admission.duplicates
+        if stored_rows:
             self._state.raise_epoch(request.producer_id, request.epoch)
-        if skip < count:
-            return skip, None
-        return skip, AppendedRows(
+        if stored_rows < count:
+            return stored_rows, None
+        return stored_rows, AppendedRows(
             first_offset=admission.first_offset,
             count=count,
             duplicates=count,
@@ -331,24 +358,26 @@ class PutPath:
         if entry is None or first >= entry.next_sequence:
             return UNKNOWN_OFFSET, UNKNOWN_OFFSET
         last = first + request.batch.num_rows - 1
-        dispatched = self._dispatch.dispatched
+        dispatched = self._reput.dispatched
         queue = self._queues.find(request.topic, request.queue_id)
         search = DuplicateSearch(self._log, request.topic, request.queue_id, request.producer_id)
         first_offset = search.find(first, entry, queue, dispatched)
         return first_offset, search.find(last, entry, queue, dispatched)
 
-    def _append_in_units(self, prepared: Prepared, request: PutRequest, skip: int) -> AppendedRows:
-        """Append rows from `skip` on, cut into append units."""
+    def _append_in_units(
+        self, encoded: EncodedRows, request: PutRequest, stored_rows: int
+    ) -> AppendedRows:
+        """Append rows from `stored_rows` on, cut into append units."""
         log = self._log
         self._snapshots.begin_segment()
         store_time_ms = self._records.next_store_time_ms()
         one_unit = min(log.room(), self._config.append_unit_bytes)
-        if isinstance(prepared, record.PreparedSmallBatch) and prepared.size <= one_unit:
-            return self._append_unit(prepared, request, skip, prepared.count, store_time_ms)
+        if isinstance(encoded, record.EncodedSmallBatch) and encoded.size <= one_unit:
+            return self._append_unit(encoded, request, stored_rows, encoded.count, store_time_ms)
 
-        ends = np.cumsum(prepared.sizes)
-        log.ensure_room(int(ends[-1]) - (int(ends[skip - 1]) if skip else 0))
-        row, count = skip, len(prepared.sizes)
+        ends = np.cumsum(encoded.sizes)
+        log.ensure_room(int(ends[-1]) - (int(ends[stored_rows - 1]) if stored_rows else 0))
+        row, count = stored_rows, len(encoded.sizes)
         first: AppendedRows | None = None
         try:
             while row < count:
@@ -357,21 +386,23 @@ class PutPath:
                     log.seal(log.epoch)
                     self._snapshots.begin_segment()
                     continue
-                appended = self._append_unit(prepared, request, row, stop, store_time_ms)
+                appended = self._append_unit(encoded, request, row, stop, store_time_ms)
                 first = first or appended
                 row = stop
         except (OSError, RayMQError) as error:
             if first is None:
                 raise
-            stored = first._replace(count=row - skip, end_offset=log.end)
+            stored = first._replace(count=row - stored_rows, end_offset=log.end)
             raise DeliveryUnknown(
-                f"rows {skip} to {row - 1} of {count} are stored, the others are not: {error}; a retry with the "
+                f"rows {stored_rows} to {row - 1} of {count} are stored, the others are not: {error}; a retry with the "
                 "same sequence is safe",
                 status=PutStatus.UNKNOWN_ERROR.value,
                 append=stored._asdict(),
             ) from error
 
-        require(first is not None, "a batch has a row that is new", skip=skip, count=count)
+        require(
+            first is not None, "a batch has a row that is new", stored_rows=stored_rows, count=count
+        )
         return first._replace(count=count, end_offset=log.end)  # type: ignore[union-attr]
 
     def _unit_stop(self, ends: Int64s, row: int) -> int:
@@ -386,13 +417,13 @@ class PutPath:
         return row + 1
 
     def _append_unit(
-        self, prepared: Prepared, request: PutRequest, row: int, stop: int, store_time_ms: int
+        self, encoded: EncodedRows, request: PutRequest, row: int, stop: int, store_time_ms: int
     ) -> AppendedRows:
         """Append rows [row, stop), which fit the current file."""
         log = self._log
         # Looked up for each unit: the snapshot of a new segment takes offsets of the internal queue.
         offset = self._state.next_offsets.get((request.topic, request.queue_id), 0)
-        data = prepared.encode(
+        data = encoded.records(
             row, stop, queue_offset=offset, physical_offset=log.end, store_time_ms=store_time_ms
         )
         start = log.append(data, log.epoch)
@@ -404,21 +435,21 @@ class PutPath:
             physical_offset=start,
             end_offset=log.end,
         )
-        self._note_appended(prepared, request, row, stop, appended)
+        self._note_appended(encoded, request, row, stop, appended)
         return appended
 
     def _note_appended(
-        self, prepared: Prepared, request: PutRequest, row: int, stop: int, appended: AppendedRows
+        self, encoded: EncodedRows, request: PutRequest, row: int, stop: int, appended: AppendedRows
     ) -> None:
         """Account for rows [row, stop), which are in the log now."""
         offset, start, end = appended.first_offset, appended.physical_offset, appended.end_offset
         store_time_ms = appended.store_time_ms
-        sizes = prepared.sizes[row:stop]
+        sizes = encoded.sizes[row:stop]
         if len(sizes) > 1:
             physical_starts = start + np.cumsum(sizes) - sizes
         else:
             physical_starts = np.array([start])
-        self._dispatch.remember(
+        self._reput.remember(
             UndispatchedUnit(
                 start=start,
                 end=end,
@@ -427,9 +458,9 @@ class PutPath:
                 first_offset=offset,
                 positions=physical_starts,
                 sizes=sizes,
-                tags_codes=prepared.tags_codes[row:stop],
+                tags_codes=encoded.tags_codes[row:stop],
                 store_time_ms=store_time_ms,
-                keyed=None if prepared.keyed is None else prepared.keyed.rows(row, stop),
+                keyed=None if encoded.keyed is None else encoded.keyed.rows(row, stop),
             )
         )
 

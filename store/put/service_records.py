@@ -5,52 +5,62 @@ A call appends all of its records as one unit, or raises and appends none.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from raymq.store.queues.reput_service import UndispatchedUnit
+from raymq.store.base.clock import StoreTimeClock
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.queues.reput_service import ReputService, UndispatchedUnit
 from raymq.store.records.keys import keyed_rows
 from raymq.store.records.properties import TAGS
 from raymq.store.records.requests import AppendedRows
 from raymq.store.records.rows import tags_code_of
-from raymq.store.state import shard_state as state
+from raymq.store.state import shard_state
+from raymq.store.state.shard_state import ShardState
 
-from .inner_message import InnerMessage, PreparedInner
+from .inner_message import EncodedInner, InnerMessage
 from .put_errors import check_record_size
-
-if TYPE_CHECKING:
-    from raymq.store.engine.message_store import MessageStore
+from .put_lock import PutLock
 
 
 class ServiceRecords:
     """Appends records at the end of the log. Callers: with the put lock."""
 
-    def __init__(self, store: MessageStore) -> None:
-        log = store.log
+    def __init__(
+        self,
+        log: CommitLog,
+        state: ShardState,
+        *,
+        put_lock: PutLock,
+        store_times: StoreTimeClock,
+        reput: ReputService,
+    ) -> None:
         self._log = log
         self._config = log.config
         self._clock = log.clock
-        self._store_times = store.store_times
-        self._state = store.state
-        self._dispatch = store.reput
-        self._lock = store.put_lock
+        self._store_times = store_times
+        self._state = state
+        self._reput = reput
+        self._lock = put_lock
 
     def next_store_time_ms(self) -> int:
         """The store time of the next records."""
         return self._store_times.now_ms(self._state.store_time_ms, self._lock.begin_ms)
 
-    def prepare_state_record(self, kind: str, body: bytes) -> PreparedInner:
+    def encode_state_record(self, kind: str, body: bytes) -> EncodedInner:
         """One record of the internal topic, ready to be appended."""
         now_ms = self._clock.now_ms()
         message = InnerMessage(
-            state.INTERNAL_TOPIC, state.INTERNAL_QUEUE, body, {TAGS: kind}, born_time_ms=now_ms
+            shard_state.INTERNAL_TOPIC,
+            shard_state.INTERNAL_QUEUE,
+            body,
+            {TAGS: kind},
+            born_time_ms=now_ms,
         )
-        prepared = PreparedInner(message, store_host=self._config.store_host)
-        check_record_size(self._config, 0, prepared.size)
-        return prepared
+        encoded = EncodedInner(message, store_host=self._config.store_host)
+        check_record_size(self._config, 0, encoded.size)
+        return encoded
 
-    def append(self, records: list[PreparedInner], store_time_ms: int) -> list[AppendedRows]:
+    def append(self, records: list[EncodedInner], store_time_ms: int) -> list[AppendedRows]:
         """Append records as one unit. The current file has room for them."""
         log, next_offsets = self._log, self._state.next_offsets
         at = log.end
@@ -62,7 +72,7 @@ class ServiceRecords:
             key = (each.topic, each.queue_id)
             offset = offsets.get(key, next_offsets.get(key, 0))
             parts.append(
-                each.encode(queue_offset=offset, physical_offset=at, store_time_ms=store_time_ms)
+                each.record(queue_offset=offset, physical_offset=at, store_time_ms=store_time_ms)
             )
             if each.queued:
                 offsets[key] = offset + 1
@@ -83,7 +93,7 @@ class ServiceRecords:
         self._note(records, appended)
         return appended
 
-    def _note(self, stored: list[PreparedInner], appended: list[AppendedRows]) -> None:
+    def _note(self, stored: list[EncodedInner], appended: list[AppendedRows]) -> None:
         """Account for messages that are in the log now: neighbours of one queue together."""
         keys = [(each.topic, each.queue_id, each.queued) for each in stored]
         first = 0
@@ -94,7 +104,7 @@ class ServiceRecords:
                 self._note_run(stored[first:row], appended[first:row])
             first = row
 
-    def _note_run(self, stored: list[PreparedInner], appended: list[AppendedRows]) -> None:
+    def _note_run(self, stored: list[EncodedInner], appended: list[AppendedRows]) -> None:
         first, last = appended[0], appended[-1]
         topic, queue_id = stored[0].topic, stored[0].queue_id
         levels = self._config.delay_levels_ms
@@ -102,7 +112,7 @@ class ServiceRecords:
             tags_code_of(topic, each.properties, first.store_time_ms, levels) for each in stored
         ]
 
-        self._dispatch.remember(
+        self._reput.remember(
             UndispatchedUnit(
                 start=first.physical_offset,
                 end=last.physical_offset + stored[-1].size,

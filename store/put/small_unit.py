@@ -8,14 +8,14 @@ from raymq.store.records import record
 from raymq.store.records.requests import AppendedRows, PutRequest
 from raymq.store.state.producer_table import UNKNOWN_OFFSET
 
-Prepared = record.Prepared | record.PreparedSmallBatch
+EncodedRows = record.EncodedBatch | record.EncodedSmallBatch
 
 
 class CheckedPut(NamedTuple):
     """A batch that may be appended, as `PutPath.check` returns it."""
 
     request: PutRequest
-    prepared: Prepared
+    encoded: EncodedRows
     #: queue offsets of the first and the last row, as far as they are duplicates
     originals: tuple[int, int] = (UNKNOWN_OFFSET, UNKNOWN_OFFSET)
     #: see `AppendedRows.wait_store_ok`
@@ -29,7 +29,7 @@ class StagedBatch(NamedTuple):
     number: int
     checked: CheckedPut
     #: leading rows that are stored already
-    skip: int
+    stored_rows: int
     #: offsets of the other rows
     appended: AppendedRows
 
@@ -37,7 +37,13 @@ class StagedBatch(NamedTuple):
 class SmallUnit:
     """The batches of one append unit, before it is written. Callers: `PutPath`, with the put lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: int, *, bytes_max: int, store_time_ms: int) -> None:
+        """Args: `start`: the end of the log."""
+        #: physical end of the last record, and the highest that it may be
+        self.end = start
+        self._end_max = start + bytes_max
+        #: store time of all records
+        self.store_time_ms = store_time_ms
         self.staged: list[StagedBatch] = []
         #: the records of each batch
         self.parts: list[bytes] = []
@@ -50,19 +56,11 @@ class SmallUnit:
         #: it has the first batch of a sequence
         self._begins_sequence = False
 
-    def begin(self, start: int, *, bytes_max: int, store_time_ms: int) -> None:
-        """Place the unit in the log. Callers: before `add`, as long as it has no batch."""
-        #: physical end of the last record, and the highest that it may be
-        self.end = start
-        self._end_max = start + bytes_max
-        #: store time of all records
-        self.store_time_ms = store_time_ms
-
-    def has_room(self, prepared: Prepared) -> TypeGuard[record.PreparedSmallBatch]:
+    def has_room(self, encoded: EncodedRows) -> TypeGuard[record.EncodedSmallBatch]:
         """Whether the records of a batch fit into the rest of the unit."""
         return (
-            isinstance(prepared, record.PreparedSmallBatch)
-            and self.end + prepared.size <= self._end_max
+            isinstance(encoded, record.EncodedSmallBatch)
+            and self.end + encoded.size <= self._end_max
         )
 
     def takes(self, checked: CheckedPut) -> bool:
@@ -74,8 +72,8 @@ class SmallUnit:
         """
         if not self.staged:
             return True
-        request, prepared = checked.request, checked.prepared
-        if not self.has_room(prepared):
+        request, encoded = checked.request, checked.encoded
+        if not self.has_room(encoded):
             return False
         if request.producer_id is None:
             return not self._begins_sequence
@@ -88,12 +86,12 @@ class SmallUnit:
         )
 
     def add(
-        self, number: int, checked: CheckedPut, skip: int, offset: int, data: bytes
+        self, number: int, checked: CheckedPut, stored_rows: int, offset: int, data: bytes
     ) -> AppendedRows:
-        """Add the encoded rows from `skip` on, which begin at queue offset `offset`. Returns: the put's answer."""
-        request, count = checked.request, checked.prepared.count
+        """Add the rows from `stored_rows` on, which begin at queue offset `offset`. Returns: the put's answer."""
+        request, count = checked.request, checked.encoded.count
         end = self.end + len(data)
-        new = count - skip
+        new = count - stored_rows
         appended = AppendedRows(
             first_offset=offset,
             count=new,
@@ -102,7 +100,7 @@ class SmallUnit:
             physical_offset=self.end,
             end_offset=end,
         )
-        self.staged.append(StagedBatch(number, checked, skip, appended))
+        self.staged.append(StagedBatch(number, checked, stored_rows, appended))
         self.parts.append(data)
 
         self.end = end
@@ -111,4 +109,4 @@ class SmallUnit:
             self._sequences.add((request.producer_id, request.topic, request.queue_id))
             self._epochs[request.producer_id] = request.epoch
             self._begins_sequence = not request.first_sequence
-        return appended._replace(count=count, duplicates=skip, last_offset=offset + new - 1)
+        return appended._replace(count=count, duplicates=stored_rows, last_offset=offset + new - 1)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from raymq.store.base.failpoints import fail_point
-from raymq.store.state import shard_state as state
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.state.shard_state import SNAPSHOT, ShardState
 
-from .inner_message import PreparedInner
-
-if TYPE_CHECKING:
-    from raymq.store.engine.message_store import MessageStore
+from .inner_message import EncodedInner
+from .put_lock import PutLock
+from .service_records import ServiceRecords
 
 logger = logging.getLogger("raymq.store")
 
@@ -22,13 +21,14 @@ SNAPSHOT_SHARE = 64
 class SnapshotWriter:
     """The snapshots of one log. Callers: with the put lock, but for `begin_log`."""
 
-    def __init__(self, store: MessageStore) -> None:
-        log = store.log
+    def __init__(
+        self, log: CommitLog, state: ShardState, *, put_lock: PutLock, records: ServiceRecords
+    ) -> None:
         self._log = log
         self._config = log.config
-        self._state = store.state
-        self._lock = store.put_lock
-        self._records = store.service_records
+        self._state = state
+        self._lock = put_lock
+        self._records = records
 
         #: start of the newest segment that needs no snapshot any more
         self.segment = -1
@@ -45,7 +45,7 @@ class SnapshotWriter:
         log, size = self._log, self._config.segment_size_bytes
         # Every put comes here, so the start of the segment is computed without a call of segment_start_of.
         while self.segment != log.end - log.end % size:
-            parts, needed = self._prepare_snapshot()
+            parts, needed = self._encode_snapshot()
             if needed <= self._config.snapshot_bytes_max:
                 log.ensure_room(needed)
                 if log.room() < needed:
@@ -65,7 +65,7 @@ class SnapshotWriter:
             self.segment = log.end - log.end % size
 
         if log.end >= self._due:
-            parts, needed = self._prepare_snapshot()
+            parts, needed = self._encode_snapshot()
             # Else the next segment, which is near, begins with one.
             if needed <= min(self._config.snapshot_bytes_max, log.room()):
                 self._append_snapshot(parts, needed)
@@ -81,16 +81,16 @@ class SnapshotWriter:
         """Recovery found the newest snapshot at `start`."""
         self._due = start + self._config.snapshot_interval_bytes
 
-    def _prepare_snapshot(self) -> tuple[list[PreparedInner], int]:
+    def _encode_snapshot(self) -> tuple[list[EncodedInner], int]:
         """The state as records to append, and their bytes."""
         part_bytes_max = min(1 << 20, self._config.segment_size_bytes // 8)
         parts = [
-            self._records.prepare_state_record(state.SNAPSHOT, body)
+            self._records.encode_state_record(SNAPSHOT, body)
             for body in self._state.snapshot(part_bytes_max)
         ]
         return parts, sum(part.size for part in parts)
 
-    def _append_snapshot(self, parts: list[PreparedInner], nbytes: int) -> None:
+    def _append_snapshot(self, parts: list[EncodedInner], nbytes: int) -> None:
         start = self._log.end
         store_time_ms = self._records.next_store_time_ms()
         for part in parts:

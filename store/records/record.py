@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from .record_check import batch_bytes, check_put, wait_store_ok
 from .record_decode import RECORD_SCHEMA, decode, select
-from .record_encode import Prepared, blank, encode_record, prepare
+from .record_encode import EncodedBatch, blank, encode_batch, encode_record
 from .record_walk import MAGICS, Walk, WalkStop, walk
 from .small_batch import (
     PUT_SCHEMA,
     SMALL_BYTES_MAX,
     SMALL_ROWS_MAX,
-    PreparedSmallBatch,
+    EncodedSmallBatch,
     SmallBatch,
     small_batch,
 )
@@ -24,8 +24,8 @@ __all__ = [
     "RECORD_SCHEMA",
     "SMALL_BYTES_MAX",
     "SMALL_ROWS_MAX",
-    "Prepared",
-    "PreparedSmallBatch",
+    "EncodedBatch",
+    "EncodedSmallBatch",
     "SmallBatch",
     "Walk",
     "WalkStop",
@@ -34,7 +34,7 @@ __all__ = [
     "check_put",
     "decode",
     "encode_record",
-    "prepare",
+    "encode_batch",
     "select",
     "small_batch",
     "wait_store_ok",

@@ -36,10 +36,14 @@ def check_put(
 ) -> SmallBatch | None:
     """Refuse a batch that cannot be stored as a whole.
 
-    Returns: the rows of a small batch, which `prepare` writes as such.
-    Raises: Rejected with field, limit and row for a bad topic, wrong columns, damaged Arrow data, a
-    null or too large body, a null born_time_ms, a tag with separators, properties that are
-    malformed, hold properties of the store itself, or would be longer than 32,767 bytes with it.
+    Returns: the rows of a small batch, which `encode_batch` writes as such.
+    Raises: Rejected, with field, limit and row, for one of these:
+
+    - a bad topic, wrong columns, or damaged Arrow data
+    - a body that is null or too large, or a null born_time_ms
+    - a tag with separators
+    - properties that are malformed or hold properties of the store itself
+    - properties that would be longer than 32,767 bytes together with the tag
     """
     fmt.check_topic_name(topic)
     if isinstance(batch, SmallBatch):

@@ -23,11 +23,11 @@ from .binary_columns import value_lengths
 from .keys import Keyed, keyed_column
 from .producer_stamp import STAMP_BYTES, Stamp, stamp_column
 from .properties import PROPERTY_SEPARATOR, TAG_NAME
-from .small_batch import PreparedSmallBatch, SmallBatch
+from .small_batch import EncodedSmallBatch, SmallBatch
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class EncodedBatch:
     """A checked batch, encoded but for the fields that need the put lock.
 
     These are queue offset, physical offset and store time.
@@ -55,7 +55,7 @@ class Prepared:
         """Bytes of the records from `row` on."""
         return int(self.sizes[row:].sum())
 
-    def encode(
+    def records(
         self, start: int, stop: int, *, queue_offset: int, physical_offset: int, store_time_ms: int
     ) -> pa.Buffer:
         """The records of rows [start, stop), one after the other, as they go to the log.
@@ -88,7 +88,7 @@ class Prepared:
         return joined.buffers()[2].slice(0, int(ends[-1]))
 
 
-def prepare(
+def encode_batch(
     topic: str,
     queue_id: int,
     batch: pa.RecordBatch | SmallBatch,
@@ -99,7 +99,7 @@ def prepare(
     sys_flag: int = 0,
     born_host: tuple[str, int] | None = None,
     small: SmallBatch | None = None,
-) -> Prepared | PreparedSmallBatch:
+) -> EncodedBatch | EncodedSmallBatch:
     """Encode the parts of a batch that need no put lock. The batch must have passed `check_put`.
 
     Args: `stamp` is that of row 0; None writes none. `born_host` defaults to `store_host`; IPv6
@@ -111,9 +111,7 @@ def prepare(
     has_defaults = not flag and not sys_flag and born_host is None
     if small is not None and is_ipv4 and has_defaults:
         topic_bytes, magic = _topic_field(topic)
-        return PreparedSmallBatch(
-            topic_bytes, magic, queue_id, small, stamp=stamp, host=store_bytes
-        )
+        return EncodedSmallBatch(topic_bytes, magic, queue_id, small, stamp=stamp, host=store_bytes)
     if isinstance(batch, SmallBatch):
         batch = batch.to_batch()
 
@@ -151,7 +149,7 @@ def prepare(
     headers["born_time_ms"] = born.to_numpy()
     headers["body_length"] = body_lengths
     keyed = keyed_column(properties)
-    return Prepared(count, sizes, tags_codes, headers, keyed, tuple(pieces))
+    return EncodedBatch(count, sizes, tags_codes, headers, keyed, tuple(pieces))
 
 
 def _header_template(
@@ -243,7 +241,8 @@ def encode_record(
 ) -> bytes:
     """One record with any fields, V1 or V2 by its topic, IPv6 by its hosts.
 
-    The slow general way: for records that `prepare` does not write (prepared and retried messages), and as its check.
+    The slow general way: for records that `encode_batch` does not write (prepared and retried messages), and as its
+    check.
     Raises: Rejected when properties or topic are too long for their length fields.
     """
     topic_field, magic = _topic_field(topic)

@@ -1,6 +1,6 @@
 """Up to 64 short rows to records, as Python values: for so few rows the fixed cost of arrays is many times theirs.
 
-`record_check.check_put` and `record_encode.prepare` choose. Tests compare the bytes of both ways.
+`record_check.check_put` and `record_encode.encode_batch` choose. Tests compare the bytes of both ways.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def _properties_valid(tag: str | None, properties: bytes | None) -> bool:
     return stored <= fmt.PROPERTIES_MAX_BYTES
 
 
-class PreparedSmallBatch:
-    """`record_encode.Prepared` of a small batch, without arrays. Hosts are IPv4, flags 0."""
+class EncodedSmallBatch:
+    """`record_encode.EncodedBatch` of a small batch, without arrays. Hosts are IPv4, flags 0."""
 
     __slots__ = (
         "_batch",
@@ -169,10 +169,10 @@ class PreparedSmallBatch:
         """Bytes of the records from `row` on."""
         return sum(self._record_sizes[row:])
 
-    def encode(
+    def records(
         self, start: int, stop: int, *, queue_offset: int, physical_offset: int, store_time_ms: int
     ) -> bytes:
-        """The records of rows [start, stop), as `Prepared.encode` makes them."""
+        """The records of rows [start, stop), as `EncodedBatch.records` makes them."""
         require(0 <= start <= stop <= self.count, "rows of a batch", start=start, stop=stop)
         bodies, _, _, born_times_ms = self._batch
         magic, queue_id, host = self._magic, self._queue_id, self._host

@@ -25,10 +25,10 @@ PAUSE_MIN_MS, PAUSE_MAX_MS = 5_000, 60_000
 #: the pause is so many times the duration of the last run, within these bounds
 SHARE = 100
 #: most ends of the log whose store time is kept. If there are more, every second one is dropped
-TIME_MARKS_MAX = 256
+STORE_TIMES_MAX = 256
 
 
-class _TimeMark(NamedTuple):
+class _StoreTimeAt(NamedTuple):
     """All records below `end` were stored at `store_time_ms` or earlier."""
 
     end: int
@@ -51,7 +51,7 @@ class CheckpointService:
         now_ms = self._clock.monotonic_ms()
         self._next_sync_ms = self._next_config_ms = now_ms + PAUSE_MIN_MS
         #: ascending
-        self._time_marks: list[_TimeMark] = []
+        self._store_times: list[_StoreTimeAt] = []
         self._waiting_tables: _WaitingTables | None = None
         #: the content of the configuration files
         self._known_files: dict[str, tuple[config_json.Table, int]] = {}
@@ -105,14 +105,14 @@ class CheckpointService:
         # The time is read before the end: a record that is appended meanwhile has a later time.
         time_ms = self._store.state.store_time_ms
         end = self._store.log.end
-        if not self._time_marks or end > self._time_marks[-1].end:
-            self._time_marks.append(_TimeMark(end, time_ms))
-            if len(self._time_marks) > TIME_MARKS_MAX:
-                del self._time_marks[1::2]
+        if not self._store_times or end > self._store_times[-1].end:
+            self._store_times.append(_StoreTimeAt(end, time_ms))
+            if len(self._store_times) > STORE_TIMES_MAX:
+                del self._store_times[1::2]
 
     def _time_below(self, offset: int) -> int:
         """A store time up to which all records end at or below an offset; 0: none is known."""
-        times_ms = (mark.store_time_ms for mark in self._time_marks if mark.end <= offset)
+        times_ms = (mark.store_time_ms for mark in self._store_times if mark.end <= offset)
         return max(times_ms, default=0)
 
     def _write_checkpoint(self) -> None:
@@ -127,8 +127,8 @@ class CheckpointService:
 
         # The newest time that is on disk in both stays: the next checkpoint may still need it.
         certain_end = min(log.synced, queues_synced_end)
-        certain = sum(mark.end <= certain_end for mark in self._time_marks)
-        del self._time_marks[: max(0, certain - 1)]
+        certain = sum(mark.end <= certain_end for mark in self._store_times)
+        del self._store_times[: max(0, certain - 1)]
 
     # --- configuration ----------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from raymq.store.base import format as fmt
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from raymq.store.delay.delayed_record import GROUP_RESERVE_BYTES
-from raymq.store.put.inner_message import InnerMessage, PreparedInner
+from raymq.store.put.inner_message import EncodedInner, InnerMessage
 from raymq.store.records.properties import DELAY, REAL_QUEUE, REAL_TOPIC
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.shard_state import TopicInfo
@@ -76,7 +76,7 @@ def send_back(
     copy = _copy(message, target, here, min(level, levels))
 
     limit = store.config.record_bytes_max - GROUP_RESERVE_BYTES
-    size = PreparedInner(copy, store_host=store.config.store_host).size
+    size = EncodedInner(copy, store_host=store.config.store_host).size
     if size > limit:
         raise Rejected(
             f"sent back the message makes a record of {size} bytes; one that is delivered later may have {limit}",

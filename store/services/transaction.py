@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raymq.store.base.errors import Corrupt, Rejected, Unavailable
 from raymq.store.base.format import HALF_TOPIC, SYS_COMMITTED, SYS_TRANSACTION_MASK
-from raymq.store.put.inner_message import InnerMessage, PreparedInner, ServiceProgress
+from raymq.store.put.inner_message import EncodedInner, InnerMessage, ServiceProgress
 from raymq.store.records.key_check import check_key
 from raymq.store.records.properties import REAL_QUEUE, REAL_TOPIC
 from raymq.store.records.requests import AppendedRows
@@ -124,7 +124,7 @@ class TransactionService:
     def _check_size(self, half: InnerMessage) -> None:
         """Check that a prepared message can also be committed, together with its op record."""
         config = self._store.config
-        size = PreparedInner(half, store_host=config.store_host).size
+        size = EncodedInner(half, store_host=config.store_host).size
         limit = config.record_bytes_max - OP_RESERVE_BYTES
         if size > limit:
             fault = f"the half message makes a record of {size} bytes, the limit is {limit}"

@@ -83,13 +83,13 @@ def test_encoded_rows_are_the_records_that_the_slow_encoder_writes(
     whole = batch_of([(b"skipped", "x", None, 0)] * skip + rows)
     batch = whole.slice(skip)
     check(batch, topic)
-    prepared = record.prepare(
+    encoded = record.encode_batch(
         topic, 3, batch, stamp=stamp, store_host=store, born_host=born, flag=7, sys_flag=1
     )
-    assert prepared.count == len(rows)
+    assert encoded.count == len(rows)
     cut = min(cut, len(rows))
-    first = prepared.encode(0, cut, queue_offset=9, physical_offset=1000, store_time_ms=77)
-    second = prepared.encode(
+    first = encoded.records(0, cut, queue_offset=9, physical_offset=1000, store_time_ms=77)
+    second = encoded.records(
         cut,
         len(rows),
         queue_offset=9 + cut,
@@ -122,8 +122,8 @@ def test_encoded_rows_are_the_records_that_the_slow_encoder_writes(
             store_host=store,
         )
     assert found == expected
-    assert prepared.sizes.tolist() == [row["size"] for row in decode_all(expected)]
-    assert prepared.tags_codes.tolist() == [tags_code(tag) for _, tag, _, _ in rows]
+    assert encoded.sizes.tolist() == [row["size"] for row in decode_all(expected)]
+    assert encoded.tags_codes.tolist() == [tags_code(tag) for _, tag, _, _ in rows]
 
 
 @given(
@@ -138,14 +138,14 @@ def test_a_small_batch_gets_the_bytes_that_its_columns_get(rows, topic, stamp, s
     assert small is not None
     assert small.to_batch().equals(batch)
     values, columns = (
-        record.prepare(topic, 3, batch, stamp=stamp, store_host=V4, small=given)
+        record.encode_batch(topic, 3, batch, stamp=stamp, store_host=V4, small=given)
         for given in (small, None)
     )
     assert type(values) is not type(columns)
     start, stop = min(start, len(rows)), len(rows)
     assert bytes(
-        values.encode(start, stop, queue_offset=9, physical_offset=1000, store_time_ms=77)
-    ) == bytes(columns.encode(start, stop, queue_offset=9, physical_offset=1000, store_time_ms=77))
+        values.records(start, stop, queue_offset=9, physical_offset=1000, store_time_ms=77)
+    ) == bytes(columns.records(start, stop, queue_offset=9, physical_offset=1000, store_time_ms=77))
     assert values.sizes.tolist() == columns.sizes.tolist()
     assert values.tags_codes.tolist() == columns.tags_codes.tolist()
     assert (values.largest, values.bytes_from(start)) == (
@@ -160,18 +160,18 @@ def test_a_small_batch_gets_the_bytes_that_its_columns_get(rows, topic, stamp, s
 
 
 def test_encoding_a_row_again_gives_the_same_bytes():
-    prepared = record.prepare("t", 0, one(), stamp=None, store_host=V4)
+    encoded = record.encode_batch("t", 0, one(), stamp=None, store_host=V4)
     offsets = {"queue_offset": 1, "physical_offset": 2, "store_time_ms": 3}
-    prepared.encode(0, 2, queue_offset=50, physical_offset=60, store_time_ms=70)
-    assert prepared.encode(1, 2, **offsets) == prepared.encode(1, 2, **offsets)
+    encoded.records(0, 2, queue_offset=50, physical_offset=60, store_time_ms=70)
+    assert encoded.records(1, 2, **offsets) == encoded.records(1, 2, **offsets)
 
 
 def test_no_rows_are_no_bytes():
     batch = batch_of([])
     check(batch)
-    prepared = record.prepare("t", 0, batch, stamp=Stamp(1, 2, 3), store_host=V4)
-    data = prepared.encode(0, 0, queue_offset=0, physical_offset=0, store_time_ms=0)
-    assert (prepared.count, data.size) == (0, 0)
+    encoded = record.encode_batch("t", 0, batch, stamp=Stamp(1, 2, 3), store_host=V4)
+    data = encoded.records(0, 0, queue_offset=0, physical_offset=0, store_time_ms=0)
+    assert (encoded.count, data.size) == (0, 0)
 
 
 def test_null_slots_that_span_bytes_write_nothing():
@@ -185,15 +185,15 @@ def test_null_slots_that_span_bytes_write_nothing():
         [pa.array([b"1", b"2"]), tag, properties, pa.array([1, 2])], schema=record.PUT_SCHEMA
     )
     check(batch)
-    prepared = record.prepare("t", 0, batch, stamp=None, store_host=V4)
-    data = prepared.encode(0, 2, queue_offset=0, physical_offset=0, store_time_ms=0)
+    encoded = record.encode_batch("t", 0, batch, stamp=None, store_host=V4)
+    data = encoded.records(0, 2, queue_offset=0, physical_offset=0, store_time_ms=0)
     found = [row["properties"] for row in decode_all(data.to_pybytes())]
     assert found == [b"", b"TAGS\x01abc\x02a\x01\x02"]
 
 
 def test_a_host_name_is_rejected():
     with pytest.raises(Rejected) as caught:
-        record.prepare("t", 0, one(), stamp=None, store_host=("localhost", 1))
+        record.encode_batch("t", 0, one(), stamp=None, store_host=("localhost", 1))
     assert caught.value.field == "host"
 
 
@@ -247,7 +247,7 @@ def test_a_bad_row_is_rejected_with_field_limit_and_row(batch, field, limit, row
 def test_a_row_at_its_limit_is_taken(batch):
     check(batch)
     check(batch.slice(1))
-    record.prepare("t", 0, batch, stamp=Stamp(1, 1, 1), store_host=V4)
+    record.encode_batch("t", 0, batch, stamp=Stamp(1, 1, 1), store_host=V4)
 
 
 def test_wrong_columns_are_named():

@@ -51,8 +51,8 @@ def test_what_is_encoded_is_what_the_reference_reads(
     values = [(b, tag, None if p is None else encode(p), ms) for b, tag, p, ms in rows]
     batch = batch_of(values)
     record.check_put(topic, batch, max_message_bytes=1 << 20)
-    prepared = record.prepare(topic, 5, batch, stamp=None, born_host=born, store_host=store)
-    data = prepared.encode(
+    encoded = record.encode_batch(topic, 5, batch, stamp=None, born_host=born, store_host=store)
+    data = encoded.records(
         0, len(rows), queue_offset=queue_offset, physical_offset=physical, store_time_ms=77
     )
     found = decode_all(bytes(data))

@@ -9,7 +9,7 @@ import pytest
 from raymq.store.base.errors import Rejected
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
-from raymq.store.engine.stats import BUCKET_NAMES, BUCKETS, StoreStats, bucket_of
+from raymq.store.put.stats import BUCKET_NAMES, BUCKETS, StoreStats, bucket_of
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.simulated_disk import SimulatedDisk

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
-from raymq.cluster.produce.message_batcher import OpenBatch
+from raymq.cluster.produce.open_batch import OpenBatch
 from raymq.cluster.produce.producer import Producer
 from raymq.cluster.transport.flight_server import Server, serve
 from raymq.cluster.transport.routes import Routes
@@ -215,16 +215,16 @@ class FakeBackend:
     def _encode(
         self, request: PutRequest, stamp: Stamp | None, skip: int, offset: int, now: int
     ) -> list[bytes]:
-        prepared = record.prepare(
+        encoded = record.encode_batch(
             request.topic,
             request.queue_id,
             request.batch,
             stamp=stamp,
             store_host=("127.0.0.1", 10911),
         )
-        data = prepared.encode(
+        data = encoded.records(
             skip,
-            prepared.count,
+            encoded.count,
             queue_offset=offset,
             physical_offset=self._position,
             store_time_ms=now,
@@ -232,7 +232,7 @@ class FakeBackend:
         self._position += len(data)
 
         found, start = [], 0
-        for size in prepared.sizes[skip:].tolist():
+        for size in encoded.sizes[skip:].tolist():
             found.append(data[start : start + size])
             start += size
         return found

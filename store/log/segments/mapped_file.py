@@ -241,7 +241,7 @@ class MappedFile:
                 return
             if self._view is not None:
                 # The view is not released: a thread that gathers may be about to slice it.
-                self._files.forget(self._view)
+                self._files.release_when_unread(self._view)
                 self._view = None
             self._release_fd()
 
@@ -263,7 +263,7 @@ class MappedFile:
         with self._fd_lock:
             if self._fd >= 0:
                 self._release_fd()
-            unmapped = None if self._view is None else self._files.forget(self._view)
+            unmapped = None if self._view is None else self._files.release_when_unread(self._view)
             # The returned function keeps this object, which must not keep the map.
             self._view = None
 
