@@ -81,7 +81,7 @@ class BatchSender:
 
         self._lock = threading.Lock()
         self._queues: dict[tuple[str, int], tuple[QueueSequence, ShardSender]] = {}
-        self._senders: dict[int, ShardSender] = {}
+        self._shard_senders: dict[int, ShardSender] = {}
         #: (topic, queue, shard, producer id, epoch) -> sequence of the batches resent for that producer
         self._resends: dict[tuple[str, int, int, int, int], QueueSequence] = {}
         self._closed = threading.Event()
@@ -93,7 +93,7 @@ class BatchSender:
     def topic(self, name: str) -> TopicRoute:
         """A topic's queues. The first call asks a shard, for up to `max_block_ms` while none answers.
 
-        Raises: Rejected when the topic does not exist or the sender is closed; Unavailable.
+        Raises: Rejected when the topic does not exist or this BatchSender is closed; Unavailable.
         """
         route = self._routes.cached_topic(name)
         if route is not None:
@@ -141,9 +141,11 @@ class BatchSender:
         future = BatchFuture(checked.num_rows, size, self._clock.monotonic())
         self.limiter.acquire(size)
         with self.limiter.released_on_error(size):
-            queue, sender = self._queue(topic, queue_id)
-            self._deliver(sender, InFlightBatch(queue, checked, size, self.config.acks, future))
-        sender.write_ready()
+            queue, shard_sender = self._queue(topic, queue_id)
+            self._deliver(
+                shard_sender, InFlightBatch(queue, checked, size, self.config.acks, future)
+            )
+        shard_sender.write_ready()
         return future
 
     def enqueue(
@@ -155,36 +157,38 @@ class BatchSender:
         acks: Acks | None = None,
         future: BatchFuture,
     ) -> ShardSender:
-        """Like `send`, but never blocks: nothing is written before the returned sender's `write_ready`.
+        """Like `send`, but never blocks: nothing is written before `write_ready` of the returned shard sender.
 
         For callers that keep order with a lock of their own, which they must not hold while writing.
 
-        Args: `acks`: of this batch, by default the sender's. `future`: the caller has acquired its `size` of the
-        limiter, and releases that when this raises.
+        Args: `acks`: of this batch, by default those of the options. `future`: the caller has acquired its `size` of
+        the limiter, and releases that when this raises.
         """
         self.check_process()
         checked = _checked(topic, batch)
-        queue, sender = self._queue(topic, queue_id)
+        queue, shard_sender = self._queue(topic, queue_id)
         size = batch_bytes(checked)
-        self._deliver(sender, InFlightBatch(queue, checked, size, acks or self.config.acks, future))
-        return sender
+        self._deliver(
+            shard_sender, InFlightBatch(queue, checked, size, acks or self.config.acks, future)
+        )
+        return shard_sender
 
-    def _deliver(self, sender: ShardSender, batch: InFlightBatch) -> None:
-        """Give a batch to its shard's sender. If that raises, the sender has taken nothing."""
-        # Counted before the sender takes the batch, because another thread may write the batch at once.
+    def _deliver(self, shard_sender: ShardSender, batch: InFlightBatch) -> None:
+        """Give a batch to its shard sender. If that raises, the shard sender has taken nothing."""
+        # Counted before the shard sender takes the batch, because another thread may write the batch at once.
         self._unanswered.add(batch.future)
         try:
-            sender.add(batch)
+            shard_sender.add(batch)
         except BaseException:
             self._unanswered.discard(batch.future)
             raise
 
     def enqueue_again(self, lost: UnknownBatch, future: BatchFuture) -> ShardSender:
-        """Like `enqueue`, of a batch that a sender gave up: the shard recognises it if it is stored."""
+        """Like `enqueue`, of a batch that a shard sender gave up: the shard recognises it if it is stored."""
         self.check_process()
         key = (lost.topic, lost.queue_id, lost.shard, lost.producer_id, lost.epoch)
         with self._lock:
-            sender = self._sender(lost.shard)
+            shard_sender = self._shard_sender(lost.shard)
             queue = self._resends.get(key)
             if queue is None:
                 queue = QueueSequence(
@@ -193,8 +197,8 @@ class BatchSender:
                 self._resends[key] = queue
         batch = InFlightBatch(queue, lost.batch, lost.size, lost.acks, future)
         batch.sequence, batch.uncertain = lost.sequence, True
-        self._deliver(sender, batch)
-        return sender
+        self._deliver(shard_sender, batch)
+        return shard_sender
 
     def complete(self, future: BatchFuture, outcome: BatchReceipt | RayMQError) -> None:
         """Account for a batch with its outcome and wake its callers. A second call for one changes nothing."""
@@ -216,15 +220,15 @@ class BatchSender:
             future.finish(outcome)
         self._unanswered.discard(future)
 
-    def sender_of(self, topic: str, queue_id: int) -> ShardSender | None:
-        """The sender of a queue's shard; None: nothing was sent to the shard."""
+    def shard_sender_of(self, topic: str, queue_id: int) -> ShardSender | None:
+        """The shard sender of a queue; None: nothing was sent to the shard."""
         found = self._queues.get((topic, queue_id))
         if found is not None:
             return found[1]
         if topic == TIMER_TOPIC:
-            return self._senders.get(queue_id)
+            return self._shard_senders.get(queue_id)
         route = self._routes.cached_topic(topic)
-        return None if route is None else self._senders.get(route.shard_of(queue_id))
+        return None if route is None else self._shard_senders.get(route.shard_of(queue_id))
 
     def _queue(self, topic: str, queue_id: int) -> tuple[QueueSequence, ShardSender]:
         found = self._queues.get((topic, queue_id))
@@ -236,21 +240,21 @@ class BatchSender:
             if found is None:
                 number = 0 if topic == TIMER_TOPIC else queue_id
                 queue = QueueSequence(topic, number, self._producer_id, self._epoch, self._own_id)
-                found = self._queues[topic, queue_id] = (queue, self._sender(shard))
+                found = self._queues[topic, queue_id] = (queue, self._shard_sender(shard))
             return found
 
     def _shard_of(self, topic: str, queue_id: int) -> int:
         # Every shard has its own timers; there the queue's number is the shard's.
         return queue_id if topic == TIMER_TOPIC else self._ask_for(topic).shard_of(queue_id)
 
-    def _sender(self, shard: int) -> ShardSender:
-        """A shard's sender, made at the first use. Needs the lock. Raises: Rejected when this sender is closed."""
+    def _shard_sender(self, shard: int) -> ShardSender:
+        """The sender of one shard, made at the first use. Needs the lock. Raises: Rejected after `close`."""
         if self._closed.is_set():
             raise closed_error()
 
-        sender = self._senders.get(shard)
-        if sender is None:
-            sender = self._senders[shard] = ShardSender(
+        shard_sender = self._shard_senders.get(shard)
+        if shard_sender is None:
+            shard_sender = self._shard_senders[shard] = ShardSender(
                 self._routes,
                 shard,
                 self.config,
@@ -264,12 +268,12 @@ class BatchSender:
                 target=self._watch, name="raymq-sender-watch", daemon=True
             )
             self._watcher.start()
-        return sender
+        return shard_sender
 
     def _watch(self) -> None:
         while not self._closed.wait(CHECK_S):
-            for sender in list(self._senders.values()):
-                sender.check()
+            for shard_sender in list(self._shard_senders.values()):
+                shard_sender.check()
 
     def statistics(self) -> dict[str, int | float]:
         """See `Producer.statistics`; without the batches that are open."""
@@ -319,7 +323,7 @@ class BatchSender:
     @property
     def in_use(self) -> bool:
         """Whether there is anything to close."""
-        return bool(self._senders) and not self._closed.is_set()
+        return bool(self._shard_senders) and not self._closed.is_set()
 
     def close(self) -> None:
         """Close at once. Unacknowledged batches fail. Call `flush` before."""
@@ -328,9 +332,9 @@ class BatchSender:
         self._look_ups_stopped.set()
         self._closed.set()
         with self._lock:
-            senders = list(self._senders.values())
-        for sender in senders:
-            sender.close()
+            shard_senders = list(self._shard_senders.values())
+        for shard_sender in shard_senders:
+            shard_sender.close()
 
 
 def _checked(topic: str, batch: pa.RecordBatch | SmallBatch) -> pa.RecordBatch | SmallBatch:

@@ -10,15 +10,12 @@ enough is sent earlier.
 from __future__ import annotations
 
 import contextlib
-import math
 import random
 import sys
 import threading
 import weakref
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -33,115 +30,19 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.config.promise import Acks
-from raymq.store.records.binary_columns import binary_array
-from raymq.store.records.record import PUT_SCHEMA, SMALL_BYTES_MAX, SMALL_ROWS_MAX, SmallBatch
 
 from .batch_sender import BatchSender
+from .linger import LingerQueue
 from .message_encoder import MESSAGE_BYTES, EncodedMessage, MessageEncoder, waiting_properties
+from .open_batch import OpenBatch
 from .producer_config import MIB, ProducerOptions, closed_error
 from .send_future import BatchFuture, SendFuture
 from .shard_sender import ShardSender
 
 #: without a linger time messages are gathered only while so many batches are under way, or more
 UNLINGERED_BATCHES = 5
-#: how long a batch that cannot be written yet is kept open before the next check
-STALLED_S = 0.005
 #: rows of `send_batch` are sent in batches of about this size
 COLUMNS_BYTES = 4 * MIB
-
-
-@dataclass(eq=False, slots=True)
-class OpenBatch:
-    """A batch that takes messages. It is closed when it is full, lingered long enough, or waited for."""
-
-    #: topic and queue
-    queue_key: tuple[str, int]
-    acks: Acks
-    #: when its first message came, seconds of the monotonic clock
-    begun_s: float
-    #: when its linger time is over, on the same clock
-    due_s: float
-    batcher: MessageBatcher
-    #: sender of the queue's shard; None: nothing was sent to the shard before
-    shard_sender: ShardSender | None
-    #: the batch may be sent when the shard has answered all batches up to this number
-    send_after_number: int
-    bodies: list[bytes] = field(default_factory=list)
-    tags: list[str | None] = field(default_factory=list)
-    properties: list[bytes | None] = field(default_factory=list)
-    born: list[int] = field(default_factory=list)
-    #: bytes of the byte limit
-    size: int = 0
-    #: the linger thread closes it, however little it has lingered
-    flush_requested: bool = False
-    #: no message is added any more
-    closed: bool = False
-    future: BatchFuture = field(default_factory=BatchFuture)
-
-    def __post_init__(self) -> None:
-        self.future.open_batch = self
-
-    @property
-    def may_be_sent(self) -> bool:
-        """Whether nothing is under way that it waits for."""
-        return (
-            self.shard_sender is None or self.shard_sender.answered_up_to >= self.send_after_number
-        )
-
-    @property
-    def is_stalled(self) -> bool:
-        """Whether it could not be written before others are answered."""
-        return self.shard_sender is not None and self.shard_sender.stalled
-
-    def close(self, now_s: float) -> None:
-        """Take no more messages; `encode` comes next."""
-        future = self.future
-        self.closed = True
-        future.rows, future.size = len(self.bodies), self.size
-        future.begun_s, future.closed_s = self.begun_s, now_s
-
-    def encode(self) -> pa.RecordBatch | SmallBatch:
-        """The messages as columns. The batch forgets its messages.
-
-        Raises: Rejected for a value that its column cannot hold.
-        """
-        # The batch's futures must not keep the batcher alive any longer.
-        self.future.open_batch = None
-        columns = (self.bodies, self.tags, self.properties, self.born)
-        is_small = len(self.bodies) <= SMALL_ROWS_MAX and self.size <= SMALL_BYTES_MAX
-        if is_small and set(map(type, self.bodies)) == {bytes}:
-            small = SmallBatch(*columns)
-            self.bodies, self.tags, self.properties, self.born = [], [], [], []
-            return small
-        try:
-            return self._to_record_batch()
-        finally:
-            for values in columns:
-                values.clear()
-
-    def _to_record_batch(self) -> pa.RecordBatch:
-        _, tag, encoded, time = PUT_SCHEMA.types
-        try:
-            columns = [
-                binary_array(self.bodies),
-                _column(self.tags, tag),
-                _column(self.properties, encoded),
-                _column(self.born, time),
-            ]
-        except (TypeError, ValueError) as error:
-            # Only this batch fails: the thread that closes it may serve others.
-            raise Rejected(
-                f"a message cannot be sent as it is: {error}", field="batch", limit="bytes and text"
-            ) from error
-        return pa.RecordBatch.from_arrays(columns, schema=PUT_SCHEMA)
-
-
-def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """A column that is often the same in all rows, which is faster to build."""
-    first, rows = values[0], len(values)
-    if first != values[-1] or values.count(first) != rows:
-        return pa.array(values, kind)
-    return pa.nulls(rows, kind) if first is None else pa.repeat(pa.scalar(first, kind), rows)
 
 
 #: the route of a message's topic, and the message's queue; None: any queue
@@ -182,28 +83,25 @@ class MessageBatcher:
         self._not_waited_for = 0 if self._linger_s else UNLINGERED_BATCHES
         #: guards everything below; used directly, because a condition's `with` costs two more calls
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
         self._open: dict[tuple[str, int], OpenBatch] = {}
-        #: open batches, and some that are closed already, by the end of their linger time
-        self._by_due_time: deque[OpenBatch] = deque()
         #: topic -> queue of messages without a key; moves on with every batch
         self._sticky: dict[str, int] = {}
-        #: senders that the linger thread has write, besides those of due batches
-        self._to_write: set[ShardSender] = set()
+        self._linger = LingerQueue(
+            threading.Condition(self._lock),
+            self._clock,
+            linger_s=self._linger_s,
+            delivery_timeout_s=self.config.delivery_timeout_ms / 1000,
+        )
         self.closed = False
-        self._linger_state = _LingerState()
-        self._linger_thread: threading.Thread | None = None
-        #: when that thread wakes by itself, seconds of the monotonic clock; 0: it is awake
-        self._linger_wakes_s = math.inf
 
     # --- messages ---------------------------------------------------------------------------------
 
     def send(self, message: EncodedMessage) -> SendFuture:
         """Send a message. Raises: as `Producer.send`."""
         self._acquire(message.size)
-        future, ready = self.add(message)
-        if ready is not None:
-            ready.write_ready()
+        future, to_write = self.add(message)
+        if to_write is not None:
+            to_write.write_ready()
         return future
 
     def send_many(self, messages: Sequence[EncodedMessage]) -> list[SendFuture]:
@@ -214,14 +112,14 @@ class MessageBatcher:
         for part in self.parts_of(messages):
             try:
                 self._acquire(sum(message.size for message in messages[part]))
-                added, ready = self.add_many(messages[part], targets[part])
+                added, to_write = self.add_many(messages[part], targets[part])
             except RayMQError as error:
                 if not futures:
                     raise
                 # The caller needs the futures of those that are sent. None is sent after one that failed.
                 return futures + [self._failed(error) for _ in messages[part.start :]]
             futures += added
-            _write_ready(ready)
+            _write_ready(to_write)
         return futures
 
     def parts_of(self, messages: Sequence[EncodedMessage]) -> Iterator[slice]:
@@ -246,7 +144,7 @@ class MessageBatcher:
         """Add a message, whose bytes are acquired, to its batch.
 
         Args: `may_block`: False leaves the writing to the linger thread.
-        Returns: the message's future; the sender that must write now.
+        Returns: the message's future; the shard sender that must write now.
         Raises: as `Producer.send`; the bytes are released.
         """
         try:
@@ -256,15 +154,14 @@ class MessageBatcher:
 
             with self._lock:
                 self._check_open()
-                batch, ready = self._append(message, route, queue_id, now_ms)
+                batch, to_write = self._append(message, route, queue_id, now_ms)
                 future = self._future_type(batch.future, len(batch.bodies) - 1)
                 if batch.size >= self.config.batch_bytes or batch.may_be_sent:
-                    ready = self._end_batch(batch, may_block) or ready
-                if ready is not None and not may_block:
-                    self._to_write.add(ready)
-                    self._wake_linger()
+                    to_write = self._close_or_request(batch, may_block) or to_write
+                if to_write is not None and not may_block:
+                    self._linger.write([to_write])
 
-            return future, ready
+            return future, to_write
         except BaseException:
             self.limiter.release(message.size)
             raise
@@ -284,7 +181,7 @@ class MessageBatcher:
         """`add` of messages that are sent together: their batches are closed after the last of them, or when full."""
         now_ms, batch_bytes = self._clock.now_ms(), self.config.batch_bytes
         futures: list[SendFuture] = []
-        ready: set[ShardSender | None] = set()
+        to_write: set[ShardSender | None] = set()
         batches: dict[OpenBatch, None] = {}
         # Bytes of messages that are in no batch.
         left = sum(message.size for message in messages)
@@ -293,26 +190,25 @@ class MessageBatcher:
             with self._lock:
                 self._check_open()
                 for message, (route, queue_id) in zip(messages, targets, strict=True):
-                    batch, other = self._append(message, route, queue_id, now_ms)
+                    batch, closed_before = self._append(message, route, queue_id, now_ms)
                     left -= message.size
                     futures.append(self._future_type(batch.future, len(batch.bodies) - 1))
                     batches[batch] = None
-                    ready.add(other)
+                    to_write.add(closed_before)
                     if batch.size >= batch_bytes:
-                        ready.add(self._end_batch(batch, may_block))
+                        to_write.add(self._close_or_request(batch, may_block))
 
                 for batch in batches:
                     if batch.may_be_sent:
-                        ready.add(self._end_batch(batch, may_block))
-                ready.discard(None)
-                if ready and not may_block:
-                    self._to_write.update(filter(None, ready))
-                    self._wake_linger()
+                        to_write.add(self._close_or_request(batch, may_block))
+                to_write.discard(None)
+                if to_write and not may_block:
+                    self._linger.write(filter(None, to_write))
         except BaseException:
             self.limiter.release(left)
             raise
 
-        return futures, ready
+        return futures, to_write
 
     def _target(self, message: EncodedMessage) -> Target:
         """Where a message goes. The first look-up of a topic blocks.
@@ -342,13 +238,13 @@ class MessageBatcher:
             queue_key = (TIMER_TOPIC, route.shard_of(queue_id))
             properties = waiting_properties(topic, queue_id, properties, message.later)
 
-        batch, ready = self._batch_for(queue_key, message.acks)
+        batch, to_write = self._batch_for(queue_key, message.acks)
         batch.bodies.append(message.body)
         batch.tags.append(message.tag)
         batch.properties.append(properties)
         batch.born.append(now_ms)
         batch.size += message.size
-        return batch, ready
+        return batch, to_write
 
     def _failed(self, error: RayMQError) -> SendFuture:
         """The future of a message that was not sent and holds no bytes of the limit."""
@@ -379,17 +275,17 @@ class MessageBatcher:
         now_ms = self._clock.now_ms()
         with self.limiter.released_on_error(size), self._lock:
             self._check_open()
-            batch, ready = self._batch_for((topic, queue_id), self.config.acks)
+            batch, to_write = self._batch_for((topic, queue_id), self.config.acks)
             batch.bodies += bodies
             batch.tags += [None] * rows
             batch.properties += [properties] * rows
             batch.born += [now_ms] * rows
             batch.size += size
             if batch.size >= self.config.batch_bytes or batch.may_be_sent:
-                ready = self._close_batch(batch) or ready
+                to_write = self.close_batch(batch) or to_write
 
-        if ready is not None:
-            ready.write_ready()
+        if to_write is not None:
+            to_write.write_ready()
 
     def _check_open(self) -> None:
         if self.closed:
@@ -479,17 +375,17 @@ class MessageBatcher:
     ) -> tuple[OpenBatch, ShardSender | None]:
         """The open batch of a queue. Needs the lock.
 
-        Returns: the batch; the sender that must write now, if another batch was closed for it.
+        Returns: the batch; the shard sender that must write now, if another batch was closed for it.
         """
-        batch, ready = self._open.get(queue_key), None
+        batch, to_write = self._open.get(queue_key), None
         if batch is not None:
             if batch.acks == acks:
                 return batch, None
             # Messages with other acks go first, because order holds over both.
-            ready = self._close_batch(batch)
+            to_write = self.close_batch(batch)
 
         now_s = self._clock.monotonic()
-        shard_sender = self.batch_sender.sender_of(*queue_key)
+        shard_sender = self.batch_sender.shard_sender_of(*queue_key)
         send_after_number = (
             0 if shard_sender is None else shard_sender.last_number - self._not_waited_for
         )
@@ -503,14 +399,11 @@ class MessageBatcher:
             send_after_number=send_after_number,
         )
         self._open[queue_key] = batch
-        if self._linger_s:
-            self._by_due_time.append(batch)
-            if self._linger_wakes_s > batch.due_s:
-                self._wake_linger()
-        return batch, ready
+        self._linger.add(batch)
+        return batch, to_write
 
-    def _close_batch(self, batch: OpenBatch) -> ShardSender | None:
-        """Encode a batch and queue it at its shard's sender, which must write now.
+    def close_batch(self, batch: OpenBatch) -> ShardSender | None:
+        """Encode a batch and queue it at its shard sender, which must write now.
 
         Needs the lock, so that batches keep their order.
         """
@@ -532,28 +425,28 @@ class MessageBatcher:
             self.batch_sender.complete(batch.future, error)
             return None
 
-    def _end_batch(self, batch: OpenBatch, may_block: bool) -> ShardSender | None:
-        """Close a batch, or have the linger thread close it. Needs the lock. Returns: as `_close_batch`.
+    def _close_or_request(self, batch: OpenBatch, may_block: bool) -> ShardSender | None:
+        """Close a batch, or have the linger thread close it. Needs the lock. Returns: as `close_batch`.
 
         A full batch is closed here in any case: until that thread runs, it would take more messages.
         """
         if may_block or batch.size >= self.config.batch_bytes:
-            return self._close_batch(batch)
-        self._request_flush(batch)
+            return self.close_batch(batch)
+        self._linger.request(batch)
         return None
 
-    def flush_waited(self, batch: OpenBatch) -> None:
+    def write_for_caller(self, batch: OpenBatch) -> None:
         """Write a batch on the calling thread, which blocks on its receipt, unless the batch must wait for others."""
         with self._lock:
-            shard_sender = self._close_batch(batch) if batch.may_be_sent else None
+            shard_sender = self.close_batch(batch) if batch.may_be_sent else None
         if shard_sender is not None:
             shard_sender.write_ready()
 
-    def request_flush_waited(self, batch: OpenBatch) -> None:
+    def request_write_for_caller(self, batch: OpenBatch) -> None:
         """Have the linger thread do the same, for a caller that must not block."""
         with self._lock:
             if batch.may_be_sent:
-                self._request_flush(batch)
+                self._linger.request(batch)
 
     def _send_answered(self, shard_sender: ShardSender) -> None:
         """Write the batches that were gathered while others were under way. Callers: the thread that reads acks."""
@@ -563,20 +456,14 @@ class MessageBatcher:
             for batch in list(self._open.values()):
                 if batch.shard_sender is shard_sender and batch.may_be_sent:
                     batch.future.gathered = True
-                    self._close_batch(batch)
+                    self.close_batch(batch)
         shard_sender.write_ready()
 
     def request_flush_open(self) -> None:
         """Have the linger thread close and write all open batches."""
         with self._lock:
             for batch in list(self._open.values()):
-                self._request_flush(batch)
-
-    def _request_flush(self, batch: OpenBatch) -> None:
-        if not batch.closed and not batch.flush_requested:
-            batch.flush_requested, batch.due_s = True, batch.begun_s
-            self._by_due_time.appendleft(batch)
-            self._wake_linger()
+                self._linger.request(batch)
 
     def flush_open(self, *, keep_stalled: bool = False) -> None:
         """Close and write all open batches.
@@ -588,72 +475,10 @@ class MessageBatcher:
         with self._lock:
             for batch in list(self._open.values()):
                 if not keep_stalled or not batch.is_stalled:
-                    shard_senders.add(self._close_batch(batch))
-                elif batch.due_s > now_s + STALLED_S:
-                    batch.due_s = now_s
-                    self._by_due_time.appendleft(batch)
-                    self._wake_linger()
+                    shard_senders.add(self.close_batch(batch))
+                else:
+                    self._linger.check_soon(batch, now_s)
         _write_ready(shard_senders)
-
-    # --- the linger thread ------------------------------------------------------------------------
-
-    def _wake_linger(self) -> None:
-        """Start or wake the linger thread. Needs the lock."""
-        self._linger_state.batcher = self
-        if self._linger_thread is None:
-            self._linger_thread = threading.Thread(
-                target=_linger,
-                args=(self._linger_state, self._changed),
-                name="raymq-linger",
-                daemon=True,
-            )
-            self._linger_thread.start()
-        else:
-            self._changed.notify_all()
-
-    def _keep_open(self, batch: OpenBatch, now_s: float) -> bool:
-        """Whether a batch whose linger time is over should stay open and collect more messages.
-
-        A batch that cannot be written yet would only wait in the shard's queue. Kept open, it goes out as one larger
-        batch. It is closed in any case once a caller waits for its receipt, or after `delivery_timeout_ms`. That
-        timeout starts when a batch is closed, so an open batch would never expire.
-        """
-        expired = now_s - batch.begun_s >= self.config.delivery_timeout_ms / 1000
-        if batch.closed or batch.flush_requested or expired:
-            return False
-        return batch.is_stalled
-
-    def _has_due(self, now_s: float) -> bool:
-        """Whether the first linger time is over. Needs the lock."""
-        return bool(self._by_due_time) and (
-            self._by_due_time[0].closed or self._by_due_time[0].due_s <= now_s
-        )
-
-    def _close_due(self, now_s: float) -> set[ShardSender]:
-        """Close the batches whose linger time is over. Needs the lock. Returns: the senders that must write now."""
-        shard_senders = self._to_write.copy()
-        self._to_write.clear()
-        kept: list[OpenBatch] = []
-        while self._has_due(now_s):
-            batch = self._by_due_time.popleft()
-            if self._keep_open(batch, now_s):
-                batch.due_s = now_s + STALLED_S
-                kept.append(batch)
-            else:
-                batch.future.gathered = True
-                if (shard_sender := self._close_batch(batch)) is not None:
-                    shard_senders.add(shard_sender)
-        self._by_due_time.extendleft(reversed(kept))
-        return shard_senders
-
-    def _next_wakeup(self, now_s: float, was_busy: bool) -> float:
-        """When the linger thread must wake by itself; math.inf: a message wakes it. Needs the lock.
-
-        A thread that `was_busy` stays for one more linger time, so that the next messages need not wake it.
-        """
-        if self._by_due_time:
-            return self._by_due_time[0].due_s
-        return now_s + self._linger_s if was_busy else math.inf
 
     # --- end --------------------------------------------------------------------------------------
 
@@ -678,16 +503,16 @@ class MessageBatcher:
                 self.flush(timeout)
         finally:
             with self._lock:
-                self._end()
+                self._stop_taking()
                 # Messages sent after the flush fail when the batch sender is closed.
                 for batch in list(self._open.values()):
-                    self._close_batch(batch)
+                    self.close_batch(batch)
             self.batch_sender.close()
 
-    def _end(self) -> None:
+    def _stop_taking(self) -> None:
         """Take no more messages, and end the linger thread. Needs the lock."""
-        self.closed = self._linger_state.ended = True
-        self._changed.notify_all()
+        self.closed = True
+        self._linger.end()
 
     def __del__(self) -> None:
         # Only an idle batcher is collected: batches without an outcome refer to it.
@@ -696,50 +521,13 @@ class MessageBatcher:
         in_use = self.batch_sender.in_use
         if not sys.is_finalizing():
             with self._lock:
-                self._end()
+                self._stop_taking()
             if in_use:
                 # Closing waits for threads, and the garbage collector runs on any thread.
                 threading.Thread(target=self.batch_sender.close, daemon=True).start()
         if in_use:
             advice = "use it in a with block, or call close(), which raises what was not stored"
             warn_unclosed(self, self._owner, advice)
-
-
-@dataclass
-class _LingerState:
-    """The batcher of the linger thread. The thread does not keep an idle batcher alive."""
-
-    #: None while nothing is open
-    batcher: MessageBatcher | None = None
-    ended: bool = False
-
-
-def _linger(state: _LingerState, changed: threading.Condition) -> None:
-    """Send the batches whose linger time is over."""
-    was_busy = False
-    while True:
-        with changed:
-            batcher = state.batcher
-            if state.ended:
-                state.batcher = None
-                return
-            if batcher is None:
-                changed.wait()
-                continue
-
-            now_s = batcher._clock.monotonic()
-            was_busy = was_busy or batcher._has_due(now_s)
-            shard_senders = batcher._close_due(now_s)
-            wakeup = 0.0 if shard_senders else batcher._next_wakeup(now_s, was_busy)
-            batcher._linger_wakes_s = wakeup
-            was_busy = bool(shard_senders)
-            if wakeup == math.inf:
-                # Perhaps the last reference: then `__del__` runs here.
-                state.batcher = batcher = None
-            elif not shard_senders:
-                changed.wait(wakeup - now_s)
-
-        _write_ready(shard_senders)
 
 
 def _write_ready(shard_senders: Iterable[ShardSender | None]) -> None:

@@ -19,7 +19,8 @@ from raymq.store.base.errors import RayMQError
 from .queue_sequence import BatchReceipt, UnknownBatch
 
 if TYPE_CHECKING:
-    from .message_batcher import MessageBatcher, OpenBatch
+    from .message_batcher import MessageBatcher
+    from .open_batch import OpenBatch
     from .shard_sender import ShardSender
 
 #: what an awaitable gives
@@ -102,7 +103,7 @@ class BatchFuture(Future[BatchReceipt]):
                 woken = wakeup.acquire(timeout=-1 if timeout is None else max(timeout, 0.0))
         finally:
             if not woken:
-                # It may be this caller's turn by now, so that it is not there any more.
+                # Another thread may have taken this lock already.
                 with contextlib.suppress(ValueError):
                     self._blocked.remove(wakeup)
             if self.done():
@@ -169,7 +170,7 @@ class SendFuture:
         open_batch = self._batch.open_batch
         # Most callers wait for other batches: those need no lock. The answer of these sends their batch.
         if open_batch is not None and open_batch.may_be_sent:
-            open_batch.batcher.flush_waited(open_batch)
+            open_batch.batcher.write_for_caller(open_batch)
         return self._receipt(self._batch.result(timeout))
 
     def _receipt(self, batch: BatchReceipt) -> Receipt:
@@ -201,7 +202,7 @@ class SendFuture:
             open_batch = batch.open_batch
             if open_batch is not None:
                 # Sends made in the same event-loop iteration join this batch. Another thread writes it.
-                loop.call_soon(open_batch.batcher.request_flush_waited, open_batch)
+                loop.call_soon(open_batch.batcher.request_write_for_caller, open_batch)
             # A cancelled task must not cancel the wait of others.
             answer = asyncio.shield(_loop_answer(batch, loop))
             with contextlib.suppress(RayMQError):

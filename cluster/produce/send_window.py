@@ -140,7 +140,7 @@ class SendWindow:
         self._config = config
 
         #: unacknowledged bytes that the shard allows; None: it set no limit
-        self._shard_limit_bytes: int | None = None
+        self._stream_limit_bytes: int | None = None
         #: not written; in the order of `add`
         self.waiting: deque[InFlightBatch] = deque()
         #: written to the stream and not answered, in order
@@ -190,15 +190,15 @@ class SendWindow:
             queue.next_sequence += batch.data.num_rows
         self.waiting.append(batch)
 
-    def connected(self, shard_limit_bytes: int | None) -> None:
+    def connected(self, stream_limit_bytes: int | None) -> None:
         """The shard has taken the stream: batches may be written."""
         self._writable = True
-        self._shard_limit_bytes = shard_limit_bytes
+        self._stream_limit_bytes = stream_limit_bytes
 
     def disconnected(self) -> None:
         """No batch may be written any more. The reason comes with `broke`."""
         self._writable = False
-        self._shard_limit_bytes = None
+        self._stream_limit_bytes = None
 
     def next_writes(self, now_ms: int) -> list[InFlightBatch]:
         """The batches to write now in one message: one, or several small ones. None is written: an empty list.
@@ -234,7 +234,7 @@ class SendWindow:
 
     def _exceeds_bytes(self) -> bool:
         """Whether the next batch is too much beside the unacknowledged ones. Alone it may have any size."""
-        limit, allowed = self._config.in_flight_bytes, self._shard_limit_bytes
+        limit, allowed = self._config.in_flight_bytes, self._stream_limit_bytes
         if allowed is not None and allowed < limit:
             limit = allowed
         return self._in_flight_bytes + self.waiting[0].size > limit
@@ -256,11 +256,11 @@ class SendWindow:
 
     # --- acks -------------------------------------------------------------------------------------
 
-    def received(self, now_ms: int, shard_limit_bytes: int | None) -> None:
+    def received(self, now_ms: int, stream_limit_bytes: int | None) -> None:
         """The shard sent acks; `ack` takes each of them."""
         self.progress_ms = now_ms
         if self._writable:
-            self._shard_limit_bytes = shard_limit_bytes
+            self._stream_limit_bytes = stream_limit_bytes
 
     def ack(self, ack: dict[str, Any], now_ms: int, effects: Effects) -> None:
         """The shard answered the oldest unacknowledged batch.

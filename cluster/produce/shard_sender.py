@@ -202,7 +202,7 @@ class ShardSender:
         stream.opened()
         with self._lock:
             self._stream = stream
-            self._window.connected(stream.window_bytes)
+            self._window.connected(stream.stream_limit_bytes)
         return True
 
     def _receive(self, stream: PutStream) -> None:
@@ -224,7 +224,7 @@ class ShardSender:
         try:
             with self._lock:
                 now_ms = self._clock.monotonic_ms()
-                self._window.received(now_ms, stream.window_bytes)
+                self._window.received(now_ms, stream.stream_limit_bytes)
                 for ack in acks:
                     self._window.ack(ack, now_ms, effects)
                 return self._window.drained
@@ -389,7 +389,7 @@ class ShardSender:
                 stream.abort()
 
     def close(self) -> None:
-        """End the stream and the thread. Batches without an ack fail, truthfully."""
+        """End the stream and the thread. Batches without an ack fail: as unknown, if they were written."""
         effects: Effects = []
         with self._lock:
             if self._window.closed:

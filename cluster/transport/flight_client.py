@@ -241,7 +241,7 @@ class FlightPutStream(_FlightStream):
 
     schema = PUT_SCHEMA
     #: bytes that may be unanswered, as the server said, or None before it has
-    window_bytes: int | None = None
+    stream_limit_bytes: int | None = None
 
     def send(self, meta: dict[str, Any], batch: pa.RecordBatch) -> None:
         """Send one batch. Raises: Unavailable when the stream broke."""
@@ -254,7 +254,7 @@ class FlightPutStream(_FlightStream):
     def receive(self) -> list[dict[str, Any]]:
         """Wait for the next acks. Raises: Unavailable (the stream broke), Rejected (it was refused)."""
         message = flight_messages.unpack(self._read().app_metadata)
-        self.window_bytes = message.get("window", self.window_bytes)
+        self.stream_limit_bytes = message.get("window", self.stream_limit_bytes)
         acks: list[dict[str, Any]] = message["acks"]
         return acks
 

@@ -76,8 +76,8 @@ class PutStreamServer:
         """Args: `memory`: shared by all streams of the server."""
         self._backend = backend
         self._memory = memory or ReceiveMemory()
-        #: the share of the memory that was sent to the client
-        self._share_sent = LIMIT_BYTES
+        #: the `stream_limit_bytes` that the client knows
+        self._limit_sent = LIMIT_BYTES
         #: bytes of all batches that were read; written by the reader thread
         self._taken_bytes = 0
         #: bytes of all batches answered so far; written under `_send_lock`
@@ -280,12 +280,12 @@ class PutStreamServer:
         self._memory.release(size)
 
     def _window(self) -> bytes:
-        """The field of an ack message with the client's new share of the memory; empty while it is unchanged."""
-        share = self._memory.share
-        if share == self._share_sent:
+        """The field of an ack message with the client's new limit of bytes in flight; empty while it is unchanged."""
+        limit = self._memory.stream_limit_bytes
+        if limit == self._limit_sent:
             return b""
-        self._share_sent = share
-        return b',"window":%d' % share
+        self._limit_sent = limit
+        return b',"window":%d' % limit
 
     def _send_bytes(self, metadata: bytes) -> None:
         if self._gone:

@@ -174,7 +174,7 @@ class RayPutStream(_RayStream):
     """Batches out, acks in, in order: at most CALLS_MAX calls under way, later batches wait here for the next call."""
 
     #: the shard sets no limit: `CALLS_MAX` bounds the calls under way
-    window_bytes: int | None = None
+    stream_limit_bytes: int | None = None
 
     def __init__(self, actor: Any, name: str, cluster_id: str) -> None:
         super().__init__(actor, name, cluster_id)

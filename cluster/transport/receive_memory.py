@@ -12,8 +12,8 @@ import pyarrow as pa
 
 #: limit of unanswered bytes over all put streams of a server
 LIMIT_BYTES = 64 << 20
-#: the smallest share of a stream. One batch may always be in flight
-SHARE_BYTES_MIN = 1 << 20
+#: the smallest limit of a stream. One batch may always be in flight
+STREAM_LIMIT_BYTES_MIN = 1 << 20
 #: peak above which a trim of the allocator pays for its later page faults
 TRIM_BYTES = 48 << 20
 #: a server without a batch for this long is expected to stay idle
@@ -25,7 +25,7 @@ class ReceiveMemory:
 
     Streams wait in the order in which they came, so that small batches cannot keep a large one waiting. A stream
     that waits is not read, but gRPC receives its messages nevertheless, without a limit. So every stream's client is
-    sent a share, and producers keep no more than that in flight.
+    sent a limit, and producers keep no more than that in flight.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class ReceiveMemory:
         #: bytes taken now
         self.used = 0
         #: bytes that each stream may have in flight: an equal part of the limit
-        self.share = limit_bytes
+        self.stream_limit_bytes = limit_bytes
         self._streams = 0
         #: guards all fields. It is notified when bytes are released and when a stream's client has left
         self._changed = threading.Condition()
@@ -64,7 +64,9 @@ class ReceiveMemory:
     def _count(self, change: int) -> None:
         with self._changed:
             self._streams += change
-            self.share = max(SHARE_BYTES_MIN, self._limit // max(1, self._streams))
+            self.stream_limit_bytes = max(
+                STREAM_LIMIT_BYTES_MIN, self._limit // max(1, self._streams)
+            )
 
     def acquire(self, size: int, client_left: Callable[[], bool]) -> bool:
         """Wait until `size` more bytes are within the limit, and acquire them. A size above the limit must be alone.

@@ -328,7 +328,7 @@ def test_a_refusal_after_a_break_does_not_call_a_batch_unstored_that_may_be_stor
     routes.token = "wrong"
     proxy.cut(refuse=True)
     pause = threading.Event()
-    until(lambda: sender._senders[0]._stream is None, lambda: pause.wait(0.01))
+    until(lambda: sender._shard_senders[0]._stream is None, lambda: pause.wait(0.01))
     proxy.mend()
 
     waiting = sender.send("t", 0, batch(numbered(2, 1)))
@@ -373,11 +373,11 @@ def test_a_sender_stays_within_its_share_of_the_shards_memory(
 
         sender = make_sender()
         sender.send("t", 0, batch([b"first"])).result(10)
-        assert memory.share == 2 << 20
+        assert memory.stream_limit_bytes == 2 << 20
         backend.hold()
         futures = [sender.send("t", 0, batch([b"x" * (1 << 20)])) for _ in range(10)]
         backend.wait_for(lambda: len(backend.puts) == 2)
-        shard = sender.sender_of("t", 0)
+        shard = sender.shard_sender_of("t", 0)
         assert shard is not None
         assert shard.stalled
 

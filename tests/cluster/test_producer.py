@@ -16,7 +16,7 @@ import pytest
 from raymq.cluster import forks
 from raymq.cluster.messages.message import Message, Receipt
 from raymq.cluster.messages.partitioner import queue_of
-from raymq.cluster.produce.message_batcher import OpenBatch
+from raymq.cluster.produce.open_batch import OpenBatch
 from raymq.cluster.produce.producer import Producer
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, StorageFull, Unavailable
@@ -208,7 +208,7 @@ def test_a_full_buffer_blocks_up_to_max_block_ms(make: Make, backend: FakeBacken
 
 def is_stalled(producer: Producer) -> bool:
     """Whether a message to queue 0 of topic t would wait for the answers of others."""
-    sender = producer._batcher.batch_sender.sender_of("t", 0)
+    sender = producer._batcher.batch_sender.shard_sender_of("t", 0)
     assert sender is not None
     return sender.stalled
 
@@ -272,7 +272,7 @@ def test_a_full_buffer_waits_for_acks_and_not_for_the_linger_time(
     late.start()
     batcher = producer._batcher
     until(
-        lambda: batcher._by_due_time[0].due_s < batcher._clock.monotonic() + 1,
+        lambda: batcher._linger.by_due_time[0].due_s < batcher._clock.monotonic() + 1,
         lambda: late.join(0.001),
     )
 

@@ -24,7 +24,7 @@ MakeSender = Callable[..., BatchSender]
 
 
 def turn_of(sender: BatchSender) -> ReadTurn:
-    return sender._senders[0]._turn
+    return sender._shard_senders[0]._turn
 
 
 def send_until_a_caller_reads(sender: BatchSender) -> int:
@@ -70,7 +70,7 @@ class Waiter(threading.Thread):
     def run(self) -> None:
         try:
             future = self._sender.send("t", 0, batch([self._body]))
-            self._sender._senders[0].read_while_waiting(future, 30)
+            self._sender._shard_senders[0].read_while_waiting(future, 30)
             self.passed.set()
             self.outcome = future.result(30)
         except Exception as error:
@@ -183,7 +183,7 @@ def test_a_long_read_is_broken_off_and_the_batch_sent_again(
     sender = make_sender()
     waiter = hold_a_reading_caller(sender, backend, send_until_a_caller_reads(sender))
     # The sender's watch looks once a second by itself.
-    until(lambda: not turn_of(sender).caller_reading, sender._senders[0].check)
+    until(lambda: not turn_of(sender).caller_reading, sender._shard_senders[0].check)
     backend.release()
     waiter.join(30)
     stored = backend.bodies("t")

@@ -1,0 +1,113 @@
+"""A batch of a producer that takes messages, and its encoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from raymq.store.base.errors import Rejected
+from raymq.store.config.promise import Acks
+from raymq.store.records.binary_columns import binary_array
+from raymq.store.records.record import PUT_SCHEMA, SMALL_BYTES_MAX, SMALL_ROWS_MAX, SmallBatch
+
+from .send_future import BatchFuture
+from .shard_sender import ShardSender
+
+if TYPE_CHECKING:
+    from .message_batcher import MessageBatcher
+
+
+@dataclass(eq=False, slots=True)
+class OpenBatch:
+    """A batch that takes messages. It is closed when it is full, lingered long enough, or waited for."""
+
+    #: topic and queue
+    queue_key: tuple[str, int]
+    acks: Acks
+    #: when its first message came, seconds of the monotonic clock
+    begun_s: float
+    #: when its linger time is over, on the same clock
+    due_s: float
+    batcher: MessageBatcher
+    #: sender of the queue's shard; None: nothing was sent to the shard before
+    shard_sender: ShardSender | None
+    #: the batch may be sent when the shard has answered all batches up to this number
+    send_after_number: int
+    bodies: list[bytes] = field(default_factory=list)
+    tags: list[str | None] = field(default_factory=list)
+    properties: list[bytes | None] = field(default_factory=list)
+    born: list[int] = field(default_factory=list)
+    #: bytes of the byte limit
+    size: int = 0
+    #: the linger thread closes it, however little it has lingered
+    flush_requested: bool = False
+    #: no message is added any more
+    closed: bool = False
+    future: BatchFuture = field(default_factory=BatchFuture)
+
+    def __post_init__(self) -> None:
+        self.future.open_batch = self
+
+    @property
+    def may_be_sent(self) -> bool:
+        """Whether nothing is under way that it waits for."""
+        return (
+            self.shard_sender is None or self.shard_sender.answered_up_to >= self.send_after_number
+        )
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether it could not be written before others are answered."""
+        return self.shard_sender is not None and self.shard_sender.stalled
+
+    def close(self, now_s: float) -> None:
+        """Take no more messages; `encode` comes next."""
+        future = self.future
+        self.closed = True
+        future.rows, future.size = len(self.bodies), self.size
+        future.begun_s, future.closed_s = self.begun_s, now_s
+
+    def encode(self) -> pa.RecordBatch | SmallBatch:
+        """The messages as columns. The batch forgets its messages.
+
+        Raises: Rejected for a value that its column cannot hold.
+        """
+        # The batch's futures must not keep the batcher alive any longer.
+        self.future.open_batch = None
+        columns = (self.bodies, self.tags, self.properties, self.born)
+        is_small = len(self.bodies) <= SMALL_ROWS_MAX and self.size <= SMALL_BYTES_MAX
+        if is_small and set(map(type, self.bodies)) == {bytes}:
+            small = SmallBatch(*columns)
+            self.bodies, self.tags, self.properties, self.born = [], [], [], []
+            return small
+        try:
+            return self._to_record_batch()
+        finally:
+            for values in columns:
+                values.clear()
+
+    def _to_record_batch(self) -> pa.RecordBatch:
+        _, tag, encoded, time = PUT_SCHEMA.types
+        try:
+            columns = [
+                binary_array(self.bodies),
+                _column(self.tags, tag),
+                _column(self.properties, encoded),
+                _column(self.born, time),
+            ]
+        except (TypeError, ValueError) as error:
+            # Only this batch fails: the thread that closes it may serve others.
+            raise Rejected(
+                f"a message cannot be sent as it is: {error}", field="batch", limit="bytes and text"
+            ) from error
+        return pa.RecordBatch.from_arrays(columns, schema=PUT_SCHEMA)
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """A column that is often the same in all rows, which is faster to build."""
+    first, rows = values[0], len(values)
+    if first != values[-1] or values.count(first) != rows:
+        return pa.array(values, kind)
+    return pa.nulls(rows, kind) if first is None else pa.repeat(pa.scalar(first, kind), rows)
