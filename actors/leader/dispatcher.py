@@ -48,10 +48,10 @@ class Dispatcher:
         self._clock = clock
         self._failures = ActiveFailures() if failures is None else failures
 
-        #: guards `_reads`
+        #: guards `_waiting_reads`
         self._lock = threading.Lock()
         #: queue -> the reads that wait for a message in it
-        self._reads: dict[QueueKey, set[threading.Event]] = {}
+        self._waiting_reads: dict[QueueKey, set[threading.Event]] = {}
 
         #: notified of each dispatch, while `_awaiting` callers wait for a certain end
         self._dispatch_happened = threading.Condition()
@@ -106,8 +106,8 @@ class Dispatcher:
         self._urgent.clear()
 
     def _reader_waits_for_confirmed(self) -> bool:
-        return bool(self._reads) and self._store.reput.concerns(
-            self._reads, self._store.log.confirmed
+        return bool(self._waiting_reads) and self._store.reput.concerns(
+            self._waiting_reads, self._store.log.confirmed
         )
 
     def wake(self) -> None:
@@ -115,7 +115,7 @@ class Dispatcher:
         # While the loop lingers, the first of many calls has set it already.
         if not self._wake.is_set():
             self._wake.set()
-        if self._reads and not self._urgent.is_set() and self._reader_waits_for_confirmed():
+        if self._waiting_reads and not self._urgent.is_set() and self._reader_waits_for_confirmed():
             self._urgent.set()
 
     def stop(self) -> None:
@@ -127,19 +127,19 @@ class Dispatcher:
 
     def wake_readers(self) -> None:
         """Let all reads that wait check again."""
-        self._wake_reads(list(self._reads))
+        self._wake_reads(list(self._waiting_reads))
 
     def _wake_reads(self, queues: set[QueueKey] | list[QueueKey]) -> None:
         """Let the reads that wait for one of these queues check again."""
         if self._awaiting:
             with self._dispatch_happened:
                 self._dispatch_happened.notify_all()
-        if not self._reads or not queues:
+        if not self._waiting_reads or not queues:
             return
         with self._lock:
-            reads = {read for key in queues for read in self._reads.get(key, ())}
-        for read in reads:
-            read.set()
+            waiting = {event for key in queues for event in self._waiting_reads.get(key, ())}
+        for event in waiting:
+            event.set()
 
     # --- waiting for a dispatch -------------------------------------------------------------------
 
@@ -191,16 +191,16 @@ class Dispatcher:
         keys = [(request.topic, queue_id) for queue_id in request.offsets]
         with self._lock:
             for key in keys:
-                self._reads.setdefault(key, set()).add(event)
+                self._waiting_reads.setdefault(key, set()).add(event)
         try:
             yield event
         finally:
             with self._lock:
                 for key in keys:
-                    reads = self._reads[key]
-                    reads.discard(event)
-                    if not reads:
-                        del self._reads[key]
+                    events = self._waiting_reads[key]
+                    events.discard(event)
+                    if not events:
+                        del self._waiting_reads[key]
 
     def _awaits_dispatch(self, request: FetchRequest, confirmed: int) -> bool:
         """Whether messages that the request asks for may be confirmed and not dispatched yet."""
@@ -265,14 +265,14 @@ class Dispatcher:
 
         for queue_id, offset in request.offsets.items():
             try:
-                part = self._read_queue(request, queue_id, offset, max(budget, 1))
+                fetched = self._read_queue(request, queue_id, offset, max(budget, 1))
             except (OffsetOutOfRange, Corrupt) as error:
                 low, high = self._store.queue_range(request.topic, queue_id)
                 slices.append(FetchSlice(queue_id, offset, offset, low, high, None, error))
                 continue
-            if part.records is not None and len(part.records):
-                budget -= part.records.nbytes
-                slices.append(part._replace(first_offset=offset))
+            if fetched.records is not None and len(fetched.records):
+                budget -= fetched.records.nbytes
+                slices.append(fetched._replace(first_offset=offset))
                 if budget <= 0:
                     break
 
@@ -283,14 +283,14 @@ class Dispatcher:
     ) -> FetchSlice:
         """The first records from `offset` on. Raises: OffsetOutOfRange, Corrupt."""
         while True:
-            part = self._store.fetch(
+            fetched = self._store.fetch(
                 request.topic,
                 queue_id,
                 offset,
                 max_bytes=max_bytes,
                 max_records=request.max_records,
             )
-            if part.records is None or len(part.records) or part.next_offset <= offset:
-                return part
+            if fetched.records is None or len(fetched.records) or fetched.next_offset <= offset:
+                return fetched
             # These units of a foreign store point at nothing, and the next message comes after them.
-            offset = part.next_offset
+            offset = fetched.next_offset

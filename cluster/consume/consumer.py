@@ -117,9 +117,9 @@ class Consumer(OpenClient):
         self._positions = self._begin(wanted, shards, config.start)
         self._state = ReadState(topic, config.fetch_bytes, config.fetch_records)
         self._state.fetch_from = dict(self._positions)
-        #: messages of `_iterating_piece` that iteration has not returned yet, in order
+        #: messages of `_iterating_fetched` that iteration has not returned yet, in order
         self._iterating: deque[ReceivedMessage] = deque()
-        self._iterating_piece: FetchedRecords
+        self._iterating_fetched: FetchedRecords
 
         self._readers = {
             shard: ShardReader(
@@ -178,11 +178,11 @@ class Consumer(OpenClient):
             Rejected: the shard refuses to serve reads.
         """
         found: list[ReceivedMessage] = []
-        piece = self._next(max_records, timeout)
-        while piece is not None:
-            found += received_messages(piece.shard, piece.records)
+        fetched = self._next(max_records, timeout)
+        while fetched is not None:
+            found += received_messages(fetched.shard, fetched.records)
             left = max_records - len(found)
-            piece = self._next(left, 0.0, ready_only=True) if left > 0 else None
+            fetched = self._next(left, 0.0, ready_only=True) if left > 0 else None
         return found
 
     def poll_batch(self, max_records: int = 10_000, timeout: float = 1.0) -> pa.RecordBatch:
@@ -191,10 +191,10 @@ class Consumer(OpenClient):
         The columns are topic, shard, queue_id, offset, times, key, tag, body and properties. The batch is empty after
         the timeout. `properties` are encoded. `raymq.store.decode_properties` reads them.
         """
-        piece = self._next(max_records, timeout)
-        if piece is None:
+        fetched = self._next(max_records, timeout)
+        if fetched is None:
             return pa.RecordBatch.from_pylist([], schema=MESSAGE_SCHEMA)
-        return message_batch(piece.shard, piece.records)
+        return message_batch(fetched.shard, fetched.records)
 
     def batches(self, max_records: int = 500) -> Iterator[list[ReceivedMessage]]:
         """Iterate over `poll(max_records)` without an end, without the empty ones. Raises: as `poll`."""
@@ -213,13 +213,13 @@ class Consumer(OpenClient):
     def next_message(self, timeout: float = 1.0) -> ReceivedMessage | None:
         """The next message, or None when there is none within `timeout` seconds. Raises: as `poll`."""
         if not self._iterating:
-            piece = self._next(500, timeout)
-            if piece is None:
+            fetched = self._next(500, timeout)
+            if fetched is None:
                 return None
-            # Only returned messages count: any other call gives the rest of the piece back first.
-            self._positions[piece.queue_id] = piece.first_offset
-            self._iterating.extend(received_messages(piece.shard, piece.records))
-            self._iterating_piece = piece
+            # Only returned messages count: any other call gives the rest of them back first.
+            self._positions[fetched.queue_id] = fetched.first_offset
+            self._iterating.extend(received_messages(fetched.shard, fetched.records))
+            self._iterating_fetched = fetched
         self._check_open()
         message = self._iterating.popleft()
         self._positions[message.queue_id] = message.offset + 1
@@ -242,40 +242,40 @@ class Consumer(OpenClient):
             self._give_back()
             if not ready_only:
                 state.changed.wait_for(
-                    lambda: state.pieces or state.queue_errors or state.fatal_error or state.closed,
+                    lambda: state.unread or state.queue_errors or state.fatal_error or state.closed,
                     timeout,
                 )
                 self._check_open()
                 self._raise_failure()
 
-            if not state.pieces:
+            if not state.unread:
                 return None
-            piece = state.pieces.popleft()
+            fetched = state.unread.popleft()
 
-            if len(piece.records) > max_records:
-                rest = piece.records.slice(max_records)
+            if len(fetched.records) > max_records:
+                rest = fetched.records.slice(max_records)
                 middle = int(queue_offsets(rest.slice(0, 1))[0])
-                state.pieces.appendleft(piece._replace(first_offset=middle, records=rest))
-                records = piece.records.slice(0, max_records)
-                piece = piece._replace(next_offset=middle, records=records)
+                state.unread.appendleft(fetched._replace(first_offset=middle, records=rest))
+                records = fetched.records.slice(0, max_records)
+                fetched = fetched._replace(next_offset=middle, records=records)
             else:
-                state.ahead[piece.shard] -= 1
-                if not state.ahead[piece.shard]:
+                state.ahead[fetched.shard] -= 1
+                if not state.ahead[fetched.shard]:
                     state.notify()
 
-            self._positions[piece.queue_id] = piece.next_offset
-            return piece
+            self._positions[fetched.queue_id] = fetched.next_offset
+            return fetched
 
     def _give_back(self) -> None:
-        """Return the messages that iteration took, and did not hand out, to the queue's pieces. Needs the lock."""
+        """Return the messages that iteration took and did not hand out to `unread`. Needs the lock."""
         if not self._iterating:
             return
-        state, piece = self._state, self._iterating_piece
+        state, fetched = self._state, self._iterating_fetched
         offset = self._iterating[0].offset
-        rest = piece.records.slice(len(piece.records) - len(self._iterating))
+        rest = fetched.records.slice(len(fetched.records) - len(self._iterating))
         self._iterating.clear()
-        state.pieces.appendleft(piece._replace(first_offset=offset, records=rest))
-        state.ahead[piece.shard] += 1
+        state.unread.appendleft(fetched._replace(first_offset=offset, records=rest))
+        state.ahead[fetched.shard] += 1
 
     def _raise_failure(self) -> None:
         """Raise the failure that this read must report, if there is one. Needs the lock."""
@@ -285,9 +285,9 @@ class Consumer(OpenClient):
 
         for queue_id in sorted(state.queue_errors):
             # Records fetched before the failure come first.
-            if not any(piece.queue_id == queue_id for piece in state.pieces):
+            if not any(fetched.queue_id == queue_id for fetched in state.unread):
                 raise state.queue_errors[queue_id]
-        if state.pieces:
+        if state.unread:
             return
 
         now_ms = self._clock.monotonic_ms()
@@ -322,9 +322,9 @@ class Consumer(OpenClient):
         with state.changed:
             self._check_open()
             self._give_back()
-            kept = deque(piece for piece in state.pieces if piece.queue_id != queue_id)
-            state.ahead[shard] = sum(piece.shard == shard for piece in kept)
-            state.pieces = kept
+            kept = deque(fetched for fetched in state.unread if fetched.queue_id != queue_id)
+            state.ahead[shard] = sum(fetched.shard == shard for fetched in kept)
+            state.unread = kept
             state.queue_errors.pop(queue_id, None)
             state.fetch_from[queue_id] = offset
             self._positions[queue_id] = offset

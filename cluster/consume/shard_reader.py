@@ -44,9 +44,9 @@ class ReadState:
     changed: threading.Condition = field(default_factory=threading.Condition)
     #: `notify` also calls it, on any thread. It must not block
     listener: Callable[[], None] | None = None
-    #: fetched pieces, in offset order per queue
-    pieces: deque[FetchedRecords] = field(default_factory=deque)
-    #: shard -> number of its pieces in `pieces`
+    #: fetched and not returned yet, in offset order per queue
+    unread: deque[FetchedRecords] = field(default_factory=deque)
+    #: shard -> number of its entries in `unread`
     ahead: Counter[int] = field(default_factory=Counter)
     #: queue_id -> offset to fetch next. A queue that failed is missing until `seek`
     fetch_from: dict[int, int] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class ShardReader(FetchThread):
         return {queue_id: offsets[queue_id] for queue_id in order[turn:] + order[:turn]}
 
     def _fetch(self, stream: FetchStream) -> bool:
-        """One fetch, once the consumer has taken the pieces of this shard. False: end, or open a new stream."""
+        """One fetch, once the consumer has taken all of this shard. False: end, or open a new stream."""
         state = self._state
 
         def must_return() -> bool:
@@ -131,10 +131,10 @@ class ShardReader(FetchThread):
         if part.first_offset != wanted[queue_id] or not len(part.records):
             return
         state.fetch_from[queue_id] = part.next_offset
-        piece = FetchedRecords(
+        fetched = FetchedRecords(
             self.shard, queue_id, part.first_offset, part.next_offset, part.records
         )
-        state.pieces.append(piece)
+        state.unread.append(fetched)
         state.ahead[self.shard] += 1
 
     def _handle_failure(self, error: RayMQError, stream: FetchStream | None) -> bool:

@@ -421,13 +421,13 @@ class EndWatcher(FetchThread):
             start = self._from
         if self._closed or start is None:
             return False
-        for part in stream.fetch(FetchRequest(self._topic, {0: start}, 1, 1, WATCH_MS)):
-            if part.error is not None:
-                raise part.error
+        for fetched in stream.fetch(FetchRequest(self._topic, {0: start}, 1, 1, WATCH_MS)):
+            if fetched.error is not None:
+                raise fetched.error
             with self._changed:
                 if self._from == start:
                     self._from = None
-            self._notify(part.max_offset)
+            self._notify(fetched.max_offset)
         return True
 
     def close(self) -> None:
