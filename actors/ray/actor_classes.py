@@ -21,10 +21,8 @@ Every actor gets one dict of plain values, the spec, because Ray gives it to eac
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
-import json
 import logging
 import os
 import secrets
@@ -36,10 +34,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raymq.store.base.clock import Clock
-from raymq.store.base.errors import RayMQError, Unavailable
-from raymq.store.base.files import Files
+from raymq.store.base.errors import Unavailable
 from raymq.store.config.store_config import StoreConfig
+
+from .process_setup import keep_freed_memory, keep_pandas_out
+from .replica_files import (
+    endpoint_of,
+    old_port,
+    read_endpoint,
+    read_json,
+    read_last_end,
+    write_endpoint,
+    write_json,
+    write_last_end,
+)
 
 logger = logging.getLogger("raymq")
 
@@ -56,46 +64,6 @@ LINGER_MS = 10_000
 EXIT_LOOP_DIED = 70
 #: how long Replication waits for the follower's actor to report its address
 PEER_TIMEOUT_S = 2.0
-
-#: glibc's numbers of these options, and the bytes that one arena may keep
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-KEEP_BYTES = 16 << 20
-
-
-def _keep_freed_memory() -> None:
-    """Let malloc keep the memory of large batches: once returned, it costs a page fault per 4 KiB of the next batch.
-
-    Measured: 30 faults per batch of 1 MiB instead of 235, a third less CPU, 20 MB more memory. With one arena per
-    thread it is 110 faults, because glibc returns an arena as soon as it is empty. So a Ray that RayMQ starts has one
-    arena (`MALLOC_ARENA_MAX`, cluster/deploy/owned_ray.py). Without glibc this does nothing.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, KEEP_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, KEEP_BYTES)
-
-
-class _NoPandas:
-    """An import finder that finds no pandas."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name == "pandas":
-            raise ModuleNotFoundError("pandas is not searched here", name=name)
-
-
-def _keep_pandas_out() -> None:
-    """Keep Arrow from importing pandas, which it does for its first array of Python objects.
-
-    Measured: 40 MB and 0.2 s of every start, for nothing. Arrow tries once. The process may import pandas later.
-    """
-    import pyarrow as pa
-
-    finder = _NoPandas()
-    sys.meta_path.insert(0, finder)
-    try:
-        pa.array([0])
-    finally:
-        sys.meta_path.remove(finder)
 
 
 def _start_thread(target: Callable[..., None], *args: Any) -> None:
@@ -133,7 +101,7 @@ class CommitLogActor:
 
         # The default of 5 ms makes the ack thread wait that long for a busy reader thread.
         sys.setswitchinterval(0.0005)
-        _keep_freed_memory()
+        keep_freed_memory()
         _start_thread(self._start)
 
     def _start(self) -> None:
@@ -158,30 +126,30 @@ class CommitLogActor:
 
     def _open(self) -> None:
         """Recover the replica and serve it. Raises: any error, with nothing left open."""
-        _keep_pandas_out()
+        keep_pandas_out()
         from .ray_methods import RayMethods
 
         spec = self._spec
         root = Path(spec["data_dir"])
         address = _load(spec["prepare"])(spec, restarted=_was_restarted())
-        self._last_give_up = _read_last_give_up(root)
+        self._last_give_up = read_last_end(root)
         host = self._make_host(root)
 
         with contextlib.ExitStack() as undo:
             undo.callback(host.close, 0.0)
             if spec["mode"] == "leader":
-                host.routes = _read_json(root, "routes") or {}
+                host.routes = read_json(root, "routes") or {}
             server = _load(spec["server"])(
                 host,
                 host=address.bind,
-                port=_old_port(root, address.bind),
+                port=old_port(root, address.bind),
                 token=spec["token"],
                 tls=spec["tls"],
             )
             undo.callback(server.close)
 
-            _write_endpoint(root, address.advertised, server.port, tls=spec["tls"])
-            self._endpoint = _endpoint(address.advertised, server.port, tls=spec["tls"])
+            write_endpoint(root, address.advertised, server.port, tls=spec["tls"])
+            self._endpoint = endpoint_of(address.advertised, server.port, tls=spec["tls"])
             self._methods = RayMethods(host)
             self._server = server
             self._host = host
@@ -279,7 +247,7 @@ class CommitLogActor:
 
     def set_routes(self, routes: dict[str, str]) -> None:
         """Set the endpoints of all shards, so that each shard can route a client to the others."""
-        _write_json(Path(self._spec["data_dir"]), "routes", routes)
+        write_json(Path(self._spec["data_dir"]), "routes", routes)
         if self._host is not None:
             self._host.routes = routes
 
@@ -362,7 +330,7 @@ class ReplicationActor(SatelliteActor):
     def _make(self) -> Any:
         from raymq.actors.satellites.replicator import Replicator
 
-        _keep_freed_memory()
+        keep_freed_memory()
         spec = self._spec
         cluster_id, shard = spec["cluster_id"], spec["shard"]
         make_transport = _load(spec["transport"])
@@ -419,31 +387,12 @@ def _exit_soon(root: Path, reason: str) -> None:
     After a pause, so that answers under way go out, and so that a lasting cause does not restart it in a tight loop.
     """
     logger.error("this process ends and is started again: %s", reason)
-    with contextlib.suppress(OSError, RayMQError):
-        _write_json(root, "last-end", {"time_ms": Clock().now_ms(), "reason": reason})
+    write_last_end(root, reason)
     try:
         threading.Timer(END_PAUSE_S, os._exit, (EXIT_GAVE_UP,)).start()
     except RuntimeError:
         # No thread can be started: that may be the reason.
         os._exit(EXIT_GAVE_UP)
-
-
-def _read_last_give_up(root: Path) -> Any:
-    with contextlib.suppress(OSError):
-        return _read_json(root, "last-end")
-    return None
-
-
-def _read_json(root: Path, name: str) -> Any:
-    """The value that a replica wrote last, or None before the first, or if the file is damaged."""
-    try:
-        return json.loads(Files().read_file(root / "raymq" / name))
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def _write_json(root: Path, name: str, value: dict[str, Any]) -> None:
-    Files().write_file_atomic(root / "raymq" / name, json.dumps(value).encode())
 
 
 def _run_or_exit(make: Callable[[], Any], made: Callable[[Any], None]) -> None:
@@ -457,44 +406,8 @@ def _run_or_exit(make: Callable[[], Any], made: Callable[[Any], None]) -> None:
         os._exit(EXIT_LOOP_DIED)
 
 
-def read_endpoint(root: Path) -> str | None:
-    """The endpoint that a replica wrote last, or None before its first start."""
-    value = _read_json(root, "endpoint")
-    if value is None:
-        return None
-    return _endpoint(value["host"], value["port"], tls=value.get("tls", False))
-
-
-def _write_endpoint(root: Path, host: str, port: int, *, tls: bool) -> None:
-    _write_json(root, "endpoint", {"host": host, "port": port, "tls": tls})
-
-
-def _endpoint(host: str, port: int, *, tls: bool) -> str:
-    return f"{'tls://' if tls else ''}{host}:{int(port)}"
-
-
 def _was_restarted() -> bool:
     """Whether Ray runs this actor again, after its process or its node ended."""
     import ray
 
     return bool(ray.get_runtime_context().was_current_actor_reconstructed)
-
-
-def _old_port(root: Path, host: str) -> int:
-    """The port that this replica had, if it is free, else 0.
-
-    gRPC listens with SO_REUSEPORT, so two servers could share a port unnoticed: a plain bind fails then.
-    """
-    import socket
-
-    endpoint = read_endpoint(root)
-    if endpoint is None:
-        return 0
-    port = int(endpoint.rpartition(":")[2])
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return 0
-    return port

@@ -6,7 +6,7 @@ import contextlib
 import json
 from dataclasses import dataclass
 
-from raymq.actors.ray.actor_classes import read_endpoint
+from raymq.actors.ray.replica_files import read_endpoint
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.base.files import Files
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.ray import actor_classes
+from raymq.actors.ray import actor_classes, replica_files
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys
-from raymq.actors.ray.actor_classes import _keep_pandas_out
-_keep_pandas_out()
+from raymq.actors.ray.process_setup import keep_pandas_out
+keep_pandas_out()
 import pyarrow
 assert pyarrow.array([b"x"]).to_pylist() == [b"x"]
 assert "pandas" not in sys.modules
@@ -83,9 +83,9 @@ def test_a_satellite_without_descriptors_ends_its_process_and_not_its_actor(tmp_
 
 def test_a_process_that_gives_up_leaves_the_reason_to_the_next_one(tmp_path):
     (tmp_path / "raymq").mkdir()
-    assert actor_classes._read_last_give_up(tmp_path) is None
+    assert replica_files.read_last_end(tmp_path) is None
     assert run(GIVE_UP, str(tmp_path)).returncode == actor_classes.EXIT_GAVE_UP
-    found = actor_classes._read_last_give_up(tmp_path)
+    found = replica_files.read_last_end(tmp_path)
     assert found is not None
     assert found["reason"] == "the disk said no"
 
@@ -106,7 +106,7 @@ def write_endpoint(root, host, port, **more):
         raise OSError(errno.EMFILE, "Too many open files")
     real(root, host, port, **more)
 
-real, actor_classes._write_endpoint = actor_classes._write_endpoint, write_endpoint
+real, actor_classes.write_endpoint = actor_classes.write_endpoint, write_endpoint
 actor_classes.RETRY_S = 0.01
 actor_classes._was_restarted = lambda: False
 actor = actor_classes.CommitLogActor({

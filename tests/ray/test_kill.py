@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import raymq
-from raymq.actors.ray.actor_classes import read_endpoint
+from raymq.actors.ray.replica_files import read_endpoint
 from raymq.cluster.consume.range_reader import read_range
 from raymq.cluster.deploy import owned_ray, process_tree, ray_host
 from raymq.cluster.messages.columns import message_batch

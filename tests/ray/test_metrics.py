@@ -26,7 +26,7 @@ PROGRAM = """
 import contextlib, json, os, signal, sys, threading
 import ray
 import raymq
-from raymq.actors.ray.actor_classes import read_endpoint
+from raymq.actors.ray.replica_files import read_endpoint
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.cluster.paths import ClusterPaths

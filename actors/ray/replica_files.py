@@ -1,0 +1,73 @@
+"""Small files in which a replica says where it listens, and why its last process gave up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import RayMQError
+from raymq.store.base.files import Files
+
+
+def write_last_end(root: Path, reason: str) -> None:
+    """Note why this process gives up. A directory that cannot be written changes nothing."""
+    with contextlib.suppress(OSError, RayMQError):
+        write_json(root, "last-end", {"time_ms": Clock().now_ms(), "reason": reason})
+
+
+def read_last_end(root: Path) -> Any:
+    """When and why a process of this replica gave up last, for status; None: never."""
+    with contextlib.suppress(OSError):
+        return read_json(root, "last-end")
+    return None
+
+
+def read_json(root: Path, name: str) -> Any:
+    """The value that a replica wrote last, or None before the first, or if the file is damaged."""
+    try:
+        return json.loads(Files().read_file(root / "raymq" / name))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def write_json(root: Path, name: str, value: dict[str, Any]) -> None:
+    """Replace the value. Durable: the file. Raises: OSError."""
+    Files().write_file_atomic(root / "raymq" / name, json.dumps(value).encode())
+
+
+def read_endpoint(root: Path) -> str | None:
+    """The endpoint that a replica wrote last, or None before its first start."""
+    value = read_json(root, "endpoint")
+    if value is None:
+        return None
+    return endpoint_of(value["host"], value["port"], tls=value.get("tls", False))
+
+
+def write_endpoint(root: Path, host: str, port: int, *, tls: bool) -> None:
+    write_json(root, "endpoint", {"host": host, "port": port, "tls": tls})
+
+
+def endpoint_of(host: str, port: int, *, tls: bool) -> str:
+    return f"{'tls://' if tls else ''}{host}:{int(port)}"
+
+
+def old_port(root: Path, host: str) -> int:
+    """The port that this replica had, if it is free, else 0.
+
+    gRPC listens with SO_REUSEPORT, so two servers could share a port unnoticed: a plain bind fails then.
+    """
+    endpoint = read_endpoint(root)
+    if endpoint is None:
+        return 0
+    port = int(endpoint.rpartition(":")[2])
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return 0
+    return port
