@@ -193,19 +193,18 @@ class Cluster:
         self, shards: list[dict[str, Any]], placement: tuple[tuple[str, ...], ...]
     ) -> None:
         """Add `nodes` to each shard, and to a shard in trouble which of its nodes are `away`."""
-        troubled = [facts for facts in shards if facts["state"] in _ABSENT or _follower_lags(facts)]
         missing: list[str] = []
-        if troubled and self.ray_address is not None:
-            from .deploy.placement import away, describe_away
+        if self.ray_address is not None and any(map(_in_trouble, shards)):
+            from .deploy.placement import away
 
-            missing = away(self.ray_address, (node for row in placement for node in row))
-        for facts, row in zip(shards, placement, strict=True):
-            facts["nodes"] = list(row)
-            facts["away"] = [node for node in row if node in missing] if facts in troubled else []
+            missing = away(self.ray_address, (node for nodes in placement for node in nodes))
+        for facts, nodes in zip(shards, placement, strict=True):
+            facts["nodes"] = list(nodes)
+            facts["away"] = []
+            if _in_trouble(facts):
+                facts["away"] = [node for node in nodes if node in missing]
             if facts["away"]:
-                cause = "; ".join(map(describe_away, facts["away"]))
-                error = facts.get("error")
-                facts["error"] = f"{cause} ({error})" if error else cause
+                facts["error"] = _cause_of_absence(facts["away"], facts.get("error"))
 
     def topics(self) -> dict[str, dict[str, Any]]:
         """Every topic except RayMQ's internal ones, as {name: {"queues": count, "shards": [...]}}.
@@ -424,6 +423,19 @@ def _state_of(shard_states: set[Any]) -> str:
     if shard_states == {"RUNNING"}:
         return "RUNNING"
     return "DOWN" if shard_states <= _ABSENT else "DEGRADED"
+
+
+def _in_trouble(facts: dict[str, Any]) -> bool:
+    """Whether a lost node may be the cause of a shard's state."""
+    return facts["state"] in _ABSENT or _follower_lags(facts)
+
+
+def _cause_of_absence(away: list[str], error: str | None) -> str:
+    """What is wrong with a shard of lost nodes, and with it the shard's own error."""
+    from .deploy.placement import describe_away
+
+    cause = "; ".join(map(describe_away, away))
+    return f"{cause} ({error})" if error else cause
 
 
 def _follower_lags(facts: dict[str, Any]) -> bool:

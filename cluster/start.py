@@ -195,7 +195,7 @@ class _Start(_LockedCall):
         stored, record, options = plan
         first = stored is None
         token = load_or_make_token(paths, files)
-        ca = _trusted(paths, record, files)
+        ca = _save_authority(paths, record, files)
         run_sweep.sweep(files, self._clock)
         target, answers_s = self._find_or_start_ray(record, address, first=first)
 
@@ -456,9 +456,27 @@ def stop(
     """Stop the cluster of a data directory, or of a name known on this machine. No data is deleted.
 
     The actors flush, write a checkpoint and end, in order. Ray ends after them if `start` started it. A cluster that
-    does not run is already stopped.
+    does not run is already stopped. The log is synced up to its end, so the next start needs no recovery.
 
-    Raises: Rejected when `target` is not a cluster of this machine; Unavailable when a process cannot be ended.
+    Example:
+        ```python
+        import raymq
+
+        raymq.start("raymq-data").close()
+        report = raymq.stop("raymq-data", timeout_s=30)
+        print(report.clean, report.ray)
+        ```
+
+    Args:
+        target: a data directory, or the name of a cluster that was started on this machine. None (default) for the only
+            cluster that this user started here.
+        timeout_s: seconds that the orderly end of all actors may take (default 60). Then they are ended as a crash
+            would end them: nothing acknowledged is lost, `clean` is False, and the next start recovers.
+        progress: is called with one line for each step. Default: nothing is called.
+
+    Raises:
+        Rejected: `target` is not a cluster of this machine, or several clusters are known and `target` is None.
+        Unavailable: a process cannot be ended.
     """
     files = Files()
     if target is None:
@@ -646,8 +664,11 @@ def _resolver(
     return None if ray_address is None else RayResolver(ray_address, record.name, record.shards)
 
 
-def _trusted(paths: ClusterPaths, record: ClusterRecord, files: Files) -> bytes | None:
-    """With TLS, the authority of the shards' certificates. It is kept for `connect` in other shells."""
+def _save_authority(paths: ClusterPaths, record: ClusterRecord, files: Files) -> bytes | None:
+    """Keep the authority of the shards' certificates for `connect` in other shells, or delete it without TLS.
+
+    Returns: the authority; None without TLS.
+    """
     if not record.tls:
         if files.exists(paths.ca):
             files.unlink(paths.ca)

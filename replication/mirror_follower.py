@@ -208,8 +208,10 @@ class MirrorFollower:
         self, message: wire.AppendEntries, data: memoryview | None, log: LogView
     ) -> list[Effect]:
         """Store the units if they continue the log, then move the confirmed end."""
-        known = (self.matched_end, self._matched_value) == message[:2]
-        if not known and not _holds(log, message.prev_end, message.prev_chain):
+        is_known = (
+            message.prev_end == self.matched_end and message.prev_chain == self._matched_value
+        )
+        if not is_known and not _holds(log, message.prev_end, message.prev_chain):
             tail = log.tail()
             return [Reply(wire.Conflict(tail.epoch, tail.end))]
 

@@ -276,10 +276,10 @@ def split(batch: pa.RecordBatch, queues: int, turn: int) -> Iterator[tuple[int, 
     if not count:
         return
 
-    keys = pc.cast(batch.column(0), pa.binary())
-    values = pc.cast(batch.column(1), pa.binary())
-    tags = pc.cast(batch.column(2), pa.string())
-    chosen = pc.cast(batch.column(3), pa.int32())
+    keys = pc.cast(batch.column("key"), pa.binary())
+    values = pc.cast(batch.column("value"), pa.binary())
+    tags = pc.cast(batch.column("tag"), pa.string())
+    partition_column = pc.cast(batch.column("partition"), pa.int32())
 
     queue_of_row = np.full(count, turn % queues, dtype=np.int32)
     if keys.null_count < count:
@@ -288,15 +288,15 @@ def split(batch: pa.RecordBatch, queues: int, turn: int) -> Iterator[tuple[int, 
             keys.is_valid().to_numpy(zero_copy_only=False), hashed, queue_of_row
         )
 
-    if chosen.null_count < count:
-        wanted = chosen.fill_null(0).to_numpy()
-        given = chosen.is_valid().to_numpy(zero_copy_only=False)
-        bad = given & ((wanted < 0) | (wanted >= queues))
-        if bad.any():
-            row = int(np.argmax(bad))
-            message = f"row {row}: partition {int(wanted[row])} is outside 0 to {queues - 1}"
+    if partition_column.null_count < count:
+        partitions = partition_column.fill_null(0).to_numpy()
+        has_partition = partition_column.is_valid().to_numpy(zero_copy_only=False)
+        is_outside = has_partition & ((partitions < 0) | (partitions >= queues))
+        if is_outside.any():
+            row = int(np.argmax(is_outside))
+            message = f"row {row}: partition {int(partitions[row])} is outside 0 to {queues - 1}"
             raise Rejected(message, field="partition", limit=queues - 1, row=row)
-        queue_of_row = np.where(given, wanted, queue_of_row)
+        queue_of_row = np.where(has_partition, partitions, queue_of_row)
 
     table = pa.record_batch(
         [values, tags, key_properties(keys), pa.array(np.zeros(count, dtype=np.int64))],

@@ -49,8 +49,8 @@ class AckQueue:
     def __init__(self, promise: Promise, config: StoreConfig, acknowledged: int) -> None:
         self.promise = promise
         #: Replication combines these
-        self.replicated = promise.waits_for_replicas
-        silence_ms = REPLICATION_SILENCE_MS if self.replicated else 0
+        self.waits_for_replicas = promise.waits_for_replicas
+        silence_ms = REPLICATION_SILENCE_MS if self.waits_for_replicas else 0
         self.combiner = PutCombiner(
             promise,
             flush_timeout_ms=config.sync_flush_timeout_ms + silence_ms,
@@ -189,7 +189,7 @@ class PutAcks:
                 if queue.combined_up_to < queue.last_number:
                     queue.combined_up_to = queue.last_number
                     queue.combiner.add(queue.last_number, queue.end, now_ms)
-                    if queue.replicated:
+                    if queue.waits_for_replicas:
                         self._submit_to_replication(queue, now_ms)
         self._appends.wake_for_append()
         return finished
@@ -259,7 +259,7 @@ class PutAcks:
         """
         queue = self._queues[acks]
         if (
-            queue.replicated
+            queue.waits_for_replicas
             or not queue.promise.waits_for_sync
             or not self._await_sync_throttle.should_try()
         ):
@@ -324,7 +324,7 @@ class PutAcks:
                     self._finish(put, now_s)
                     finished.append(put.ticket)
 
-                for number, end, status in [*reported, *late] if queue.replicated else late:
+                for number, end, status in [*reported, *late] if queue.waits_for_replicas else late:
                     while (
                         puts
                         and queue.answered_count < number
@@ -333,7 +333,7 @@ class PutAcks:
                         put = queue.take()
                         self._finish_unknown(put, status)
                         finished.append(put.ticket)
-                if queue.replicated:
+                if queue.waits_for_replicas:
                     self._submit_to_replication(queue, now_ms)
             self.waiting -= len(finished)
 

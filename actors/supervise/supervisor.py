@@ -51,7 +51,7 @@ class FenceReport(NamedTuple):
     failed_sync_errno: int
     #: [start, stop) of a sync that was begun and not finished. Its error, if any, died with both processes, so these
     #: bytes must be written again before a sync of them means anything. None: none was under way. Start is 0 when
-    #: unknown: the synced mark is then the better bound.
+    #: unknown: the synced end is then the better bound.
     unfinished_sync: tuple[int, int] | None
 
 

@@ -375,7 +375,7 @@ class Files:
         with contextlib.suppress(OSError):
             _lock_call("munlock", self._maps[id(view)], len(view))
 
-    def forget(self, view: memoryview) -> Callable[[], bool]:
+    def release_when_unread(self, view: memoryview) -> Callable[[], bool]:
         """Release a view. A reader that still uses the view or a slice keeps its map alive.
 
         Returns: a function that says whether the last reader is gone, and the map with it.
@@ -414,7 +414,7 @@ class Files:
         """Whether a path exists."""
         return os.path.lexists(path)
 
-    def length(self, path: PathLike) -> int:
+    def size_of(self, path: PathLike) -> int:
         """Length of a file by its name, bytes. Raises: FileNotFoundError."""
         return os.stat(path, follow_symlinks=False).st_size
 

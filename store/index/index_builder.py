@@ -87,7 +87,7 @@ class IndexBuilder:
 
         try:
             if self._added_end > self._service.indexed:
-                self._flush()
+                self._index_added()
             if self._service.indexed < upto:
                 self._from_log(upto)
         except OffsetOutOfRange:
@@ -117,7 +117,7 @@ class IndexBuilder:
         self._units = []
         self._records = self._bytes = 0
 
-    def _flush(self) -> None:
+    def _index_added(self) -> None:
         units, records = self._units, self._records
         self._forget_units()
         if not units:
@@ -125,7 +125,7 @@ class IndexBuilder:
             return
 
         if records <= FEW_RECORDS:
-            self._put_few(units)
+            self._index_few(units)
             return
 
         counts = [len(unit.positions) for unit in units]
@@ -138,11 +138,11 @@ class IndexBuilder:
         keyed = Keyed(b"".join(data), np.concatenate(([0], *ends)))
 
         positions = np.concatenate([unit.positions for unit in units])
-        self._put(
+        self._index(
             np.repeat(topics, counts), keyed, positions, np.repeat(times, counts), self._added_end
         )
 
-    def _put_few(self, units: list[KeyedUnit]) -> None:
+    def _index_few(self, units: list[KeyedUnit]) -> None:
         """Index a few records one by one, which costs a tenth of the arrays."""
         hashes: list[int] = []
         positions: list[int] = []
@@ -162,7 +162,7 @@ class IndexBuilder:
             upto=self._added_end,
         )
 
-    def _put(
+    def _index(
         self, topic_hashes: UInt32s, keyed: Keyed, positions: Int64s, times: Int64s, upto: int
     ) -> None:
         found = hash_keys(topic_hashes, keyed)
@@ -181,11 +181,11 @@ class IndexBuilder:
             self._log.note_damage(self._log.damage(at, walk.reason.value))
         if len(walk.positions):
             batch = record.decode(view, walk.positions - base, walk.sizes, columns=_COLUMNS)
-            if self._put_batch(batch, walk.positions, end):
+            if self._index_batch(batch, walk.positions, end):
                 return
         self._service.indexed = max(at, end)
 
-    def _put_batch(self, batch: pa.RecordBatch, positions: Int64s, end: int) -> bool:
+    def _index_batch(self, batch: pa.RecordBatch, positions: Int64s, end: int) -> bool:
         kinds = batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK
         if (kinds == fmt.SYS_ROLLBACK).any():
             kept = kinds != fmt.SYS_ROLLBACK
@@ -197,5 +197,5 @@ class IndexBuilder:
         table = np.array([topic_hash(name) for name in topics.dictionary.to_pylist()], np.uint32)
         topic_hashes = table[topics.indices.to_numpy()]
         times_ms = batch.column("store_time_ms").to_numpy()
-        self._put(topic_hashes, keyed, positions, times_ms, end)
+        self._index(topic_hashes, keyed, positions, times_ms, end)
         return True

@@ -31,7 +31,7 @@ _NAME_FORMAT = "%Y%m%d%H%M%S"
 MARK_STEP_BYTES = 64 << 20
 
 
-class _Mark(NamedTuple):
+class IndexEnd(NamedTuple):
     """The content of `raymq/index`: the state of the last sync."""
 
     #: name of the newest file with an entry; empty without one
@@ -59,7 +59,7 @@ class IndexService:
         #: oldest first; replaced, never changed in place: readers keep the list that they took
         self._index_files: tuple[IndexFile, ...] = ()
         self._mark: Meta | None = None
-        self._synced: _Mark | None = None
+        self._synced: IndexEnd | None = None
         #: everything below this is indexed
         self.indexed = 0
         #: held by dispatch, which appends, and by the checkpoint and cleaning threads, which sync and delete
@@ -225,9 +225,9 @@ class IndexService:
 
             # A new file without an entry does not count.
             last = next((file for file in reversed(files) if not file.empty), None)
-            mark = _Mark("", 1, upto)
+            mark = IndexEnd("", 1, upto)
             if last is not None:
-                mark = _Mark(last.path.name, last.header.count, upto)
+                mark = IndexEnd(last.path.name, last.header.count, upto)
 
             if self._mark is not None and _must_write_mark(self._synced, mark, closing=closing):
                 noted = {"file": mark.file or None, "count": mark.next_number, "indexed": upto}
@@ -311,7 +311,7 @@ class IndexService:
             self._mark = None
 
 
-def _must_write_mark(synced: _Mark | None, mark: _Mark, *, closing: bool) -> bool:
+def _must_write_mark(synced: IndexEnd | None, mark: IndexEnd, *, closing: bool) -> bool:
     """Whether to write the mark: after each new entry, after much log without keys, and at a stop."""
     if synced is None or (mark.file, mark.next_number) != (synced.file, synced.next_number):
         return True

@@ -543,7 +543,7 @@ class CommitLog:
         return end
 
     def rewrite(self, start: int) -> None:
-        """Rewrite the bytes from `start` (or the synced mark) so that their pages are dirty again.
+        """Rewrite the bytes from `start` (or the synced end) so that their pages are dirty again.
 
         Needed after a flusher died during a sync. If that sync failed, its error is lost, and the kernel counts the
         pages as clean, so that the next sync would not write them.

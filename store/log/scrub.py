@@ -117,7 +117,7 @@ class Scrub:
         self.counters = ScrubCounters()
         #: everything below this was compared in this pass
         self.position = 0
-        #: end of the last whole pass, ms; 0: there was none
+        #: end of the last complete pass, ms; 0: there was none
         self._last_pass_end_ms = 0
         #: faults that were found, and whose bytes were not read correctly since
         self.faults: list[Corrupt] = []
@@ -131,7 +131,7 @@ class Scrub:
             "position": self.position,
             "passed_ms": self._last_pass_end_ms,
             "bytes_per_s": self.pace(),
-            "too_slow": self.slowness_advice(),
+            "advice": self.slowness_advice(),
             **vars(self.counters),
             "found": [{"message": str(fault), **fault.fields} for fault in self.faults],
         }
@@ -145,12 +145,12 @@ class Scrub:
 
     def slowness_advice(self) -> str | None:
         """Advice if a pass over so large a log takes too long; None if it does not."""
-        whole, interval_ms = self._log_bytes(), self.pass_ms + self.pause_ms
+        log_bytes, interval_ms = self._log_bytes(), self.pass_ms + self.pause_ms
         unlimited = not self.bytes_per_s or not self.pass_ms
-        if unlimited or whole * 1000 <= self.bytes_per_s * interval_ms:
+        if unlimited or log_bytes * 1000 <= self.bytes_per_s * interval_ms:
             return None
         return (
-            f"a pass over {whole} bytes takes {whole // self.bytes_per_s // 3600} h at scrub_bytes_per_s "
+            f"a pass over {log_bytes} bytes takes {log_bytes // self.bytes_per_s // 3600} h at scrub_bytes_per_s "
             f"({self.bytes_per_s}); it should take {interval_ms // 3_600_000} h: raise it, or "
             "lengthen scrub_interval_ms"
         )
@@ -216,10 +216,10 @@ class Scrub:
             if self.counters.passes == passes and wait_s > 0:
                 self.clock.sleep_ms(wait_s * 1000)
             if progress is not None:
-                whole = max(1, self.limit() - begin)
+                total = max(1, self.limit() - begin)
                 # After the last step of the pass the position is 0.
-                done = max(0, self.position - begin) if self.position else whole
-                progress("scrub", done, whole)
+                done = max(0, self.position - begin) if self.position else total
+                progress("scrub", done, total)
         return self.faults
 
     def run(self, stopping: Callable[[], bool]) -> None:
@@ -260,7 +260,7 @@ class Scrub:
         self.counters.bytes += unit.end - unit.start
 
         try:
-            if self._is_whole(unit):
+            if self._is_undamaged(unit):
                 offsets = range(unit.start, unit.end)
                 self.faults = [f for f in self.faults if f.fields["offset"] not in offsets]
                 return
@@ -270,12 +270,12 @@ class Scrub:
 
         # A cut or a change of leader may have replaced unit and bytes between the two reads.
         same = self._is_still_there(unit)
-        whole = self._is_whole(unit)
-        if same and not whole and unit.end <= self.limit():
+        undamaged = self._is_undamaged(unit)
+        if same and not undamaged and unit.end <= self.limit():
             detail = f"the bytes [{unit.start}, {unit.end}) are not those that were stored"
             self._report(unit.start, detail, CRC_RULE, end=unit.end)
 
-    def _is_whole(self, unit: ChainUnit) -> bool:
+    def _is_undamaged(self, unit: ChainUnit) -> bool:
         data = self._read(unit)
         return data is None or crc32c(data) == unit.crc
 

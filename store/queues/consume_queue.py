@@ -100,7 +100,7 @@ class ConsumeQueue:
 
         first = files[0].start // fmt.QUEUE_UNIT_BYTES
         end = first
-        for file in self._doubtful(sound_below) if after_crash else files[-CLEAN_FILES:]:
+        for file in self._files_to_check(sound_below) if after_crash else files[-CLEAN_FILES:]:
             count = self._count_valid(file)
             end = file.start // fmt.QUEUE_UNIT_BYTES + count
             if count < self._file_units:
@@ -140,7 +140,7 @@ class ConsumeQueue:
                 expected=end,
             )
 
-    def _doubtful(self, sound_below: int) -> list[QueueFile]:
+    def _files_to_check(self, sound_below: int) -> list[QueueFile]:
         """The files that may have unsound units: those from the last file with a sound first unit on."""
         files = self._queue.files
         for index in range(len(files) - 1, 0, -1):

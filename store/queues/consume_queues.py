@@ -85,7 +85,7 @@ class ConsumeQueues:
             at = unit * fmt.QUEUE_UNIT_BYTES
             name = file_name(at - at % self._file_size)
             try:
-                length = self._files.length(f"{self._directory}/{topic}/{queue_id}/{name}")
+                length = self._files.size_of(f"{self._directory}/{topic}/{queue_id}/{name}")
             except (FileNotFoundError, NotADirectoryError, ValueError):
                 continue
             return length == self._file_size

@@ -225,7 +225,7 @@ class QueueFiles:
         for name in self._files.list(self.directory):
             path = self.directory / name
             check_name(path)
-            length = self._files.length(path)
+            length = self._files.size_of(path)
             if unfinished or (length < self.file_size and not any(self._files.read_file(path))):
                 unfinished.append(path)
             else:

@@ -274,10 +274,10 @@ class _Rows:
 
 def _hash(producer_id: int, queue_number: int) -> int:
     """The hash of a producer and a queue. Source: splitmix64, because producer ids may be numbers of any pattern."""
-    mixed = producer_id ^ queue_number * _MIX[0] & _MASK
-    mixed = (mixed ^ mixed >> 30) * _MIX[1] & _MASK
-    mixed = (mixed ^ mixed >> 27) * _MIX[2] & _MASK
-    return mixed ^ mixed >> 31
+    mixed = producer_id ^ ((queue_number * _MIX[0]) & _MASK)
+    mixed = ((mixed ^ (mixed >> 30)) * _MIX[1]) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * _MIX[2]) & _MASK
+    return mixed ^ (mixed >> 31)
 
 
 def _hashes(
@@ -285,10 +285,10 @@ def _hashes(
 ) -> npt.NDArray[np.uint64]:
     """`_hash` of each key."""
     first, second, third = (np.uint64(factor) for factor in _MIX)
-    mixed: npt.NDArray[np.uint64] = producer_ids ^ queue_numbers.astype(np.uint64) * first
-    mixed = (mixed ^ mixed >> np.uint64(30)) * second
-    mixed = (mixed ^ mixed >> np.uint64(27)) * third
-    hashed: npt.NDArray[np.uint64] = mixed ^ mixed >> np.uint64(31)
+    mixed: npt.NDArray[np.uint64] = producer_ids ^ (queue_numbers.astype(np.uint64) * first)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * second
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * third
+    hashed: npt.NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
     return hashed
 
 

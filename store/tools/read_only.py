@@ -94,7 +94,7 @@ class ReadOnlyStore:
         sizes: Counter[int] = Counter()
         for directory in directories:
             names = [name for name in self.files.list(directory) if name.isdigit()]
-            sizes.update(self.files.length(directory / name) for name in names)
+            sizes.update(self.files.size_of(directory / name) for name in names)
         # An unfinished file is shorter.
         return max(filter(None, sizes), key=lambda size: (sizes[size], size), default=0)
 

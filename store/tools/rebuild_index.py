@@ -70,7 +70,7 @@ def _sizes(store: ReadOnlyStore) -> tuple[int, int]:
     target, files = store.root / "index", store.files
     size = store.usual_size([target])
     for name in files.list(target) if size > HEADER.size + PER_SLOT_BYTES else ():
-        if files.length(target / name) == size:
+        if files.size_of(target / name) == size:
             with files.opened(target / name, writable=False) as fd:
                 view = files.map_checked(fd, size, target / name)
             slots = slots_of(view)

@@ -78,7 +78,7 @@ def check_marks(store: ReadOnlyStore) -> None:
     path = store.root / "raymq" / "marks"
     if not store.is_own_store or store.crashed:
         return
-    size = store.files.length(path) if store.files.exists(path) else 0
+    size = store.files.size_of(path) if store.files.exists(path) else 0
     if size < FILE_BYTES:
         store.faults.add(path, 0, MARKS_RULE, f"{size} bytes")
         return

@@ -39,6 +39,7 @@ COMPLETE_RULE = "each key of a record has an index entry"
 #: entries per slot, in RocketMQ's default sizes and in ours
 ENTRIES_PER_SLOT = 4
 PER_SLOT_BYTES = SLOT_BYTES + ENTRIES_PER_SLOT * ENTRY_BYTES
+SLOTS_PER_ENTRY = ENTRY_BYTES // SLOT_BYTES
 _MAX_INT = 0x7FFFFFFF
 
 
@@ -100,30 +101,49 @@ def stored_keys(store: ReadOnlyStore) -> StoredKeys:
 
 
 def slots_of(view: memoryview) -> int | None:
-    """The number of slots of an index file. Its length gives that for the usual ratio, and otherwise the offset of an
-    entry."""
-    room = len(view) - HEADER.size
-    usual, odd = divmod(room, PER_SLOT_BYTES)
-    _, _, first, last, _, count = HEADER.unpack_from(view)
-    # Entry 0 is not used. The first record of a log may be at 0, and bytes that were never written are 0, too.
-    number, position = (1, first) if first else (count - 1, last)
+    """The number of slots of an index file; None: no number agrees with its length and its header.
 
-    def leads_to_it(counts: Int64s) -> npt.NDArray[np.bool_]:
-        at = HEADER.size + SLOT_BYTES * counts + number * ENTRY_BYTES + _OFFSET_AT
-        inside = at + 8 <= len(view)
-        inside[inside] = gather(view, at[inside], np.dtype(">i8")) == position
-        return np.asarray(inside)
-
-    if not odd and (first == 0 or bool(leads_to_it(np.array([usual]))[0])):
+    The length gives the number if the file has the usual four entries a slot. Otherwise an entry does whose physical
+    offset the header repeats: its place depends on the number of slots.
+    """
+    slots, rest = divmod(len(view) - HEADER.size, PER_SLOT_BYTES)
+    usual = None if rest else slots
+    _, _, first_offset, last_offset, _, count = HEADER.unpack_from(view)
+    if usual is not None and (
+        not first_offset or _have_offset(view, np.array([usual]), 1, first_offset)[0]
+    ):
         return usual
-    if position and number > 0 and room % SLOT_BYTES == 0:
-        # An entry is as long as 5 slots, so the number of slots is known modulo 5. There are at least two entries.
-        least = room // SLOT_BYTES % 5 or 5
-        counts = np.arange(least, (room - 2 * ENTRY_BYTES) // SLOT_BYTES + 1, 5)
-        found = counts[leads_to_it(counts)]
-        if len(found):
-            return int(found[0])
-    return None if odd else usual
+
+    # Entry 0 is not used. The first record of a log may be at 0, and bytes that were never written are 0, too.
+    entry, offset = (1, first_offset) if first_offset else (count - 1, last_offset)
+    slots_by_offset = _slots_by_offset(view, entry, offset) if offset and entry > 0 else None
+    return usual if slots_by_offset is None else slots_by_offset
+
+
+def _slots_by_offset(view: memoryview, entry: int, offset: int) -> int | None:
+    """The least number of slots with which an entry has a physical offset; None: there is none.
+
+    An entry is as long as five slots, so the length of slots and entries gives the number of slots modulo 5. There are
+    at least two entries.
+    """
+    room = len(view) - HEADER.size
+    if room % SLOT_BYTES:
+        return None
+    least = room // SLOT_BYTES % SLOTS_PER_ENTRY or SLOTS_PER_ENTRY
+    most = (room - 2 * ENTRY_BYTES) // SLOT_BYTES
+    candidates = np.arange(least, most + 1, SLOTS_PER_ENTRY)
+    fitting = candidates[_have_offset(view, candidates, entry, offset)]
+    return int(fitting[0]) if len(fitting) else None
+
+
+def _have_offset(
+    view: memoryview, slot_counts: Int64s, entry: int, offset: int
+) -> npt.NDArray[np.bool_]:
+    """Whether an entry would have a physical offset, for each number of slots."""
+    places = HEADER.size + SLOT_BYTES * slot_counts + entry * ENTRY_BYTES + _OFFSET_AT
+    fits = places + 8 <= len(view)
+    fits[fits] = gather(view, places[fits], np.dtype(">i8")) == offset
+    return np.asarray(fits)
 
 
 class IndexCheck:

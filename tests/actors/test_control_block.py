@@ -54,11 +54,11 @@ def test_no_process_of_a_replica_runs_where_stores_are_seen_out_of_order(
         ControlBlock.open(path, files=Files())
 
 
-@pytest.mark.parametrize("generation", [1, 2, 0x7FFF])
+@pytest.mark.parametrize("tag", [1, 2, 0x7FFF])
 @pytest.mark.parametrize("value", [0, 1, 2**48 - 1])
-def test_tag_and_value_share_a_field(generation: int, value: int):
-    assert unpack_field(pack_field(generation, value)) == (generation, value)
-    assert pack_field(generation, value) < 2**63
+def test_tag_and_value_share_a_field(tag: int, value: int):
+    assert unpack_field(pack_field(tag, value)) == (tag, value)
+    assert pack_field(tag, value) < 2**63
 
 
 @pytest.mark.parametrize("value", [-1, 2**48])
@@ -112,9 +112,9 @@ def test_two_mappings_see_the_same_fields(control: ControlBlock, path: str):
 
 def test_a_new_log_hides_the_appended_end_of_the_old(control: ControlBlock):
     control.begin(11, ME.process, 500, 1)
-    generation = control.log_generation
+    tag = control.log_generation
     control.begin(12, ME.process, 300, 1)
-    assert control.log_generation == next_tag(generation)
+    assert control.log_generation == next_tag(tag)
     assert control.appended == 300
 
 
@@ -126,25 +126,25 @@ def test_a_grant_names_one_incarnation_with_a_new_fencing_token(control: Control
     record.publish_position(first, 600)
     assert record.position(first) == 600
     record.revoke_grant()
-    generation, incarnation = record.grant
+    token, incarnation = record.grant
     assert incarnation == 0
-    assert record.position(generation) == 0
+    assert record.position(token) == 0
     assert record.last_granted == 77
-    assert record.give_grant(78, 0) not in (first, generation)
+    assert record.give_grant(78, 0) not in (first, token)
 
 
 def test_fields_of_a_dead_satellite_survive_the_registration_of_its_successor(
     control: ControlBlock,
 ):
     record = control.roles["group_commit"]
-    generation = record.give_grant(77, 0)
-    record.publish_sync_started(generation, 900)
-    record.publish_position(generation, 800)
-    record.publish_failure(generation, 5)
+    token = record.give_grant(77, 0)
+    record.publish_sync_started(token, 900)
+    record.publish_position(token, 800)
+    record.publish_failure(token, 5)
     record.register(ME, 1)
-    assert record.sync_started == (generation, 900)
-    assert record.position(generation) == 800
-    assert record.failure == (generation, 5)
+    assert record.sync_started == (token, 900)
+    assert record.position(token) == 800
+    assert record.failure == (token, 5)
     record.clear(base=0)
     assert record.sync_started == record.failure == (0, 0)
 
@@ -254,14 +254,14 @@ def test_committed_bytes_stay_committed_after_a_revoke_and_a_new_grant(
     control.publish_appended(500)
     assert control.committed == 100
 
-    generation = record.give_grant(1, control.committed)
-    record.publish_position(generation, 300)
+    token = record.give_grant(1, control.committed)
+    record.publish_position(token, 300)
     assert control.committed == 300
 
     # Its lease is revoked, while it was about to publish more.
     record.revoke_grant()
     assert control.committed == 300
-    record.publish_position(generation, 350)
+    record.publish_position(token, 350)
     assert control.committed == 350
 
     # Its successor begins there, and has published nothing yet.

@@ -183,44 +183,44 @@ class Recorder:
         return self.values[name, tuple(sorted(given.items()))]
 
 
-def collector(readings: dict[str, Any]) -> tuple[Collector, Recorder]:
+def collector(values: dict[str, Any]) -> tuple[Collector, Recorder]:
     recorder = Recorder()
 
     def read() -> MetricValues:
-        return dict(readings)
+        return dict(values)
 
     return Collector(read, recorder.make, cluster="c", shard=3), recorder
 
 
 def test_a_counter_is_increased_by_the_difference_and_only_when_there_is_one() -> None:
-    readings: dict[str, Any] = {"raymq_fsyncs_total": 10}
-    telling, recorder = collector(readings)
-    telling.collect()
+    values: dict[str, Any] = {"raymq_fsyncs_total": 10}
+    metrics, recorder = collector(values)
+    metrics.collect()
     assert recorder.value("raymq_fsyncs_total") == 10
 
-    telling.collect()
+    metrics.collect()
     assert recorder.calls == 1
-    readings["raymq_fsyncs_total"] = 12
-    telling.collect()
+    values["raymq_fsyncs_total"] = 12
+    metrics.collect()
     assert recorder.value("raymq_fsyncs_total") == 12
 
     # The total is made of two counts that were read while they grew.
-    readings["raymq_fsyncs_total"] = 11
-    telling.collect()
-    readings["raymq_fsyncs_total"] = 13
-    telling.collect()
+    values["raymq_fsyncs_total"] = 11
+    metrics.collect()
+    values["raymq_fsyncs_total"] = 13
+    metrics.collect()
     assert recorder.value("raymq_fsyncs_total") == 13
 
 
 def test_gauges_are_set_and_missing_values_are_not_reported() -> None:
-    telling, recorder = collector(
+    metrics, recorder = collector(
         {
             "raymq_waiting_puts": 0,
             "raymq_replication_lag_bytes": None,
             "raymq_consumer_lag_messages": {("t", "g"): 4, ("t", "h"): 0},
         }
     )
-    telling.collect()
+    metrics.collect()
     assert recorder.value("raymq_waiting_puts") == 0
     assert recorder.value("raymq_consumer_lag_messages", topic="t", group="g") == 4
     assert recorder.value("raymq_consumer_lag_messages", topic="t", group="h") == 0
@@ -230,8 +230,8 @@ def test_gauges_are_set_and_missing_values_are_not_reported() -> None:
 def test_a_latency_is_reported_as_the_series_of_a_histogram() -> None:
     counts = [0] * (FIELDS - 1)
     counts[1], counts[5], counts[-1] = 2, 3, 1
-    telling, recorder = collector({"raymq_append_seconds": Latencies(tuple(counts), 20.5)})
-    telling.collect()
+    metrics, recorder = collector({"raymq_append_seconds": Latencies(tuple(counts), 20.5)})
+    metrics.collect()
 
     def bucket(bound: str) -> float:
         return recorder.value("raymq_append_seconds_bucket", le=bound)
@@ -273,8 +273,8 @@ from raymq.actors.shared.latency import NO_LATENCIES
 from raymq.actors.leader.metrics import METRICS, Collector, ray_instrument
 
 kinds = {"counter": 3, "gauge": 4, "latency": NO_LATENCIES}
-readings = {m.name: {m.tags: 1} if m.tags else kinds[m.kind] for m in METRICS}
-collector = Collector(lambda: readings, ray_instrument, cluster="c", shard=0)
+values = {m.name: {m.tags: 1} if m.tags else kinds[m.kind] for m in METRICS}
+collector = Collector(lambda: values, ray_instrument, cluster="c", shard=0)
 for _ in range(2):
     collector.collect()
 """
@@ -477,9 +477,9 @@ def test_a_disk_whose_free_space_is_unknown_lacks_only_that_metric(
         raise OSError(5, "the disk does not answer")
 
     monkeypatch.setattr(host.store.log.files, "free_bytes", broken)
-    readings = host.metrics()
-    assert readings["raymq_disk_free_bytes"] is None
-    assert as_status(readings)["writable"] == 1
+    values = host.metrics()
+    assert values["raymq_disk_free_bytes"] is None
+    assert as_status(values)["writable"] == 1
 
 
 # --- one set of names -----------------------------------------------------------------------------

@@ -337,7 +337,7 @@ def test_a_unit_over_the_synced_mark_costs_only_the_records_above_it() -> None:
         assert store.log.end == synced.start
 
 
-def test_after_a_power_loss_what_was_found_is_vouched_for_through_the_next_one() -> None:
+def test_after_a_power_loss_what_was_found_is_proven_through_the_next_one() -> None:
     tree = damaged(TAIL, TAIL.tree[LOG], "the chain is gone", "marks as they were long ago")
     disk = disk_of(tree, boot=1).recording()
     open_store(ROOT, disk)

@@ -57,7 +57,7 @@ def test_rocketmq_recovers_a_crashed_store_of_ours_from_its_checkpoint_and_knows
     what = ("record", "queue", "unit", "time")
     assert differences(table(ours, *what), table(theirs, *what)) == []
     # It throws the index of a crashed store away and fills it from where its recovery begins: in the file of the
-    # newest first record that the checkpoint vouches for, and not in the oldest one.
+    # newest first record that the checkpoint proves, and not in the oldest one.
     stored = {line["phy"]: line["stored"] for line in theirs if line["kind"] == "record"}
     size = config.segment_size_bytes
     begin = max(at for at, ms in stored.items() if at % size == 0 and ms <= min(times) - BACK_MS)

@@ -574,8 +574,8 @@ class Watching(Files):
         super().__init__()
         self.forgotten: list[Callable[[], bool]] = []
 
-    def forget(self, view: memoryview) -> Callable[[], bool]:
-        self.forgotten.append(super().forget(view))
+    def release_when_unread(self, view: memoryview) -> Callable[[], bool]:
+        self.forgotten.append(super().release_when_unread(view))
         return self.forgotten[-1]
 
 

@@ -210,7 +210,7 @@ def test_a_start_after_a_kill_opens_no_consume_queue_before_its_first_use(
     assert verify(again.log.root) == []
 
 
-def test_what_a_killed_process_left_unsynced_is_synced_before_the_mark_vouches_for_it(
+def test_what_a_killed_process_left_unsynced_is_synced_before_the_synced_end_says_so(
     many: tuple[MessageStore, Watched],
 ) -> None:
     store, _ = many

@@ -133,7 +133,7 @@ def test_a_snapshot_that_the_disk_refused_is_written_before_the_next_batch() -> 
 
 
 def test_a_snapshot_that_a_power_loss_damaged_is_cut_and_the_one_before_it_counts() -> None:
-    """Its records pass the walk, but their chain unit differs: above the synced mark that is a tear."""
+    """Its records pass the walk, but their chain unit differs: above the synced end that is a tear."""
     disk = SimulatedDisk(record=False)
     store = open_store(disk)
     for number in range(38):

@@ -84,7 +84,7 @@ def test_each_of_several_damaged_places_is_named(own: Path, tmp_path: Path) -> N
 
 
 def test_rot_in_the_middle_is_damage_and_a_torn_tail_is_none(own: Path, tmp_path: Path) -> None:
-    """The same bytes lost: at the end above the synced mark a start cuts them, elsewhere it refuses."""
+    """The same bytes lost: at the end above the synced end a start cuts them, elsewhere it refuses."""
     torn = copy(own, tmp_path / "torn")
     store = MessageStore.open(torn, config=CONFIG, clock=ManualClock(1 << 42))
     end = store.log.end

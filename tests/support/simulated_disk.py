@@ -482,7 +482,7 @@ class SimulatedDisk(Files):
             )
         return memoryview(self._content(node))[:size]
 
-    def forget(self, view: memoryview) -> Callable[[], bool]:
+    def release_when_unread(self, view: memoryview) -> Callable[[], bool]:
         with self._mutex:
             array = self._arrays.pop(id(view))
             return lambda: array() is None
@@ -565,7 +565,7 @@ class SimulatedDisk(Files):
         with self._mutex:
             return _normal(path) in self._dirs or self._look_up(path) is not None
 
-    def length(self, path: PathLike) -> int:
+    def size_of(self, path: PathLike) -> int:
         with self._mutex:
             number = self._look_up(path)
             if number is None:
