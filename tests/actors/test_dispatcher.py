@@ -72,7 +72,7 @@ def test_a_read_waits_for_the_dispatch_only_where_its_queue_has_more(tmp_path: P
 
         reader = threading.Thread(target=read)
         reader.start()
-        until(lambda: ("t", 0) in dispatcher._reads, lambda: reader.join(0.001))
+        until(lambda: ("t", 0) in dispatcher._waiting_reads, lambda: reader.join(0.001))
         dispatch_all(store)
         dispatcher.wake_readers()
         reader.join()
@@ -176,7 +176,7 @@ def test_a_slow_read_of_one_topic_does_not_delay_readers_of_another(
     slow = shard.begin_fetch("slow", 0, 10_000)
     assert reading.wait(30)
     quick = shard.begin_fetch("quick", 0, 10_000)
-    until(lambda: ("quick", 0) in shard.dispatcher._reads, lambda: reading.wait(0.001))
+    until(lambda: ("quick", 0) in shard.dispatcher._waiting_reads, lambda: reading.wait(0.001))
     shard.put("quick")
     assert quick.result(10)[0].next_offset == 1
     assert not slow.done()
@@ -201,13 +201,13 @@ def test_a_put_wakes_only_the_readers_of_its_queue(
     until(lambda: looks["quick"] == 2, lambda: threading.Event().wait(0.001))
     for offset in range(20):
         waiting = shard.begin_fetch("t", offset, 10_000)
-        until(lambda: ("t", 0) in shard.dispatcher._reads, lambda: idle.done())
+        until(lambda: ("t", 0) in shard.dispatcher._waiting_reads, lambda: idle.done())
         shard.put("t")
         assert waiting.result(10)[0].next_offset == offset + 1
     assert looks["quick"] == 2
     shard.put("quick")
     assert idle.result(10)[0].next_offset == 1
-    assert not shard.dispatcher._reads
+    assert not shard.dispatcher._waiting_reads
 
 
 def test_a_message_for_a_waiting_reader_ends_the_linger_time(
@@ -219,7 +219,7 @@ def test_a_message_for_a_waiting_reader_ends_the_linger_time(
     # The dispatch lingers when the reader comes, and nothing is confirmed for the reader yet.
     shard.put("quick")
     waiting = shard.begin_fetch("t", 0, 60_000)
-    until(lambda: ("t", 0) in shard.dispatcher._reads, lambda: pause.wait(0.001))
+    until(lambda: ("t", 0) in shard.dispatcher._waiting_reads, lambda: pause.wait(0.001))
     shard.put("t")
     assert waiting.result(30)[0].next_offset == 1
     # A reader that comes after the message waits no longer.
@@ -229,7 +229,7 @@ def test_a_message_for_a_waiting_reader_ends_the_linger_time(
 
 def test_readers_of_other_queues_let_units_gather(shard: Shard) -> None:
     idle = shard.begin_fetch("quick", 0, 60_000)
-    until(lambda: ("quick", 0) in shard.dispatcher._reads, lambda: threading.Event().wait(0.001))
+    until(lambda: ("quick", 0) in shard.dispatcher._waiting_reads, lambda: threading.Event().wait(0.001))
     dispatch_all(shard.store)
     shard.put("t")
     assert not shard.dispatcher._reader_waits_for_confirmed()
