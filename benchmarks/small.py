@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import ray
 
 import raymq
 from benchmarks import floors
@@ -491,17 +492,22 @@ def measure(bench: Bench, directory: Path, parts: tuple[str, ...], *, quick: boo
         send_objects(bench)
         poll_objects(bench)
     if "methods" in parts:
-        by_methods = Bench(
-            raymq.connect(bench.cluster.name, transport="ray"),
-            rounds,
-            bench.cpu,
-            seconds=bench.seconds,
-        )
-        by_methods.suffix = "_by_methods"
-        for threads in (1, 64):
-            waiting_threads(by_methods, threads)
-        futures_in_flight(by_methods, 64)
-        small_batches(by_methods, batch_of(20, BODY), "batch_20")
+        measure_methods(bench)
+
+
+def measure_methods(bench: Bench) -> None:
+    """One round of the part "methods": the same calls through Ray instead of Flight."""
+    ray.init(bench.cluster.ray_address, log_to_driver=False, logging_level="ERROR")
+    try:
+        with raymq.connect(bench.cluster.name, transport="ray") as cluster:
+            by_methods = Bench(cluster, bench.rounds, bench.cpu, seconds=bench.seconds)
+            by_methods.suffix = "_by_methods"
+            for threads in (1, 64):
+                waiting_threads(by_methods, threads)
+            futures_in_flight(by_methods, 64)
+            small_batches(by_methods, batch_of(20, BODY), "batch_20")
+    finally:
+        ray.shutdown()
 
 
 def measure_shards(bench: Bench, shards: int) -> None:

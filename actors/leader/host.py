@@ -27,9 +27,10 @@ from raymq.store.base.errors import (
     Unavailable,
 )
 from raymq.store.compaction.compaction_store import CompactionService
-from raymq.store.config.promise import awaits_commit, own_durable, promises
+from raymq.store.config.promise import Acks, Promise, awaits_commit, own_durable, promises
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.flush import PAGE_BYTES
+from raymq.store.put.put_path import PutPath
 from raymq.store.put.small_unit import CheckedPut
 from raymq.store.records.requests import AppendedRows, FetchRequest, FetchSlice, PutRequest
 
@@ -58,6 +59,22 @@ class LeaderHost(ReplicaHost):
 
     mode = "leader"
     display_name = "shard"
+
+    # Made by `_open`:
+    store: MessageStore
+    _mirrored: bool
+    #: ack mode -> promise
+    _promises: dict[Acks, Promise]
+    # Made by `_make_parts`, in the order in which a put meets them:
+    counters: PutCounters
+    _put_path: PutPath
+    _appender: Appender
+    acks: PutAcks
+    _dispatcher: Dispatcher
+    _delays: Delays
+    maintenance: Maintenance
+    compaction: CompactionService
+    _admin: AdminCalls
 
     # --- start ------------------------------------------------------------------------------------
 

@@ -70,6 +70,20 @@ class BlockingCall:
 class Satellite:
     """One process in one role, for one grant. Callers: one thread; `stop` and `wake` may come from any."""
 
+    # Made by `attach`:
+    _wakeup: Wakeup
+    _control: control_block.ControlBlock
+    #: the role's fields in the control block
+    _record: control_block.RoleRecord
+    _monitor: HeartbeatMonitor
+    _heartbeat: threading.Thread
+    #: releases all of it
+    _undo: ExitStack
+    #: polls for appends instead of sleeping, if that pays
+    appends: AppendWaiter
+    #: the puts that wait for replicas; only of the role "replication"
+    rings: ReplicationRings
+
     def __init__(self, replica_dir: str | Path, role: str, *, clock: Clock, files: Files) -> None:
         self._replica_dir = str(replica_dir)
         self._clock = clock
@@ -131,7 +145,6 @@ class Satellite:
             undo.callback(self._control.close)
 
             if self.role == "replication":
-                #: the puts that wait for replicas
                 self.rings = ReplicationRings.open(
                     control_block.shared_file(self._replica_dir, "ring-replication"),
                     files=self._files,
@@ -139,7 +152,6 @@ class Satellite:
                 undo.callback(self.rings.close)
             self._undo = undo.pop_all()
 
-        #: polls for appends instead of sleeping, if that pays
         self.appends = AppendWaiter(self._control, clock=self._clock)
         self._record = self._control.roles[self.role]
         self._monitor = HeartbeatMonitor(self._control, files=self._files)

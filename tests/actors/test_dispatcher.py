@@ -229,7 +229,10 @@ def test_a_message_for_a_waiting_reader_ends_the_linger_time(
 
 def test_readers_of_other_queues_let_units_gather(shard: Shard) -> None:
     idle = shard.begin_fetch("quick", 0, 60_000)
-    until(lambda: ("quick", 0) in shard.dispatcher._waiting_reads, lambda: threading.Event().wait(0.001))
+    until(
+        lambda: ("quick", 0) in shard.dispatcher._waiting_reads,
+        lambda: threading.Event().wait(0.001),
+    )
     dispatch_all(shard.store)
     shard.put("t")
     assert not shard.dispatcher._reader_waits_for_confirmed()
