@@ -98,12 +98,14 @@ class MirrorFollower:
     """The follower's side in one process, over all its sessions."""
 
     def __init__(
-        self, *, cluster: bytes, shard: int, me: wire.ReplicaProcess, leader_id: int = 0
+        self, *, cluster: bytes, shard: int, me: wire.ReplicaProcess, leader_id: int | None = 0
     ) -> None:
+        """Args: `leader_id`: the only replica that leads; None: each may, and the caller admits its frames."""
         self._cluster = cluster
         self._shard = shard
         self._me = me
-        self._leader = wire.ReplicaProcess(leader_id, 0)
+        self._any_leader = leader_id is None
+        self._leader = wire.ReplicaProcess(leader_id or 0, 0)
         self._session = 0
 
         #: the highest epoch received. The log's last epoch counts too
@@ -156,10 +158,10 @@ class MirrorFollower:
             self._cluster, self._shard, self._me, self._leader, self.highest_epoch, self._session
         )
 
-    def acknowledge(self, log: LogView) -> wire.Ack:
+    def acknowledge(self, log: LogView, *, is_clean: bool = True) -> wire.Ack:
         """The ack of this log. Durable bytes after the match are left out: they have not been compared."""
         end = log.tail().end
-        return wire.Ack(self.matched_end, end, min(log.durable(), self.matched_end))
+        return wire.Ack(self.matched_end, end, min(log.durable(), self.matched_end), is_clean)
 
     def leave(self) -> None:
         """Forget the session. Callers: at once when an effect failed, because the match means nothing then."""
@@ -175,10 +177,17 @@ class MirrorFollower:
     def _is_mine(self, header: wire.FrameHeader, message: wire.Message) -> bool:
         if header.cluster != self._cluster or header.shard != self._shard:
             return False
-        if header.addressee.id != self._me.id or header.sender.id != self._leader.id:
+        if header.addressee.id != self._me.id:
             return False
-        if isinstance(message, wire.Hello):
-            older = header.sender == self._leader and header.session <= self._session
+        is_hello = isinstance(message, wire.Hello)
+        if header.sender.id != self._leader.id and not (is_hello and self._any_leader):
+            return False
+        if is_hello:
+            older = (
+                header.sender == self._leader
+                and header.epoch <= self.highest_epoch
+                and header.session <= self._session
+            )
             return not older and header.addressee.incarnation in (0, self._me.incarnation)
         return (
             header.addressee == self._me

@@ -20,7 +20,7 @@ from raymq.store.base.errors import Rejected
 from raymq.store.log.chain import CHAIN_UNIT_BYTES, ChainUnit, unpack_units
 
 MAGIC = b"RmqR"
-VERSION = 1
+VERSION = 2
 
 #: candidates of one Probe
 PROBE_LIMIT = 128
@@ -99,6 +99,8 @@ class Ack(NamedTuple):
     matched_end: int
     appended_end: int
     durable_end: int
+    #: the follower has everything that it ever reported as durable
+    is_clean: bool = True
 
 
 class Conflict(NamedTuple):
@@ -139,7 +141,7 @@ _LAYOUTS: dict[type[Message], struct.Struct] = {
     Probe: struct.Struct(">qI"),
     ProbeOk: struct.Struct(">qq"),
     AppendEntries: struct.Struct(">qIqI"),
-    Ack: struct.Struct(">qqq"),
+    Ack: struct.Struct(">qqq?"),
     Conflict: struct.Struct(">qq"),
     Refusal: struct.Struct(">Bq"),
 }

@@ -23,7 +23,7 @@ OUTSIDE = {
         if path.suffix in (".py", ".yaml")
     },
 }
-DESIGN = ("design", "glossary", "format", "recovery")
+DESIGN = ("design", "glossary", "format", "recovery", "reliability")
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
 

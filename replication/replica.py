@@ -1,0 +1,701 @@
+"""Elections, fencing and confirmation of one replica of a shard: a pure machine.
+
+The protocol is Raft's, with byte offsets as indexes and epochs as terms. A replica persists the highest epoch that it
+has promised, and its vote. No clock, file, socket or random number is inside: `step(event, now_ms, log)` takes an event
+and the facts of the log, and returns effects that the host performs in order. Safety needs no time.
+
+    FOLLOWER --no leader heard--> PRE_CANDIDATE --enough would vote--> CANDIDATE --elected--> LEADER
+       ^                               |                                   |                    |
+       +---------- a leader or a higher epoch; no majority heard; a failed sync; hand-over -----+
+
+A leader begins its epoch with an EPOCH record at its log's end. It confirms nothing before a majority holds that record
+durably, because records of earlier epochs are not safe by their number of copies alone.
+
+A replica that is not clean (see `quorum`) votes, and its answers say so. It leads only if all replicas vote for it. It
+becomes clean when its log equals the leader's up to an end that the leader named after a fresh round of answers: a
+leader without such a round may be one whose epoch is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+from .quorum import confirmed_end, majority, may_lead, sees_all_confirmed
+from .wire import ReplicaProcess
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElectionLimits:
+    """Times of elections. No promise depends on any of them."""
+
+    #: a follower that hears no leader for this long, and up to as long again, asks for votes
+    election_ms: int = 1_000
+    #: a leader that no majority answers for this long steps down
+    majority_silence_ms: int = 2_000
+    #: between two questions that were not answered
+    retry_ms: int = 200
+    #: how long a leader waits for the replica that takes over
+    hand_over_ms: int = 1_000
+
+
+class Ballot(NamedTuple):
+    """The part of a replica's state that must be on disk before an answer relies on it."""
+
+    #: the highest epoch that this replica has promised to serve
+    promised: int = 0
+    #: the candidate that got this replica's vote in that epoch
+    voted_for: ReplicaProcess | None = None
+    #: the log has everything that this replica ever reported as durable
+    is_clean: bool = True
+
+
+class LogFacts(NamedTuple):
+    """The log at the time of a step."""
+
+    #: epoch of the last record
+    last_epoch: int
+    #: end of the last record
+    end: int
+    #: end of what is durable
+    durable: int
+    #: the log equals that of the present epoch's leader up to here; of a follower
+    matched: int = 0
+
+    @property
+    def recency(self) -> tuple[int, int]:
+        """Of two logs, the one with the larger value has all confirmed records of the other."""
+        return self.last_epoch, self.end
+
+
+# --- messages between replicas --------------------------------------------------------------------
+
+
+class PreVote(NamedTuple):
+    """Would you vote for me in the epoch after yours? Nothing is promised by the answer."""
+
+    round: int
+    recency: tuple[int, int]
+
+
+class PreVoteReply(NamedTuple):
+    """The answer to a PreVote."""
+
+    round: int
+    granted: bool
+    is_clean: bool
+
+
+class Vote(NamedTuple):
+    """Vote for me in the epoch of this message."""
+
+    recency: tuple[int, int]
+
+
+class VoteReply(NamedTuple):
+    """The answer to a Vote."""
+
+    granted: bool
+    is_clean: bool
+
+
+class AskPromise(NamedTuple):
+    """Which epoch have you promised? A replica that is not clean may have forgotten its own."""
+
+    round: int
+
+
+class Promised(NamedTuple):
+    """The answer to an AskPromise; the epoch is in the header."""
+
+    round: int
+    is_clean: bool
+
+
+class CheckLeader(NamedTuple):
+    """Am I still the leader of the newest epoch that you know?"""
+
+    round: int
+
+
+class LeaderChecked(NamedTuple):
+    """The answer to a CheckLeader, given only in the leader's epoch."""
+
+    round: int
+    is_clean: bool
+
+
+class Join(NamedTuple):
+    """I am not clean: up to where must my log equal yours?"""
+
+    nonce: int
+
+
+class JoinReply(NamedTuple):
+    """The answer to a Join, after a fresh round."""
+
+    nonce: int
+    target: int
+
+
+class TakeOver(NamedTuple):
+    """Your log has all of mine: ask for votes now."""
+
+
+class NewerEpoch(NamedTuple):
+    """A follower refused log bytes: it has promised the epoch of this message."""
+
+
+Message: TypeAlias = (
+    PreVote
+    | PreVoteReply
+    | Vote
+    | VoteReply
+    | AskPromise
+    | Promised
+    | CheckLeader
+    | LeaderChecked
+    | Join
+    | JoinReply
+    | TakeOver
+    | NewerEpoch
+)
+
+#: the messages that answer a question of this process
+ANSWERS = (PreVoteReply, VoteReply, Promised, LeaderChecked, JoinReply)
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+class Received(NamedTuple):
+    """A message of another replica."""
+
+    sender: ReplicaProcess
+    addressee: ReplicaProcess
+    #: the sender's promised epoch
+    epoch: int
+    message: Message
+
+
+class LeaderHeard(NamedTuple):
+    """A frame of log bytes, or a heartbeat, came from the leader of an epoch. `admits` says whether to take it."""
+
+    leader: ReplicaProcess
+    epoch: int
+
+
+class FollowerHeard(NamedTuple):
+    """A follower's log equals this leader's, durably, up to `durable_end`."""
+
+    follower: int
+    epoch: int
+    durable_end: int
+    is_clean: bool
+
+
+class EpochBegun(NamedTuple):
+    """The EPOCH record is in the log, and ends here."""
+
+    epoch: int
+    end: int
+
+
+class ClockTick(NamedTuple):
+    """Time has passed. `chance`: a random number in [0, 1), new for each tick."""
+
+    chance: float
+
+
+class SyncFailed(NamedTuple):
+    """A sync of the own log failed."""
+
+
+class HandOver(NamedTuple):
+    """Let another replica lead."""
+
+    to: int
+
+
+Event: TypeAlias = (
+    Received | LeaderHeard | FollowerHeard | EpochBegun | ClockTick | SyncFailed | HandOver
+)
+
+
+# --- effects --------------------------------------------------------------------------------------
+
+
+class Persist(NamedTuple):
+    """Write the ballot and sync it, before any later effect."""
+
+    ballot: Ballot
+
+
+class Send(NamedTuple):
+    """Send a message to a replica. `incarnation` 0: to whichever process it has."""
+
+    addressee: ReplicaProcess
+    epoch: int
+    message: Message
+
+
+class BeginEpoch(NamedTuple):
+    """This replica leads: append the EPOCH record, report `EpochBegun`, and stream the log to the others."""
+
+    epoch: int
+
+
+class StepDown(NamedTuple):
+    """This replica leads no more: take no puts. What is not confirmed is unknown."""
+
+    reason: str
+
+
+class Confirm(NamedTuple):
+    """Everything below `end` is confirmed."""
+
+    end: int
+
+
+class StopPuts(NamedTuple):
+    """A hand-over is under way: take no puts until `ResumePuts` or `StepDown`."""
+
+
+class ResumePuts(NamedTuple):
+    """The hand-over came to nothing."""
+
+    reason: str
+
+
+Effect: TypeAlias = Persist | Send | BeginEpoch | StepDown | Confirm | StopPuts | ResumePuts
+
+
+class Role(Enum):
+    """The present part of a replica."""
+
+    FOLLOWER = "follower"
+    PRE_CANDIDATE = "pre_candidate"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+
+
+@dataclass
+class _Leadership:
+    """What a leader knows of its epoch."""
+
+    #: end of the EPOCH record; None: it is not in the log yet
+    begun_end: int | None = None
+    #: follower -> durable and matched end
+    durable_ends: dict[int, int] = field(default_factory=dict)
+    #: replica -> when its last answer came, ms
+    heard_ms: dict[int, int] = field(default_factory=dict)
+    #: number of the round that asks whether this is still the newest epoch, and its answers
+    round: int = 0
+    answers: dict[int, bool] = field(default_factory=dict)
+    #: joins that wait for the present round, and those that came after it began
+    joins: list[tuple[ReplicaProcess, int]] = field(default_factory=list)
+    later_joins: list[tuple[ReplicaProcess, int]] = field(default_factory=list)
+    asked_ms: int = 0
+    hand_over_to: int | None = None
+    hand_over_until_ms: int = 0
+
+
+class Replica:
+    """One process of a replica. Callers: one at a time, under the lock that also orders appends and truncations."""
+
+    def __init__(
+        self,
+        me: ReplicaProcess,
+        members: Sequence[int],
+        ballot: Ballot,
+        *,
+        candidates: Sequence[int] | None = None,
+        limits: ElectionLimits | None = None,
+    ) -> None:
+        """Args: `members`: ids of all replicas, this one included. `candidates`: those that may lead (default: all)."""
+        self.me = me
+        self.ballot = ballot
+        self.role = Role.FOLLOWER
+        #: the leader of the promised epoch, as far as it is known
+        self.leader: ReplicaProcess | None = None
+        #: the confirmed end, as far as this process led it
+        self.confirmed = 0
+
+        self._members = tuple(members)
+        self._others = tuple(member for member in members if member != me.id)
+        electable = tuple(members if candidates is None else candidates)
+        self._may_be_candidate = me.id in electable
+        self._is_sole = electable == (me.id,)
+        self._limits = limits or ElectionLimits()
+
+        self._now_ms = 0
+        self._effects: list[Effect] = []
+        self._log = LogFacts(0, 0, 0)
+        self._chance = 0.0
+        #: when an election begins, or the present one is tried again; None: not known before the first tick
+        self._election_ms: int | None = None
+        self._leader_heard_ms: int | None = None
+        #: number of the last question of this process
+        self._round = 0
+        #: answers to the present question: replica -> clean
+        self._answers: dict[int, bool] = {}
+        self._highest_promised = 0
+        self._leadership = _Leadership()
+        #: nonce of the join under way, 0 without one; when it was sent; the end that it must reach
+        self._nonce = 0
+        self._join_sent_ms = 0
+        self._join_target: int | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The promised epoch."""
+        return self.ballot.promised
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process may append: it was elected in the promised epoch, and its EPOCH record is in the log."""
+        return self.role is Role.LEADER and self._leadership.begun_end is not None
+
+    def step(self, event: Event, now_ms: int, log: LogFacts) -> list[Effect]:
+        """Take one event. Returns: the effects to perform, in order."""
+        self._now_ms, self._effects, self._log = now_ms, [], log
+
+        if isinstance(event, Received):
+            self._receive(event)
+        elif isinstance(event, ClockTick):
+            self._chance = event.chance
+            self._tick()
+        elif isinstance(event, LeaderHeard):
+            self._hear_leader(event)
+        elif isinstance(event, FollowerHeard):
+            self._hear_follower(event)
+        elif isinstance(event, EpochBegun):
+            if self.role is Role.LEADER and event.epoch == self.epoch:
+                self._leadership.begun_end = event.end
+        elif isinstance(event, SyncFailed):
+            self._step_down("a sync of the log failed")
+        elif isinstance(event, HandOver):
+            self._begin_hand_over(event.to)
+
+        self._confirm()
+        return self._effects
+
+    def admits(self, leader: ReplicaProcess, epoch: int) -> bool:
+        """Whether a frame of log bytes may be taken. Callers: after `step(LeaderHeard)` and its effects."""
+        return epoch == self.epoch and self.leader == leader and self.role is Role.FOLLOWER
+
+    # --- epochs -----------------------------------------------------------------------------------
+
+    def _promise(self, epoch: int, voted_for: ReplicaProcess | None) -> None:
+        """Serve no epoch below this one any more."""
+        self.ballot = self.ballot._replace(promised=epoch, voted_for=voted_for)
+        self._effects.append(Persist(self.ballot))
+        self.leader = None
+        self._nonce, self._join_target = 0, None
+
+    def _observe(self, epoch: int) -> None:
+        """Follow a higher epoch, whichever message it came with."""
+        if epoch > self.epoch:
+            self._step_down(f"replica of epoch {epoch} heard")
+            self._promise(epoch, None)
+
+    def _step_down(self, reason: str) -> None:
+        if self.role is Role.LEADER:
+            self._effects.append(StepDown(reason))
+            self.leader = None
+        if self.role is not Role.FOLLOWER:
+            self.role = Role.FOLLOWER
+            self._await_leader()
+
+    def _await_leader(self) -> None:
+        """Begin an election later, unless a leader is heard before."""
+        self._election_ms = self._now_ms + int(self._limits.election_ms * (1 + self._chance))
+
+    def _send(self, addressee: ReplicaProcess, message: Message) -> None:
+        self._effects.append(Send(addressee, self.epoch, message))
+
+    def _ask_others(self, message: Message) -> None:
+        for member in self._others:
+            self._send(ReplicaProcess(member, 0), message)
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def _is_for_me(self, event: Received) -> bool:
+        """Whether a message of another member is for this process.
+
+        An answer belongs to the process that asked, because an earlier one may have asked for another candidacy. A
+        question may name no incarnation.
+        """
+        addressee = event.addressee
+        if event.sender.id not in self._others or addressee.id != self.me.id:
+            return False
+        if addressee.incarnation == 0:
+            return not isinstance(event.message, ANSWERS)
+        return addressee.incarnation == self.me.incarnation
+
+    def _receive(self, event: Received) -> None:
+        if not self._is_for_me(event):
+            return
+        sender, _, epoch, message = event
+        # These promise nothing, so their epoch is not observed.
+        if isinstance(message, PreVote):
+            self._answer_pre_vote(sender, epoch, message)
+        elif isinstance(message, AskPromise):
+            self._send(sender, Promised(message.round, self.ballot.is_clean))
+        elif isinstance(message, Promised):
+            self._take_promised(sender, epoch, message)
+        else:
+            is_new = epoch > self.epoch
+            self._observe(epoch)
+            if isinstance(message, Vote):
+                self._answer_vote(sender, epoch, message, is_new=is_new)
+            elif epoch == self.epoch:
+                self._receive_in_epoch(sender, message)
+
+    def _receive_in_epoch(self, sender: ReplicaProcess, message: Message) -> None:
+        """Take a message of the promised epoch."""
+        if isinstance(message, PreVoteReply):
+            self._take_pre_vote(sender, message)
+        elif isinstance(message, VoteReply):
+            self._take_vote(sender, message)
+        elif isinstance(message, CheckLeader):
+            self._send(sender, LeaderChecked(message.round, self.ballot.is_clean))
+        elif isinstance(message, LeaderChecked):
+            self._take_check(sender, message)
+        elif isinstance(message, Join):
+            self._take_join(sender, message)
+        elif isinstance(message, JoinReply) and 0 < message.nonce == self._nonce:
+            self._join_target = message.target
+        elif isinstance(message, TakeOver) and self._may_be_candidate and self.ballot.is_clean:
+            self._ask_votes(self.epoch + 1)
+
+    def _is_leader_of(self, epoch: int) -> bool:
+        return self.role is Role.LEADER and epoch == self.epoch
+
+    # --- elections --------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        if self._election_ms is None:
+            self._await_leader()
+        if self.role is Role.LEADER:
+            self._tick_leader()
+            return
+        if not self.ballot.is_clean:
+            self._join()
+        if self._now_ms >= (self._election_ms or 0) and self._may_be_candidate:
+            self._begin_election()
+
+    def _begin_election(self) -> None:
+        self._await_leader()
+        self.role = Role.PRE_CANDIDATE
+        self.leader = None
+        self._round += 1
+        self._answers = {self.me.id: self.ballot.is_clean}
+        if not self.ballot.is_clean:
+            # Its own promise may be forgotten. Only all replicas together know the epochs that are used up.
+            self._highest_promised = self.epoch
+            self._ask_others(AskPromise(self._round))
+            self._after_promises()
+        else:
+            self._ask_others(PreVote(self._round, self._log.recency))
+            self._after_pre_votes()
+
+    def _answer_pre_vote(self, sender: ReplicaProcess, epoch: int, message: PreVote) -> None:
+        # A replica that hears a leader grants nothing, so that a deaf one does not raise epochs.
+        heard_ms = self._leader_heard_ms
+        is_led = self.role is Role.LEADER or (
+            heard_ms is not None and self._now_ms - heard_ms < self._limits.election_ms
+        )
+        granted = not is_led and epoch >= self.epoch and message.recency >= self._log.recency
+        self._send(sender, PreVoteReply(message.round, granted, self.ballot.is_clean))
+
+    def _take_pre_vote(self, sender: ReplicaProcess, message: PreVoteReply) -> None:
+        if self.role is Role.PRE_CANDIDATE and message.round == self._round and message.granted:
+            self._answers[sender.id] = message.is_clean
+            self._after_pre_votes()
+
+    def _after_pre_votes(self) -> None:
+        if self.ballot.is_clean and self._elects(self._answers):
+            self._ask_votes(self.epoch + 1)
+
+    def _take_promised(self, sender: ReplicaProcess, epoch: int, message: Promised) -> None:
+        if self.role is Role.PRE_CANDIDATE and message.round == self._round:
+            self._answers[sender.id] = message.is_clean
+            self._highest_promised = max(self._highest_promised, epoch)
+            self._after_promises()
+
+    def _after_promises(self) -> None:
+        if not self.ballot.is_clean and len(self._answers) == len(self._members):
+            self._ask_votes(self._highest_promised + 1)
+
+    def _ask_votes(self, epoch: int) -> None:
+        self._step_down("an election begins")
+        self._promise(epoch, self.me)
+        self._await_leader()
+        self.role = Role.CANDIDATE
+        self._answers = {self.me.id: self.ballot.is_clean}
+        self._ask_others(Vote(self._log.recency))
+        self._after_votes()
+
+    def _answer_vote(
+        self, sender: ReplicaProcess, epoch: int, message: Vote, *, is_new: bool
+    ) -> None:
+        may_vote = is_new or (epoch == self.epoch and self.ballot.voted_for == sender)
+        granted = may_vote and message.recency >= self._log.recency
+        if granted and self.ballot.voted_for != sender:
+            self._promise(epoch, sender)
+        if granted:
+            self._await_leader()
+        self._send(sender, VoteReply(granted, self.ballot.is_clean))
+
+    def _take_vote(self, sender: ReplicaProcess, message: VoteReply) -> None:
+        if self.role is Role.CANDIDATE and message.granted:
+            self._answers[sender.id] = message.is_clean
+            self._after_votes()
+
+    def _elects(self, votes: dict[int, bool]) -> bool:
+        return may_lead(len(self._members), votes, sole=self._is_sole)
+
+    def _after_votes(self) -> None:
+        if not self._elects(self._answers):
+            return
+        self.role = Role.LEADER
+        self.leader = self.me
+        heard = dict.fromkeys(self._answers, self._now_ms)
+        self._leadership = _Leadership(heard_ms=heard, asked_ms=self._now_ms)
+        if not self.ballot.is_clean:
+            # Every replica voted, and no log is ahead of this one: it has all that was ever confirmed.
+            self.ballot = self.ballot._replace(is_clean=True)
+            self._effects.append(Persist(self.ballot))
+        self._effects.append(BeginEpoch(self.epoch))
+
+    # --- the follower -----------------------------------------------------------------------------
+
+    def _hear_leader(self, event: LeaderHeard) -> None:
+        """Follow the leader of the newest epoch. An older one learns of the newer epoch by the refusal."""
+        self._observe(event.epoch)
+        if event.epoch < self.epoch or self.role is Role.LEADER:
+            return
+        self.role = Role.FOLLOWER
+        self.leader = event.leader
+        self._leader_heard_ms = self._now_ms
+        self._await_leader()
+        if not self.ballot.is_clean:
+            self._join()
+
+    def _join(self) -> None:
+        """Become clean: ask the leader for an end, and reach it."""
+        target = self._join_target
+        if target is not None and self.leader is not None and not self._log.matched < target:
+            if self._log.durable >= target:
+                self.ballot = self.ballot._replace(is_clean=True)
+                self._effects.append(Persist(self.ballot))
+                self._nonce, self._join_target = 0, None
+            return
+
+        is_due = self._now_ms - self._join_sent_ms >= self._limits.retry_ms
+        if target is None and self.leader is not None and (not self._nonce or is_due):
+            self._round += 1
+            self._nonce, self._join_sent_ms = self._round, self._now_ms
+            self._send(self.leader, Join(self._nonce))
+
+    # --- the leader -------------------------------------------------------------------------------
+
+    def _tick_leader(self) -> None:
+        leadership, limits = self._leadership, self._limits
+        heard = [
+            member
+            for member, heard_ms in leadership.heard_ms.items()
+            if self._now_ms - heard_ms <= limits.majority_silence_ms
+        ]
+        if len({self.me.id, *heard}) < majority(len(self._members)) and not self._is_sole:
+            self._step_down(f"no majority was heard for {limits.majority_silence_ms} ms")
+            return
+
+        if leadership.joins and self._now_ms - leadership.asked_ms >= limits.retry_ms:
+            self._begin_check()
+        if leadership.hand_over_to is not None and self._now_ms >= leadership.hand_over_until_ms:
+            self._effects.append(ResumePuts(f"replica {leadership.hand_over_to} did not take over"))
+            leadership.hand_over_to = None
+
+    def _hear_follower(self, event: FollowerHeard) -> None:
+        if not self._is_leader_of(event.epoch):
+            return
+        leadership = self._leadership
+        leadership.heard_ms[event.follower] = self._now_ms
+        if event.is_clean:
+            known = leadership.durable_ends.get(event.follower, 0)
+            leadership.durable_ends[event.follower] = max(known, event.durable_end)
+        self._hand_over()
+
+    def _confirm(self) -> None:
+        """Raise the confirmed end to what a majority of clean replicas holds, once the epoch's own record is there."""
+        begun_end = self._leadership.begun_end
+        if self.role is not Role.LEADER or begun_end is None:
+            return
+        ends = {**self._leadership.durable_ends, self.me.id: self._log.durable}
+        end = confirmed_end(len(self._members), ends)
+        if end >= begun_end and end > self.confirmed:
+            self.confirmed = end
+            self._effects.append(Confirm(end))
+
+    def _take_join(self, sender: ReplicaProcess, message: Join) -> None:
+        if self.role is not Role.LEADER or self._leadership.begun_end is None:
+            return
+        leadership = self._leadership
+        waiting = leadership.later_joins if leadership.joins else leadership.joins
+        waiting[:] = [each for each in waiting if each[0].id != sender.id]
+        waiting.append((sender, message.nonce))
+        if waiting is leadership.joins:
+            self._begin_check()
+
+    def _begin_check(self) -> None:
+        """Ask all whether this is still the newest epoch: only answers to a question of now count."""
+        leadership = self._leadership
+        leadership.joins += leadership.later_joins
+        leadership.later_joins = []
+        leadership.round += 1
+        leadership.asked_ms = self._now_ms
+        leadership.answers = {self.me.id: self.ballot.is_clean}
+        self._ask_others(CheckLeader(leadership.round))
+        self._after_check()
+
+    def _take_check(self, sender: ReplicaProcess, message: LeaderChecked) -> None:
+        if self.role is Role.LEADER and message.round == self._leadership.round:
+            self._leadership.heard_ms[sender.id] = self._now_ms
+            self._leadership.answers[sender.id] = message.is_clean
+            self._after_check()
+
+    def _after_check(self) -> None:
+        leadership = self._leadership
+        if not leadership.joins or not self._is_confirmed_leader():
+            return
+        for sender, nonce in leadership.joins:
+            self._send(sender, JoinReply(nonce, self._log.end))
+        leadership.joins, leadership.later_joins = leadership.later_joins, []
+        if leadership.joins:
+            self._begin_check()
+
+    def _is_confirmed_leader(self) -> bool:
+        members, answers = len(self._members), self._leadership.answers
+        enough = self._is_sole or len(answers) >= majority(members)
+        return enough and sees_all_confirmed(members, answers)
+
+    # --- hand-over --------------------------------------------------------------------------------
+
+    def _begin_hand_over(self, to: int) -> None:
+        if not self.leads or to not in self._others:
+            return
+        leadership = self._leadership
+        leadership.hand_over_to = to
+        leadership.hand_over_until_ms = self._now_ms + self._limits.hand_over_ms
+        self._effects.append(StopPuts())
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Let the successor ask for votes as soon as its log has all of this one."""
+        to = self._leadership.hand_over_to
+        if to is not None and self._leadership.durable_ends.get(to, 0) >= self._log.end:
+            self._send(ReplicaProcess(to, 0), TakeOver())

@@ -1,0 +1,40 @@
+"""Run seeds: python -m tests.replication.simulate --seed 7 --runs 100 --steps 2000 --members 3."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from .chaos import Chaos
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
+    parser.add_argument("--runs", type=int, default=1, help="seeds to run (default 1)")
+    parser.add_argument(
+        "--steps", type=int, default=2_000, help="steps of each run (default 2,000)"
+    )
+    parser.add_argument("--members", type=int, default=3, help="replicas (default 3)")
+    options = parser.parse_args()
+
+    began = time.perf_counter()
+    elections = confirmations = 0
+    for seed in range(options.seed, options.seed + options.runs):
+        chaos = Chaos(seed, members=options.members)
+        try:
+            chaos.run(options.steps)
+        except Exception:
+            print(
+                f"seed {seed} fails: --seed {seed} --steps {options.steps} --members {options.members}"
+            )
+            raise
+        elections += chaos.world.elections
+        confirmations += chaos.world.confirmations
+    steps = options.runs * options.steps
+    rate = steps / (time.perf_counter() - began)
+    print(f"{steps} steps, {rate:.0f}/s, {elections} elections, {confirmations} confirmations")
+
+
+if __name__ == "__main__":
+    main()

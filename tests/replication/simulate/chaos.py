@@ -1,0 +1,207 @@
+"""Random faults of one seed. At the end everything heals, and then a leader confirms and all logs become equal."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from raymq.replication.mirror_follower import MirrorFollower
+from raymq.replication.quorum import majority
+from raymq.replication.replica import HandOver, Replica
+
+from .world import Broken, Node, World
+
+#: more virtual time than ten elections take
+HEAL_MS = 30_000
+
+
+class Chaos:
+    """One run. The rates of its faults are drawn from the seed, so that some runs are calm and others are not."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        members: int = 3,
+        machine: type[Replica] = Replica,
+        receiver: type[MirrorFollower] = MirrorFollower,
+    ) -> None:
+        self.rng = rng = random.Random(seed)
+        self.members = members
+        self.world = World(
+            members,
+            rng,
+            flush=rng.choice(["sync", "sync", "async"]),
+            machine=machine,
+            receiver=receiver,
+        )
+        rate = rng.choice([0.0, 0.3, 1.0, 3.0])
+        self.actions: list[Callable[[], None]] = []
+        self.weights: list[float] = []
+        for action, weight in (
+            (self.deliver, 60.0),
+            (self.put, 8.0),
+            (self.sync, 12.0),
+            (self.tick, 12.0),
+            (self.lose_packet, rate * rng.random() * 3),
+            (self.double_packet, rate * rng.random() * 3),
+            (self.kill, rate * rng.random() * 0.5),
+            (self.start, 1.0),
+            (self.lose_power, rate * rng.random() * 0.3),
+            (self.lose_all_power, rate * rng.random() * 0.05),
+            (self.lose_disk, rate * rng.random() * 0.2),
+            (self.rot, rate * rng.random() * 0.2),
+            (self.cut_link, rate * rng.random() * 0.5),
+            (self.heal_link, 0.5),
+            (self.pause, rate * rng.random() * 0.3),
+            (self.resume, 0.5),
+            (self.hand_over, rate * rng.random() * 0.2),
+        ):
+            self.actions.append(action)
+            self.weights.append(weight)
+
+    def run(self, steps: int) -> None:
+        """Faults for so many steps, then healing. Raises: Broken."""
+        for action in self.rng.choices(self.actions, self.weights, k=steps):
+            action()
+        self.heal()
+
+    # --- what goes on -----------------------------------------------------------------------------
+
+    def any_node(self) -> Node:
+        return self.rng.choice(self.world.nodes)
+
+    def deliver(self) -> None:
+        network = self.world.network
+        if network:
+            # Mostly in order; messages of elections need none, and connections drop what is out of order.
+            at = self.rng.randrange(len(network)) if self.rng.random() < 0.1 else 0
+            self.world.deliver(network.pop(at))
+
+    def put(self) -> None:
+        self.world.put(self.any_node())
+
+    def sync(self) -> None:
+        self.world.sync(self.any_node())
+
+    def tick(self) -> None:
+        self.world.tick(self.rng.choice([1, 10, 50, 200, 1_000]))
+
+    def hand_over(self) -> None:
+        node = self.any_node()
+        if node.is_up and not node.is_paused and node.replica is not None:
+            self.world.step(node, HandOver(self.rng.randrange(self.members)))
+
+    # --- faults -----------------------------------------------------------------------------------
+
+    def lose_packet(self) -> None:
+        network = self.world.network
+        if network:
+            network.pop(self.rng.randrange(len(network)))
+
+    def double_packet(self) -> None:
+        network = self.world.network
+        if network:
+            network.append(self.rng.choice(network))
+
+    def kill(self) -> None:
+        node = self.any_node()
+        if node.is_up:
+            self.world.stop(node)
+
+    def start(self) -> None:
+        node = self.any_node()
+        if not node.is_up:
+            self.world.start(node)
+
+    def may_lose(self, node: Node) -> bool:
+        """Whether the fault budget allows this replica to lose data: so few others are not clean."""
+        others = [
+            each for each in self.world.nodes if each is not node and not each.ballot.is_clean
+        ]
+        return len(others) < majority(self.members) - 1
+
+    def lose_power(self) -> None:
+        node = self.any_node()
+        if self.world.flush == "sync" or self.may_lose(node):
+            self.world.lose_power(node)
+
+    def lose_all_power(self) -> None:
+        if self.world.flush == "sync":
+            for node in self.world.nodes:
+                self.world.lose_power(node)
+
+    def lose_disk(self) -> None:
+        node = self.any_node()
+        if self.may_lose(node):
+            self.world.lose_disk(node)
+
+    def rot(self) -> None:
+        node = self.any_node()
+        if self.may_lose(node):
+            self.world.rot(node)
+
+    def cut_link(self) -> None:
+        source, target = self.rng.randrange(self.members), self.rng.randrange(self.members)
+        links = [(source, target)]
+        if self.rng.random() < 0.5:
+            links.append((target, source))
+        if self.rng.random() < 0.3:
+            # One replica is alone.
+            links = [(source, other) for other in range(self.members)]
+            links += [(other, source) for other in range(self.members)]
+        self.world.cut_links.update(link for link in links if link[0] != link[1])
+
+    def heal_link(self) -> None:
+        self.world.cut_links.clear()
+
+    def pause(self) -> None:
+        self.any_node().is_paused = True
+
+    def resume(self) -> None:
+        self.any_node().is_paused = False
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """All faults end. Raises: Broken unless a leader confirms a new put, and all logs become equal."""
+        world = self.world
+        world.cut_links.clear()
+        for node in world.nodes:
+            node.is_paused = False
+            if not node.is_up:
+                world.start(node)
+
+        until = world.now + HEAL_MS
+        done = False
+        while world.now < until and not done:
+            world.tick(50)
+            for _ in range(3):
+                for packet in self.taken():
+                    world.deliver(packet)
+                for node in world.nodes:
+                    world.sync(node)
+            done = self.is_healed()
+        if not done:
+            raise Broken(
+                f"not healed after {HEAL_MS} ms: {[self.describe(n) for n in world.nodes]}"
+            )
+
+    def taken(self) -> list:
+        taken, self.world.network[:] = list(self.world.network), []
+        return taken
+
+    def is_healed(self) -> bool:
+        world = self.world
+        leading = [node for node in world.nodes if node.replica and node.replica.leads]
+        if len(leading) != 1:
+            return False
+        end = leading[0].log.confirmed_end
+        logs = {bytes(node.log.data) for node in world.nodes}
+        clean = all(node.ballot.is_clean for node in world.nodes)
+        return clean and len(logs) == 1 and end == len(leading[0].log.data)
+
+    @staticmethod
+    def describe(node: Node) -> str:
+        role = node.replica.role.value if node.replica else "down"
+        return f"{node.id} {role} {node.ballot} {len(node.log.data)} confirmed {node.log.confirmed_end}"

@@ -1,0 +1,440 @@
+"""Replicas of one shard in memory. Each step of the world is one event of one replica; invariants hold after each."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from raymq.replication import replica as r
+from raymq.replication import wire
+from raymq.replication.mirror import (
+    ClockTick,
+    Connect,
+    Connected,
+    Disconnect,
+    Disconnected,
+    FrameReceived,
+    LeaderProgress,
+    MirrorLeader,
+    MirrorLimits,
+    Phase,
+)
+from raymq.replication.mirror import Send as SendFrame
+from raymq.replication.mirror_follower import (
+    Acknowledge,
+    AdoptUnits,
+    AdvanceConfirmed,
+    AppendUnits,
+    HaltReplica,
+    MirrorFollower,
+    Reply,
+    Truncate,
+    bytes_of,
+)
+from raymq.replication.replica import Ballot, LogFacts, Replica
+from raymq.replication.wire import FrameHeader, Message, ReplicaProcess
+from raymq.store.base.checksum import crc32c
+from raymq.store.log.chain import ChainUnit
+from tests.support.mirror_world import CLUSTER, SEGMENT_BYTES, MemoryLog
+
+#: an EPOCH record: a marker byte, which no put has, and the epoch
+EPOCH_RECORD = b"\xff%15d"
+EPOCH_RECORD_BYTES = 16
+FRAME_BYTES = 300
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+
+class ReplicaLog(MemoryLog):
+    """A log whose epochs are in its bytes, so that they survive the loss of the chain."""
+
+    @property
+    def last_epoch(self) -> int:
+        at = self.data.rfind(b"\xff")
+        return int(self.data[at + 1 : at + EPOCH_RECORD_BYTES]) if at >= 0 else 0
+
+    def epoch_at(self, offset: int) -> int:
+        at = self.data.rfind(b"\xff", 0, offset + 1)
+        return int(self.data[at + 1 : at + EPOCH_RECORD_BYTES]) if at >= 0 else 0
+
+    def cut_torn_record(self) -> None:
+        """Recovery: the last record may be an EPOCH record of which a part is missing."""
+        at = self.data.rfind(b"\xff")
+        if at >= 0 and at + EPOCH_RECORD_BYTES > len(self.data):
+            self.truncate_unchecked(at)
+
+    def rebuild_chain(self, start: int) -> None:
+        self.cut_torn_record()
+        self.units = [unit for unit in self.units if unit.end <= start]
+        self.complete_chain()
+
+    def complete_chain(self) -> None:
+        """Add units for bytes without one: a follower that adopts a leader's units loses its own after them."""
+        at = self.units[-1].end if self.units else 0
+        while at < len(self.data):
+            stop = min(len(self.data), (at // SEGMENT_BYTES + 1) * SEGMENT_BYTES)
+            piece = crc32c(bytes(self.data[at:stop]))
+            self.units.append(ChainUnit(at, stop, self.epoch_at(at), piece, self.value))
+            at = stop
+
+    def put(self, payload: bytes, epoch: int) -> int:
+        """Append a record to its segment, or to the next one after padding."""
+        room = SEGMENT_BYTES - len(self.data) % SEGMENT_BYTES
+        if room < len(payload):
+            self.append(b"\0" * room, epoch)
+        return self.append(payload, epoch)
+
+
+@dataclass
+class Packet:
+    """A message under way. `connection` is None for those of elections, which need none."""
+
+    source: int
+    target: int
+    connection: int | None
+    event: r.Received | tuple[FrameHeader, Message, bytes | None]
+
+
+@dataclass
+class Node:
+    """One replica: what is on its disk, and its processes while it is up."""
+
+    id: int
+    log: ReplicaLog
+    ballot: Ballot = field(default_factory=Ballot)
+    incarnation: int = 0
+    is_up: bool = False
+    #: its processes do not run for now; packets wait
+    is_paused: bool = False
+    replica: Replica | None = None
+    receiver: MirrorFollower | None = None
+    #: follower -> the stream to it, while this replica leads
+    streams: dict[int, MirrorLeader] = field(default_factory=dict)
+    #: follower -> number of the open connection
+    connections: dict[int, int] = field(default_factory=dict)
+    puts_stopped: bool = False
+
+    @property
+    def process(self) -> ReplicaProcess:
+        return ReplicaProcess(self.id, self.incarnation)
+
+    def facts(self) -> LogFacts:
+        assert self.receiver is not None
+        matched = self.receiver.matched_end if self.receiver.matched else 0
+        return LogFacts(self.log.last_epoch, len(self.log.data), self.log.durable(), matched)
+
+
+class World:
+    """All replicas of a shard, the network between them and what must hold of them."""
+
+    def __init__(
+        self,
+        members: int,
+        rng: random.Random,
+        *,
+        flush: str = "sync",
+        candidates: tuple[int, ...] | None = None,
+        machine: type[Replica] = Replica,
+        receiver: type[MirrorFollower] = MirrorFollower,
+    ) -> None:
+        self.rng = rng
+        self.flush = flush
+        self.now = 0
+        self.machine = machine
+        self.receiver = receiver
+        self.candidates = candidates
+        self.limits = MirrorLimits(frame_bytes=FRAME_BYTES, window_bytes=600, window_frames=3)
+        self.network: list[Packet] = []
+        self.numbers = 0
+        self.cut_links: set[tuple[int, int]] = set()
+
+        #: every byte that was ever confirmed
+        self.confirmed = b""
+        #: epoch -> its leader
+        self.leaders: dict[int, ReplicaProcess] = {}
+        self.elections = self.confirmations = 0
+
+        self.nodes = [Node(number, ReplicaLog(flush=flush)) for number in range(members)]
+        for node in self.nodes:
+            self.start(node)
+
+    def next_number(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def start(self, node: Node) -> None:
+        node.incarnation = self.next_number()
+        node.is_up, node.is_paused, node.puts_stopped = True, False, False
+        members = range(len(self.nodes)) if len(self.nodes) > 1 else [0]
+        node.replica = self.machine(
+            node.process, tuple(members), node.ballot, candidates=self.candidates
+        )
+        node.receiver = self.receiver(cluster=CLUSTER, shard=0, me=node.process, leader_id=None)
+        node.streams, node.connections = {}, {}
+
+    def stop(self, node: Node) -> None:
+        """Kill all processes. The page cache keeps what was written."""
+        node.is_up = False
+        node.replica = node.receiver = None
+        node.streams, node.connections = {}, {}
+        for other in self.nodes:
+            if node.id in other.connections:
+                self.disconnect(other, node.id)
+
+    def lose_power(self, node: Node) -> None:
+        """The machine stops: any part of what was not synced is gone, with the confirmed end that was not synced."""
+        self.stop(node)
+        log = node.log
+        if self.flush == "async":
+            log.synced_end = min(log.synced_end, len(log.data))
+        log.lose_power(self.rng.randint(log.synced_end, len(log.data)))
+        log.confirmed_end = min(log.confirmed_end, log.synced_end)
+        log.synced_end = len(log.data)
+        if self.flush == "async":
+            # Confirmed bytes were not synced: the log may lack them.
+            node.ballot = node.ballot._replace(is_clean=False)
+
+    def lose_disk(self, node: Node) -> None:
+        """Everything is gone, with the promise. A fresh directory is never clean."""
+        self.stop(node)
+        node.log = ReplicaLog(flush=self.flush)
+        node.ballot = Ballot(is_clean=False)
+
+    def rot(self, node: Node) -> None:
+        """Recovery finds a damaged record below the synced end: the log ends there, and that is known."""
+        self.stop(node)
+        log = node.log
+        if log.data:
+            cut = self.rng.randrange(len(log.data))
+            log.confirmed_end = min(log.confirmed_end, cut)
+            log.truncate_unchecked(cut)
+            log.rebuild_chain(cut // SEGMENT_BYTES * SEGMENT_BYTES)
+            log.synced_end = min(log.synced_end, len(log.data))
+            log.confirmed_end = min(log.confirmed_end, len(log.data))
+        node.ballot = node.ballot._replace(is_clean=False)
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def step(self, node: Node, event: r.Event) -> None:
+        replica = node.replica
+        assert replica is not None
+        before = replica.ballot.promised
+        self.perform(node, replica.step(event, self.now, node.facts()))
+        if node.replica is replica and replica.ballot.promised < before:
+            raise Broken(f"replica {node.id} promised {before}, then {replica.ballot.promised}")
+
+    def perform(self, node: Node, effects: list[r.Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, r.Persist):
+                node.ballot = effect.ballot
+            elif isinstance(effect, r.Send):
+                event = r.Received(node.process, effect.addressee, effect.epoch, effect.message)
+                self.network.append(Packet(node.id, effect.addressee.id, None, event))
+            elif isinstance(effect, r.BeginEpoch):
+                self.begin_epoch(node, effect.epoch)
+            elif isinstance(effect, r.StepDown):
+                node.streams, node.connections, node.puts_stopped = {}, {}, False
+            elif isinstance(effect, r.Confirm):
+                self.confirm(node, effect.end)
+            elif isinstance(effect, r.StopPuts):
+                node.puts_stopped = True
+            elif isinstance(effect, r.ResumePuts):
+                node.puts_stopped = False
+
+    def begin_epoch(self, node: Node, epoch: int) -> None:
+        self.elections += 1
+        known = self.leaders.setdefault(epoch, node.process)
+        if known != node.process:
+            raise Broken(f"epoch {epoch} has the leaders {known} and {node.process}")
+        if bytes(node.log.data[: len(self.confirmed)]) != self.confirmed:
+            raise Broken(f"leader {node.id} of epoch {epoch} lacks confirmed bytes")
+
+        assert node.receiver is not None
+        node.receiver.leave()
+        node.log.complete_chain()
+        end = node.log.put(EPOCH_RECORD % epoch, epoch)
+        for other in self.nodes:
+            if other is not node:
+                node.streams[other.id] = MirrorLeader(
+                    cluster=CLUSTER,
+                    shard=0,
+                    me=node.process,
+                    follower_id=other.id,
+                    chain=node.log,
+                    segment_size_bytes=SEGMENT_BYTES,
+                    epoch=epoch,
+                    confirmed=node.log.confirmed_end,
+                    limits=self.limits,
+                )
+        self.step(node, r.EpochBegun(epoch, end))
+        self.progress(node)
+
+    def confirm(self, node: Node, end: int) -> None:
+        """The leader's log is confirmed up to an end: it extends what was confirmed, and changes none of it."""
+        self.confirmations += 1
+        log = node.log
+        log.advance_confirmed(end)
+        data = bytes(log.data[:end])
+        shorter = min(len(data), len(self.confirmed))
+        if data[:shorter] != self.confirmed[:shorter]:
+            raise Broken(f"replica {node.id} confirms other bytes than were confirmed before")
+        if len(data) > len(self.confirmed):
+            self.confirmed = data
+
+    def check_confirmed(self, node: Node) -> None:
+        """Readers of any replica see only confirmed bytes."""
+        end = node.log.confirmed_end
+        if bytes(node.log.data[:end]) != self.confirmed[:end]:
+            raise Broken(f"replica {node.id} shows bytes that were not confirmed")
+
+    def put(self, node: Node) -> None:
+        replica = node.replica
+        if replica is not None and replica.leads and not node.puts_stopped and not node.is_paused:
+            payload = bytes([self.rng.randint(1, 250)]) * self.rng.randint(1, 250)
+            node.log.put(payload, replica.epoch)
+            self.progress(node)
+
+    def sync(self, node: Node) -> None:
+        if node.is_up and not node.is_paused:
+            node.log.sync()
+            self.acknowledge(node)
+            self.progress(node)
+
+    def tick(self, ms: int) -> None:
+        self.now += ms
+        for node in self.nodes:
+            if node.is_up and not node.is_paused:
+                self.step(node, r.ClockTick(self.rng.random()))
+                self.acknowledge(node)
+                for follower in list(node.streams):
+                    self.step_stream(node, follower, ClockTick())
+
+    # --- streams ----------------------------------------------------------------------------------
+
+    def progress(self, node: Node) -> None:
+        for follower in list(node.streams):
+            log = node.log
+            self.step_stream(node, follower, LeaderProgress(len(log.data), log.confirmed_end))
+
+    def step_stream(self, node: Node, follower: int, event: object) -> None:
+        stream = node.streams.get(follower)
+        if stream is None:
+            return
+        for effect in stream.step(event, self.now):  # type: ignore[arg-type]
+            if isinstance(effect, SendFrame):
+                connection = node.connections.get(follower)
+                if connection is not None:
+                    body = bytes(node.log.data[effect.start : effect.stop]) or None
+                    frame = (effect.header, effect.message, body)
+                    self.network.append(Packet(node.id, follower, connection, frame))
+            elif isinstance(effect, Connect):
+                target = self.nodes[follower]
+                if target.is_up and (node.id, follower) not in self.cut_links:
+                    node.connections[follower] = self.next_number()
+                    self.step_stream(node, follower, Connected())
+                else:
+                    self.step_stream(node, follower, Disconnected("no answer"))
+            elif isinstance(effect, Disconnect):
+                node.connections.pop(follower, None)
+
+    def disconnect(self, node: Node, follower: int) -> None:
+        node.connections.pop(follower, None)
+        self.step_stream(node, follower, Disconnected("cut"))
+
+    def deliver(self, packet: Packet) -> None:
+        """A packet arrives, unless its target is down, its link is cut, or its connection is gone."""
+        target = self.nodes[packet.target]
+        if not target.is_up or (packet.source, packet.target) in self.cut_links:
+            return
+        if target.is_paused:
+            self.network.append(packet)
+        elif isinstance(packet.event, r.Received):
+            self.step(target, packet.event)
+        elif target.connections.get(packet.source) == packet.connection:
+            header, message, _ = packet.event
+            self.take_answer(target, packet.source, header, message)
+        elif self.nodes[packet.source].connections.get(packet.target) == packet.connection:
+            header, message, body = packet.event
+            self.take_frame(target, packet.source, packet.connection, header, message, body)
+
+    def take_answer(
+        self, leader: Node, follower: int, header: FrameHeader, message: Message
+    ) -> None:
+        """An answer reaches the leader's stream. An ack, or a higher epoch, reaches its replica too."""
+        replica, stream = leader.replica, leader.streams.get(follower)
+        if replica is None or stream is None:
+            return
+        if header.epoch > replica.epoch:
+            fact = r.Received(header.sender, leader.process, header.epoch, r.NewerEpoch())
+            self.step(leader, fact)
+            return
+        self.step_stream(leader, follower, FrameReceived(header, message))
+        if isinstance(message, wire.Ack) and stream.phase is Phase.STREAMING:
+            heard = r.FollowerHeard(follower, header.epoch, stream.replicated_end, message.is_clean)
+            self.step(leader, heard)
+            self.progress(leader)
+
+    def take_frame(
+        self,
+        node: Node,
+        leader: int,
+        connection: int | None,
+        header: FrameHeader,
+        message: Message,
+        body: bytes | None,
+    ) -> None:
+        """A frame of a leader: the replica admits it or not, then the receiver stores its bytes."""
+        replica, receiver, log = node.replica, node.receiver, node.log
+        if replica is None or receiver is None:
+            return
+
+        def answer(header: FrameHeader, message: Message) -> None:
+            self.network.append(Packet(node.id, leader, connection, (header, message, None)))
+
+        self.step(node, r.LeaderHeard(header.sender, header.epoch))
+        if not replica.admits(header.sender, header.epoch):
+            text = f"epoch {header.epoch} is over"
+            refusal = wire.Refusal(wire.Reason.EPOCH, replica.epoch, text)
+            reply = header._replace(
+                sender=node.process, addressee=header.sender, epoch=replica.epoch
+            )
+            answer(reply, refusal)
+            return
+
+        data = None if body is None else memoryview(body)
+        for effect in receiver.step(header, message, data, log):
+            if isinstance(effect, AppendUnits | AdoptUnits):
+                units = list(effect.units)
+                assert data is not None
+                store = log.append_units if isinstance(effect, AppendUnits) else log.adopt_units
+                store(units, bytes_of(effect.units, data))
+            elif isinstance(effect, Truncate):
+                log.truncate(effect.offset)
+            elif isinstance(effect, AdvanceConfirmed):
+                log.advance_confirmed(effect.confirmed)
+                self.check_confirmed(node)
+            elif isinstance(effect, HaltReplica):
+                raise Broken(f"replica {node.id} halts: {effect.reason}")
+            elif isinstance(effect, Acknowledge):
+                self.acknowledge(node)
+            elif isinstance(effect, Reply):
+                answer(receiver.header(), effect.message)
+
+    def acknowledge(self, node: Node) -> None:
+        """Send the follower's ack to the leader of its session."""
+        receiver, replica = node.receiver, node.replica
+        if receiver is None or replica is None or not receiver.matched:
+            return
+        header = receiver.header()
+        if not replica.admits(header.addressee, header.epoch):
+            return
+        leader = self.nodes[header.addressee.id]
+        connection = leader.connections.get(node.id)
+        self.step(node, r.ClockTick(self.rng.random()))
+        if connection is not None:
+            ack = receiver.acknowledge(node.log, is_clean=replica.ballot.is_clean)
+            self.network.append(Packet(node.id, leader.id, connection, (header, ack, None)))
