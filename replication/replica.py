@@ -23,8 +23,22 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
+from . import wire
 from .quorum import confirmed_end, majority, may_lead, sees_all_confirmed
-from .wire import ReplicaProcess
+from .wire import (
+    AskPromise,
+    CheckLeader,
+    Join,
+    JoinReply,
+    LeaderChecked,
+    PreVote,
+    PreVoteReply,
+    Promised,
+    ReplicaProcess,
+    TakeOver,
+    Vote,
+    VoteReply,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,100 +84,7 @@ class LogFacts(NamedTuple):
         return self.last_epoch, self.end
 
 
-# --- messages between replicas --------------------------------------------------------------------
-
-
-class PreVote(NamedTuple):
-    """Would you vote for me in the epoch after yours? Nothing is promised by the answer."""
-
-    round: int
-    recency: tuple[int, int]
-
-
-class PreVoteReply(NamedTuple):
-    """The answer to a PreVote."""
-
-    round: int
-    granted: bool
-    is_clean: bool
-
-
-class Vote(NamedTuple):
-    """Vote for me in the epoch of this message."""
-
-    recency: tuple[int, int]
-
-
-class VoteReply(NamedTuple):
-    """The answer to a Vote."""
-
-    granted: bool
-    is_clean: bool
-
-
-class AskPromise(NamedTuple):
-    """Which epoch have you promised? A replica that is not clean may have forgotten its own."""
-
-    round: int
-
-
-class Promised(NamedTuple):
-    """The answer to an AskPromise; the epoch is in the header."""
-
-    round: int
-    is_clean: bool
-
-
-class CheckLeader(NamedTuple):
-    """Am I still the leader of the newest epoch that you know?"""
-
-    round: int
-
-
-class LeaderChecked(NamedTuple):
-    """The answer to a CheckLeader, given only in the leader's epoch."""
-
-    round: int
-    is_clean: bool
-
-
-class Join(NamedTuple):
-    """I am not clean: up to where must my log equal yours?"""
-
-    nonce: int
-
-
-class JoinReply(NamedTuple):
-    """The answer to a Join, after a fresh round."""
-
-    nonce: int
-    target: int
-
-
-class TakeOver(NamedTuple):
-    """Your log has all of mine: ask for votes now."""
-
-
-class NewerEpoch(NamedTuple):
-    """A follower refused log bytes: it has promised the epoch of this message."""
-
-
-Message: TypeAlias = (
-    PreVote
-    | PreVoteReply
-    | Vote
-    | VoteReply
-    | AskPromise
-    | Promised
-    | CheckLeader
-    | LeaderChecked
-    | Join
-    | JoinReply
-    | TakeOver
-    | NewerEpoch
-)
-
-#: the messages that answer a question of this process
+#: messages that answer a question of one process
 ANSWERS = (PreVoteReply, VoteReply, Promised, LeaderChecked, JoinReply)
 
 
@@ -177,7 +98,7 @@ class Received(NamedTuple):
     addressee: ReplicaProcess
     #: the sender's promised epoch
     epoch: int
-    message: Message
+    message: wire.Election
 
 
 class LeaderHeard(NamedTuple):
@@ -238,7 +159,7 @@ class Send(NamedTuple):
 
     addressee: ReplicaProcess
     epoch: int
-    message: Message
+    message: wire.Election
 
 
 class BeginEpoch(NamedTuple):
@@ -413,10 +334,10 @@ class Replica:
         """Begin an election later, unless a leader is heard before."""
         self._election_ms = self._now_ms + int(self._limits.election_ms * (1 + self._chance))
 
-    def _send(self, addressee: ReplicaProcess, message: Message) -> None:
+    def _send(self, addressee: ReplicaProcess, message: wire.Election) -> None:
         self._effects.append(Send(addressee, self.epoch, message))
 
-    def _ask_others(self, message: Message) -> None:
+    def _ask_others(self, message: wire.Election) -> None:
         for member in self._others:
             self._send(ReplicaProcess(member, 0), message)
 
@@ -454,7 +375,7 @@ class Replica:
             elif epoch == self.epoch:
                 self._receive_in_epoch(sender, message)
 
-    def _receive_in_epoch(self, sender: ReplicaProcess, message: Message) -> None:
+    def _receive_in_epoch(self, sender: ReplicaProcess, message: wire.Election) -> None:
         """Take a message of the promised epoch."""
         if isinstance(message, PreVoteReply):
             self._take_pre_vote(sender, message)
@@ -499,7 +420,7 @@ class Replica:
             self._ask_others(AskPromise(self._round))
             self._after_promises()
         else:
-            self._ask_others(PreVote(self._round, self._log.recency))
+            self._ask_others(PreVote(self._round, *self._log.recency))
             self._after_pre_votes()
 
     def _answer_pre_vote(self, sender: ReplicaProcess, epoch: int, message: PreVote) -> None:
@@ -508,7 +429,11 @@ class Replica:
         is_led = self.role is Role.LEADER or (
             heard_ms is not None and self._now_ms - heard_ms < self._limits.election_ms
         )
-        granted = not is_led and epoch >= self.epoch and message.recency >= self._log.recency
+        granted = (
+            not is_led
+            and epoch >= self.epoch
+            and (message.last_epoch, message.end) >= self._log.recency
+        )
         self._send(sender, PreVoteReply(message.round, granted, self.ballot.is_clean))
 
     def _take_pre_vote(self, sender: ReplicaProcess, message: PreVoteReply) -> None:
@@ -536,14 +461,14 @@ class Replica:
         self._await_leader()
         self.role = Role.CANDIDATE
         self._answers = {self.me.id: self.ballot.is_clean}
-        self._ask_others(Vote(self._log.recency))
+        self._ask_others(Vote(*self._log.recency))
         self._after_votes()
 
     def _answer_vote(
         self, sender: ReplicaProcess, epoch: int, message: Vote, *, is_new: bool
     ) -> None:
         may_vote = is_new or (epoch == self.epoch and self.ballot.voted_for == sender)
-        granted = may_vote and message.recency >= self._log.recency
+        granted = may_vote and (message.last_epoch, message.end) >= self._log.recency
         if granted and self.ballot.voted_for != sender:
             self._promise(epoch, sender)
         if granted:

@@ -1,4 +1,4 @@
-"""The messages between a leader's Replication and a follower: one header and one message per frame.
+"""The messages between replicas, of the log stream and of elections: one header and one message per frame.
 
 Big-endian. Header (80 bytes): magic 4, version u8, kind u8, zero u16, cluster 16 (first bytes of the SHA-256 of its
 id), shard u32, sender id u32, sender incarnation u64, addressee id u32, zero u32, addressee incarnation u64, epoch u64,
@@ -131,7 +131,104 @@ class Refusal(NamedTuple):
     text: str
 
 
-Message: TypeAlias = Hello | HelloOk | Probe | ProbeOk | AppendEntries | Ack | Conflict | Refusal
+# --- elections ------------------------------------------------------------------------------------
+
+
+class PreVote(NamedTuple):
+    """Would you vote for me in the epoch after yours? Nothing is promised by the answer."""
+
+    round: int
+    #: of the candidate's last record
+    last_epoch: int
+    #: of the candidate's log
+    end: int
+
+
+class PreVoteReply(NamedTuple):
+    """The answer to a PreVote."""
+
+    round: int
+    granted: bool
+    is_clean: bool
+
+
+class Vote(NamedTuple):
+    """Vote for me in the epoch of this message."""
+
+    last_epoch: int
+    end: int
+
+
+class VoteReply(NamedTuple):
+    """The answer to a Vote."""
+
+    granted: bool
+    is_clean: bool
+
+
+class AskPromise(NamedTuple):
+    """Which epoch have you promised? A replica that is not clean may have forgotten its own."""
+
+    round: int
+
+
+class Promised(NamedTuple):
+    """The answer to an AskPromise; the epoch is in the header."""
+
+    round: int
+    is_clean: bool
+
+
+class CheckLeader(NamedTuple):
+    """Am I still the leader of the newest epoch that you know?"""
+
+    round: int
+
+
+class LeaderChecked(NamedTuple):
+    """The answer to a CheckLeader, given only in the leader's epoch."""
+
+    round: int
+    is_clean: bool
+
+
+class Join(NamedTuple):
+    """I am not clean: up to where must my log equal yours?"""
+
+    nonce: int
+
+
+class JoinReply(NamedTuple):
+    """The answer to a Join, after a fresh round."""
+
+    nonce: int
+    target: int
+
+
+class TakeOver(NamedTuple):
+    """Your log has all of mine: ask for votes now."""
+
+
+class NewerEpoch(NamedTuple):
+    """A follower refused log bytes: it has promised the epoch of this message."""
+
+
+Stream: TypeAlias = Hello | HelloOk | Probe | ProbeOk | AppendEntries | Ack | Conflict | Refusal
+Election: TypeAlias = (
+    PreVote
+    | PreVoteReply
+    | Vote
+    | VoteReply
+    | AskPromise
+    | Promised
+    | CheckLeader
+    | LeaderChecked
+    | Join
+    | JoinReply
+    | TakeOver
+    | NewerEpoch
+)
+Message: TypeAlias = Stream | Election
 
 #: the numbers of each message. A Probe repeats its layout. Units follow those of an AppendEntries, the text those of a
 #: Refusal. The position is the kind on the wire, from 1 on
@@ -144,6 +241,18 @@ _LAYOUTS: dict[type[Message], struct.Struct] = {
     Ack: struct.Struct(">qqq?"),
     Conflict: struct.Struct(">qq"),
     Refusal: struct.Struct(">Bq"),
+    PreVote: struct.Struct(">Qqq"),
+    PreVoteReply: struct.Struct(">Q??"),
+    Vote: struct.Struct(">qq"),
+    VoteReply: struct.Struct(">??"),
+    AskPromise: struct.Struct(">Q"),
+    Promised: struct.Struct(">Q?"),
+    CheckLeader: struct.Struct(">Q"),
+    LeaderChecked: struct.Struct(">Q?"),
+    Join: struct.Struct(">Q"),
+    JoinReply: struct.Struct(">Qq"),
+    TakeOver: struct.Struct(">"),
+    NewerEpoch: struct.Struct(">"),
 }
 _KINDS = tuple(_LAYOUTS)
 

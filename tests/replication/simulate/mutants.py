@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from raymq.replication import replica as r
+from raymq.replication import wire
 from raymq.replication.mirror_follower import LogView, MirrorFollower
 from raymq.replication.quorum import confirmed_end
 from raymq.replication.replica import Replica, Role
@@ -15,16 +16,16 @@ class VotesWithoutComparingLogs(Replica):
     """Rule R3: a candidate whose log lacks records of the voter gets no vote."""
 
     def _answer_vote(
-        self, sender: ReplicaProcess, epoch: int, message: r.Vote, *, is_new: bool
+        self, sender: ReplicaProcess, epoch: int, message: wire.Vote, *, is_new: bool
     ) -> None:
-        super()._answer_vote(sender, epoch, r.Vote((1 << 60, 0)), is_new=is_new)
+        super()._answer_vote(sender, epoch, wire.Vote(1 << 60, 0), is_new=is_new)
 
 
 class VotesTwiceInAnEpoch(Replica):
     """Rule R3: one vote an epoch."""
 
     def _answer_vote(
-        self, sender: ReplicaProcess, epoch: int, message: r.Vote, *, is_new: bool
+        self, sender: ReplicaProcess, epoch: int, message: wire.Vote, *, is_new: bool
     ) -> None:
         super()._answer_vote(sender, epoch, message, is_new=epoch == self.epoch)
 
@@ -90,7 +91,7 @@ class JoinsWithoutAFreshRound(Replica):
 
     def _after_check(self) -> None:
         for sender, nonce in self._leadership.joins:
-            self._send(sender, r.JoinReply(nonce, self._log.end))
+            self._send(sender, wire.JoinReply(nonce, self._log.end))
         self._leadership.joins = []
 
 

@@ -369,7 +369,7 @@ class World:
         if replica is None or stream is None:
             return
         if header.epoch > replica.epoch:
-            fact = r.Received(header.sender, leader.process, header.epoch, r.NewerEpoch())
+            fact = r.Received(header.sender, leader.process, header.epoch, wire.NewerEpoch())
             self.step(leader, fact)
             return
         self.step_stream(leader, follower, FrameReceived(header, message))
