@@ -26,7 +26,7 @@ def damaged_places(scrub: Scrub, store: MessageStore) -> int:
     log = store.log
     faults = [fault.fields for fault in scrub.faults]
     known = [(int(each["offset"]), int(each.get("end", each["offset"] + 1))) for each in faults]
-    skipped = [each for each in list(log.skipped_damage) if each >= log.start]
+    skipped = [each for each in list(log.reads.skipped_damage) if each >= log.start]
     others = [offset for offset in skipped if not _is_inside(offset, known)]
     return len(faults) + len(others) + len(store.compaction.damage)
 

@@ -20,8 +20,9 @@ from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, RayMQError, Unavailable
-from raymq.store.log.commit_log import DAMAGE_MAX, CommitLog
-from raymq.store.log.log_reads import Records
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.log_reads import DAMAGE_MAX
+from raymq.store.log.record_reads import Records
 from raymq.store.queues.consume_queue import BLANK_SIZE
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.queues.reader import out_of_range
@@ -213,7 +214,7 @@ class CompactionStore:
             return
 
         positions, sizes = units["position"].astype(np.int64), units["size"].astype(np.int64)
-        found, rows = self._commit_log.undamaged_records(positions, sizes)
+        found, rows = self._commit_log.reads.undamaged_records(positions, sizes)
         batch = record.decode(*found)
         has_key = key_column(batch.column("properties")).is_valid().to_numpy(zero_copy_only=False)
 
@@ -246,7 +247,7 @@ class CompactionStore:
         # A damaged unit may have a size that fits no file.
         if size <= _COPIED_BYTES:
             try:
-                found = self._commit_log.records(
+                found = self._commit_log.reads.records(
                     np.array([position]), np.array([size]), check=False
                 )
                 return bytes(found.data)

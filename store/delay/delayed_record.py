@@ -123,7 +123,7 @@ def undamaged_batch(
 
     A damaged record must not block all others. Args: `positions`: none below `log.start`.
     """
-    found, rows = log.undamaged_records(positions, sizes, check_crc=check_crc)
+    found, rows = log.reads.undamaged_records(positions, sizes, check_crc=check_crc)
     return record.decode(*found), rows
 
 

@@ -108,17 +108,17 @@ class TimerTopic:
         if int(unit["size"]) == BLANK_SIZE or position < self._log.start:
             return 0
         try:
-            head = self._log.read(position, position + fmt.STORE_TIME_END_MAX)
+            head = self._log.reads.raw(position, position + fmt.STORE_TIME_END_MAX)
         except Corrupt as error:
             # For this search a damaged record counts as deleted.
-            self._log.note_damage(error)
+            self._log.reads.note_damage(error)
             return 0
         return fmt.store_time_ms(head)
 
     def offsets_of(self, positions: Int64s) -> Int64s:
         """The queue offsets of records at ascending positions; -1 of one that cannot be read."""
         sizes = np.full(len(positions), fmt.RECORD_MIN_BYTES, dtype=np.int64)
-        found, rows = self._log.undamaged_records(positions, sizes, check=False)
+        found, rows = self._log.reads.undamaged_records(positions, sizes, check=False)
         offsets = np.full(len(positions), -1, dtype=np.int64)
         offsets[rows] = gather(found.data, found.starts + fmt.QUEUE_OFFSET_AT, np.dtype(">i8"))
         return offsets

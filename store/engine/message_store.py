@@ -289,7 +289,7 @@ class MessageStore:
     @property
     def damage(self) -> list[Corrupt]:
         """Damage below the confirmed end that dispatch, index or deliveries skipped, and that of compacted queues."""
-        return [*self.log.skipped_damage.values(), *self.compaction.damage]
+        return [*self.log.reads.skipped_damage.values(), *self.compaction.damage]
 
     def sync_queues(self, *, closing: bool = False) -> None:
         """fdatasync every consume queue and the index, and remember how far they are complete.
@@ -410,7 +410,7 @@ class MessageStore:
         try:
             self.reader.check(topic, queue_id, offset)
         except Corrupt as error:
-            self.log.note_damage(error)
+            self.log.reads.note_damage(error)
             raise
 
     def _check_readable(self) -> None:

@@ -230,7 +230,7 @@ class StoreRecovery:
     def _apply_again(self, at: int, stop: int) -> None:
         """Apply the records of one file once more."""
         while at < stop:
-            view, base, walk = self._log.walk(at, stop, check_crc=False)
+            view, base, walk = self._log.reads.walk(at, stop, check_crc=False)
             self._apply_walk(view, base, walk)
             if walk.reason is not record.WalkStop.STOPPED:
                 return

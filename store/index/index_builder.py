@@ -172,13 +172,13 @@ class IndexBuilder:
     def _from_log(self, upto: int) -> None:
         # Deleted records need no index.
         at = max(self._service.indexed, self._log.start)
-        view, base, walk = self._log.walk(
+        view, base, walk = self._log.reads.walk(
             at, upto, check_crc=False, check_position=False, limit=SLICE_RECORDS
         )
-        end = self._log.next_walk_start(at, walk)
+        end = self._log.reads.next_walk_start(at, walk)
         if end == at and walk.reason is not record.WalkStop.STOPPED:
-            end = self._log.next_record_after(at, upto)
-            self._log.note_damage(self._log.damage(at, walk.reason.value))
+            end = self._log.reads.next_record_after(at, upto)
+            self._log.reads.note_damage(self._log.reads.damage(at, walk.reason.value))
         if len(walk.positions):
             batch = record.decode(view, walk.positions - base, walk.sizes, columns=_COLUMNS)
             if self._index_batch(batch, walk.positions, end):

@@ -89,7 +89,7 @@ class KeySearch:
 
         for candidates in self._index.find(topic, key, begin_ms, end_ms, limit):
             offsets = [offset for offset in candidates if low <= offset < high]
-            data = log.read_each(offsets, nbytes)
+            data = log.reads.raw_each(offsets, nbytes)
             starts = range(0, len(data), nbytes)
             each = records_at_each(data, nbytes, offsets)
             for offset, start, parts in zip(offsets, starts, each, strict=True):
@@ -112,7 +112,7 @@ class KeySearch:
 
                 # This is `body_crc` without a Python call for each record.
                 if body_at < body_end and crc32(source[body_at:body_end]) & BODY_CRC_MASK != crc:
-                    raise log.damage(offset, WalkStop.BAD_CRC.value)
+                    raise log.reads.damage(offset, WalkStop.BAD_CRC.value)
 
                 # A message that has a key twice has two entries of the same offset.
                 found[offset] = source[start:end]
@@ -127,4 +127,4 @@ class KeySearch:
         size = int.from_bytes(size_field, "big")
         left_in_file = config.segment_size_bytes - offset % config.segment_size_bytes
         is_possible = size <= min(left_in_file, config.record_bytes_max)
-        return self._log.read_each([offset], size) if is_possible else b""
+        return self._log.reads.raw_each([offset], size) if is_possible else b""

@@ -121,9 +121,9 @@ class Query:
                 offset=offset,
             )
 
-        view, base, walk = log.walk(offset, high, limit=1, nbytes=FIRST_READ_BYTES_BY_OFFSET)
+        view, base, walk = log.reads.walk(offset, high, limit=1, nbytes=FIRST_READ_BYTES_BY_OFFSET)
         if walk.reason is record.WalkStop.UNREADABLE:
-            raise log.damage(offset, READABLE_RULE)
+            raise log.reads.damage(offset, READABLE_RULE)
         if walk.reason is record.WalkStop.BAD_CRC:
             fault = f"the body of the record at offset {offset} is damaged: its CRC differs"
             raise Corrupt(fault, path=str(log.root / "commitlog"), offset=offset, rule="body CRC")
@@ -227,7 +227,7 @@ class _StoreTimes:
 
 
 def _store_time(log: CommitLog, position: int) -> int:
-    return fmt.store_time_ms(log.read(position, position + fmt.STORE_TIME_END_MAX))
+    return fmt.store_time_ms(log.reads.raw(position, position + fmt.STORE_TIME_END_MAX))
 
 
 def parse_message_id(message_id: str) -> tuple[str, int]:

@@ -129,7 +129,7 @@ class KeyQuery:
         if first == len(offsets):
             return is_record, np.empty(0, np.int64), pa.array([], pa.binary())
         try:
-            found = self.log.records_at(offsets[first:])
+            found = self.log.reads.records_at(offsets[first:])
         except OffsetOutOfRange:
             return self._read(offsets)
         is_record[first:] = found.is_record

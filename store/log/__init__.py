@@ -1,7 +1,8 @@
 """The log of one replica on disk. It takes records as opaque bytes; only recovery walks their boundaries.
 
 commit_log        appends, cuts and opens the log
-log_reads         records at given offsets, checked
+log_reads         what everything outside the log reads of it, and the damage met
+record_reads      records at given offsets, checked
 chain             a CRC for each append unit, linked to the unit before
 flush             GroupCommit and FlushRealTime: when to sync
 transient_pool    shared memory for appends

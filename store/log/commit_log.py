@@ -12,7 +12,7 @@ import contextlib
 import errno
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 
 from raymq.store.base import format as fmt
-from raymq.store.base.arrays import Int64s
 from raymq.store.base.checksum import crc32c, crc32c_padded
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, RayMQError, Rejected, Unavailable, broken, require
@@ -33,19 +32,18 @@ from raymq.store.log.control_files.abort_lock import AbortFile, StoreLock, refus
 from raymq.store.log.control_files.checkpoint import Checkpoint
 from raymq.store.log.control_files.marks import Marks
 from raymq.store.log.control_files.meta import Meta
-from raymq.store.log.recovery.log_scan import NotedEnds, Scan, Visit, foreign_end, next_record, scan
+from raymq.store.log.recovery.log_scan import NotedEnds, Scan, Visit, foreign_end, scan
 from raymq.store.log.recovery.recovery_table import Decision
-from raymq.store.log.segments.log_files import open_log_files, read_each, read_of
+from raymq.store.log.segments.log_files import open_log_files
 from raymq.store.log.segments.mapped_file import MappedFile
 from raymq.store.log.segments.mapped_file_queue import FileAllocator
 from raymq.store.log.segments.segment_paths import segment_start_of
 from raymq.store.records import record
 
-from . import log_reads
 from .chain import Chain, ChainUnit, check_units
 from .flush import FlushFailed
 from .log_pool import LogPool
-from .log_reads import WALK_BYTES, Records, RecordsAtOffsets, WalkedPiece
+from .log_reads import LogReads
 
 logger = logging.getLogger("raymq.store")
 
@@ -55,8 +53,6 @@ QUEUES_DOUBTFUL = "queues_doubtful"
 ADOPTING = "adopting"
 #: bytes written again at a time
 REWRITE_BYTES = 1 << 20
-#: most damaged records that are remembered
-DAMAGE_MAX = 100
 
 
 class CommitLog:
@@ -88,8 +84,6 @@ class CommitLog:
         #: a sync failed: no later start may trust bytes that are not proved to be on disk. After other errors the next
         #: start repairs the log.
         self.sync_failed = False
-        #: offset -> damage below the confirmed end that reads, dispatch or deliveries skipped
-        self.skipped_damage: dict[int, Corrupt] = {}
         #: called after each `append`, before the put is accounted for; must not raise
         self.on_appended: Callable[[], None] = lambda: None
         #: called if a sync failed that neither the owner nor a flush service asked for: no put may be acknowledged any
@@ -142,6 +136,11 @@ class CommitLog:
         self.segments = open_log_files(self.root, self.config, files=self.files)
         self._opened.callback(self.segments.close)
         self.segments.load()
+        self.end = 0
+        #: reads bytes and records, and knows the damage that reads have met
+        self.reads = LogReads(
+            self.segments, end=lambda: self.end, check_positions=self.is_own_store
+        )
         if self.segments.files:
             # Finish a deletion that a crash interrupted.
             self.chain.delete_before(self.segments.min_offset)
@@ -159,7 +158,6 @@ class CommitLog:
             self.same_boot = False
 
         self.abort.create()
-        self.end = 0
         #: of the units that this replica appends as the leader
         self.epoch = 0
         #: prepares the next file and writes zeros ahead of the end; the host runs it in a thread
@@ -238,94 +236,6 @@ class CommitLog:
             return -1
         size = self.config.segment_size_bytes
         return size - (self.end - self.start) % size - fmt.BLANK_BYTES
-
-    def read(self, start: int, stop: int) -> bytes:
-        """Log bytes [start, stop), which lie in one file.
-
-        Raises: OffsetOutOfRange below the log's start, Corrupt naming the first unreadable byte.
-        """
-        return read_of(self.segments, start, stop, self.end)
-
-    def read_each(self, offsets: Sequence[int], nbytes: int) -> bytes:
-        """The first `nbytes` at each offset, in one piece: `log_files.read_each`."""
-        return read_each(self.segments, offsets, nbytes, self.end)
-
-    def records(
-        self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, check: bool = True
-    ) -> Records:
-        """The records at ascending physical offsets, in any files. `check=False`: they may be damaged.
-
-        Raises: OffsetOutOfRange below the log's start, Corrupt for the first record that is damaged or unreadable.
-        """
-        if not check:
-            return log_reads.read_unchecked(self.segments, positions, sizes, self.end)
-        # In a foreign store the physical offsets inside records were never checked.
-        own = self.is_own_store
-        return log_reads.read_records(
-            self.segments, positions, sizes, self.end, check_crc=check_crc, check_position=own
-        )
-
-    def records_at(self, offsets: Int64s) -> RecordsAtOffsets:
-        """The records that begin at these offsets: `log_reads.stored_at`."""
-        return log_reads.stored_at(self.segments, offsets, self.end)
-
-    def walk(
-        self,
-        at: int,
-        stop: int,
-        *,
-        limit: int | None = None,
-        nbytes: int = WALK_BYTES,
-        check_crc: bool = True,
-        check_position: bool = True,
-    ) -> WalkedPiece:
-        """Walk records of the file that holds `at`, up to `stop`: `log_reads.walk_piece`."""
-        return log_reads.walk_piece(
-            self.read,
-            at,
-            min(stop, self._file_end(at)),
-            limit=limit,
-            nbytes=nbytes,
-            check_crc=check_crc,
-            check_position=check_position,
-        )
-
-    def next_walk_start(self, at: int, walk: record.Walk) -> int:
-        """The start of the walk after `walk` from `at`: its end, or the next file if only a blank record follows."""
-        file_end = self._file_end(at)
-        is_full = walk.end > file_end - fmt.BLANK_BYTES
-        return file_end if is_full or walk.reason is record.WalkStop.BLANK else walk.end
-
-    def damage(self, offset: int, fault: str) -> Corrupt:
-        """The error for a damaged record at a physical offset."""
-        return log_reads.damaged(self.segments, offset, fault)
-
-    def note_damage(self, error: Corrupt) -> None:
-        """Remember damage that is skipped, for status. Each offset is logged once. Callers: any thread."""
-        offset = int(error.fields.get("offset", -1))
-        if offset not in self.skipped_damage and len(self.skipped_damage) < DAMAGE_MAX:
-            self.skipped_damage[offset] = error
-            logger.error("%s", error)
-
-    def undamaged_records(
-        self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, check: bool = True
-    ) -> tuple[Records, Int64s]:
-        """`records` without the damaged ones, which are noted. Returns: also the rows of the undamaged ones."""
-        rows = np.arange(len(positions))
-        while True:
-            try:
-                found = self.records(positions[rows], sizes[rows], check_crc=check_crc, check=check)
-                return found, rows
-            except Corrupt as error:
-                self.note_damage(error)
-                at = int(error.fields["offset"])
-                bad = max(0, int(np.searchsorted(positions[rows], at, side="right")) - 1)
-                rows = np.delete(rows, bad)
-
-    def next_record_after(self, offset: int, upto: int) -> int:
-        """Offset of the next whole record after a damaged one at `offset`; `upto` if none begins below it."""
-        found = next_record(self.segments, offset + 1, upto)
-        return upto if found is None else found
 
     def _file_end(self, offset: int) -> int:
         """End of the file that holds `offset`."""
@@ -504,7 +414,7 @@ class CommitLog:
         stop = min(units[-1].end, self.end)
         while position < stop:
             upto = min(stop, self._file_end(position))
-            mine = np.frombuffer(self.read(position, upto), dtype=np.uint8)
+            mine = np.frombuffer(self.reads.raw(position, upto), dtype=np.uint8)
             theirs = np.frombuffer(data[position - base : upto - base], dtype=np.uint8)
             different = mine != theirs
             if different.any():
@@ -551,7 +461,7 @@ class CommitLog:
         position = max(start, self.synced, self.start)
         while position < self.end:
             stop = min(self.end, self._file_end(position), position + REWRITE_BYTES)
-            data = self.read(position, stop)
+            data = self.reads.raw(position, stop)
             file = self.segments.find(position)
             if file is not None:
                 file.pwrite(data, position - file.start)
@@ -753,7 +663,7 @@ class CommitLog:
             if position < self.synced:
                 # No unit mixes bytes that must be on disk with bytes that a power loss may take.
                 stop = min(stop, self.synced)
-            crc = crc32c(self.read(position, stop))
+            crc = crc32c(self.reads.raw(position, stop))
             self.chain.append(ChainUnit(position, stop, 0, crc, self.chain.value))
             position = stop
 

@@ -144,7 +144,7 @@ class DuplicateSearch:
         )
 
         try:
-            found = self._log.records(positions[rows], sizes[rows], check=False)
+            found = self._log.reads.records(positions[rows], sizes[rows], check=False)
         except OffsetOutOfRange:
             return self._own_rows_of_units(first_offset, units)
 
@@ -157,7 +157,7 @@ class DuplicateSearch:
         """Walk log[position, end), which begins at a record."""
         while position < end:
             self._slice_began_s = self._log.clock.monotonic()
-            view, base, walk = self._log.walk(
+            view, base, walk = self._log.reads.walk(
                 position, end, check_crc=False, limit=self._slice_rows
             )
             if len(walk.positions):
@@ -166,7 +166,7 @@ class DuplicateSearch:
                 if found is not None or (own.sequences > sequence).any():
                     return found
             self._adapt_slice_rows()
-            begun_at, position = position, self._log.next_walk_start(position, walk)
+            begun_at, position = position, self._log.reads.next_walk_start(position, walk)
             if position == begun_at:
                 return None
         return None

@@ -16,7 +16,7 @@ from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Bools, Int64s, leading
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.log.log_reads import Records
+from raymq.store.log.record_reads import Records
 from raymq.store.records import record
 from raymq.store.state.shard_state import ShardState
 
@@ -245,7 +245,9 @@ class GetMessage:
     def _read(self, units: QueueUnits, *, check_crc: bool = True) -> Records:
         """Read the records of units. Raises: Corrupt for a damaged or unreadable record."""
         positions = units["position"].astype(np.int64)
-        return self._log.records(positions, units["size"].astype(np.int64), check_crc=check_crc)
+        return self._log.reads.records(
+            positions, units["size"].astype(np.int64), check_crc=check_crc
+        )
 
 
 def _status_without_messages(alive: Bools, gone: Bools) -> GetMessageStatus:

@@ -10,7 +10,7 @@ from raymq.store.base.arrays import Int64s, leading
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange
 from raymq.store.base.rules import UNIT_RECORD_RULE
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.log.log_reads import Records
+from raymq.store.log.record_reads import Records
 from raymq.store.log.segments.segment_paths import segment_start_of
 from raymq.store.records import record
 from raymq.store.records.requests import FetchSlice
@@ -108,14 +108,14 @@ class QueueReader:
     def _read_records(self, positions: Int64s, sizes: Int64s) -> Records:
         """Read records. Those after a bad sector are left out. Raises: Corrupt if the first record has it."""
         try:
-            return self._log.records(positions, sizes, check=False)
+            return self._log.reads.records(positions, sizes, check=False)
         except Corrupt as error:
-            self._log.note_damage(error)
+            self._log.reads.note_damage(error)
             bad = int(error.fields["offset"])
             count = int((positions + sizes).searchsorted(bad, side="right"))
             if not count:
                 raise
-            return self._log.records(positions[:count], sizes[:count], check=False)
+            return self._log.reads.records(positions[:count], sizes[:count], check=False)
 
     def check(self, topic: str, queue_id: int, offset: int) -> None:
         """Check the message at an offset. Raises: Corrupt if it is damaged or unreadable."""
@@ -125,7 +125,7 @@ class QueueReader:
         # A fetch skips a gap, so the message after it is checked.
         units = queue.read(offset, UNITS_FIRST)
         units = units[units["size"] != BLANK_SIZE][:1]
-        self._log.records(units["position"].astype(np.int64), units["size"].astype(np.int64))
+        self._log.reads.records(units["position"].astype(np.int64), units["size"].astype(np.int64))
 
     def _check_units(
         self, topic: str, queue_id: int, offset: int, positions: Int64s, sizes: Int64s

@@ -187,7 +187,7 @@ class ReputService:
     def _from_log(self, upto: int) -> bool:
         """Dispatch a slice that is read from the log. Returns: False without one."""
         at = self.dispatched
-        view, base, walk = self._log.walk(
+        view, base, walk = self._log.reads.walk(
             at,
             upto,
             check_crc=False,
@@ -200,7 +200,7 @@ class ReputService:
         for run in rows.runs(view, base, walk.positions, walk.sizes, columns=rows.RUN_COLUMNS):
             self._append_units(run, rows.tags_codes(run.topic, run.batch, levels_ms))
 
-        self.dispatched = self._log.next_walk_start(at, walk)
+        self.dispatched = self._log.reads.next_walk_start(at, walk)
         if self.dispatched == at and walk.reason is not record.WalkStop.STOPPED:
             if walk.reason is record.WalkStop.SHORT and self._comes_later(at, upto):
                 return False
@@ -210,12 +210,12 @@ class ReputService:
     def _comes_later(self, at: int, upto: int) -> bool:
         """Whether the record that spans the confirmed end may be whole after its end is confirmed."""
         end = self._log.end
-        return upto < end and at + int.from_bytes(self._log.read(at, at + 4), "big") <= end
+        return upto < end and at + int.from_bytes(self._log.reads.raw(at, at + 4), "big") <= end
 
     def _pass_over(self, at: int, upto: int, fault: str) -> None:
         """Continue after damage below the confirmed end, so that the whole records after it can be read."""
-        self._log.note_damage(self._log.damage(at, fault))
-        self.dispatched = self._log.next_record_after(at, upto)
+        self._log.reads.note_damage(self._log.reads.damage(at, fault))
+        self.dispatched = self._log.reads.next_record_after(at, upto)
         self._skipped_ranges.append((at, self.dispatched))
 
     def _point_into_damage(self, queue: ConsumeQueue, upto: int, position: int) -> None:

@@ -25,7 +25,7 @@ from raymq.store.log.chain import Chain, ChainUnit
 from raymq.store.log.commit_log import ADOPTING
 from raymq.store.log.control_files.marks import read_marks
 from raymq.store.log.control_files.meta import read_meta
-from raymq.store.log.log_reads import walk_piece
+from raymq.store.log.record_reads import walk_piece
 from raymq.store.log.recovery import log_scan
 from raymq.store.log.recovery.recovery_table import Decision
 from raymq.store.log.segments.log_files import read_of

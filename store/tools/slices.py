@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.format import SCHEDULE_TOPIC
-from raymq.store.log.log_reads import Records, read_records
+from raymq.store.log.record_reads import Records, read_records
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
 from raymq.store.records import record, rows
 

@@ -228,7 +228,7 @@ def test_a_follower_deletes_below_the_confirmed_end_that_it_knows(tmp_path: Path
 
     try:
         for unit in source.log.chain.units(0, source.log.end):
-            follower.append_units([unit], memoryview(source.log.read(unit.start, unit.end)))
+            follower.append_units([unit], memoryview(source.log.reads.raw(unit.start, unit.end)))
         follower.log.sync()
         follower.advance_confirmed(2 * SIZE + 30_000)
 

@@ -439,7 +439,7 @@ def test_places_are_read_together_and_come_apart_again(root: Path) -> None:
     store = opened(root)
     chosen = np.array([0, 1, 5, 30, 39])
     found = np.array(units(store.store))[chosen]
-    data, starts, sizes = store.store.log.records(found[:, 0], found[:, 1])
+    data, starts, sizes = store.store.log.reads.records(found[:, 0], found[:, 1])
     bodies = record.decode(data, starts, sizes).column("body").to_pylist()
     assert bodies == [BODIES[number] for number in chosen]
     confirm_with_index(store.store)

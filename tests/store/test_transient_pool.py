@@ -257,7 +257,7 @@ def test_nothing_is_read_confirmed_or_called_synced_before_it_is_committed(tmp_p
     assert log.sync() == before
     assert (log.confirmed, log.synced) == (before, before)
     assert store.dispatch(log.confirmed) == before
-    assert not any(log.read(before, log.end_max))
+    assert not any(log.reads.raw(before, log.end_max))
     confirm(store)
     assert len(records(store)) == 1
     store.close()
@@ -383,7 +383,7 @@ def test_a_cut_takes_the_pool_back_too(tmp_path: Path):
     unit = log.append(b"\x01" * 64, 0)
     assert unit == cut
     log.commit_pool()
-    assert log.read(cut, cut + 65) == b"\x01" * 64 + b"\x00"
+    assert log.reads.raw(cut, cut + 65) == b"\x01" * 64 + b"\x00"
     log.truncate(cut)
     store.close()
     assert verify(tmp_path / "s") == []

@@ -38,4 +38,4 @@ def file_bytes(log: CommitLog, offset: int) -> bytes:
     """All bytes of the commit log file that holds an offset."""
     size = log.config.segment_size_bytes
     start = offset - offset % size
-    return log.read(start, start + size)
+    return log.reads.raw(start, start + size)

@@ -12,7 +12,7 @@ from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Corrupt
 from raymq.store.base.files import ZERO_CHUNK_BYTES, Files, only_zeros
 from raymq.store.log.chain import Chain
-from raymq.store.log.log_reads import walk_piece
+from raymq.store.log.record_reads import walk_piece
 from raymq.store.log.segments.log_files import read_of
 from raymq.store.log.segments.mapped_file import MappedFile
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from raymq.store.base.arrays import Int64s
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.log.log_reads import walk_piece
+from raymq.store.log.record_reads import walk_piece
 from raymq.store.log.segments.mapped_file import MappedFile
 from raymq.store.records import properties
 from raymq.store.records.record_walk import layout
