@@ -15,6 +15,7 @@ from raymq.cluster.deploy import process_tree
 from raymq.cluster.deploy.process_tree import MARK, Family
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
+from tests.support.waiting import until
 
 #: another run of these tests on the same machine has another one
 FAMILY_MARK = secrets.token_hex(8)
@@ -46,6 +47,11 @@ class Started:
         assert started is not None
         boot = self.files.boot_id_hash()
         self.family = Family(self.process.pid, started, boot, FAMILY_MARK)
+        # Popen returns as soon as the child has called exec. For a moment its new environment cannot be read yet.
+        until(self._has_all_children, step=lambda: None)
+
+    def _has_all_children(self) -> bool:
+        return set(self.children) <= set(process_tree.members(self.family, self.files))
 
     def end(self, grace_ms: int) -> list[int]:
         return process_tree.end_family(
