@@ -51,7 +51,7 @@ def processes(cluster: raymq.Cluster, replicas: int) -> dict[str, int]:
             status = ray.get(member.handle.status.remote())
             # A satellite may still be starting.
             give_up = time.monotonic() + START_TIMEOUT_S
-            while not all(facts["granted"] for facts in status["roles"]["roles"].values()):
+            while not all(facts["granted"] for facts in status["supervisor"]["roles"].values()):
                 if time.monotonic() > give_up:
                     raise SystemExit(
                         f"a satellite of {member.name} did not start: {status['roles']}"
@@ -59,7 +59,7 @@ def processes(cluster: raymq.Cluster, replicas: int) -> dict[str, int]:
                 time.sleep(0.1)
                 status = ray.get(member.handle.status.remote())
             found[f"{member.name}"] = int(status["pid"])
-            for role, facts in status["roles"]["roles"].items():
+            for role, facts in status["supervisor"]["roles"].items():
                 found[f"{member.name}/{role}"] = int(facts["pid"])
     return found
 

@@ -323,7 +323,7 @@ def serial_ms(cluster: raymq.Cluster, count: int) -> tuple[float, float]:
 
 def syncs_of(cluster: raymq.Cluster) -> int:
     """fdatasync calls of the leader's flush service."""
-    roles = cluster.status()["shards"][0]["roles"]["roles"]
+    roles = cluster.status()["shards"][0]["supervisor"]["roles"]
     return sum(int(roles[name]["syncs"]) for name in FLUSH_ROLES if name in roles)
 
 
@@ -374,7 +374,7 @@ def memories(cluster: raymq.Cluster) -> dict[str, float]:
     """Memory of the CommitLog process and its satellites, in MB."""
     shard = cluster.status()["shards"][0]
     pids = {"commit_log": shard["pid"]}
-    pids |= {name: role["pid"] for name, role in shard["roles"]["roles"].items()}
+    pids |= {name: role["pid"] for name, role in shard["supervisor"]["roles"].items()}
     return {name: round(memory_mb(pid), 1) for name, pid in pids.items()}
 
 

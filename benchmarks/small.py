@@ -118,7 +118,7 @@ class Bench:
         shards = cluster.status()["shards"]
         self.commit_logs = [shard["pid"] for shard in shards]
         self.satellites = [
-            role["pid"] for shard in shards for role in shard["roles"]["roles"].values()
+            role["pid"] for shard in shards for role in shard["supervisor"]["roles"].values()
         ]
 
     def spent(self) -> Spent:

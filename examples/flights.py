@@ -97,7 +97,7 @@ def stored_rows(cluster: raymq.Cluster) -> int:
 def note_syncs(cluster: raymq.Cluster, watch: Watch) -> None:
     """Note the sync counters of the leaders' GroupCommit processes."""
     for shard in cluster.status()["shards"]:
-        role = shard.get("roles", {}).get("roles", {}).get("group_commit", {})
+        role = shard.get("supervisor", {}).get("roles", {}).get("group_commit", {})
         if role.get("pid"):
             watch.syncs[role["pid"]] = max(role["syncs"], watch.syncs.get(role["pid"], 0))
 
@@ -150,7 +150,7 @@ def kill_some(cluster: raymq.Cluster, watch: Watch, rows: int) -> None:
         return int(leader(0)["pid"])
 
     def group_commit() -> int:
-        return int(leader(1)["roles"]["roles"]["group_commit"]["pid"])
+        return int(leader(1)["supervisor"]["roles"]["group_commit"]["pid"])
 
     def worker() -> int:
         return spark_workers()[0]

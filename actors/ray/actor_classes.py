@@ -218,7 +218,7 @@ class CommitLogActor:
                 "error": self._error,
                 "pid": os.getpid(),
                 "endpoint": None,
-                "roles": {},
+                "supervisor": {},
             }
         status: dict[str, Any] = self._host.status()
         return {**status, "endpoint": self.endpoint(), "last_give_up": self._last_give_up}

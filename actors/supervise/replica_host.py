@@ -341,7 +341,7 @@ class ReplicaHost(ABC):
             if recovered is None
             else {"row": recovered.row.name, "end": recovered.end},
             "scrub": self.scrub.status(),
-            "roles": self.supervisor.describe(),
+            "supervisor": self.supervisor.describe(),
         }
 
     # --- stop -------------------------------------------------------------------------------------

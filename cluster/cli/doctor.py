@@ -373,7 +373,7 @@ def check_shard(facts: Mapping[str, Any], now_ms: int) -> Check:
         advice = "RayMQ tries again by itself; repair the named cause, and check this machine's limits and disk"
         return _warn(name, f"RUNNING, but {cause}", advice)
 
-    leases = facts.get("roles", {}).get("roles", {})
+    leases = facts.get("supervisor", {}).get("roles", {})
     idle = [role for role, lease in leases.items() if not lease["granted"]]
     if idle:
         advice = "Ray restarts it; if that takes longer than seconds, see Ray's log of the actor"

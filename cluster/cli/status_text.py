@@ -80,7 +80,7 @@ def _shards(shards: list[Facts]) -> str:
 
 
 def _shard(shard: Facts, verbose: bool) -> Iterator[str]:
-    leases = shard.get("roles", {}).get("roles", {})
+    leases = shard.get("supervisor", {}).get("roles", {})
     text = str(shard["state"])
     if shard.get("error"):
         text += f" ({shard['error']})"

@@ -217,7 +217,7 @@ def test_after_a_failed_sync_nothing_is_acknowledged_and_the_store_does_not_open
 
     # The host itself syncs the bytes that were appended before the grant.
     until(
-        lambda: bool(host.status()["roles"]["roles"]["group_commit"]["granted"]),
+        lambda: bool(host.status()["supervisor"]["roles"]["group_commit"]["granted"]),
         lambda: granted.wait(0.01),
     )
 

@@ -166,7 +166,7 @@ class Shard:
 
     def lease(self, role: str) -> dict[str, object]:
         assert self.host is not None
-        found: dict[str, object] = self.host.status()["roles"]["roles"][role]
+        found: dict[str, object] = self.host.status()["supervisor"]["roles"][role]
         return found
 
     def await_grant(self, role: str, *, but: int = 0) -> int:
@@ -273,7 +273,7 @@ def test_puts_go_through_the_pool_and_come_back(shard: Shard, flush: str):
     assert shard.bodies(600) == list(range(600))
     status = host.status()
     assert status["transient_pool"]
-    assert set(status["roles"]["roles"]) == set(roles_of(flush))
+    assert set(status["supervisor"]["roles"]) == set(roles_of(flush))
     assert status["dispatched"] <= status["confirmed"] <= status["committed"] <= status["appended"]
     until(lambda: host.status()["synced"] == host.status()["appended"], shard.mind)
     assert int(str(shard.lease("commit_real_time")["syncs"])) > 0

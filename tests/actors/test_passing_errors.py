@@ -335,7 +335,7 @@ def test_a_flusher_that_cannot_open_a_file_is_replaced_and_poisons_nothing(shard
     shard.flusher = shard.start_flusher("no descriptors")
 
     def grants() -> int:
-        return int(shard.host.status()["roles"]["roles"]["group_commit"]["grants"])
+        return int(shard.host.status()["supervisor"]["roles"]["group_commit"]["grants"])
 
     until(lambda: grants() == 2, lambda: threading.Event().wait(0.01))
     ticket = shard.host.put(request([BODY], producer_id=1, sequence=1))

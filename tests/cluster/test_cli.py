@@ -413,7 +413,7 @@ LEADER = {
     "synced": 7,
     "confirmed": 5,
     "pid": 100,
-    "roles": {
+    "supervisor": {
         "roles": {
             "group_commit": {
                 "granted": True,

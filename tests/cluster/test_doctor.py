@@ -182,7 +182,11 @@ LEASES = {"roles": {"group_commit": {"granted": True}}}
 @pytest.mark.parametrize(
     ("facts", "verdict", "words"),
     [
-        ({"state": "RUNNING", "writable": True, "error": None, "roles": LEASES}, "ok", "RUNNING"),
+        (
+            {"state": "RUNNING", "writable": True, "error": None, "supervisor": LEASES},
+            "ok",
+            "RUNNING",
+        ),
         ({"state": "READ_ONLY", "error": "fdatasync: EIO"}, "fail", "READ_ONLY: fdatasync: EIO"),
         ({"state": "DOWN", "error": "no answer"}, "fail", "DOWN: no answer"),
         (
@@ -196,7 +200,7 @@ LEASES = {"roles": {"group_commit": {"granted": True}}}
             "the follower stopped writing",
         ),
         (
-            {"state": "RUNNING", "roles": {"roles": {"group_commit": {"granted": False}}}},
+            {"state": "RUNNING", "supervisor": {"roles": {"group_commit": {"granted": False}}}},
             "warn",
             "without group_commit",
         ),

@@ -108,7 +108,7 @@ class Mirror:
             return {}
         if role == "commit_log":
             return {"pid": facts["pid"], "granted": True}
-        lease: dict[str, Any] = facts["roles"]["roles"][role]
+        lease: dict[str, Any] = facts["supervisor"]["roles"][role]
         return lease if lease["granted"] else {}
 
     def commit_log(self, replica: int, stop: int) -> bytes:

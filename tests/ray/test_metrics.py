@@ -77,7 +77,7 @@ with cluster.producer() as producer:
     late.result(30)
 with contextlib.closing(BatchSender(Routes.of(cluster))) as sender:
     refused = sender.send("t", 0, SmallBatch([bytes(5 << 20)], [None], [None], [0]).to_batch()).exception(30)
-os.kill(shown()["roles"]["roles"]["group_commit"]["pid"], signal.SIGKILL)
+os.kill(shown()["supervisor"]["roles"]["group_commit"]["pid"], signal.SIGKILL)
 until(lambda: shown()["metrics"]["role_restarts_total"])
 with cluster.producer() as producer:
     producer.send("t", b"21").result(30)

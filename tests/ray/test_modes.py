@@ -132,7 +132,7 @@ class Shard:
         facts = self.status()
         if not facts or role == "commit_log":
             return int(facts.get("pid", 0))
-        lease = facts["roles"]["roles"][role]
+        lease = facts["supervisor"]["roles"][role]
         return int(lease["pid"]) if lease["granted"] else 0
 
     def await_role(self, load: Load, role: str, *, but: int = 0) -> int:
