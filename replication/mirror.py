@@ -4,7 +4,7 @@ The machine is pure: `step(event, now_ms)` returns effects, and reads only the i
 The protocol is Raft's log replication without elections. Every session searches for the last common byte again, so that
 neither side needs to remember anything about the other.
 
-    IDLE -connect-> GREETING -HelloOk-> SEARCHING -match-> STREAMING
+    IDLE -connect-> GREETING -HelloReply-> SEARCHING -match-> STREAMING
       ^                |                    |                  |
       +---- disconnect, silence, conflict (at once) or refusal, halt (after halt_retry_ms) ----+
 
@@ -248,10 +248,10 @@ class MirrorLeader:
         self._received_ms = self._now_ms
         if isinstance(message, wire.Refusal):
             self._halt(f"the follower refuses: {message.text}")
-        elif isinstance(message, wire.HelloOk) and self.phase is Phase.GREETING:
+        elif isinstance(message, wire.HelloReply) and self.phase is Phase.GREETING:
             self._peer = header.sender
             self._handle_hello_ok(message)
-        elif isinstance(message, wire.ProbeOk) and self._search is not None:
+        elif isinstance(message, wire.ProbeReply) and self._search is not None:
             self._search.answer(*message)
             self._continue_search()
         elif isinstance(message, wire.Ack) and self.phase is Phase.STREAMING:
@@ -273,7 +273,7 @@ class MirrorLeader:
             and self._peer.incarnation in (0, header.sender.incarnation)
         )
 
-    def _handle_hello_ok(self, theirs: wire.HelloOk) -> None:
+    def _handle_hello_ok(self, theirs: wire.HelloReply) -> None:
         """Find where both logs match: at the follower's end if their chain values are equal there, else by a search."""
         if theirs.epoch > self._epoch:
             self._halt(f"the follower's log is of epoch {theirs.epoch}, newer than {self._epoch}")

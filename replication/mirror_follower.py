@@ -158,10 +158,10 @@ class MirrorFollower:
             self._cluster, self._shard, self._me, self._leader, self.highest_epoch, self._session
         )
 
-    def acknowledge(self, log: LogView, *, is_clean: bool = True) -> wire.Ack:
+    def acknowledge(self, log: LogView, *, is_complete: bool = True) -> wire.Ack:
         """The ack of this log. Durable bytes after the match are left out: they have not been compared."""
         end = log.tail().end
-        return wire.Ack(self.matched_end, end, min(log.durable(), self.matched_end), is_clean)
+        return wire.Ack(self.matched_end, end, min(log.durable(), self.matched_end), is_complete)
 
     def leave(self) -> None:
         """Forget the session. Callers: at once when an effect failed, because the match means nothing then."""
@@ -203,15 +203,15 @@ class MirrorFollower:
         value = log.chain_value_at(end)
         if value is None:
             value = -1
-        return Reply(wire.HelloOk(end, log.durable(), log.confirmed(), value, epoch))
+        return Reply(wire.HelloReply(end, log.durable(), log.confirmed(), value, epoch))
 
     def _probe(self, message: wire.Probe, log: LogView) -> Reply:
         candidates = message.candidates
         last_end = candidates[-1][0] if candidates else -1
         for index in range(len(candidates) - 1, -1, -1):
             if _holds(log, *candidates[index]):
-                return Reply(wire.ProbeOk(index, last_end))
-        return Reply(wire.ProbeOk(-1, last_end))
+                return Reply(wire.ProbeReply(index, last_end))
+        return Reply(wire.ProbeReply(-1, last_end))
 
     def _append(
         self, message: wire.AppendEntries, data: memoryview | None, log: LogView

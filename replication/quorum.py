@@ -1,8 +1,8 @@
 """How many replicas of a shard must agree, for any number of replicas.
 
-A put is confirmed when a majority of clean replicas holds it durably. A replica is *clean* if it still has everything
-that it ever reported as durable. A replica that lost its disk, or found it rotten, is not clean until it has caught up
-with a leader. Until then its answers may come from a log that lacks confirmed records.
+A put is confirmed when a majority of complete replicas holds it durably. A replica is *complete* if it still has
+everything that it ever reported as durable. A replica that lost its disk, or found it rotten, is not complete until it
+has caught up with a leader. Until then its answers may come from a log that lacks confirmed records.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def sees_all_confirmed(members: int, answers: Mapping[int, bool]) -> bool:
     """Whether at least one of the replicas that answered has every confirmed record.
 
     A confirmed record was on a majority of `members`, so at least `len(answers) + majority - members` of those that
-    answered held it. Those that are not clean may have lost it, and all answers together are always enough.
+    answered held it. Those that are not complete may have lost it, and all answers together are always enough.
 
-    Args: `answers`: id of a replica -> whether that replica is clean.
+    Args: `answers`: id of a replica -> whether that replica is complete.
     """
     lost = min(list(answers.values()).count(False), majority(members) - 1)
     return len(answers) + majority(members) - members > lost
@@ -30,8 +30,8 @@ def sees_all_confirmed(members: int, answers: Mapping[int, bool]) -> bool:
 def may_lead(members: int, votes: Mapping[int, bool], *, sole: bool = False) -> bool:
     """Whether these votes elect a leader.
 
-    Args: `votes`: id -> whether that replica is clean, the candidate included. `sole`: no other replica may ever be a
-    candidate, so that no second leader needs to be excluded by a majority.
+    Args: `votes`: id -> whether that replica is complete, the candidate included. `sole`: no other replica may ever
+    be a candidate, so that no second leader needs to be excluded by a majority.
     """
     enough = sole or len(votes) >= majority(members)
     return enough and sees_all_confirmed(members, votes)
@@ -40,7 +40,7 @@ def may_lead(members: int, votes: Mapping[int, bool], *, sole: bool = False) -> 
 def confirmed_end(members: int, durable_ends: Mapping[int, int]) -> int:
     """The end up to which a majority of all members holds the leader's log durably; 0 without a majority.
 
-    Args: `durable_ends`: of the clean replicas, the leader included.
+    Args: `durable_ends`: of the complete replicas, the leader included.
     """
     ends = sorted(durable_ends.values(), reverse=True)
     needed = majority(members)

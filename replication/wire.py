@@ -56,7 +56,7 @@ class Hello(NamedTuple):
     confirmed: int
 
 
-class HelloOk(NamedTuple):
+class HelloReply(NamedTuple):
     """Follower: how far my log is. `chain_value` is -1 if none of my units ends at `appended_end`."""
 
     appended_end: int
@@ -72,7 +72,7 @@ class Probe(NamedTuple):
     candidates: tuple[tuple[int, int], ...]
 
 
-class ProbeOk(NamedTuple):
+class ProbeReply(NamedTuple):
     """Follower: the last candidate that my log has (-1: none), of the candidates that end at `last_end`."""
 
     candidate: int
@@ -100,7 +100,7 @@ class Ack(NamedTuple):
     appended_end: int
     durable_end: int
     #: the follower has everything that it ever reported as durable
-    is_clean: bool = True
+    is_complete: bool = True
 
 
 class Conflict(NamedTuple):
@@ -135,9 +135,9 @@ class Refusal(NamedTuple):
 
 
 class PreVote(NamedTuple):
-    """Would you vote for me in the epoch after yours? Nothing is promised by the answer."""
+    """Would you vote for me in the epoch after yours? The answer binds no replica."""
 
-    round: int
+    number: int
     #: of the candidate's last record
     last_epoch: int
     #: of the candidate's log
@@ -147,59 +147,59 @@ class PreVote(NamedTuple):
 class PreVoteReply(NamedTuple):
     """The answer to a PreVote."""
 
-    round: int
+    number: int
     granted: bool
-    is_clean: bool
+    is_complete: bool
 
 
-class Vote(NamedTuple):
-    """Vote for me in the epoch of this message."""
+class RequestVote(NamedTuple):
+    """RequestVote for me in the epoch of this message."""
 
     last_epoch: int
     end: int
 
 
 class VoteReply(NamedTuple):
-    """The answer to a Vote."""
+    """The answer to a RequestVote."""
 
     granted: bool
-    is_clean: bool
+    is_complete: bool
 
 
-class AskPromise(NamedTuple):
-    """Which epoch have you promised? A replica that is not clean may have forgotten its own."""
+class AskEpoch(NamedTuple):
+    """Which is the highest epoch that you have heard? A replica that is not complete may have forgotten its own."""
 
-    round: int
+    number: int
 
 
-class Promised(NamedTuple):
-    """The answer to an AskPromise; the epoch is in the header."""
+class EpochReply(NamedTuple):
+    """The answer to an AskEpoch; the epoch is in the header."""
 
-    round: int
-    is_clean: bool
+    number: int
+    is_complete: bool
 
 
 class CheckLeader(NamedTuple):
     """Am I still the leader of the newest epoch that you know?"""
 
-    round: int
+    number: int
 
 
-class LeaderChecked(NamedTuple):
+class CheckLeaderReply(NamedTuple):
     """The answer to a CheckLeader, given only in the leader's epoch."""
 
-    round: int
-    is_clean: bool
+    number: int
+    is_complete: bool
 
 
 class Join(NamedTuple):
-    """I am not clean: up to where must my log equal yours?"""
+    """I am not complete: up to where must my log equal yours?"""
 
     nonce: int
 
 
 class JoinReply(NamedTuple):
-    """The answer to a Join, after a fresh round."""
+    """The answer to a Join, after a check that began later."""
 
     nonce: int
     target: int
@@ -210,19 +210,21 @@ class TakeOver(NamedTuple):
 
 
 class NewerEpoch(NamedTuple):
-    """A follower refused log bytes: it has promised the epoch of this message."""
+    """A follower refused log bytes: it serves the epoch of this message."""
 
 
-Stream: TypeAlias = Hello | HelloOk | Probe | ProbeOk | AppendEntries | Ack | Conflict | Refusal
+Stream: TypeAlias = (
+    Hello | HelloReply | Probe | ProbeReply | AppendEntries | Ack | Conflict | Refusal
+)
 Election: TypeAlias = (
     PreVote
     | PreVoteReply
-    | Vote
+    | RequestVote
     | VoteReply
-    | AskPromise
-    | Promised
+    | AskEpoch
+    | EpochReply
     | CheckLeader
-    | LeaderChecked
+    | CheckLeaderReply
     | Join
     | JoinReply
     | TakeOver
@@ -234,21 +236,21 @@ Message: TypeAlias = Stream | Election
 #: Refusal. The position is the kind on the wire, from 1 on
 _LAYOUTS: dict[type[Message], struct.Struct] = {
     Hello: struct.Struct(">qq"),
-    HelloOk: struct.Struct(">qqqqq"),
+    HelloReply: struct.Struct(">qqqqq"),
     Probe: struct.Struct(">qI"),
-    ProbeOk: struct.Struct(">qq"),
+    ProbeReply: struct.Struct(">qq"),
     AppendEntries: struct.Struct(">qIqI"),
     Ack: struct.Struct(">qqq?"),
     Conflict: struct.Struct(">qq"),
     Refusal: struct.Struct(">Bq"),
     PreVote: struct.Struct(">Qqq"),
     PreVoteReply: struct.Struct(">Q??"),
-    Vote: struct.Struct(">qq"),
+    RequestVote: struct.Struct(">qq"),
     VoteReply: struct.Struct(">??"),
-    AskPromise: struct.Struct(">Q"),
-    Promised: struct.Struct(">Q?"),
+    AskEpoch: struct.Struct(">Q"),
+    EpochReply: struct.Struct(">Q?"),
     CheckLeader: struct.Struct(">Q"),
-    LeaderChecked: struct.Struct(">Q?"),
+    CheckLeaderReply: struct.Struct(">Q?"),
     Join: struct.Struct(">Q"),
     JoinReply: struct.Struct(">Qq"),
     TakeOver: struct.Struct(">"),

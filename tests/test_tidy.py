@@ -67,7 +67,7 @@ SATELLITE_MODULES = (
 #: modules that nothing imports because something outside starts them by name
 ENTRIES = {
     # the simulations run it; the actors do not yet
-    "replication/replica.py",
+    "replication/election.py",
     "cluster/cli/main.py",
 }
 

@@ -13,7 +13,7 @@ from raymq.replication.wire import (
     AppendEntries,
     FrameHeader,
     Hello,
-    HelloOk,
+    HelloReply,
     Reason,
     Refusal,
     ReplicaProcess,
@@ -90,7 +90,7 @@ def unit_of(data: bytes, start: int = 0, previous: int = 0) -> ChainUnit:
 def test_appended_is_acknowledged_at_once_and_synced_when_the_flusher_publishes(port, session):
     line = Line(session, incarnation=1)
     line.say(Hello(3, 0), to=0)
-    assert line.hear() == HelloOk(0, 0, 0, 0, 0)
+    assert line.hear() == HelloReply(0, 0, 0, 0, 0)
     line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
     assert line.hear() == Ack(3, 3, 0)
     port.sync()

@@ -17,9 +17,9 @@ from raymq.replication.mirror import (
 from raymq.replication.wire import (
     AppendEntries,
     FrameHeader,
-    HelloOk,
+    HelloReply,
     Probe,
-    ProbeOk,
+    ProbeReply,
     ReplicaProcess,
 )
 from raymq.store.log.chain import ChainUnit
@@ -68,7 +68,7 @@ def greet(ends: int, value: int, *, known_start: int, start: int) -> list[Effect
     leader.step(LeaderProgress(16 * 1024, 0), 0)
     leader.step(Time(), 0)
     leader.step(Connected(start), 1)
-    hello = HelloOk(ends, ends, 0, value, 0)
+    hello = HelloReply(ends, ends, 0, value, 0)
     effects = leader.step(FrameReceived(FrameHeader(CLUSTER, 0, PEER, ME, 0, 1), hello), 2)
 
     while probes := [
@@ -77,7 +77,7 @@ def greet(ends: int, value: int, *, known_start: int, start: int) -> list[Effect
         (probe,) = probes
         # The follower has the bytes up to its end, in the leader's units.
         held = [i for i, match in enumerate(probe.candidates) if match[0] <= ends and ends >= start]
-        answer = ProbeOk(held[-1] if held else -1, probe.candidates[-1][0])
+        answer = ProbeReply(held[-1] if held else -1, probe.candidates[-1][0])
         effects = leader.step(FrameReceived(FrameHeader(CLUSTER, 0, PEER, ME, 0, 1), answer), 3)
 
     return effects

@@ -9,8 +9,8 @@ import os
 
 import pytest
 
+from raymq.replication.election import ElectionMachine
 from raymq.replication.mirror_follower import MirrorFollower
-from raymq.replication.replica import Replica
 from tests.replication.simulate import mutants
 from tests.replication.simulate.chaos import Chaos
 from tests.replication.simulate.search import Bounds, search
@@ -38,7 +38,9 @@ def test_nothing_confirmed_is_lost_or_changed_and_all_replicas_agree_after_heali
     assert confirmations > RUNS[members] * FACTOR
 
 
-def caught_by_chaos(machine: type[Replica], receiver: type[MirrorFollower], runs: int) -> bool:
+def caught_by_chaos(
+    machine: type[ElectionMachine], receiver: type[MirrorFollower], runs: int
+) -> bool:
     for seed in range(runs):
         try:
             Chaos(seed, machine=machine, receiver=receiver).run(STEPS)
@@ -48,20 +50,20 @@ def caught_by_chaos(machine: type[Replica], receiver: type[MirrorFollower], runs
 
 
 @pytest.mark.parametrize("machine", mutants.FOUND_BY_CHAOS)
-def test_random_faults_find_a_machine_without_a_rule(machine: type[Replica]):
+def test_random_faults_find_a_machine_without_a_rule(machine: type[ElectionMachine]):
     assert caught_by_chaos(machine, MirrorFollower, 800)
 
 
 def test_random_faults_find_a_follower_that_acknowledges_before_the_sync():
-    assert caught_by_chaos(Replica, mutants.AcksBeforeTheSync, 800)
+    assert caught_by_chaos(ElectionMachine, mutants.AcksBeforeTheSync, 800)
 
 
 @pytest.mark.parametrize("machine", mutants.BOUNDS)
-def test_all_schedules_find_a_machine_without_a_rule(machine: type[Replica]):
+def test_all_schedules_find_a_machine_without_a_rule(machine: type[ElectionMachine]):
     found = search(machine, mutants.BOUNDS[machine])
     assert found.fault, f"{found.states} states to depth {found.depth}"
 
 
 def test_no_schedule_of_a_few_exchanges_breaks_an_invariant():
-    found = search(Replica, Bounds(depth=5, states=60_000))
+    found = search(ElectionMachine, Bounds(depth=5, states=60_000))
     assert not found.fault, found.schedule

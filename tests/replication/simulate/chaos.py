@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from raymq.replication.election import ElectionMachine, HandOver
 from raymq.replication.mirror_follower import MirrorFollower
 from raymq.replication.quorum import majority
-from raymq.replication.replica import HandOver, Replica
 
 from .world import Broken, Node, World
 
@@ -23,7 +23,7 @@ class Chaos:
         seed: int,
         *,
         members: int = 3,
-        machine: type[Replica] = Replica,
+        machine: type[ElectionMachine] = ElectionMachine,
         receiver: type[MirrorFollower] = MirrorFollower,
     ) -> None:
         self.rng = rng = random.Random(seed)
@@ -115,9 +115,9 @@ class Chaos:
             self.world.start(node)
 
     def may_lose(self, node: Node) -> bool:
-        """Whether the fault budget allows this replica to lose data: so few others are not clean."""
+        """Whether the fault budget allows this replica to lose data: so few others are not complete."""
         others = [
-            each for each in self.world.nodes if each is not node and not each.ballot.is_clean
+            each for each in self.world.nodes if each is not node and not each.ballot.is_complete
         ]
         return len(others) < majority(self.members) - 1
 
@@ -198,10 +198,10 @@ class Chaos:
             return False
         end = leading[0].log.confirmed_end
         logs = {bytes(node.log.data) for node in world.nodes}
-        clean = all(node.ballot.is_clean for node in world.nodes)
-        return clean and len(logs) == 1 and end == len(leading[0].log.data)
+        complete = all(node.ballot.is_complete for node in world.nodes)
+        return complete and len(logs) == 1 and end == len(leading[0].log.data)
 
     @staticmethod
     def describe(node: Node) -> str:
-        role = node.replica.role.value if node.replica else "down"
+        role = node.replica.state.value if node.replica else "down"
         return f"{node.id} {role} {node.ballot} {len(node.log.data)} confirmed {node.log.confirmed_end}"

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from raymq.replication import replica as r
-from raymq.replication.replica import Ballot, LogFacts, Replica, Role
+from raymq.replication import election as r
+from raymq.replication.election import Ballot, ElectionMachine, ElectionState, LogFacts
 from raymq.replication.wire import ReplicaProcess
 
 from .world import Broken
@@ -35,7 +35,7 @@ class Member:
     log: tuple[int, ...] = ()
     ballot: Ballot = field(default_factory=Ballot)
     incarnation: int = 1
-    replica: Replica | None = None
+    replica: ElectionMachine | None = None
     #: (leader's epoch, records equal to the leader's)
     matched: tuple[int, int] = (0, 0)
 
@@ -43,7 +43,7 @@ class Member:
     def process(self) -> ReplicaProcess:
         return ReplicaProcess(self.id, self.incarnation)
 
-    def facts(self, machine: Replica) -> LogFacts:
+    def facts(self, machine: ElectionMachine) -> LogFacts:
         end = len(self.log) * RECORD_BYTES
         epoch, records = self.matched
         matched = records * RECORD_BYTES if epoch == machine.epoch else 0
@@ -53,7 +53,7 @@ class Member:
 class State:
     """Three replicas, what was confirmed, and at most one message that will arrive again."""
 
-    def __init__(self, machine: type[Replica], *, holds: bool = False) -> None:
+    def __init__(self, machine: type[ElectionMachine], *, holds: bool = False) -> None:
         """Args: `holds`: answers may come twice, so that states also differ by the processes that asked."""
         self.machine = machine
         self.holds = holds
@@ -95,19 +95,21 @@ class State:
                 leadership.begun_end,
                 tuple(sorted(leadership.durable_ends.items())),
                 tuple(leadership.joins),
-                leadership.round if self.holds else 0,
+                leadership.check_number if self.holds else 0,
             )
             members.append(
                 (
                     member.log,
                     machine.ballot,
-                    machine.role,
+                    machine.state,
                     machine.leader,
                     machine._join_target,
                     machine._nonce > 0,
-                    (machine._round, member.incarnation) if self.holds else 0,
+                    (machine._question, machine._last_nonce, member.incarnation)
+                    if self.holds
+                    else 0,
                     member.matched,
-                    led if machine.role is Role.LEADER else None,
+                    led if machine.state is ElectionState.LEADER else None,
                 )
             )
         return tuple(members), self.confirmed, self.held, self.losses, self.restarts
@@ -116,7 +118,7 @@ class State:
         member.replica = self.machine(member.process, MEMBERS, member.ballot)
         member.matched = (0, 0)
         # The first tick sets the timers.
-        self.step(member, r.ClockTick(0.0), [])
+        self.step(member, r.ElectionTick(0.0), [])
 
     # --- exchanges --------------------------------------------------------------------------------
 
@@ -126,7 +128,7 @@ class State:
         for effect in machine.step(event, self.now, member.facts(machine)):
             if isinstance(effect, r.Persist):
                 member.ballot = effect.ballot
-            elif isinstance(effect, r.Send):
+            elif isinstance(effect, r.SendElection):
                 message = r.Received(member.process, effect.addressee, effect.epoch, effect.message)
                 sent.append((effect.addressee.id, message))
             elif isinstance(effect, r.BeginEpoch):
@@ -172,7 +174,7 @@ class State:
         """A replica hears no leader, and reaches some others."""
         self.now += ROUND_MS
         sent: list[tuple[int, r.Received]] = []
-        self.step(self.members[candidate], r.ClockTick(0.0), sent)
+        self.step(self.members[candidate], r.ElectionTick(0.0), sent)
         self.deliver((candidate, *others), sent, hold=hold)
 
     def stream(
@@ -186,7 +188,7 @@ class State:
         machine, taker = source.replica, target.replica
         assert machine is not None
         assert taker is not None
-        if machine.role is not Role.LEADER:
+        if machine.state is not ElectionState.LEADER:
             return
         sent: list[tuple[int, r.Received]] = []
         epoch = machine.epoch
@@ -204,7 +206,7 @@ class State:
             target.matched = (epoch, max(matched, sent_records))
             self.step(target, r.LeaderHeard(source.process, epoch), sent)
             end = target.matched[1] * RECORD_BYTES
-            heard = r.FollowerHeard(follower, epoch, end, taker.ballot.is_clean)
+            heard = r.FollowerHeard(follower, epoch, end, taker.ballot.is_complete)
             self.step(source, heard, sent)
         self.deliver((leader, follower, *others), sent, hold=None)
 
@@ -216,7 +218,7 @@ class State:
     def lose_disk(self, number: int) -> None:
         member = self.members[number]
         self.losses += 1
-        member.log, member.ballot = (), Ballot(is_clean=False)
+        member.log, member.ballot = (), Ballot(is_complete=False)
         member.incarnation += 1
         self.start(member)
 
@@ -257,11 +259,11 @@ def _subsets(number: int) -> list[tuple[int, ...]]:
 
 def actions(state: State, bounds: Bounds) -> Iterator[tuple[str, Callable[[State], None]]]:
     """The exchanges that may come next, with their names."""
-    unclean = [member.id for member in state.members if not member.ballot.is_clean]
+    incomplete = [member.id for member in state.members if not member.ballot.is_complete]
     for number in MEMBERS:
         machine = state.members[number].replica
         assert machine is not None
-        if machine.role is Role.LEADER:
+        if machine.state is ElectionState.LEADER:
             for follower in MEMBERS:
                 if follower == number:
                     continue
@@ -286,7 +288,7 @@ def actions(state: State, bounds: Bounds) -> Iterator[tuple[str, Callable[[State
                             f"{number} asks {others}, and the answer of {late} comes twice",
                             lambda s, n=number, o=others, h=late: s.elect(n, o, h),
                         )
-        if state.losses < bounds.losses and not [each for each in unclean if each != number]:
+        if state.losses < bounds.losses and not [each for each in incomplete if each != number]:
             yield f"{number} loses its disk", lambda s, n=number: s.lose_disk(n)
         if state.restarts < bounds.restarts:
             yield f"{number} restarts", lambda s, n=number: s.restart(n)
@@ -305,7 +307,7 @@ class Found:
     fault: str = ""
 
 
-def search(machine: type[Replica] = Replica, bounds: Bounds | None = None) -> Found:
+def search(machine: type[ElectionMachine] = ElectionMachine, bounds: Bounds | None = None) -> Found:
     """Visit all states within bounds. Returns: the first schedule that breaks an invariant, if there is one."""
     bounds = bounds or Bounds()
     first = State(machine, holds=bounds.holds)

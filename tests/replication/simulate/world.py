@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from raymq.replication import replica as r
+from raymq.replication import election as r
 from raymq.replication import wire
+from raymq.replication.election import Ballot, ElectionMachine, LogFacts
 from raymq.replication.mirror import (
     ClockTick,
     Connect,
@@ -31,7 +32,6 @@ from raymq.replication.mirror_follower import (
     Truncate,
     bytes_of,
 )
-from raymq.replication.replica import Ballot, LogFacts, Replica
 from raymq.replication.wire import FrameHeader, Message, ReplicaProcess
 from raymq.store.base.checksum import crc32c
 from raymq.store.log.chain import ChainUnit
@@ -108,7 +108,7 @@ class Node:
     is_up: bool = False
     #: its processes do not run for now; packets wait
     is_paused: bool = False
-    replica: Replica | None = None
+    replica: ElectionMachine | None = None
     receiver: MirrorFollower | None = None
     #: follower -> the stream to it, while this replica leads
     streams: dict[int, MirrorLeader] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class World:
         *,
         flush: str = "sync",
         candidates: tuple[int, ...] | None = None,
-        machine: type[Replica] = Replica,
+        machine: type[ElectionMachine] = ElectionMachine,
         receiver: type[MirrorFollower] = MirrorFollower,
     ) -> None:
         self.rng = rng
@@ -196,13 +196,13 @@ class World:
         log.synced_end = len(log.data)
         if self.flush == "async":
             # Confirmed bytes were not synced: the log may lack them.
-            node.ballot = node.ballot._replace(is_clean=False)
+            node.ballot = node.ballot._replace(is_complete=False)
 
     def lose_disk(self, node: Node) -> None:
-        """Everything is gone, with the promise. A fresh directory is never clean."""
+        """Everything is gone, the ballot too. A fresh directory is never complete."""
         self.stop(node)
         node.log = ReplicaLog(flush=self.flush)
-        node.ballot = Ballot(is_clean=False)
+        node.ballot = Ballot(is_complete=False)
 
     def rot(self, node: Node) -> None:
         """Recovery finds a damaged record below the synced end: the log ends there, and that is known."""
@@ -215,23 +215,23 @@ class World:
             log.rebuild_chain(cut // SEGMENT_BYTES * SEGMENT_BYTES)
             log.synced_end = min(log.synced_end, len(log.data))
             log.confirmed_end = min(log.confirmed_end, len(log.data))
-        node.ballot = node.ballot._replace(is_clean=False)
+        node.ballot = node.ballot._replace(is_complete=False)
 
     # --- events -----------------------------------------------------------------------------------
 
     def step(self, node: Node, event: r.Event) -> None:
         replica = node.replica
         assert replica is not None
-        before = replica.ballot.promised
+        before = replica.ballot.epoch
         self.perform(node, replica.step(event, self.now, node.facts()))
-        if node.replica is replica and replica.ballot.promised < before:
-            raise Broken(f"replica {node.id} promised {before}, then {replica.ballot.promised}")
+        if node.replica is replica and replica.ballot.epoch < before:
+            raise Broken(f"replica {node.id} served epoch {before}, then {replica.ballot.epoch}")
 
     def perform(self, node: Node, effects: list[r.Effect]) -> None:
         for effect in effects:
             if isinstance(effect, r.Persist):
                 node.ballot = effect.ballot
-            elif isinstance(effect, r.Send):
+            elif isinstance(effect, r.SendElection):
                 event = r.Received(node.process, effect.addressee, effect.epoch, effect.message)
                 self.network.append(Packet(node.id, effect.addressee.id, None, event))
             elif isinstance(effect, r.BeginEpoch):
@@ -308,7 +308,7 @@ class World:
         self.now += ms
         for node in self.nodes:
             if node.is_up and not node.is_paused:
-                self.step(node, r.ClockTick(self.rng.random()))
+                self.step(node, r.ElectionTick(self.rng.random()))
                 self.acknowledge(node)
                 for follower in list(node.streams):
                     self.step_stream(node, follower, ClockTick())
@@ -374,7 +374,9 @@ class World:
             return
         self.step_stream(leader, follower, FrameReceived(header, message))
         if isinstance(message, wire.Ack) and stream.phase is Phase.STREAMING:
-            heard = r.FollowerHeard(follower, header.epoch, stream.replicated_end, message.is_clean)
+            heard = r.FollowerHeard(
+                follower, header.epoch, stream.replicated_end, message.is_complete
+            )
             self.step(leader, heard)
             self.progress(leader)
 
@@ -434,7 +436,7 @@ class World:
             return
         leader = self.nodes[header.addressee.id]
         connection = leader.connections.get(node.id)
-        self.step(node, r.ClockTick(self.rng.random()))
+        self.step(node, r.ElectionTick(self.rng.random()))
         if connection is not None:
-            ack = receiver.acknowledge(node.log, is_clean=replica.ballot.is_clean)
+            ack = receiver.acknowledge(node.log, is_complete=replica.ballot.is_complete)
             self.network.append(Packet(node.id, leader.id, connection, (header, ack, None)))

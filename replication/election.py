@@ -1,7 +1,7 @@
 """Elections, fencing and confirmation of one replica of a shard: a pure machine.
 
 The protocol is Raft's, with byte offsets as indexes and epochs as terms. A replica persists the highest epoch that it
-has promised, and its vote. No clock, file, socket or random number is inside: `step(event, now_ms, log)` takes an event
+has heard, and its vote. No clock, file, socket or random number is inside: `step(event, now_ms, log)` takes an event
 and the facts of the log, and returns effects that the host performs in order. Safety needs no time.
 
     FOLLOWER --no leader heard--> PRE_CANDIDATE --enough would vote--> CANDIDATE --elected--> LEADER
@@ -11,9 +11,9 @@ and the facts of the log, and returns effects that the host performs in order. S
 A leader begins its epoch with an EPOCH record at its log's end. It confirms nothing before a majority holds that record
 durably, because records of earlier epochs are not safe by their number of copies alone.
 
-A replica that is not clean (see `quorum`) votes, and its answers say so. It leads only if all replicas vote for it. It
-becomes clean when its log equals the leader's up to an end that the leader named after a fresh round of answers: a
-leader without such a round may be one whose epoch is over.
+A replica that is not complete (see `quorum`) votes, and its answers say so. It leads only if all replicas vote for it.
+It becomes complete when its log equals the leader's up to an end that the leader named after a check that began later:
+the epoch of a leader without such a check may be over. The rules R2 to R16 are in docs/design.md.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from typing import NamedTuple, TypeAlias
 from . import wire
 from .quorum import confirmed_end, majority, may_lead, sees_all_confirmed
 from .wire import (
-    AskPromise,
+    AskEpoch,
     CheckLeader,
+    CheckLeaderReply,
+    EpochReply,
     Join,
     JoinReply,
-    LeaderChecked,
     PreVote,
     PreVoteReply,
-    Promised,
     ReplicaProcess,
+    RequestVote,
     TakeOver,
-    Vote,
     VoteReply,
 )
 
@@ -58,12 +58,12 @@ class ElectionLimits:
 class Ballot(NamedTuple):
     """The part of a replica's state that must be on disk before an answer relies on it."""
 
-    #: the highest epoch that this replica has promised to serve
-    promised: int = 0
+    #: the highest epoch that this replica has heard; it serves none below
+    epoch: int = 0
     #: the candidate that got this replica's vote in that epoch
     voted_for: ReplicaProcess | None = None
     #: the log has everything that this replica ever reported as durable
-    is_clean: bool = True
+    is_complete: bool = True
 
 
 class LogFacts(NamedTuple):
@@ -85,7 +85,7 @@ class LogFacts(NamedTuple):
 
 
 #: messages that answer a question of one process
-ANSWERS = (PreVoteReply, VoteReply, Promised, LeaderChecked, JoinReply)
+ANSWERS = (PreVoteReply, VoteReply, EpochReply, CheckLeaderReply, JoinReply)
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Received(NamedTuple):
 
     sender: ReplicaProcess
     addressee: ReplicaProcess
-    #: the sender's promised epoch
+    #: the epoch of the sender's ballot
     epoch: int
     message: wire.Election
 
@@ -114,7 +114,7 @@ class FollowerHeard(NamedTuple):
     follower: int
     epoch: int
     durable_end: int
-    is_clean: bool
+    is_complete: bool
 
 
 class EpochBegun(NamedTuple):
@@ -124,13 +124,13 @@ class EpochBegun(NamedTuple):
     end: int
 
 
-class ClockTick(NamedTuple):
+class ElectionTick(NamedTuple):
     """Time has passed. `chance`: a random number in [0, 1), new for each tick."""
 
     chance: float
 
 
-class SyncFailed(NamedTuple):
+class OwnSyncFailed(NamedTuple):
     """A sync of the own log failed."""
 
 
@@ -141,7 +141,7 @@ class HandOver(NamedTuple):
 
 
 Event: TypeAlias = (
-    Received | LeaderHeard | FollowerHeard | EpochBegun | ClockTick | SyncFailed | HandOver
+    Received | LeaderHeard | FollowerHeard | EpochBegun | ElectionTick | OwnSyncFailed | HandOver
 )
 
 
@@ -154,7 +154,7 @@ class Persist(NamedTuple):
     ballot: Ballot
 
 
-class Send(NamedTuple):
+class SendElection(NamedTuple):
     """Send a message to a replica. `incarnation` 0: to whichever process it has."""
 
     addressee: ReplicaProcess
@@ -169,7 +169,7 @@ class BeginEpoch(NamedTuple):
 
 
 class StepDown(NamedTuple):
-    """This replica leads no more: take no puts. What is not confirmed is unknown."""
+    """This replica does not lead any more: take no puts. What is not confirmed is unknown."""
 
     reason: str
 
@@ -190,10 +190,10 @@ class ResumePuts(NamedTuple):
     reason: str
 
 
-Effect: TypeAlias = Persist | Send | BeginEpoch | StepDown | Confirm | StopPuts | ResumePuts
+Effect: TypeAlias = Persist | SendElection | BeginEpoch | StepDown | Confirm | StopPuts | ResumePuts
 
 
-class Role(Enum):
+class ElectionState(Enum):
     """The present part of a replica."""
 
     FOLLOWER = "follower"
@@ -212,10 +212,10 @@ class _Leadership:
     durable_ends: dict[int, int] = field(default_factory=dict)
     #: replica -> when its last answer came, ms
     heard_ms: dict[int, int] = field(default_factory=dict)
-    #: number of the round that asks whether this is still the newest epoch, and its answers
-    round: int = 0
+    #: number of the check whether this is still the newest epoch, and its answers
+    check_number: int = 0
     answers: dict[int, bool] = field(default_factory=dict)
-    #: joins that wait for the present round, and those that came after it began
+    #: joins that wait for the present check, and those that came after it began
     joins: list[tuple[ReplicaProcess, int]] = field(default_factory=list)
     later_joins: list[tuple[ReplicaProcess, int]] = field(default_factory=list)
     asked_ms: int = 0
@@ -223,7 +223,7 @@ class _Leadership:
     hand_over_until_ms: int = 0
 
 
-class Replica:
+class ElectionMachine:
     """One process of a replica. Callers: one at a time, under the lock that also orders appends and truncations."""
 
     def __init__(
@@ -238,8 +238,8 @@ class Replica:
         """Args: `members`: ids of all replicas, this one included. `candidates`: those that may lead (default: all)."""
         self.me = me
         self.ballot = ballot
-        self.role = Role.FOLLOWER
-        #: the leader of the promised epoch, as far as it is known
+        self.state = ElectionState.FOLLOWER
+        #: the leader of the epoch of the ballot, as far as it is known
         self.leader: ReplicaProcess | None = None
         #: the confirmed end, as far as this process led it
         self.confirmed = 0
@@ -258,26 +258,26 @@ class Replica:
         #: when an election begins, or the present one is tried again; None: not known before the first tick
         self._election_ms: int | None = None
         self._leader_heard_ms: int | None = None
-        #: number of the last question of this process
-        self._round = 0
-        #: answers to the present question: replica -> clean
+        #: number of the last question to all others
+        self._question = 0
+        #: answers to the present question: replica -> complete
         self._answers: dict[int, bool] = {}
-        self._highest_promised = 0
+        self._highest_epoch = 0
         self._leadership = _Leadership()
         #: nonce of the join under way, 0 without one; when it was sent; the end that it must reach
-        self._nonce = 0
+        self._nonce = self._last_nonce = 0
         self._join_sent_ms = 0
         self._join_target: int | None = None
 
     @property
     def epoch(self) -> int:
-        """The promised epoch."""
-        return self.ballot.promised
+        """The highest epoch that this replica has heard: it serves none below."""
+        return self.ballot.epoch
 
     @property
     def leads(self) -> bool:
-        """Whether this process may append: it was elected in the promised epoch, and its EPOCH record is in the log."""
-        return self.role is Role.LEADER and self._leadership.begun_end is not None
+        """Whether this process may append: it was elected in this epoch, and its EPOCH record is in the log."""
+        return self.state is ElectionState.LEADER and self._leadership.begun_end is not None
 
     def step(self, event: Event, now_ms: int, log: LogFacts) -> list[Effect]:
         """Take one event. Returns: the effects to perform, in order."""
@@ -285,7 +285,7 @@ class Replica:
 
         if isinstance(event, Received):
             self._receive(event)
-        elif isinstance(event, ClockTick):
+        elif isinstance(event, ElectionTick):
             self._chance = event.chance
             self._tick()
         elif isinstance(event, LeaderHeard):
@@ -293,9 +293,9 @@ class Replica:
         elif isinstance(event, FollowerHeard):
             self._hear_follower(event)
         elif isinstance(event, EpochBegun):
-            if self.role is Role.LEADER and event.epoch == self.epoch:
+            if self.state is ElectionState.LEADER and event.epoch == self.epoch:
                 self._leadership.begun_end = event.end
-        elif isinstance(event, SyncFailed):
+        elif isinstance(event, OwnSyncFailed):
             self._step_down("a sync of the log failed")
         elif isinstance(event, HandOver):
             self._begin_hand_over(event.to)
@@ -305,13 +305,15 @@ class Replica:
 
     def admits(self, leader: ReplicaProcess, epoch: int) -> bool:
         """Whether a frame of log bytes may be taken. Callers: after `step(LeaderHeard)` and its effects."""
-        return epoch == self.epoch and self.leader == leader and self.role is Role.FOLLOWER
+        return (
+            epoch == self.epoch and self.leader == leader and self.state is ElectionState.FOLLOWER
+        )
 
     # --- epochs -----------------------------------------------------------------------------------
 
-    def _promise(self, epoch: int, voted_for: ReplicaProcess | None) -> None:
+    def _adopt_epoch(self, epoch: int, voted_for: ReplicaProcess | None) -> None:
         """Serve no epoch below this one any more."""
-        self.ballot = self.ballot._replace(promised=epoch, voted_for=voted_for)
+        self.ballot = self.ballot._replace(epoch=epoch, voted_for=voted_for)
         self._effects.append(Persist(self.ballot))
         self.leader = None
         self._nonce, self._join_target = 0, None
@@ -320,14 +322,15 @@ class Replica:
         """Follow a higher epoch, whichever message it came with."""
         if epoch > self.epoch:
             self._step_down(f"replica of epoch {epoch} heard")
-            self._promise(epoch, None)
+            self._adopt_epoch(epoch, None)
 
     def _step_down(self, reason: str) -> None:
-        if self.role is Role.LEADER:
+        """End a leadership or a candidacy (R16)."""
+        if self.state is ElectionState.LEADER:
             self._effects.append(StepDown(reason))
             self.leader = None
-        if self.role is not Role.FOLLOWER:
-            self.role = Role.FOLLOWER
+        if self.state is not ElectionState.FOLLOWER:
+            self.state = ElectionState.FOLLOWER
             self._await_leader()
 
     def _await_leader(self) -> None:
@@ -335,9 +338,11 @@ class Replica:
         self._election_ms = self._now_ms + int(self._limits.election_ms * (1 + self._chance))
 
     def _send(self, addressee: ReplicaProcess, message: wire.Election) -> None:
-        self._effects.append(Send(addressee, self.epoch, message))
+        """Send one message under this replica's epoch."""
+        self._effects.append(SendElection(addressee, self.epoch, message))
 
     def _ask_others(self, message: wire.Election) -> None:
+        """Ask each other replica, whichever process it has now."""
         for member in self._others:
             self._send(ReplicaProcess(member, 0), message)
 
@@ -357,142 +362,171 @@ class Replica:
         return addressee.incarnation == self.me.incarnation
 
     def _receive(self, event: Received) -> None:
+        """Take a message: first its epoch (R2), then its contents."""
         if not self._is_for_me(event):
             return
+
         sender, _, epoch, message = event
-        # These promise nothing, so their epoch is not observed.
+        # A question before an election raises no epoch.
         if isinstance(message, PreVote):
             self._answer_pre_vote(sender, epoch, message)
-        elif isinstance(message, AskPromise):
-            self._send(sender, Promised(message.round, self.ballot.is_clean))
-        elif isinstance(message, Promised):
-            self._take_promised(sender, epoch, message)
+        elif isinstance(message, AskEpoch):
+            self._send(sender, EpochReply(message.number, self.ballot.is_complete))
+        elif isinstance(message, EpochReply):
+            self._take_epoch(sender, epoch, message)
         else:
             is_new = epoch > self.epoch
             self._observe(epoch)
-            if isinstance(message, Vote):
+            if isinstance(message, RequestVote):
                 self._answer_vote(sender, epoch, message, is_new=is_new)
             elif epoch == self.epoch:
                 self._receive_in_epoch(sender, message)
 
     def _receive_in_epoch(self, sender: ReplicaProcess, message: wire.Election) -> None:
-        """Take a message of the promised epoch."""
+        """Take a message of this replica's epoch."""
         if isinstance(message, PreVoteReply):
             self._take_pre_vote(sender, message)
         elif isinstance(message, VoteReply):
             self._take_vote(sender, message)
         elif isinstance(message, CheckLeader):
-            self._send(sender, LeaderChecked(message.round, self.ballot.is_clean))
-        elif isinstance(message, LeaderChecked):
+            self._send(sender, CheckLeaderReply(message.number, self.ballot.is_complete))
+        elif isinstance(message, CheckLeaderReply):
             self._take_check(sender, message)
         elif isinstance(message, Join):
             self._take_join(sender, message)
         elif isinstance(message, JoinReply) and 0 < message.nonce == self._nonce:
             self._join_target = message.target
-        elif isinstance(message, TakeOver) and self._may_be_candidate and self.ballot.is_clean:
+        elif isinstance(message, TakeOver) and self._may_be_candidate and self.ballot.is_complete:
             self._ask_votes(self.epoch + 1)
 
     def _is_leader_of(self, epoch: int) -> bool:
-        return self.role is Role.LEADER and epoch == self.epoch
+        """Whether this process was elected in that epoch, and still leads."""
+        return self.state is ElectionState.LEADER and epoch == self.epoch
 
     # --- elections --------------------------------------------------------------------------------
 
     def _tick(self) -> None:
+        """Do what is due: a leader's checks, a join, an election."""
         if self._election_ms is None:
             self._await_leader()
-        if self.role is Role.LEADER:
+
+        if self.state is ElectionState.LEADER:
             self._tick_leader()
             return
-        if not self.ballot.is_clean:
+
+        if not self.ballot.is_complete:
             self._join()
         if self._now_ms >= (self._election_ms or 0) and self._may_be_candidate:
             self._begin_election()
 
     def _begin_election(self) -> None:
+        """Ask whether the others would vote, or, after a loss of data, for their epochs (R5)."""
         self._await_leader()
-        self.role = Role.PRE_CANDIDATE
+        self.state = ElectionState.PRE_CANDIDATE
         self.leader = None
-        self._round += 1
-        self._answers = {self.me.id: self.ballot.is_clean}
-        if not self.ballot.is_clean:
-            # Its own promise may be forgotten. Only all replicas together know the epochs that are used up.
-            self._highest_promised = self.epoch
-            self._ask_others(AskPromise(self._round))
-            self._after_promises()
+
+        self._question += 1
+        self._answers = {self.me.id: self.ballot.is_complete}
+        if not self.ballot.is_complete:
+            # Its own ballot may have been lost. Only all replicas together know the epochs that are used up.
+            self._highest_epoch = self.epoch
+            self._ask_others(AskEpoch(self._question))
+            self._after_epochs()
         else:
-            self._ask_others(PreVote(self._round, *self._log.recency))
+            self._ask_others(PreVote(self._question, *self._log.recency))
             self._after_pre_votes()
 
     def _answer_pre_vote(self, sender: ReplicaProcess, epoch: int, message: PreVote) -> None:
-        # A replica that hears a leader grants nothing, so that a deaf one does not raise epochs.
+        """Say whether this replica would vote. One that hears a leader says no (R5)."""
         heard_ms = self._leader_heard_ms
-        is_led = self.role is Role.LEADER or (
+        is_led = self.state is ElectionState.LEADER or (
             heard_ms is not None and self._now_ms - heard_ms < self._limits.election_ms
         )
+
         granted = (
             not is_led
             and epoch >= self.epoch
             and (message.last_epoch, message.end) >= self._log.recency
         )
-        self._send(sender, PreVoteReply(message.round, granted, self.ballot.is_clean))
+        self._send(sender, PreVoteReply(message.number, granted, self.ballot.is_complete))
 
     def _take_pre_vote(self, sender: ReplicaProcess, message: PreVoteReply) -> None:
-        if self.role is Role.PRE_CANDIDATE and message.round == self._round and message.granted:
-            self._answers[sender.id] = message.is_clean
+        """Count one answer to the present question."""
+        if (
+            self.state is ElectionState.PRE_CANDIDATE
+            and message.number == self._question
+            and message.granted
+        ):
+            self._answers[sender.id] = message.is_complete
             self._after_pre_votes()
 
     def _after_pre_votes(self) -> None:
-        if self.ballot.is_clean and self._elects(self._answers):
+        """Ask for votes once enough replicas would vote."""
+        if self.ballot.is_complete and self._elects(self._answers):
             self._ask_votes(self.epoch + 1)
 
-    def _take_promised(self, sender: ReplicaProcess, epoch: int, message: Promised) -> None:
-        if self.role is Role.PRE_CANDIDATE and message.round == self._round:
-            self._answers[sender.id] = message.is_clean
-            self._highest_promised = max(self._highest_promised, epoch)
-            self._after_promises()
+    def _take_epoch(self, sender: ReplicaProcess, epoch: int, message: EpochReply) -> None:
+        """Count one answer to the present question, and its epoch."""
+        if self.state is ElectionState.PRE_CANDIDATE and message.number == self._question:
+            self._answers[sender.id] = message.is_complete
+            self._highest_epoch = max(self._highest_epoch, epoch)
+            self._after_epochs()
 
-    def _after_promises(self) -> None:
-        if not self.ballot.is_clean and len(self._answers) == len(self._members):
-            self._ask_votes(self._highest_promised + 1)
+    def _after_epochs(self) -> None:
+        """Ask for votes in an unused epoch once every replica has named its own."""
+        if not self.ballot.is_complete and len(self._answers) == len(self._members):
+            self._ask_votes(self._highest_epoch + 1)
 
     def _ask_votes(self, epoch: int) -> None:
+        """Become a candidate in that epoch. Its own vote is durable first (R3)."""
         self._step_down("an election begins")
-        self._promise(epoch, self.me)
+        self._adopt_epoch(epoch, self.me)
         self._await_leader()
-        self.role = Role.CANDIDATE
-        self._answers = {self.me.id: self.ballot.is_clean}
-        self._ask_others(Vote(*self._log.recency))
+
+        self.state = ElectionState.CANDIDATE
+        self._answers = {self.me.id: self.ballot.is_complete}
+        self._ask_others(RequestVote(*self._log.recency))
         self._after_votes()
 
     def _answer_vote(
-        self, sender: ReplicaProcess, epoch: int, message: Vote, *, is_new: bool
+        self, sender: ReplicaProcess, epoch: int, message: RequestVote, *, is_new: bool
     ) -> None:
+        """Vote once in an epoch, for a log at least as recent as this one (R3).
+
+        Args: `is_new`: the request brought the epoch here, so that no vote was given in it.
+        """
         may_vote = is_new or (epoch == self.epoch and self.ballot.voted_for == sender)
         granted = may_vote and (message.last_epoch, message.end) >= self._log.recency
+
         if granted and self.ballot.voted_for != sender:
-            self._promise(epoch, sender)
+            self._adopt_epoch(epoch, sender)
         if granted:
             self._await_leader()
-        self._send(sender, VoteReply(granted, self.ballot.is_clean))
+
+        self._send(sender, VoteReply(granted, self.ballot.is_complete))
 
     def _take_vote(self, sender: ReplicaProcess, message: VoteReply) -> None:
-        if self.role is Role.CANDIDATE and message.granted:
-            self._answers[sender.id] = message.is_clean
+        """Count one vote."""
+        if self.state is ElectionState.CANDIDATE and message.granted:
+            self._answers[sender.id] = message.is_complete
             self._after_votes()
 
     def _elects(self, votes: dict[int, bool]) -> bool:
+        """Whether these votes make a leader: `quorum.may_lead`."""
         return may_lead(len(self._members), votes, sole=self._is_sole)
 
     def _after_votes(self) -> None:
+        """Lead once enough replicas voted (R6)."""
         if not self._elects(self._answers):
             return
-        self.role = Role.LEADER
+
+        self.state = ElectionState.LEADER
         self.leader = self.me
         heard = dict.fromkeys(self._answers, self._now_ms)
         self._leadership = _Leadership(heard_ms=heard, asked_ms=self._now_ms)
-        if not self.ballot.is_clean:
+        if not self.ballot.is_complete:
             # Every replica voted, and no log is ahead of this one: it has all that was ever confirmed.
-            self.ballot = self.ballot._replace(is_clean=True)
+            self.ballot = self.ballot._replace(is_complete=True)
             self._effects.append(Persist(self.ballot))
         self._effects.append(BeginEpoch(self.epoch))
 
@@ -501,34 +535,36 @@ class Replica:
     def _hear_leader(self, event: LeaderHeard) -> None:
         """Follow the leader of the newest epoch. An older one learns of the newer epoch by the refusal."""
         self._observe(event.epoch)
-        if event.epoch < self.epoch or self.role is Role.LEADER:
+        if event.epoch < self.epoch or self.state is ElectionState.LEADER:
             return
-        self.role = Role.FOLLOWER
+
+        self.state = ElectionState.FOLLOWER
         self.leader = event.leader
         self._leader_heard_ms = self._now_ms
         self._await_leader()
-        if not self.ballot.is_clean:
+        if not self.ballot.is_complete:
             self._join()
 
     def _join(self) -> None:
-        """Become clean: ask the leader for an end, and reach it."""
+        """Become complete: ask the leader for an end, and reach it (R15)."""
         target = self._join_target
-        if target is not None and self.leader is not None and not self._log.matched < target:
+        if target is not None and self.leader is not None and self._log.matched >= target:
             if self._log.durable >= target:
-                self.ballot = self.ballot._replace(is_clean=True)
+                self.ballot = self.ballot._replace(is_complete=True)
                 self._effects.append(Persist(self.ballot))
                 self._nonce, self._join_target = 0, None
             return
 
         is_due = self._now_ms - self._join_sent_ms >= self._limits.retry_ms
         if target is None and self.leader is not None and (not self._nonce or is_due):
-            self._round += 1
-            self._nonce, self._join_sent_ms = self._round, self._now_ms
+            self._last_nonce += 1
+            self._nonce, self._join_sent_ms = self._last_nonce, self._now_ms
             self._send(self.leader, Join(self._nonce))
 
     # --- the leader -------------------------------------------------------------------------------
 
     def _tick_leader(self) -> None:
+        """Step down without a majority (R16); repeat a check; end a hand-over that came to nothing."""
         leadership, limits = self._leadership, self._limits
         heard = [
             member
@@ -541,25 +577,29 @@ class Replica:
 
         if leadership.joins and self._now_ms - leadership.asked_ms >= limits.retry_ms:
             self._begin_check()
+
         if leadership.hand_over_to is not None and self._now_ms >= leadership.hand_over_until_ms:
             self._effects.append(ResumePuts(f"replica {leadership.hand_over_to} did not take over"))
             leadership.hand_over_to = None
 
     def _hear_follower(self, event: FollowerHeard) -> None:
+        """Count what a follower holds durably, if it is complete (R11, R14)."""
         if not self._is_leader_of(event.epoch):
             return
+
         leadership = self._leadership
         leadership.heard_ms[event.follower] = self._now_ms
-        if event.is_clean:
+        if event.is_complete:
             known = leadership.durable_ends.get(event.follower, 0)
             leadership.durable_ends[event.follower] = max(known, event.durable_end)
         self._hand_over()
 
     def _confirm(self) -> None:
-        """Raise the confirmed end to what a majority of clean replicas holds, once the epoch's own record is there."""
+        """Raise the confirmed end to what enough complete replicas hold, the EPOCH record included (R6, R11)."""
         begun_end = self._leadership.begun_end
-        if self.role is not Role.LEADER or begun_end is None:
+        if self.state is not ElectionState.LEADER or begun_end is None:
             return
+
         ends = {**self._leadership.durable_ends, self.me.id: self._log.durable}
         end = confirmed_end(len(self._members), ends)
         if end >= begun_end and end > self.confirmed:
@@ -567,12 +607,15 @@ class Replica:
             self._effects.append(Confirm(end))
 
     def _take_join(self, sender: ReplicaProcess, message: Join) -> None:
-        if self.role is not Role.LEADER or self._leadership.begun_end is None:
+        """Let a replica wait for the next check. One that comes during a check waits for the check after it (R15)."""
+        if self.state is not ElectionState.LEADER or self._leadership.begun_end is None:
             return
+
         leadership = self._leadership
         waiting = leadership.later_joins if leadership.joins else leadership.joins
         waiting[:] = [each for each in waiting if each[0].id != sender.id]
         waiting.append((sender, message.nonce))
+
         if waiting is leadership.joins:
             self._begin_check()
 
@@ -581,29 +624,34 @@ class Replica:
         leadership = self._leadership
         leadership.joins += leadership.later_joins
         leadership.later_joins = []
-        leadership.round += 1
+
+        leadership.check_number += 1
         leadership.asked_ms = self._now_ms
-        leadership.answers = {self.me.id: self.ballot.is_clean}
-        self._ask_others(CheckLeader(leadership.round))
+        leadership.answers = {self.me.id: self.ballot.is_complete}
+        self._ask_others(CheckLeader(leadership.check_number))
         self._after_check()
 
-    def _take_check(self, sender: ReplicaProcess, message: LeaderChecked) -> None:
-        if self.role is Role.LEADER and message.round == self._leadership.round:
+    def _take_check(self, sender: ReplicaProcess, message: CheckLeaderReply) -> None:
+        """Count one answer to the present check."""
+        if self.state is ElectionState.LEADER and message.number == self._leadership.check_number:
             self._leadership.heard_ms[sender.id] = self._now_ms
-            self._leadership.answers[sender.id] = message.is_clean
+            self._leadership.answers[sender.id] = message.is_complete
             self._after_check()
 
     def _after_check(self) -> None:
+        """Name the log's end to all that wait, once enough replicas said that this epoch is the newest (R15)."""
         leadership = self._leadership
-        if not leadership.joins or not self._is_confirmed_leader():
+        if not leadership.joins or not self._leads_newest_epoch():
             return
+
         for sender, nonce in leadership.joins:
             self._send(sender, JoinReply(nonce, self._log.end))
         leadership.joins, leadership.later_joins = leadership.later_joins, []
         if leadership.joins:
             self._begin_check()
 
-    def _is_confirmed_leader(self) -> bool:
+    def _leads_newest_epoch(self) -> bool:
+        """Whether the answers to the present check prove that no later leader was elected before it."""
         members, answers = len(self._members), self._leadership.answers
         enough = self._is_sole or len(answers) >= majority(members)
         return enough and sees_all_confirmed(members, answers)
@@ -611,8 +659,10 @@ class Replica:
     # --- hand-over --------------------------------------------------------------------------------
 
     def _begin_hand_over(self, to: int) -> None:
+        """Take no more puts, and wait until the successor's log has all of this one (R16)."""
         if not self.leads or to not in self._others:
             return
+
         leadership = self._leadership
         leadership.hand_over_to = to
         leadership.hand_over_until_ms = self._now_ms + self._limits.hand_over_ms
