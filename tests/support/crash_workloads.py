@@ -160,7 +160,7 @@ def _follow(trace: Trace, log: CommitLog, leader: Trace) -> None:
     source = leader.store.log
     units = [u for u in source.chain.units(source.start, source.end) if u.start >= log.end]
     for number, unit in enumerate(units):
-        log.append_units([unit], memoryview(source.read(unit.start, unit.end)))
+        log.append_units([unit], memoryview(source.reads.raw(unit.start, unit.end)))
         if number % 3 == 2:
             log.sync()
     log.sync()
