@@ -62,7 +62,7 @@ def transform(
     Raises: Rejected with `status` MESSAGE_ILLEGAL or one of WHEEL_TIMER_*, Unavailable with WHEEL_TIMER_FLOW_CONTROL.
     Nothing was stored then.
     """
-    if message.sys_flag & fmt.SYS_TRANSACTION_MASK in fmt.SYS_UNQUEUED:
+    if (message.sys_flag & fmt.SYS_TRANSACTION_MASK) in fmt.SYS_UNQUEUED:
         return message
     if message.topic in (TIMER_TOPIC, SCHEDULE_TOPIC):
         return message

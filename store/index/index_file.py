@@ -502,6 +502,7 @@ class IndexFile:
             rows, numbers = rows[inside], numbers[inside]
             if not len(rows):
                 break
+
             entries = self._items(start, numbers, ENTRY_DTYPE)
 
             is_known = numbers < header.count
@@ -518,14 +519,14 @@ class IndexFile:
             previous = entries["previous"].astype(np.int64)
             goes_on = (previous < numbers) & ~too_old & (left[rows] > 0)
             rows, numbers = rows[goes_on], previous[goes_on]
-        else:
-            for row in rows.tolist():
-                # A chain of thousands is scanned as a whole.
-                done = sum(int((part == row).sum()) for part in found_rows)
-                every = list(chain.from_iterable(self.find(int(key_hashes[row]), begin_ms, end_ms)))
-                rest = np.array(every[done : int(wanted[row])], dtype=np.int64)
-                found_rows.append(np.full(len(rest), row, np.int64))
-                found_offsets.append(rest)
+
+        # A chain of thousands is scanned as a whole.
+        for row in rows.tolist():
+            followed = sum(int((part == row).sum()) for part in found_rows)
+            every = list(chain.from_iterable(self.find(int(key_hashes[row]), begin_ms, end_ms)))
+            rest = np.array(every[followed : int(wanted[row])], dtype=np.int64)
+            found_rows.append(np.full(len(rest), row, np.int64))
+            found_offsets.append(rest)
 
         return np.concatenate(found_rows), np.concatenate(found_offsets)
 

@@ -146,7 +146,7 @@ class Query:
         queue = self._queues.find(row["topic"], row["queue_id"])
         if queue is None or not queue.min_offset <= row["queue_offset"] < queue.max_offset:
             return False
-        if batch.column("sys_flag")[0].as_py() & fmt.SYS_TRANSACTION_MASK in fmt.SYS_UNQUEUED:
+        if (batch.column("sys_flag")[0].as_py() & fmt.SYS_TRANSACTION_MASK) in fmt.SYS_UNQUEUED:
             return False
         units = queue.read(row["queue_offset"], 1)
         return len(units) == 1 and int(units["position"][0]) != row["physical_offset"]

@@ -236,39 +236,55 @@ class SqlFilter:
         return _join(pc.and_kleene, at_least, at_most)
 
     def _compare(self, sign: str, left: Operand, right: Operand, node: Any) -> Condition:
+        """The condition `left sign right`. Raises: Rejected for types that RocketMQ does not compare."""
         if not isinstance(left, Property) and isinstance(right, Property):
             left, right = right, left
             sign = _TURNED.get(sign, sign)
-        ordered = sign in _TURNED
-        on_columns, on_values = _COMPARE[sign]
+
         if not isinstance(left, Property):
-            same = type(left) is type(right) or not {type(left), type(right)} - {int, float}
-            if not same or (ordered and isinstance(left, (str, bool))):
-                raise self._wrong(node, "compares values that cannot be compared")
-            return _constant(on_values(left, right))
-        name = left.name
+            return self._compare_constants(sign, left, right, node)
         if isinstance(right, Property):
-            other = right.name
-            if not ordered:
-                return lambda columns, count: on_columns(columns[name], columns[other])
-
-            def by_size(columns: Columns, count: int) -> pa.Array:
-                return on_columns(_decimals(columns[name]), _decimals(columns[other]))
-
-            return by_size
-        if isinstance(right, (str, bool)) and ordered:
+            return _compare_properties(sign, left.name, right.name)
+        if isinstance(right, (str, bool)) and sign in _TURNED:
             raise self._wrong(node, "compares by size a value that is not a number")
-        if isinstance(right, str):
-            text = pa.scalar(right.encode(), pa.binary())
-            return lambda columns, count: on_columns(columns[name], text)
-        if isinstance(right, bool):
-            wanted = pa.scalar(right)
-            return lambda columns, count: on_columns(_truths(columns[name]), wanted)
-        if isinstance(right, int):
-            integer = pa.scalar(right, pa.int64())
-            return lambda columns, count: on_columns(_integers(columns[name]), integer)
-        decimal = pa.scalar(right, pa.float64())
-        return lambda columns, count: on_columns(_decimals(columns[name]), decimal)
+        return _compare_with(sign, left.name, right)
+
+    def _compare_constants(self, sign: str, left: Operand, right: Operand, node: Any) -> Condition:
+        """The condition between two values of the expression itself."""
+        is_same_type = type(left) is type(right) or not {type(left), type(right)} - {int, float}
+        if not is_same_type or (sign in _TURNED and isinstance(left, (str, bool))):
+            raise self._wrong(node, "compares values that cannot be compared")
+
+        _, on_values = _COMPARE[sign]
+        return _constant(on_values(left, right))
+
+
+def _compare_properties(sign: str, left: str, right: str) -> Condition:
+    """The condition between two properties: of their texts, or by size of their numbers."""
+    on_columns, _ = _COMPARE[sign]
+    if sign not in _TURNED:
+        return lambda columns, count: on_columns(columns[left], columns[right])
+    return lambda columns, count: on_columns(_decimals(columns[left]), _decimals(columns[right]))
+
+
+def _compare_with(sign: str, name: str, value: str | bool | int | float) -> Condition:
+    """The condition between a property and a value, whose type says how the property is read."""
+    on_columns, _ = _COMPARE[sign]
+    read: Callable[[pa.Array], pa.Array]
+    if isinstance(value, str):
+        read, scalar = _as_stored, pa.scalar(value.encode(), pa.binary())
+    elif isinstance(value, bool):
+        read, scalar = _truths, pa.scalar(value)
+    elif isinstance(value, int):
+        read, scalar = _integers, pa.scalar(value, pa.int64())
+    else:
+        read, scalar = _decimals, pa.scalar(value, pa.float64())
+    return lambda columns, count: on_columns(read(columns[name]), scalar)
+
+
+def _as_stored(column: pa.Array) -> pa.Array:
+    """The property as it is stored."""
+    return column
 
 
 def _parse(expression: str) -> Any:

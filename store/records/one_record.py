@@ -88,7 +88,7 @@ def records_at_each(data: bytes, nbytes: int, offsets: Sequence[int]) -> Iterato
             if (
                 0 < topic_length <= _BYTE_MAX
                 and topic_end + 2 <= end
-                and data[topic_end] << 8 | data[topic_end + 1] == end - topic_end - 2
+                and ((data[topic_end] << 8) | data[topic_end + 1]) == end - topic_end - 2
             ):
                 yield end, time_ms, body_end + 1, topic_end, body_at, body_end, crc
                 continue

@@ -40,11 +40,11 @@ class Resolutions:
 
     def of(self, offset: int) -> Resolution | None:
         """The outcome of the half message at an offset; None: resolved too long ago to know."""
-        block, bit = divmod(offset, BLOCK)
+        block, pair = divmod(offset, BLOCK)
         value = self._table.get(str(block))
         if value is None:
             return None if offset < self.min_open else Resolution.OPEN
-        return Resolution(int(value, 16) >> 2 * bit & 3)
+        return Resolution((int(value, 16) >> (2 * pair)) & 3)
 
     def open_ones(self, end: int) -> Iterator[int]:
         """Offsets of open half messages below `end`, ascending."""
@@ -56,10 +56,10 @@ class Resolutions:
         """The changes to store for the half messages `found`: new values of blocks, and None for dropped blocks."""
         blocks: dict[int, int] = {}
         for offset, resolution in found.items():
-            block, bit = divmod(offset, BLOCK)
+            block, pair = divmod(offset, BLOCK)
             if block not in blocks:
                 blocks[block] = int(self._table.get(str(block), "0"), 16)
-            blocks[block] |= resolution.value << 2 * bit
+            blocks[block] |= resolution.value << (2 * pair)
 
         low = self.min_open
         while self._resolved(low, blocks):
@@ -79,7 +79,7 @@ class Resolutions:
         return values
 
     def _resolved(self, offset: int, blocks: Mapping[int, int]) -> bool:
-        block, bit = divmod(offset, BLOCK)
+        block, pair = divmod(offset, BLOCK)
         if block in blocks:
-            return bool(blocks[block] >> 2 * bit & 3)
+            return bool((blocks[block] >> (2 * pair)) & 3)
         return self.of(offset) not in (Resolution.OPEN, None)

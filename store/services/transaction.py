@@ -186,7 +186,7 @@ class TransactionService:
             half.properties[REAL_TOPIC],
             int(half.properties[REAL_QUEUE]),
             half.properties,
-            sys_flag=half.sys_flag & ~SYS_TRANSACTION_MASK | SYS_COMMITTED,
+            sys_flag=(half.sys_flag & ~SYS_TRANSACTION_MASK) | SYS_COMMITTED,
             prepared_transaction_offset=half.physical_offset,
         )
         return self._append_resolution(half, Resolution.COMMIT, [message])

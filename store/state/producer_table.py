@@ -209,7 +209,7 @@ class _Rows:
 
     def address(self, row: int) -> tuple[bytearray, int]:
         """The memory chunk that has a row, and the row's first byte in it."""
-        return self._chunks[row >> _CHUNK_BITS], (row & _CHUNK_ROWS - 1) * self.nbytes
+        return self._chunks[row >> _CHUNK_BITS], (row & (_CHUNK_ROWS - 1)) * self.nbytes
 
     def find(self, producer_id: int, queue_number: int) -> int:
         """The row of a key; -1: none."""

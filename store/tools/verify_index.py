@@ -275,16 +275,18 @@ class IndexCheck:
             self._add(file.path, 32, HEADER_RULE, detail)
 
     def _check_chains(self, file: _File) -> None:
+        """Compare the chains of all slots with those that the entries' hashes make."""
         count = len(file.entries)
         slot = file.entries["hash"].astype(np.int64) % len(file.slots)
+        # In a stable sort by slot an entry follows the one that it must name.
         order = np.argsort(slot, kind="stable")
         same = np.flatnonzero(np.diff(slot[order]) == 0)
         previous = np.zeros(count, dtype=np.int64)
         previous[order[same + 1]] = order[same] + 1
 
-        found = file.entries["previous"]
-        for row in np.flatnonzero(found != previous).tolist():
-            detail = f"entry {row + 1} names {int(found[row])}, not {int(previous[row])}"
+        named = file.entries["previous"]
+        for row in np.flatnonzero(named != previous).tolist():
+            detail = f"entry {row + 1} names {int(named[row])}, not {int(previous[row])}"
             self._add(file.path, self._entry_at(file, row), SLOT_CHAIN_RULE, detail)
 
         newest = np.zeros(len(file.slots), dtype=np.int64)
