@@ -50,9 +50,9 @@ def processes(cluster: raymq.Cluster, replicas: int) -> dict[str, int]:
         for member in actor_set.find(ray, cluster.name, names):
             status = ray.get(member.handle.status.remote())
             # A satellite may still be starting.
-            give_up = time.monotonic() + START_TIMEOUT_S
+            deadline_s = time.monotonic() + START_TIMEOUT_S
             while not all(facts["granted"] for facts in status["supervisor"]["roles"].values()):
-                if time.monotonic() > give_up:
+                if time.monotonic() > deadline_s:
                     raise SystemExit(
                         f"a satellite of {member.name} did not start: {status['roles']}"
                     )

@@ -235,11 +235,12 @@ class Cluster:
                 on the disk of its shard.
             compacted: keep the latest message of each index key. Every message then needs index keys.
 
-        Returns: False if the topic exists with the same queues.
+        Returns: False if the topic exists with the same queues and options.
         Durable: on every shard, at return.
 
         Raises:
-            Rejected: a bad name or count, or the topic exists with another number of queues.
+            Rejected: a bad name or count, or the topic exists with another number of queues or with another
+                `compacted`.
             Unavailable: a shard does not answer. The same call completes the creation.
             DeliveryUnknown: a shard did not make the topic durable within 15 s. The same call completes the creation.
         """

@@ -73,11 +73,15 @@ class ShardBackend(Protocol):
         """cluster_id, shard, incarnation and the other facts of the operation describe."""
 
     def put(
-        self, request: PutRequest, notify: Callable[[], None] | None = None, *, alone: bool = False
+        self,
+        request: PutRequest,
+        notify: Callable[[], None] | None = None,
+        *,
+        producer_waits: bool = False,
     ) -> PutTicket:
         """Append a batch. `notify` is as for PutTicket. Puts of one thread are appended in the order of the calls.
 
-        `alone`: the producer seems to send nothing before the answer, so that this thread may wait for it.
+        `producer_waits`: the producer seems to send nothing before the answer, so that this thread may wait for it.
         Raises: Rejected, Unavailable at once, with nothing stored; the ticket may fail with them later.
         """
 
@@ -86,7 +90,7 @@ class ShardBackend(Protocol):
         requests: Sequence[PutRequest],
         notify: Callable[[], None] | None = None,
         *,
-        alone: bool = False,
+        producer_waits: bool = False,
     ) -> list[PutTicket | RayMQError]:
         """Append small batches together, in their order. Arguments as of `put`.
 

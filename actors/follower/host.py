@@ -164,7 +164,11 @@ class FollowerHost(ReplicaHost):
         self._session.run(frames, send)
 
     def put(
-        self, request: PutRequest, notify: Callable[[], None] | None = None, *, alone: bool = False
+        self,
+        request: PutRequest,
+        notify: Callable[[], None] | None = None,
+        *,
+        producer_waits: bool = False,
     ) -> PutTicket:
         """A follower takes no puts."""
         raise _takes_no_puts()
@@ -174,7 +178,7 @@ class FollowerHost(ReplicaHost):
         requests: Sequence[PutRequest],
         notify: Callable[[], None] | None = None,
         *,
-        alone: bool = False,
+        producer_waits: bool = False,
     ) -> list[PutTicket | RayMQError]:
         """A follower takes no puts."""
         return [_takes_no_puts() for _ in requests]

@@ -169,11 +169,15 @@ class LeaderHost(ReplicaHost):
     # --- ShardBackend: put ------------------------------------------------------------------------
 
     def put(
-        self, request: PutRequest, notify: Callable[[], None] | None = None, *, alone: bool = False
+        self,
+        request: PutRequest,
+        notify: Callable[[], None] | None = None,
+        *,
+        producer_waits: bool = False,
     ) -> PutTicket:
         """Append a batch; the ticket completes when its promise is kept, or fails with the error that refused it.
 
-        `alone`: the producer seems to send nothing before the answer, so that this thread may wait for it.
+        `producer_waits`: the producer seems to send nothing before the answer, so that this thread may wait for it.
         Raises: Rejected, Unavailable with nothing stored.
         """
         began = self.clock.monotonic()
@@ -192,7 +196,7 @@ class LeaderHost(ReplicaHost):
         ticket = PutTicket(notify, began)
         # From here on the batch may be stored, so that nothing is raised and errors go to the ticket.
         appended = self._appender.put(ticket, checked)
-        if alone and appended:
+        if producer_waits and appended:
             self.acks.await_sync(ticket, request.acks, self._appender)
         return ticket
 
@@ -201,7 +205,7 @@ class LeaderHost(ReplicaHost):
         requests: Sequence[PutRequest],
         notify: Callable[[], None] | None = None,
         *,
-        alone: bool = False,
+        producer_waits: bool = False,
     ) -> list[PutTicket | RayMQError]:
         """Append small batches together. Returns: the ticket, or the refusal, of each."""
         began = self.clock.monotonic()
@@ -221,7 +225,7 @@ class LeaderHost(ReplicaHost):
             results.append(ticket)
 
         appended = self._appender.put_many(puts)
-        if alone and appended:
+        if producer_waits and appended:
             self.acks.await_sync(puts[0][0], puts[0][1].request.acks, self._appender)
         return results
 

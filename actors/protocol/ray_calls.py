@@ -30,7 +30,7 @@ from .small_puts import pack_puts, unpack_puts
 INLINE_BYTES = 64 << 10
 #: where batches begin in a call that carries them
 _ALIGN = 8
-#: a call of small batches: kind (no other call begins with it), stream, number, alone; then the puts
+#: a call of small batches: kind (no other call begins with it), stream, number, producer_waits; then the puts
 _SMALL_CALL = struct.Struct("<B16sQ?")
 _SMALL_CALL_KIND = 2
 #: the answer of a call whose one batch is stored: kind (JSON begins with another byte), then the ack
@@ -44,22 +44,27 @@ def pack_call(
     number: int,
     batches: list[tuple[dict[str, Any], pa.RecordBatch | SmallBatch]],
     *,
-    alone: bool,
+    producer_waits: bool,
 ) -> tuple[bytes] | tuple[bytes, list[pa.Buffer]]:
     """The arguments of `append`: call `number` (from 1 on) of a stream.
 
-    Args: `batches`: pairs of metadata, as in flight_messages.py, and PUT_SCHEMA batch or small one. `alone`: the
-    producer sends nothing before the answer.
+    Args: `batches`: pairs of metadata, as in flight_messages.py, and PUT_SCHEMA batch or small one.
+    `producer_waits`: the producer sends nothing before the answer.
     """
     small = [(meta, data) for meta, data in batches if isinstance(data, SmallBatch)]
     if len(small) == len(batches):
-        fields = _SMALL_CALL.pack(_SMALL_CALL_KIND, stream.encode(), number, alone)
+        fields = _SMALL_CALL.pack(_SMALL_CALL_KIND, stream.encode(), number, producer_waits)
         return (fields + pack_puts(small),)
 
     # As whole buffers: a pickled slice of a batch would bring the whole batch with it.
     metas, buffers = [meta for meta, _ in batches], [_buffer(data) for _, data in batches]
     sizes = [data.size for data in buffers]
-    head: dict[str, Any] = {"stream": stream, "number": number, "alone": alone, "batches": metas}
+    head: dict[str, Any] = {
+        "stream": stream,
+        "number": number,
+        "producer_waits": producer_waits,
+        "batches": metas,
+    }
     if sum(sizes) > INLINE_BYTES:
         return json.dumps(head).encode(), buffers
 
@@ -78,9 +83,9 @@ def unpack_call(
             puts = unpack_puts(call[_SMALL_CALL.size :])
             if puts is None:
                 raise ValueError("of small batches")
-            _, name, number, alone = _SMALL_CALL.unpack_from(call)
+            _, name, number, producer_waits = _SMALL_CALL.unpack_from(call)
             stream = name.decode("ascii", "replace")
-            return {"stream": stream, "number": number, "alone": alone}, [*puts]
+            return {"stream": stream, "number": number, "producer_waits": producer_waits}, [*puts]
 
         if buffers is not None:
             head = json.loads(call)

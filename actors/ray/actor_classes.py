@@ -94,7 +94,7 @@ class CommitLogActor:
         self._endpoint: str | None = None
         self._error: str | None = None
         #: why and when a process of this replica gave up last; None: none did
-        self._last_give_up: dict[str, Any] | None = None
+        self._last_end: dict[str, Any] | None = None
 
         self._closing = threading.Event()
         self._incarnation = secrets.randbits(62)
@@ -132,7 +132,7 @@ class CommitLogActor:
         spec = self._spec
         root = Path(spec["data_dir"])
         address = _load(spec["prepare"])(spec, restarted=_was_restarted())
-        self._last_give_up = read_last_end(root)
+        self._last_end = read_last_end(root)
         host = self._make_host(root)
 
         with contextlib.ExitStack() as undo:
@@ -180,7 +180,7 @@ class CommitLogActor:
             config,
             identity=identity,
             roles=spec["satellites"],
-            give_up=lambda reason: _exit_soon(root, reason),
+            end_process=lambda reason: _exit_soon(root, reason),
         )
 
     def _report_metrics(self) -> None:
@@ -221,7 +221,7 @@ class CommitLogActor:
                 "supervisor": {},
             }
         status: dict[str, Any] = self._host.status()
-        return {**status, "endpoint": self.endpoint(), "last_give_up": self._last_give_up}
+        return {**status, "endpoint": self.endpoint(), "last_end": self._last_end}
 
     # --- protocol/ray_calls.py: each in its group of GROUP_OF -------------------------------------
 

@@ -90,10 +90,10 @@ class RayMethods:
         turn = self._take_turn(head["stream"], head["number"])
         try:
             if len(small) == len(batches):
-                results = self._put_small(small, head["alone"])
+                results = self._put_small(small, head["producer_waits"])
             else:
-                alone = head["alone"] and len(batches) == 1
-                results = [self._put(meta, data, alone) for meta, data in batches]
+                producer_waits = head["producer_waits"] and len(batches) == 1
+                results = [self._put(meta, data, producer_waits) for meta, data in batches]
         finally:
             with self._lock:
                 turn.next += 1
@@ -130,21 +130,23 @@ class RayMethods:
 
             return turn
 
-    def _put_small(self, puts: list[SmallPut], alone: bool) -> list[PutTicket | RayMQError]:
+    def _put_small(
+        self, puts: list[SmallPut], producer_waits: bool
+    ) -> list[PutTicket | RayMQError]:
         """Put the small batches of one call together."""
         try:
             requests = [put_request(meta, batch) for meta, batch in puts]
-            return self._backend.put_many(requests, alone=alone)
+            return self._backend.put_many(requests, producer_waits=producer_waits)
         except RayMQError as error:
             return [error] * len(puts)
         except Exception as error:
             # The calls after it must still be answered.
             return [Bug(f"put: {error!r}")] * len(puts)
 
-    def _put(self, meta: dict[str, Any], data: Any, alone: bool) -> PutTicket | RayMQError:
+    def _put(self, meta: dict[str, Any], data: Any, producer_waits: bool) -> PutTicket | RayMQError:
         try:
             batch = pa.ipc.read_record_batch(data, PUT_SCHEMA)
-            return self._backend.put(put_request(meta, batch), alone=alone)
+            return self._backend.put(put_request(meta, batch), producer_waits=producer_waits)
         except RayMQError as error:
             return error
         except (KeyError, TypeError, ValueError, pa.ArrowException) as error:

@@ -140,7 +140,7 @@ def pack_field(tag: int, value: int) -> int:
     """Pack tag and value into one field. Args: `value`: [0, 2**48)."""
     if not 0 <= value <= _VALUE_MASK:
         raise broken("value does not fit a packed field", value=value)
-    return (tag & _TAG_MASK) << VALUE_BITS | value
+    return ((tag & _TAG_MASK) << VALUE_BITS) | value
 
 
 class Tagged(NamedTuple):
@@ -153,13 +153,13 @@ class Tagged(NamedTuple):
 
 def unpack_field(field: int) -> Tagged:
     """The inverse of `pack_field`."""
-    return Tagged(field >> VALUE_BITS & _TAG_MASK, field & _VALUE_MASK)
+    return Tagged((field >> VALUE_BITS) & _TAG_MASK, field & _VALUE_MASK)
 
 
 def value_of(field: int, tag: int) -> int:
     """The value, or 0 if the field has another tag (no tag is 0)."""
-    found = field >> VALUE_BITS & _TAG_MASK
-    return field & _VALUE_MASK if found == tag and tag else 0
+    has_tag = tag != 0 and (field >> VALUE_BITS) & _TAG_MASK == tag
+    return field & _VALUE_MASK if has_tag else 0
 
 
 def next_tag(tag: int) -> int:

@@ -53,9 +53,9 @@ class ReplicaHost(ABC):
         roles: tuple[str, ...],
         files: Files | None = None,
         clock: Clock | None = None,
-        give_up: Callable[[str], None] | None = None,
+        end_process: Callable[[str], None] | None = None,
     ) -> None:
-        """Args: `give_up`: ends this process soon, for a reason, and its successor recovers; None: stay, read only."""
+        """Args: `end_process`: ends this process soon, for a reason. Its successor recovers. None: stay, read only."""
         require(
             (COMMIT_REAL_TIME in roles) == config.transient_pool,
             "CommitRealTime runs with a transient pool and only with one",
@@ -75,7 +75,7 @@ class ReplicaHost(ABC):
         self.failures = ActiveFailures()
         #: shard -> endpoint of its leader, as far as this replica knows
         self.routes: dict[str, str] = {}
-        self._give_up = give_up
+        self._end_process = end_process
         self._stopping = False
 
         self.supervisor = Supervisor(
@@ -288,8 +288,8 @@ class ReplicaHost(ABC):
                 or self.supervisor.poisoned is not None
                 or isinstance(error, (Corrupt, Bug))
             )
-            if self._give_up is not None and not lasting:
-                self._give_up(str(error))
+            if self._end_process is not None and not lasting:
+                self._end_process(str(error))
 
     def check_serving(self) -> None:
         """Raises: Unavailable, when nothing more is written."""

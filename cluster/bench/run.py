@@ -349,7 +349,7 @@ class Bench:
         """
         promised = promised_rows([*self._ledgers, *ledgers])
         before: QueueEnds = {}
-        give_up = 0.0
+        deadline_s = 0.0
 
         while True:
             ends = self._ends()
@@ -361,8 +361,8 @@ class Bench:
 
             now = time.monotonic()
             if ends != before:
-                before, give_up = ends, now + VISIBLE_S
-            if now >= give_up:
+                before, deadline_s = ends, now + VISIBLE_S
+            if now >= deadline_s:
                 return ends
             time.sleep(_EVENT_WAIT_S / 4)
 
@@ -449,9 +449,9 @@ def _shares(ranges: list[ReadRange], parts: int) -> list[tuple[ReadRange, ...]]:
 
 def _start(pool: WorkerPool, workers: int) -> None:
     """Wait until all workers are ready, then let them begin together. Raises: Unavailable."""
-    ready, give_up = 0, time.monotonic() + START_TIMEOUT_S
+    ready, deadline_s = 0, time.monotonic() + START_TIMEOUT_S
     while ready < workers:
-        if time.monotonic() > give_up:
+        if time.monotonic() > deadline_s:
             raise Unavailable(
                 f"{workers - ready} of {workers} workers did not start within "
                 f"{START_TIMEOUT_S:.0f} s; use fewer --workers",

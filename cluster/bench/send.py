@@ -297,10 +297,10 @@ class Sending:
             return self._meter.take(before)
 
     def _wait_for_answers(self) -> Iterator[Snapshot]:
-        give_up = self._clock.monotonic() + ANSWERS_TIMEOUT_S
-        while (now := self._clock.monotonic()) < give_up:
+        deadline_s = self._clock.monotonic() + ANSWERS_TIMEOUT_S
+        while (now := self._clock.monotonic()) < deadline_s:
             yield from self._snapshots(self._meter.number(now))
-            if self._wait(lambda: not self._in_flight, min(give_up, self._meter.end_of(now))):
+            if self._wait(lambda: not self._in_flight, min(deadline_s, self._meter.end_of(now))):
                 break
         yield from self._snapshots(None)
 

@@ -379,7 +379,7 @@ def check_shard(facts: Mapping[str, Any], now_ms: int) -> Check:
         advice = "Ray restarts it; if that takes longer than seconds, see Ray's log of the actor"
         return _warn(name, f"RUNNING without {', '.join(idle)}", advice)
 
-    last = facts.get("last_give_up")
+    last = facts.get("last_end")
     if last and now_ms - last["time_ms"] < _LAST_GIVE_UP_MS:
         minutes = (now_ms - last["time_ms"]) // 60_000
         found = f"RUNNING; its process ended itself {minutes} minutes ago: {last['reason']}"

@@ -288,10 +288,10 @@ def _ask_all(
     # Ray would hold a call to an actor whose node is away until the node is back.
     asked = [m for m in members if m.node is None or m.node in present]
     calls = {member.name: member.handle.ready.remote() for member in asked}
-    give_up = clock.monotonic_ms() + timeout_ms
+    deadline_ms = clock.monotonic_ms() + timeout_ms
     for member in members:
         if member.name in calls:
-            left_s = max(0.0, (give_up - clock.monotonic_ms()) / 1000)
+            left_s = max(0.0, (deadline_ms - clock.monotonic_ms()) / 1000)
             yield member, _ready(ray, calls[member.name], left_s)
         else:
             yield member, _absent("PENDING", placement.describe_away(str(member.node)))
@@ -362,10 +362,10 @@ def is_another(ray: Any, record: ClusterRecord, *, clock: Clock) -> bool:
     """
     logs = [key for key in all_actor_keys(record) if key[2] == "commit_log"]
     calls = [member.handle.status.remote() for member in find(ray, record.name, logs)]
-    give_up = clock.monotonic() + _CALL_TIMEOUT_S
+    deadline_s = clock.monotonic() + _CALL_TIMEOUT_S
     for call in calls:
         with contextlib.suppress(ray.exceptions.RayError):
-            status = ray.get(call, timeout=max(0.0, give_up - clock.monotonic()))
+            status = ray.get(call, timeout=max(0.0, deadline_s - clock.monotonic()))
             return bool(status["cluster_id"] != record.cluster_id)
     return False
 

@@ -360,11 +360,11 @@ class SendWindow:
             batch.uncertain = True
         if isinstance(error, Rejected) and not moved(error):
             # A wrong token stays wrong.
-            self._give_up(error, effects)
+            self._fail_all(error, effects)
             self.failures = 0
         self._restore_order(now_ms, effects)
 
-    def _give_up(self, error: Rejected, effects: Effects) -> None:
+    def _fail_all(self, error: Rejected, effects: Effects) -> None:
         """Fail every batch: the server does not take the stream.
 
         An `uncertain` batch may be stored: an earlier stream has carried it.

@@ -127,9 +127,9 @@ class AssignmentLog:
 
     def _await_visible(self, offset: int) -> None:
         """Wait until the record at `offset`, and every record before it, is readable. Raises: Unavailable."""
-        give_up = self._clock.monotonic_ms() + DELIVERY_TIMEOUT_MS
+        deadline_ms = self._clock.monotonic_ms() + DELIVERY_TIMEOUT_MS
         while self.ranges(self._topic)[1] <= offset:
-            if self._clock.monotonic_ms() > give_up:
+            if self._clock.monotonic_ms() > deadline_ms:
                 raise Unavailable(
                     f"{self._topic}: offset {offset} is stored but not readable after {DELIVERY_TIMEOUT_MS} ms",
                     shard=self._shard,

@@ -180,8 +180,10 @@ class PutStreamServer:
         try:
             _check_size(size)
             # A client that has read all acks may be waiting for these.
-            alone = first["read"] == first["id"] - 1
-            results = self._backend.put_many(requests, self._send_ready, alone=alone)
+            producer_waits = first["read"] == first["id"] - 1
+            results = self._backend.put_many(
+                requests, self._send_ready, producer_waits=producer_waits
+            )
         except RayMQError as error:
             results = [error] * len(puts)
         except Exception as error:
@@ -211,7 +213,9 @@ class PutStreamServer:
             self._note_read(read)
             try:
                 # A client that has read all acks may be waiting for this one.
-                result = self._backend.put(request, self._send_ready, alone=read == number - 1)
+                result = self._backend.put(
+                    request, self._send_ready, producer_waits=read == number - 1
+                )
             except RayMQError as error:
                 result = error
             except Exception as error:

@@ -228,10 +228,10 @@ class RayPutStream(_RayStream):
                 items.append(self._waiting.popleft())
 
             self._number += 1
-            alone = not self._under_way and not self._waiting
+            producer_waits = not self._under_way and not self._waiting
             try:
                 reference = self._append.remote(
-                    *pack_call(self._stream, self._number, items, alone=alone)
+                    *pack_call(self._stream, self._number, items, producer_waits=producer_waits)
                 )
             except Exception as error:
                 # A number is missing now: the stream cannot be used any more.

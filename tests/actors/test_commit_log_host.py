@@ -306,7 +306,7 @@ def test_the_flusher_is_woken_once_for_a_put_that_is_alone(serving: Shard) -> No
     calls: list[int] = []
     for number in range(30):
         put = request([b"%d" % number], producer_id=7, sequence=number)
-        serving.host.put(put, lambda: calls.append(0), alone=True).wait(30)
+        serving.host.put(put, lambda: calls.append(0), producer_waits=True).wait(30)
     assert serving.host.status()["synced"] == serving.host.status()["appended"]
     # A ticket is finished before its stream is notified.
     until(lambda: len(calls) == 30, lambda: threading.Event().wait(0.005))
@@ -323,7 +323,7 @@ def test_a_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
         ticket = serving.host.put(
             request([b"%d" % number], producer_id=3, sequence=number),
             lambda: answering.append(threading.get_ident()),
-            alone=True,
+            producer_waits=True,
         )
         assert ticket.wait(10).first_offset == number
 
@@ -398,7 +398,7 @@ def test_puts_of_one_message_that_is_alone_are_answered_by_the_thread_that_broug
         sent.append(number)
         puts = [request([b"x"], queue=queue, producer_id=3, sequence=number) for queue in range(3)]
         for ticket in serving.host.put_many(
-            puts, lambda: answering.append(threading.get_ident()), alone=True
+            puts, lambda: answering.append(threading.get_ident()), producer_waits=True
         ):
             assert isinstance(ticket, PutTicket)
             assert ticket.wait(10).first_offset == number

@@ -130,7 +130,7 @@ class Shard:
             identity={"cluster_id": "c", "shard": 0},
             roles=("group_commit",),
             files=self.disk,
-            give_up=self.gave_up.append,
+            end_process=self.gave_up.append,
         )
 
     def start_flusher(self, lacks: str = "nothing") -> subprocess.Popen[bytes]:
@@ -430,7 +430,7 @@ def follower(tmp_path: Path) -> Iterator[tuple[FollowerHost, Disk, list[str]]]:
         identity={"cluster_id": "c", "shard": 0, "replica": 1, "incarnation": 1},
         roles=("group_commit",),
         files=disk,
-        give_up=gave_up.append,
+        end_process=gave_up.append,
     )
     yield host, disk, gave_up
     host.close(0.0)

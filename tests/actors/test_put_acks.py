@@ -248,9 +248,9 @@ def test_a_leaders_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
 
     def put() -> None:
         request = leader.request("leader", producer_id=3)
-        leader.host.put(request, lambda: answering.append(threading.get_ident()), alone=True).wait(
-            30
-        )
+        leader.host.put(
+            request, lambda: answering.append(threading.get_ident()), producer_waits=True
+        ).wait(30)
 
     # The flusher may be done before the polling begins. Then the ack loop answers.
     until(lambda: threading.get_ident() in answering, put)

@@ -205,7 +205,7 @@ LEASES = {"roles": {"group_commit": {"granted": True}}}
             "without group_commit",
         ),
         (
-            {"state": "RUNNING", "last_give_up": {"time_ms": 0, "reason": "a failed append"}},
+            {"state": "RUNNING", "last_end": {"time_ms": 0, "reason": "a failed append"}},
             "warn",
             "ended itself 2 minutes ago: a failed append",
         ),

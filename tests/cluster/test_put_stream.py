@@ -41,7 +41,7 @@ class Stream:
         #: (the writing thread, metadata)
         self.sent: list[tuple[threading.Thread, bytes]] = []
         #: of each put: the client had read all acks before it
-        self.alone: list[bool] = []
+        self.producer_waits: list[bool] = []
         self.refuse: RayMQError | None = None
         self.server = PutStreamServer(self, self, self, memory)  # type: ignore[arg-type]
         self._thread = threading.Thread(target=self.server.run, name="handler", daemon=True)
@@ -65,17 +65,19 @@ class Stream:
 
     # the backend
 
-    def put(self, request: PutRequest, notify: Callable[[], None], *, alone: bool) -> PutTicket:
-        self.alone.append(alone)
+    def put(
+        self, request: PutRequest, notify: Callable[[], None], *, producer_waits: bool
+    ) -> PutTicket:
+        self.producer_waits.append(producer_waits)
         if self.refuse is not None:
             raise self.refuse
         self.tickets.append(PutTicket(notify))
         return self.tickets[-1]
 
     def put_many(
-        self, requests: list[PutRequest], notify: Callable[[], None], *, alone: bool
+        self, requests: list[PutRequest], notify: Callable[[], None], *, producer_waits: bool
     ) -> list[PutTicket | RayMQError]:
-        return [self.put(request, notify, alone=alone) for request in requests]
+        return [self.put(request, notify, producer_waits=producer_waits) for request in requests]
 
     # what tests do
 
@@ -210,7 +212,7 @@ def test_a_stream_answers_everything_then_says_bye(stream: Stream) -> None:
     assert stream.sent[-1][1] == BYE
 
 
-def test_a_put_is_alone_when_the_client_has_read_all_answers(stream: Stream) -> None:
+def test_the_producer_waits_when_the_client_has_read_all_answers(stream: Stream) -> None:
     stream.send(0)
     stream.send(1)
     stream.wait_for(lambda: len(stream.tickets) == 2)
@@ -218,7 +220,7 @@ def test_a_put_is_alone_when_the_client_has_read_all_answers(stream: Stream) -> 
     stream.complete(1)
     stream.send(2, read=1)
     stream.wait_for(lambda: len(stream.tickets) == 3)
-    assert stream.alone == [True, False, True]
+    assert stream.producer_waits == [True, False, True]
 
 
 @pytest.fixture

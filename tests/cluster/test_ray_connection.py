@@ -166,9 +166,17 @@ def packed(body: bytes) -> Any:
 
 
 def append(
-    methods: RayMethods, stream: str, number: int, meta: dict[str, Any], data: Any, *, alone: bool
+    methods: RayMethods,
+    stream: str,
+    number: int,
+    meta: dict[str, Any],
+    data: Any,
+    *,
+    producer_waits: bool,
 ) -> list[dict[str, Any]]:
-    return unpack_acks(methods.append(*pack_call(stream, number, [(meta, data)], alone=alone)))
+    return unpack_acks(
+        methods.append(*pack_call(stream, number, [(meta, data)], producer_waits=producer_waits))
+    )
 
 
 def appends(handle: Handle) -> list[tuple[dict[str, Any], list[Any]]]:
@@ -238,17 +246,17 @@ def test_only_a_batch_without_others_around_it_is_alone(
     stream.send(meta(3), batch([b"c"]))
     backend.release()
     receive(stream, 2)
-    alone = [head["alone"] for head, _ in appends(handle)]
-    assert alone == [True, True, False]
+    producer_waits = [head["producer_waits"] for head, _ in appends(handle)]
+    assert producer_waits == [True, True, False]
 
 
 @pytest.mark.parametrize("size", [100, INLINE_BYTES])
 def test_a_call_carries_small_batches_itself_and_large_ones_beside_it(size: int) -> None:
     batches = [(meta(number), packed(b"x" * (size + number))) for number in range(1, 4)]
-    call = pack_call("s", 7, batches, alone=False)
+    call = pack_call("s", 7, batches, producer_waits=False)
     assert len(call) == (1 if size == 100 else 2)
     head, found = unpack_call(*call)
-    assert (head["stream"], head["number"], head["alone"]) == ("s", 7, False)
+    assert (head["stream"], head["number"], head["producer_waits"]) == ("s", 7, False)
     assert [each for each, _ in found] == [each for each, _ in batches]
     assert all(a.equals(b.serialize()) for (_, a), (_, b) in zip(found, batches, strict=True))
 
@@ -260,9 +268,9 @@ def test_small_batches_travel_as_bytes(backend: FakeBackend, cut: int, count: in
         (meta(number) | {"read": 2}, SmallBatch([b"body"], ["tag"], [None], [number]))
         for number in range(3, 3 + count)
     ]
-    (call,) = pack_call("0" * 16, 7, [*puts], alone=True)
+    (call,) = pack_call("0" * 16, 7, [*puts], producer_waits=True)
     head, found = unpack_call(call)
-    assert head == {"stream": "0" * 16, "number": 7, "alone": True}
+    assert head == {"stream": "0" * 16, "number": 7, "producer_waits": True}
     assert found == puts
     with pytest.raises(Rejected):
         RayMethods(backend).append(call[: 1 + cut])
@@ -283,19 +291,19 @@ def test_small_batches_of_one_call_are_put_together(
         return put_many(requests, **options)
 
     monkeypatch.setattr(backend, "put_many", spy)
-    acks = unpack_acks(methods.append(*pack_call(stream, 1, [*puts], alone=True)))
+    acks = unpack_acks(methods.append(*pack_call(stream, 1, [*puts], producer_waits=True)))
     assert [ack["first_offset"] for ack in acks] == [0, 1, 2]
     assert together == [3]
 
     monkeypatch.setattr(backend, "put_many", Mock(side_effect=Unavailable("a follower")))
-    acks = unpack_acks(methods.append(*pack_call(stream, 2, [*puts], alone=True)))
+    acks = unpack_acks(methods.append(*pack_call(stream, 2, [*puts], producer_waits=True)))
     assert [ack["error"]["kind"] for ack in acks] == ["Unavailable"] * 3
 
 
 def test_a_small_batch_beside_a_large_one_is_an_arrow_batch() -> None:
     small = SmallBatch([b"small"], [None], [None], [7])
     _, found = unpack_call(
-        *pack_call("s", 7, [(meta(1), small), (meta(2), batch([b"large"]))], alone=False)
+        *pack_call("s", 7, [(meta(1), small), (meta(2), batch([b"large"]))], producer_waits=False)
     )
     assert [
         pa.ipc.read_record_batch(data, PUT_SCHEMA).column("body").to_pylist() for _, data in found
@@ -359,19 +367,19 @@ def test_when_a_call_never_arrives_later_calls_are_refused_and_store_nothing(
     methods = RayMethods(backend, turn_wait_s=0.05)
     stream = methods.open_stream(CLUSTER_ID)
     with pytest.raises(Unavailable):
-        append(methods, stream, 2, meta(2, sequence=0), packed(b"2"), alone=False)
+        append(methods, stream, 2, meta(2, sequence=0), packed(b"2"), producer_waits=False)
     # Also the missing one, when it comes at last: its sender knows that the stream broke.
     with pytest.raises(Unavailable):
-        append(methods, stream, 1, meta(1), packed(b"1"), alone=False)
+        append(methods, stream, 1, meta(1), packed(b"1"), producer_waits=False)
     assert backend.bodies(TOPIC) == []
 
 
 def test_a_call_is_taken_once(backend: FakeBackend) -> None:
     methods = RayMethods(backend)
     stream = methods.open_stream(CLUSTER_ID)
-    append(methods, stream, 1, meta(1), packed(b"1"), alone=True)
+    append(methods, stream, 1, meta(1), packed(b"1"), producer_waits=True)
     with pytest.raises(Unavailable):
-        append(methods, stream, 1, meta(1), packed(b"1"), alone=True)
+        append(methods, stream, 1, meta(1), packed(b"1"), producer_waits=True)
 
 
 def test_calls_that_wait_for_their_turn_leave_threads_for_those_whose_turn_it_is(
@@ -381,7 +389,9 @@ def test_calls_that_wait_for_their_turn_leave_threads_for_those_whose_turn_it_is
     streams = [handle.methods.open_stream(CLUSTER_ID) for _ in range(GROUPS["append"])]
     early = [
         handle.append.remote(
-            *pack_call(stream, 2, [(meta(2, pid=pid, sequence=1), packed(b"2"))], alone=False)
+            *pack_call(
+                stream, 2, [(meta(2, pid=pid, sequence=1), packed(b"2"))], producer_waits=False
+            )
         )
         for pid, stream in enumerate(streams)
     ]
@@ -395,7 +405,7 @@ def test_calls_that_wait_for_their_turn_leave_threads_for_those_whose_turn_it_is
         waiting = early[pid].future()
         if not waiting.done():
             first = handle.append.remote(
-                *pack_call(stream, 1, [(meta(1, pid=pid), packed(b"1"))], alone=False)
+                *pack_call(stream, 1, [(meta(1, pid=pid), packed(b"1"))], producer_waits=False)
             )
             assert unpack_acks(first.future().result(10))[0]["count"] == 1
             assert unpack_acks(waiting.result(10))[0]["count"] == 1
@@ -409,13 +419,13 @@ def test_unused_streams_are_forgotten(backend: FakeBackend) -> None:
     kept = methods.open_stream(CLUSTER_ID)
     for _ in range(STREAMS_MAX - 2):
         methods.open_stream(CLUSTER_ID)
-    append(methods, kept, 1, meta(1), packed(b"1"), alone=True)
+    append(methods, kept, 1, meta(1), packed(b"1"), producer_waits=True)
     for _ in range(2):
         methods.open_stream(CLUSTER_ID)
     assert len(methods._streams) == STREAMS_MAX
     with pytest.raises(Unavailable):
-        append(methods, first, 1, meta(2), packed(b"2"), alone=True)
-    append(methods, kept, 2, meta(2), packed(b"2"), alone=True)
+        append(methods, first, 1, meta(2), packed(b"2"), producer_waits=True)
+    append(methods, kept, 2, meta(2), packed(b"2"), producer_waits=True)
 
 
 def test_a_stream_that_is_aborted_wakes_its_receiver(handle: Handle, backend: FakeBackend) -> None:
@@ -549,7 +559,14 @@ def test_a_read_waits_for_the_next_record_over_several_calls(
     def put() -> None:
         third.wait(10)
         methods = handle.methods
-        append(methods, methods.open_stream(CLUSTER_ID), 1, meta(1), packed(b"late"), alone=True)
+        append(
+            methods,
+            methods.open_stream(CLUSTER_ID),
+            1,
+            meta(1),
+            packed(b"late"),
+            producer_waits=True,
+        )
 
     putting = threading.Thread(target=put)
     putting.start()
@@ -639,7 +656,7 @@ def test_status_asks_all_shards_at_the_same_time(
     asked = threading.Barrier(2)
 
     def answer(op: str, args: dict[str, Any]) -> dict[str, Any]:
-        # Asked one by one, the first shard would wait here alone.
+        # Asked one by one, the first shard would wait here producer_waits.
         asked.wait(30)
         return {"state": "RUNNING"}
 

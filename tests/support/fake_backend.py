@@ -128,7 +128,11 @@ class FakeBackend:
         return {"cluster_id": self.cluster_id, "shard": self.shard, "incarnation": 1}
 
     def put(
-        self, request: PutRequest, notify: Callable[[], None] | None = None, *, alone: bool = False
+        self,
+        request: PutRequest,
+        notify: Callable[[], None] | None = None,
+        *,
+        producer_waits: bool = False,
     ) -> PutTicket:
         """Store in memory."""
         with self._changed:
@@ -159,13 +163,13 @@ class FakeBackend:
         requests: Sequence[PutRequest],
         notify: Callable[[], None] | None = None,
         *,
-        alone: bool = False,
+        producer_waits: bool = False,
     ) -> list[PutTicket | RayMQError]:
         """One after the other."""
         results: list[PutTicket | RayMQError] = []
         for request in requests:
             try:
-                results.append(self.put(request, notify, alone=alone))
+                results.append(self.put(request, notify, producer_waits=producer_waits))
             except RayMQError as error:
                 results.append(error)
         return results
