@@ -79,7 +79,7 @@ def measure(directory: Path, seconds: float, **options: Any) -> dict[str, Any]:
         ray.init(cluster.ray_address, ignore_reinit_error=True, log_to_driver=False)
         ours = processes(cluster, 2 if options.get("replication") == "mirror" else 1)
         make = ray.remote(Bare).options(num_cpus=0)
-        actors = [make.remote() for _ in ours]
+        actors: list[Any] = [make.remote() for _ in ours]
         bare = ray.get([actor.pid.remote() for actor in actors])
 
         time.sleep(5)

@@ -188,7 +188,7 @@ def ray_round_trip_ms(address: str, count: int) -> float:
         def echo(self, value: bytes) -> bytes:
             return value
 
-    actor = ray.remote(num_cpus=0)(Echo).remote()
+    actor: Any = ray.remote(num_cpus=0)(Echo).remote()
     times = []
     for _ in range(count):
         begin = time.perf_counter()

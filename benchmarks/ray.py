@@ -90,7 +90,9 @@ def call_ms(method: Any, count: int) -> float:
 
 def new_bare() -> Any:
     """A bare actor that has answered."""
-    remote: Any = ray.remote(num_cpus=0, concurrency_groups=dict(GROUPS))(Bare)
+    # Ray's types leave the concurrency groups of an actor out.
+    options: dict[str, Any] = {"num_cpus": 0, "concurrency_groups": dict(GROUPS)}
+    remote: Any = ray.remote(**options)(Bare)
     actor = remote.remote()
     ray.get(actor.echo.remote(b""))
     return actor

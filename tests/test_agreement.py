@@ -18,7 +18,7 @@ from ray.dashboard.consts import DASHBOARD_METRIC_PORT
 import raymq
 import raymq.errors
 from raymq.actors.ray import actor_classes
-from raymq.actors.shared import control_block
+from raymq.actors.shared import control_block, latency
 from raymq.actors.shared.control_block import ROLES
 from raymq.actors.shared.processes import ProcessHandle
 from raymq.actors.supervise.lease import Candidate
@@ -339,7 +339,7 @@ def test_the_records_of_all_roles_fit_into_the_control_block() -> None:
     latencies = control_block._FIRST_LATENCY + roles * control_block._ROLE_FIELDS
     assert control_block._FIRST_ROLE > control_block._POOLED
     assert control_block._ROLE_FIELDS > control_block._R_BASE
-    assert control_block._ROLE_FIELDS >= control_block.LATENCY_FIELDS
+    assert control_block._ROLE_FIELDS >= latency.FIELDS
     assert records <= control_block._FIRST_LATENCY
     assert latencies <= words, "a further role needs a larger page and a new VERSION"
 

@@ -195,10 +195,13 @@ class Shard:
         return found
 
     def end_all(self) -> None:
-        for child in [*self.hosts, *(c for each in self.children.values() for c in each)]:
-            child.kill()
-            child.wait()
+        for children in self.children.values():
+            for child in children:
+                child.kill()
+                child.wait()
         for host in self.hosts:
+            host.kill()
+            host.wait()
             if host.stdout is not None:
                 host.stdout.close()
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -232,7 +233,7 @@ def test_a_follower_deletes_below_the_confirmed_end_that_it_knows(tmp_path: Path
         follower.log.sync()
         follower.advance_confirmed(2 * SIZE + 30_000)
 
-        clean = follower._maintenance._cleaner
+        clean: Any = follower._maintenance._cleaner
         # It does not know which messages are delayed: it keeps 72 hours, whatever the configuration says.
         assert clean.run_once() == 0
         clean._reserved_hours_min = 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from raymq.actors.leader.host import LeaderHost
@@ -15,6 +16,7 @@ from raymq.cluster.consume import shard_reader
 from raymq.cluster.consume.async_consumer import AsyncConsumer
 from raymq.cluster.consume.consumer import Consumer
 from raymq.cluster.consume.range_reader import read_range
+from raymq.cluster.consume.verify_crcs import verify_slices
 from raymq.cluster.queue.durable_queue import Queue
 from raymq.cluster.queue.queue_client import ItemReader
 from raymq.cluster.transport.flight_server import serve
@@ -231,14 +233,14 @@ def test_a_byte_that_changes_on_the_way_is_fetched_once_more(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed: list[int] = []
-    real = shard_reader.verify_slices
+    real = verify_slices
 
     def on_the_way(found: list[Any], *rest: Any) -> list[Any]:
         if not changed and found and found[0].records is not None:
             rows = found[0].records.to_pylist()
             rows[5] = rows[5][:150] + bytes([rows[5][150] ^ 1]) + rows[5][151:]
             changed.append(len(rows))
-            found = [found[0]._replace(records=shard_reader.pa.array(rows, "binary"))]
+            found = [found[0]._replace(records=pa.array(rows, "binary"))]
             found[0] = found[0]._replace(records=found[0].records.slice(5), first_offset=5)
         return real(found, *rest)
 

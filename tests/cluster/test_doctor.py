@@ -162,7 +162,7 @@ def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paths, "_VOLATILE_ROOT", "/nowhere")
-    monkeypatch.setattr(paths.os, "access", lambda *args: False)
+    monkeypatch.setattr("os.access", lambda *args: False)
     disk = MountedFiles("/dev/x / ext4 rw 0 0\n")
     for data_dir in (tmp_path, tmp_path / "new"):
         assert f"{tmp_path} cannot be written by this user" in judged(data_dir, disk).found

@@ -602,9 +602,11 @@ class Shards(Cluster):
 class RoutesOfTable(Routes):
     """The routes to these shards."""
 
+    cluster: Any
+
     @classmethod
-    def of(cls, cluster: Any) -> Routes:
-        routes = super().of(cluster)
+    def of(cls, cluster: Any) -> RoutesOfTable:
+        routes: Any = super().of(cluster)
         routes.cluster = cluster
         return routes
 

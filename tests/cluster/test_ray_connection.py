@@ -736,7 +736,7 @@ def test_a_connect_without_an_answer_for_long_is_not_repeated() -> None:
 
 
 def test_ray_client_without_grpcio_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_client.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Rejected, match=r"pip install 'ray\[client\]'"):
         raymq.connect("ray://127.0.0.1:1")
 

@@ -14,8 +14,9 @@ from tests.support.confirming import confirm_with_index
 from tests.support.oracle import RocketMQ
 from tests.support.put_kinds import put_all
 
+TOPICS = {"TopicTest": 4, "RollT": 2, kinds.LONG_TOPIC: 1}
 TABLES = {
-    "topics": {"TopicTest": 4, "RollT": 2, kinds.LONG_TOPIC: 1},
+    "topics": TOPICS,
     "groups": ["g"],
     "offsets": [
         {"group": "g", "topic": "TopicTest", "queueId": 0, "offset": 12},
@@ -42,7 +43,7 @@ def test_we_take_over_what_rocketmq_wrote(
     rocketmq.write_and_leave(root, kinds.ordinary())
     rocketmq.config(root, **TABLES)
     store = MessageStore.open(root, config=config)
-    expected = {name: TopicInfo(name, queues, (0,)) for name, queues in TABLES["topics"].items()}
+    expected = {name: TopicInfo(name, queues, (0,)) for name, queues in TOPICS.items()}
     assert expected.items() <= store.state.topics.items()
     assert store.state.offsets == OFFSETS
     assert store.state.progress["delay"] == TABLES["levels"]

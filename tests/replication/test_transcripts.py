@@ -194,7 +194,10 @@ class MirrorScript:
         ]
 
 
-SCRIPTS = {"combiner": CombinerScript, "mirror": MirrorScript}
+SCRIPTS: dict[str, type[CombinerScript] | type[MirrorScript]] = {
+    "combiner": CombinerScript,
+    "mirror": MirrorScript,
+}
 FILES = sorted(HERE.glob("*.txt"))
 
 

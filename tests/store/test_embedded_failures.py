@@ -137,7 +137,7 @@ def test_a_constructor_that_fails_lets_go_of_the_lock_and_the_threads(tmp_path, 
         if step == "sync":
             patch.setattr("raymq.store.log.commit_log.CommitLog.sync", raising)
         elif step == "thread":
-            patch.setattr(embedded.threading, "Thread", NoThread)
+            patch.setattr("threading.Thread", NoThread)
         elif step == "_advance":
             patch.setattr(EmbeddedStore, "_advance", raising)
         elif step == "MessageStore":

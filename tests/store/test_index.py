@@ -280,7 +280,7 @@ def test_a_search_reads_no_further_than_its_caller(tmp_path):
         [29, 28, 27, 26],
         [25, 24, 23, 22],
     ]
-    walk.close()
+    del walk
     index.close()
 
 

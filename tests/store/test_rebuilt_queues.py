@@ -86,7 +86,7 @@ def test_a_kill_in_the_middle_of_a_rebuild_does_no_harm(
     shutil.rmtree(root / "consumequeue" / "b")
     store = open_store(root)
     with monkeypatch.context() as slow:
-        slow.setattr(reput_service.rows, "DECODED_ROWS_MAX", 10)
+        slow.setattr("raymq.store.records.rows.DECODED_ROWS_MAX", 10)
         slow.setattr(reput_service, "SLICE_MS", -1.0)
         store.log.note_confirmed(store.log.end)
         store.dispatch(store.log.confirmed)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from raymq.store.base.errors import Rejected
+from raymq.store.base.format import SCHEDULE_TOPIC
 from raymq.store.delay.delay_service import DelayService
 from raymq.store.delay.delayed_record import GROUP_RESERVE_BYTES
 from raymq.store.put.inner_message import InnerMessage
-from raymq.store.records.rows import SCHEDULE_TOPIC
 from raymq.store.services.retry import dlq_topic, retry_topic, send_back
 from raymq.store.services.stored_message import StoredMessage, read
 from tests.support.engine import Engine

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raymq.store.base.errors import Rejected, Unavailable
-from raymq.store.base.format import SYS_COMMITTED
+from raymq.store.base.format import HALF_TOPIC, SYS_COMMITTED
 from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.services.resolutions import Resolution
@@ -15,7 +15,6 @@ from raymq.store.services.stored_message import StoredMessage, read
 from raymq.store.services.transaction import (
     DISCARD_TOPIC,
     GROUP,
-    HALF_TOPIC,
     OP_TOPIC,
 )
 from raymq.store.tools.inspect import verify

@@ -76,7 +76,8 @@ def ray_nodes(labels: list[str]) -> Iterator[RayNodes]:
         patch.setenv("RAY_worker_niceness", "0")
         import ray
 
-        ray._raylet.Config.initialize("")
+        raylet: Any = ray._raylet
+        raylet.Config.initialize("")
         try:
             nodes = RayNodes(directory, labels)
             try:

@@ -172,8 +172,9 @@ def asked(store: MessageStore, questions: Iterable[tuple[Any, ...]]) -> Iterable
     for kind, *about in questions:
         line = {"kind": kind, **dict(zip(NAMES[kind], about, strict=True))}
         if kind == "time":
-            line["lower"] = store.query.offset_by_time(*about, Boundary.LOWER)
-            line["upper"] = store.query.offset_by_time(*about, Boundary.UPPER)
+            topic, queue_id, time_ms = about
+            line["lower"] = store.query.offset_by_time(topic, queue_id, time_ms, Boundary.LOWER)
+            line["upper"] = store.query.offset_by_time(topic, queue_id, time_ms, Boundary.UPPER)
         else:
             found = store.query.by_key(*about).records
             line["found"] = found.column("physical_offset").to_pylist()
