@@ -376,7 +376,7 @@ def _store_repair(verbs: Any) -> None:
         "--keep DIR", "where to copy what is changed (default: raymq/repair-<time>/ in the store)"
     )
     repair.number(
-        "--cut-at OFFSET",
+        "--truncate-at OFFSET",
         "cut a damaged log at this offset, in bytes: everything after it is lost (default: no cut)",
         least=0,
     )

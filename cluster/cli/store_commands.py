@@ -66,8 +66,8 @@ def repair(options: argparse.Namespace, console: Console) -> int:
     from raymq.store.tools.repair import Repair
 
     roots = stores(options.directory)
-    if len(roots) > 1 and (options.cut_at is not None or options.keep is not None):
-        message = "--cut-at and --keep are for one store; name its directory"
+    if len(roots) > 1 and (options.truncate_at is not None or options.keep is not None):
+        message = "--truncate-at and --keep are for one store; name its directory"
         raise Rejected(message, field="DIR", limit="one store")
 
     clean = True
@@ -75,7 +75,7 @@ def repair(options: argparse.Namespace, console: Console) -> int:
         with StoreProgress(console.stderr) as progress:
             job = Repair(
                 root,
-                cut_at=options.cut_at,
+                truncate_at=options.truncate_at,
                 rebuild=options.rebuild or (),
                 keep=None if options.keep is None else Path(options.keep),
                 progress=progress.report,
@@ -87,7 +87,7 @@ def repair(options: argparse.Namespace, console: Console) -> int:
             clean &= not done.faults
             _show_done(root, done, options, console)
         if plan is not None:
-            clean &= not plan.faults and plan.needs_cut is None
+            clean &= not plan.faults and plan.needs_truncation is None
             _show_plan(root, plan, options, console)
 
     return EXIT_OK if clean else EXIT_FAULT
@@ -99,9 +99,9 @@ def _fault_lines(root: Path, faults: Sequence[Fault]) -> list[str]:
 
 def _show_plan(root: Path, plan: Plan, options: argparse.Namespace, console: Console) -> None:
     lines = _fault_lines(root, plan.faults)
-    lines += [f"{root}: would {step.what} ({', '.join(step.files)})" for step in plan.steps]
-    if plan.needs_cut is not None:
-        lines += _cut_lines(root, plan.needs_cut)
+    lines += [f"{root}: would {step.action} ({', '.join(step.files)})" for step in plan.steps]
+    if plan.needs_truncation is not None:
+        lines += _truncation_lines(root, plan.needs_truncation)
     elif plan.steps:
         lines.append(f"{root}: nothing was changed; --yes does it, and keeps what it changes")
     else:
@@ -109,11 +109,11 @@ def _show_plan(root: Path, plan: Plan, options: argparse.Namespace, console: Con
     console.result(options, {"store": str(root), "plan": plan.as_dict()}, *lines)
 
 
-def _cut_lines(root: Path, cut: Any) -> list[str]:
+def _truncation_lines(root: Path, truncation: Any) -> list[str]:
     return [
-        f"{root}: the log is damaged and cannot be repaired; {cut}",
+        f"{root}: the log is damaged and cannot be repaired; {truncation}",
         f"{root}: copy the other replica, or save what can be read (raymq store export --after-damage), or cut with "
-        f"--cut-at {cut.offset} --yes",
+        f"--truncate-at {truncation.offset} --yes",
     ]
 
 
@@ -124,11 +124,11 @@ def _show_done(root: Path, done: Repaired, options: argparse.Namespace, console:
         "kept": None if done.kept is None else str(done.kept),
         "faults": [fault.as_dict() for fault in done.faults],
     }
-    lines = [f"{root}: done: {step.what}" for step in done.steps]
+    lines = [f"{root}: done: {step.action}" for step in done.steps]
     if done.kept is not None:
         lines.append(f"{root}: what was changed is kept in {done.kept}")
-    if done.needs_cut is not None:
-        lines += _cut_lines(root, done.needs_cut)
+    if done.needs_truncation is not None:
+        lines += _truncation_lines(root, done.needs_truncation)
     lines += _fault_lines(root, done.faults)
     lines.append(f"{root}: {len(done.faults)} faults left" if done.faults else f"{root}: sound")
     console.result(options, facts, *lines)

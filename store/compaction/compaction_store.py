@@ -124,7 +124,7 @@ class CompactionStore:
             self._state.next_offsets.get((topic, queue_id), 0), queue.max_offset if queue else 0
         )
         # If the log lost the end of a queue, other messages will get these offsets.
-        sparse.cut(end, following or sparse.next_offset)
+        sparse.truncate(end, following or sparse.next_offset)
 
         if following and self._compacted_offsets.get((topic, queue_id), -1) >= following:
             self._compacted_offsets[topic, queue_id] = following - 1

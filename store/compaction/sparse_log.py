@@ -311,7 +311,7 @@ class SparseLog:
 
     # --- cutting and replacing --------------------------------------------------------------------
 
-    def cut(self, end: SparseEnd, next_offset: int) -> None:
+    def truncate(self, end: SparseEnd, next_offset: int) -> None:
         """Drop records after `end`, or from queue offset `next_offset` on, and zero them.
 
         Durable: at return.

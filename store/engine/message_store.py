@@ -101,42 +101,13 @@ class MessageStore:
         self.topic_guards: dict[str, TopicGuard] = {TIMER_TOPIC: self.delay_hook}
 
         self.put_lock = PutLock(log.clock)
+        #: store times of records
+        self.store_times = StoreTimeClock(log.clock)
         #: fills consume queues and index; its `run` is called by `dispatch`
         self.reput = ReputService(
             log, self.consume_queues, put_lock=self.put_lock, flags=self.flags
         )
-        #: store times of records
-        self.store_times = StoreTimeClock(log.clock)
-        records = ServiceRecords(
-            log,
-            self.state,
-            put_lock=self.put_lock,
-            store_times=self.store_times,
-            reput=self.reput,
-        )
-        self.snapshots = SnapshotWriter(log, self.state, put_lock=self.put_lock, records=records)
-        self.put_path = PutPath(
-            log,
-            self.state,
-            queues=self.consume_queues,
-            reput=self.reput,
-            put_lock=self.put_lock,
-            flags=self.flags,
-            stats=self.stats,
-            hooks=self.hooks,
-            guards=self.topic_guards,
-            records=records,
-            snapshots=self.snapshots,
-        )
-        self.inner_put = InnerPut(
-            log,
-            self.state,
-            put_lock=self.put_lock,
-            stats=self.stats,
-            records=records,
-            snapshots=self.snapshots,
-            check_open=self.put_path.check_open,
-        )
+        self.snapshots, self.put_path, self.inner_put = self._make_put_parts()
 
         #: derived stores, which forget messages that the log deletes
         self.derived: list[Derived] = [self.index]
@@ -166,6 +137,40 @@ class MessageStore:
         #: a sync of a consume queue failed
         self._queues_doubtful = False
         self._sync_lock = threading.Lock()
+
+    def _make_put_parts(self) -> tuple[SnapshotWriter, PutPath, InnerPut]:
+        """The parts that append: they share the put lock and the writer of service records."""
+        log, state, put_lock = self.log, self.state, self.put_lock
+        records = ServiceRecords(
+            log, state, put_lock=put_lock, store_times=self.store_times, reput=self.reput
+        )
+
+        snapshots = SnapshotWriter(log, state, put_lock=put_lock, records=records)
+
+        put_path = PutPath(
+            log,
+            state,
+            queues=self.consume_queues,
+            reput=self.reput,
+            put_lock=put_lock,
+            flags=self.flags,
+            stats=self.stats,
+            hooks=self.hooks,
+            guards=self.topic_guards,
+            records=records,
+            snapshots=snapshots,
+        )
+
+        inner_put = InnerPut(
+            log,
+            state,
+            put_lock=put_lock,
+            stats=self.stats,
+            records=records,
+            snapshots=snapshots,
+            check_open=put_path.check_open,
+        )
+        return snapshots, put_path, inner_put
 
     @classmethod
     def open(

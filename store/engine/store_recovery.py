@@ -170,7 +170,7 @@ class StoreRecovery:
         """Walk the log, cut it at its end, and cut the queues to it. Returns: the start of the walk."""
         low = self._stable_below(self._queues_end)
         scan_start = next(snapshot_starts(self._log, low), self._log.start)
-        self._log.recover(scan_start, self._visit, self._cut_queues_to, queues_end=known_end)
+        self._log.recover(scan_start, self._visit, self._truncate_queues, queues_end=known_end)
         return scan_start
 
     def _stable_below(self, queues_end: int) -> int:
@@ -187,7 +187,7 @@ class StoreRecovery:
                 self._queues_end_between_records = True
         self._apply_walk(view, base, walk)
 
-    def _cut_queues_to(self, end: int) -> None:
+    def _truncate_queues(self, end: int) -> None:
         """Cut the consume queues to a log that ends at `end`, before this boot is noted."""
         log = self._log
         damaged = log.start < self._queues_end < end and not self._queues_end_between_records

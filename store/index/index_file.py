@@ -176,7 +176,7 @@ class IndexFile:
         require(0 < count <= self.room, "entries fit the file", count=count, room=self.room)
 
         if self._torn:
-            self.cut(header.count)
+            self.truncate(header.count)
 
         link = self._link_few if count <= FEW_ENTRIES else self._link
         linked = link(hashes, physical_offsets, times_ms)
@@ -290,7 +290,7 @@ class IndexFile:
             self._slot_map = self._files.map_words(self._fd, size)
         return np.frombuffer(self._slot_map, dtype=">i4", offset=HEADER.size)
 
-    def cut(self, count: int) -> None:
+    def truncate(self, count: int) -> None:
         """Drop the entries from number `count` on, and repair the slots."""
         slots, header = self._slots(), self.header
         require(1 <= count <= header.count, "an index is cut", count=count, of=header.count)

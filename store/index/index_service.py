@@ -95,7 +95,7 @@ class IndexService:
                 self._delete([file for file in self._index_files if file.empty])
                 self.indexed = log_end if self._index_files else log_start
 
-            self._cut_to(self.indexed)
+            self._truncate_to(self.indexed)
         except (Corrupt, StorageFull):
             # The index is damaged, was made with other options, or cannot be repaired for lack of space: it is only a
             # cache.
@@ -129,16 +129,16 @@ class IndexService:
             # The file was removed or changed: its records must be indexed again.
             raise Corrupt(f"{self._directory / name} does not fit its mark", rule="index mark")
         if crashed or count < last.header.count:
-            last.cut(count)
+            last.truncate(count)
 
-    def _cut_to(self, physical_offset: int) -> None:
+    def _truncate_to(self, physical_offset: int) -> None:
         """Drop the entries of records at or above an offset."""
         while self._index_files:
             last = self._index_files[-1]
             count = last.number_from(physical_offset)
             if count > 1:
                 if count < last.header.count:
-                    last.cut(count)
+                    last.truncate(count)
                 return
             self._delete([last])
 
@@ -180,7 +180,7 @@ class IndexService:
             except BaseException:
                 if done:
                     # Otherwise the first items would be indexed twice.
-                    self._cut_to(int(physical_offsets[0]))
+                    self._truncate_to(int(physical_offsets[0]))
                 raise
             self.indexed = max(self.indexed, upto)
 

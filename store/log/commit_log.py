@@ -49,6 +49,8 @@ logger = logging.getLogger("raymq.store")
 
 #: in `raymq/meta`: a sync of a consume queue failed, and its bytes in the page cache may never reach the disk
 QUEUES_DOUBTFUL = "queues_doubtful"
+#: in `raymq/meta`: where the log is truncated; the next start finishes a truncation that a crash interrupted
+TRUNCATING = "cut"
 #: in `raymq/meta`: the first start of a store that RocketMQ wrote is unfinished, so there are marks but no identity
 ADOPTING = "adopting"
 #: bytes written again at a time
@@ -144,7 +146,7 @@ class CommitLog:
         if self.segments.files:
             # Finish a deletion that a crash interrupted.
             self.chain.delete_before(self.segments.min_offset)
-        self._finish_cut()
+        self._finish_truncation()
 
         store_id = self.meta.get("store_id") or uuid.uuid4().hex
         self._identity = {"store_id": store_id, "boot_id": boot_id, **identity}
@@ -179,14 +181,14 @@ class CommitLog:
                 rule="poisoned",
             )
 
-    def _finish_cut(self) -> None:
+    def _finish_truncation(self) -> None:
         """Finish a truncation that an earlier process began."""
-        cut = self.meta.get("cut")
-        if cut is not None:
-            self.marks.lower(cut)
-            self.segments.truncate_to(cut)
+        truncating_to = self.meta.get(TRUNCATING)
+        if truncating_to is not None:
+            self.marks.lower(truncating_to)
+            self.segments.truncate_to(truncating_to)
             self.chain.load()
-            self.chain.truncate_to(cut)
+            self.chain.truncate_to(truncating_to)
             self.chain.sync()
 
     # --- positions --------------------------------------------------------------------------------
@@ -337,7 +339,7 @@ class CommitLog:
         except (OSError, RayMQError) as error:
             self.poisoned = f"a failed append could not be taken back: {error}"
             with contextlib.suppress(OSError, RayMQError):
-                self.meta.update({"cut": self.end})
+                self.meta.update({TRUNCATING: self.end})
             return
         try:
             file.sync()
@@ -540,14 +542,14 @@ class CommitLog:
         self.commit_pool()
         try:
             # The next start finishes a cut that a crash interrupted: a half-finished cut looks like damage.
-            self.meta.update({"cut": offset})
+            self.meta.update({TRUNCATING: offset})
             self.marks.lower(offset)
             self.segments.truncate_to(offset)
             fail_point("log.cut_after_zero")
             self.chain.truncate_to(offset)
             # After a crash the units of the cut bytes must not be there: other bytes replace those bytes.
             self.chain.sync()
-            self.meta.update({"cut": None})
+            self.meta.update({TRUNCATING: None})
 
             self.end = offset
             if self.pool.active is not None:
@@ -566,16 +568,16 @@ class CommitLog:
         self,
         scan_from: int,
         visit: Visit | None = None,
-        cut_queues: Callable[[int], None] | None = None,
+        truncate_queues: Callable[[int], None] | None = None,
         *,
         queues_end: int = 0,
     ) -> Scan:
         """Walk from `scan_from`, where a record starts, decide about the stop position, and finish the log.
 
         Args: `visit`: called with (view, segment_start, walk) for the valid records of each file in order.
-        `cut_queues`: called with the log's end before this boot is noted; cuts consume queues that a power loss may
-        have torn. Once the boot is noted, a restart trusts everything it finds. `queues_end`: the end of the last
-        record that a consume queue knows. A log that RocketMQ wrote and closed in order ends there.
+        `truncate_queues`: called with the log's end before this boot is noted; it truncates consume queues that a power
+        loss may have torn. Once the boot is noted, a restart trusts everything it finds. `queues_end`: the end of the
+        last record that a consume queue knows. A log that RocketMQ wrote and closed in order ends there.
         Raises: Corrupt, with nothing changed, if the decision table says so.
         """
         self.pool.restore(self.marks.appended_end)
@@ -610,8 +612,8 @@ class CommitLog:
             self.sync()
             self.marks.lower(end)
 
-        if cut_queues is not None:
-            cut_queues(end)
+        if truncate_queues is not None:
+            truncate_queues(end)
         self._note_boot()
 
         self.recovered = found
@@ -650,7 +652,7 @@ class CommitLog:
         left_pool = self.pool.may_exist(self.meta.get("pool"))
         pool_name = self.pool.open(self.end)
         boot = {"format": 1, "clean": False, "pool": pool_name}
-        ended = dict.fromkeys(("cut", QUEUES_DOUBTFUL, ADOPTING))
+        ended = dict.fromkeys((TRUNCATING, QUEUES_DOUBTFUL, ADOPTING))
         self.meta.update({**boot, **ended, **self._identity})
         if left_pool and pool_name is None:
             self.pool.remove()

@@ -112,7 +112,7 @@ class ConsumeQueue:
         self._dirty_from = self.max_offset
 
         if after_crash and self._writable and self._has_data_after_end():
-            self._cut_to(self.max_offset)
+            self._truncate_to(self.max_offset)
 
     def resume(self, end: int, below: int) -> None:
         """Continue from the known end of this queue: after the unit of its last record below a physical offset.
@@ -189,7 +189,7 @@ class ConsumeQueue:
         file = self._queue.find(at)
         return file is not None and file.data_after(at - file.start) is not None
 
-    def _cut_to(self, end: int) -> None:
+    def _truncate_to(self, end: int) -> None:
         self._zeros_unsynced = True
         self._queue.truncate_to(end * fmt.QUEUE_UNIT_BYTES)
 
@@ -332,7 +332,7 @@ class ConsumeQueue:
                 end = low + int(np.flatnonzero(kept)[-1]) + 1
                 break
 
-        self._cut_to(end)
+        self._truncate_to(end)
         self._set_end(end)
 
     def correct_min_offset(self, min_physical: int) -> None:

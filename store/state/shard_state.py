@@ -259,13 +259,13 @@ class ShardState:
     def _columns(self, part_bytes_max: int) -> Iterator[tuple[dict[str, Any], bytes]]:
         """Epochs and entries of producers."""
         for epochs in self.producers.epoch_rows():
-            for part in snapshot_columns.cut(epochs, part_bytes_max):
+            for part in snapshot_columns.split(epochs, part_bytes_max):
                 yield snapshot_columns.pack("epochs", part)
 
         queues = self.producers.queues
         name_bytes = np.array([len(name) + 16 for name, _ in queues], dtype=np.int64)
         for entries in self.producers.entries():
-            for part in snapshot_columns.cut(entries, part_bytes_max, name_bytes):
+            for part in snapshot_columns.split(entries, part_bytes_max, name_bytes):
                 rows = part.copy()
                 used, rows["queue"] = np.unique(part["queue"], return_inverse=True)
                 header, data = snapshot_columns.pack("entries", rows)

@@ -18,7 +18,7 @@ _WIDTHS = (0, 1, 2, 4, 8)
 _UINT64_MAX = (1 << 64) - 1
 
 
-def cut(
+def split(
     rows: npt.NDArray[Any], part_bytes_max: int, name_bytes: npt.NDArray[np.int64] | None = None
 ) -> Iterator[npt.NDArray[Any]]:
     """Rows in parts of at most about `part_bytes_max` bytes each. Args: `name_bytes`: bytes of the

@@ -22,7 +22,7 @@ from raymq.store.base.files import Files
 from raymq.store.base.rules import CRC_RULE
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import Chain, ChainUnit
-from raymq.store.log.commit_log import ADOPTING
+from raymq.store.log.commit_log import ADOPTING, TRUNCATING
 from raymq.store.log.control_files.marks import read_marks
 from raymq.store.log.control_files.meta import read_meta
 from raymq.store.log.record_reads import walk_piece
@@ -182,7 +182,7 @@ class ReadOnlyStore:
         marks = self.marks
         total = len(log.files) * log.file_size
         # The next start finishes a cut that was begun, before it reads the log.
-        cut = self.meta.get("cut")
+        truncating_to = self.meta.get(TRUNCATING)
 
         def visit(view: memoryview, base: int, walk: record.Walk) -> None:
             self.records.append(RecordRange(log, walk.positions, walk.sizes))
@@ -198,7 +198,7 @@ class ReadOnlyStore:
             files=self.files,
             scan_from=self.start,
             visit=visit,
-            top=log_scan.NO_TOP if cut is None else cut,
+            top=log_scan.NO_TOP if truncating_to is None else truncating_to,
         )
 
     def _known_end(self) -> int:

@@ -21,6 +21,7 @@ from raymq.store.base.errors import Rejected
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import Files
 from raymq.store.log.chain import Chain
+from raymq.store.log.commit_log import TRUNCATING
 from raymq.store.log.control_files.abort_lock import StoreLock
 from raymq.store.log.control_files.marks import Marks
 from raymq.store.log.control_files.meta import Meta
@@ -41,7 +42,7 @@ from .verify_chain import crc_is_wrong
 PARTS = ("consumequeue", "chain", "index", "checkpoint", "marks", "config")
 
 
-_WORDS = {
+_ACTIONS = {
     "consumequeue": "make consume queues again from the log",
     "chain": "make the chain again from the log",
     "index": "make the index again from the log",
@@ -64,7 +65,7 @@ class Step:
 
     #: `log`, or one of PARTS
     part: str
-    what: str
+    action: str
     #: files that are changed or removed, relative to the store. Each is copied before
     files: tuple[str, ...]
 
@@ -81,7 +82,7 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Truncation:
     """The cut that a damaged log needs before it can be opened."""
 
     offset: int
@@ -110,9 +111,9 @@ class Plan:
     steps: tuple[Step, ...]
     faults: tuple[Fault, ...]
     #: the cut that is needed, if the log is damaged and no cut was requested
-    needs_cut: Cut | None = None
+    needs_truncation: Truncation | None = None
     #: the requested cut
-    cut: Cut | None = None
+    truncation: Truncation | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON output."""
@@ -125,7 +126,7 @@ class Repaired:
 
     steps: tuple[Step, ...]
     #: the needed cut: the log is damaged and no cut was requested, so nothing was done
-    needs_cut: Cut | None
+    needs_truncation: Truncation | None
     #: directory of the copies; None if nothing was changed
     kept: Path | None
     #: the faults that `verify` still finds
@@ -139,7 +140,7 @@ class Repair:
     root: Path
     _: KW_ONLY
     #: offset at which a damaged log is cut
-    cut_at: int | None = None
+    truncate_at: int | None = None
     #: PARTS to rebuild whatever `verify` says of them
     rebuild: Iterable[str] = ()
     #: directory of the copies; None: one in the store
@@ -187,7 +188,7 @@ class Repair:
     def _run(self) -> Repaired:
         plan = self.plan()
         if not plan.steps:
-            return Repaired((), plan.needs_cut, None, list(plan.faults))
+            return Repaired((), plan.needs_truncation, None, list(plan.faults))
 
         backup = RepairBackup(self.root, self._backup_directory(), files=self.files)
         self.files.make_dirs(backup.directory)
@@ -195,8 +196,8 @@ class Repair:
         self.files.write_file_atomic(backup.directory / "plan.json", report)
         fail_point("repair.planned")
 
-        if plan.cut is not None:
-            self._do_cut(plan.cut.offset, backup)
+        if plan.truncation is not None:
+            self._truncate(plan.truncation.offset, backup)
         with self._opened() as store:
             rebuilding = self._find_rebuild_steps(store)
             self._rebuild_derived(store, rebuilding, backup)
@@ -220,23 +221,23 @@ class Repair:
 
     def _plan(self, store: ReadOnlyStore) -> Plan:
         wanted = self._scan(store)
-        needed_cut = self._find_needed_cut(store)
-        self._check_requested_cut(needed_cut)
+        needed_truncation = self._find_needed_truncation(store)
+        self._check_requested_truncation(needed_truncation)
         self._queues_known = check_derived(store)
         faults = tuple(store.faults.all())
 
-        if needed_cut is None:
+        if needed_truncation is None:
             return Plan(tuple(_steps(faults, wanted)), faults)
-        if self.cut_at is None:
-            return Plan((), faults, needs_cut=needed_cut)
-        steps = (self._cut_step(store, needed_cut), *_steps(faults, wanted))
-        return Plan(steps, faults, cut=needed_cut)
+        if self.truncate_at is None:
+            return Plan((), faults, needs_truncation=needed_truncation)
+        steps = (self._truncation_step(store, needed_truncation), *_steps(faults, wanted))
+        return Plan(steps, faults, truncation=needed_truncation)
 
     def _find_rebuild_steps(self, store: ReadOnlyStore) -> list[Step]:
         """The steps besides the cut, which changes the contents that the other files must have."""
         wanted = self._scan(store)
         # Damage that the cut left ends the repair, if no record starts at the cut any more.
-        self._find_needed_cut(store)
+        self._find_needed_truncation(store)
         self._queues_known = check_derived(store)
         return _steps(tuple(store.faults.all()), wanted)
 
@@ -251,27 +252,29 @@ class Repair:
             store.scan(trust_chain=False)
         return wanted
 
-    def _find_needed_cut(self, store: ReadOnlyStore) -> Cut | None:
+    def _find_needed_truncation(self, store: ReadOnlyStore) -> Truncation | None:
         """The cut without which a start refuses the log, at the requested offset if one was requested."""
         if not _is_corrupt(store.verdict):
             return None
-        return self._cut(store, store.end if self.cut_at is None else self.cut_at)
+        return self._describe_truncation(
+            store, store.end if self.truncate_at is None else self.truncate_at
+        )
 
-    def _check_requested_cut(self, needed_cut: Cut | None) -> None:
-        if self.cut_at is not None and needed_cut is None:
+    def _check_requested_truncation(self, needed_truncation: Truncation | None) -> None:
+        if self.truncate_at is not None and needed_truncation is None:
             raise Rejected(
                 "a start would open this log as it is; a cut is for a log that it refuses",
-                field="cut_at",
+                field="truncate_at",
                 limit="a damaged log",
             )
 
-    def _cut(self, store: ReadOnlyStore, offset: int) -> Cut:
+    def _describe_truncation(self, store: ReadOnlyStore, offset: int) -> Truncation:
         """The records that a cut at `offset` removes. Raises: Rejected if no record starts there."""
         starts = np.concatenate([[store.end], *(part.positions for part in store.records)])
         if offset not in starts:
             raise Rejected(
                 f"no record starts at {offset} below the damage at {store.end}; cut there, or at a record before",
-                field="cut_at",
+                field="truncate_at",
                 limit=store.end,
             )
 
@@ -286,21 +289,23 @@ class Repair:
         lost = tuple(Lost(*key, *found[key]) for key in sorted(found))
         # Only the marks still have the end of missing files.
         damaged = store.damaged or [(store.end, max(store.end, store.marks.appended_end))]
-        return Cut(offset, lost, tuple(damaged))
+        return Truncation(offset, lost, tuple(damaged))
 
-    def _cut_step(self, store: ReadOnlyStore, cut: Cut) -> Step:
+    def _truncation_step(self, store: ReadOnlyStore, truncation: Truncation) -> Step:
         log = store.log
-        changed = [] if log is None else [f for f in log.files if f.start + f.size > cut.offset]
+        changed = (
+            [] if log is None else [f for f in log.files if f.start + f.size > truncation.offset]
+        )
         names = tuple(f"commitlog/{file.path.name}" for file in changed)
         pool = (
             "; bytes that are only in the transient pool go too" if store.meta.get("pool") else ""
         )
-        return Step("log", f"cut the log: {cut}{pool}", names)
+        return Step("log", f"cut the log: {truncation}{pool}", names)
 
     # --- the steps --------------------------------------------------------------------------------
 
-    def _do_cut(self, offset: int, backup: RepairBackup) -> None:
-        """Cut the log as recovery does: the next start finishes an interrupted cut."""
+    def _truncate(self, offset: int, backup: RepairBackup) -> None:
+        """Truncate the log as recovery does: the next start finishes an interrupted cut."""
         root, files = self.root, self.files
         with self._opened() as store:
             size = store.segment_size_bytes
@@ -323,7 +328,7 @@ class Repair:
 
             meta = Meta.open(side / "meta", files=files) if files.exists(side / "meta") else None
             if meta is not None:
-                meta.update({"cut": offset, "pool": None})
+                meta.update({TRUNCATING: offset, "pool": None})
             if files.exists(side / "marks"):
                 marks = Marks.open(side / "marks", files=files)
                 marks.lower(offset)
@@ -339,7 +344,7 @@ class Repair:
                 chain.close()
 
             if meta is not None:
-                meta.update({"cut": None})
+                meta.update({TRUNCATING: None})
                 meta.close()
 
     def _rebuild_derived(
@@ -394,5 +399,5 @@ def _steps(faults: tuple[Fault, ...], wanted: set[str]) -> list[Step]:
         damaged[part] |= _FILES.get(part, {part})
 
     return [
-        Step(part, _WORDS[part], tuple(sorted(damaged[part]))) for part in PARTS if damaged[part]
+        Step(part, _ACTIONS[part], tuple(sorted(damaged[part]))) for part in PARTS if damaged[part]
     ]

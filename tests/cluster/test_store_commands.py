@@ -92,12 +92,12 @@ def test_a_damaged_log_is_cut_only_at_an_offset_that_is_named(own: Path, tmp_pat
         ran = Ran("repair", root, *words)
         assert ran.code == 1
         assert f"a cut at {start} loses" in ran.out
-        assert f"--cut-at {start}" in ran.out
+        assert f"--truncate-at {start}" in ran.out
 
-    assert Ran("repair", root, "--cut-at", start + 1).code == 2
-    ran = Ran("repair", root, "--cut-at", start)
+    assert Ran("repair", root, "--truncate-at", start + 1).code == 2
+    ran = Ran("repair", root, "--truncate-at", start)
     assert (ran.code, "would cut the log" in ran.out) == (1, True)
-    ran = Ran("repair", root, "--cut-at", start, "--yes", "--json")
+    ran = Ran("repair", root, "--truncate-at", start, "--yes", "--json")
     assert (ran.code, ran.json()["faults"]) == (0, [])
     assert Path(ran.json()["kept"]).parent == root / "raymq"
     assert Ran("verify", root).code == 0
@@ -238,7 +238,7 @@ def test_a_data_directory_stands_for_all_its_stores(own: Path, tmp_path: Path) -
         copy(own, tmp_path / "shard-0" / replica)
     assert Ran("verify", tmp_path).out.count(": sound") == 2
     assert Ran("repair", tmp_path).out.count("nothing to repair") == 2
-    assert Ran("repair", tmp_path, "--cut-at", 0).code == 2
+    assert Ran("repair", tmp_path, "--truncate-at", 0).code == 2
     assert Ran("export", tmp_path, tmp_path / "out").code == 2
 
 

@@ -299,7 +299,7 @@ def test_entries_kept_in_memory_are_forgotten_when_the_file_is_cut(tmp_path, mon
     add(0, 30)
     for _ in range(2):
         assert all_found() == list(range(29, -1, -1))
-    file.cut(12)
+    file.truncate(12)
     assert all_found() == list(range(10, -1, -1))
     add(100, 5)
     assert all_found() == [104, 103, 102, 101, 100, *range(10, -1, -1)]

@@ -162,10 +162,10 @@ def test_damage_of_the_log_is_cut_only_where_the_operator_says(own: Path, tmp_pa
     before = tree(root)
     plan = Repair(root).plan()
     assert plan.steps == ()
-    assert plan.needs_cut is not None
-    assert plan.needs_cut.offset == start
+    assert plan.needs_truncation is not None
+    assert plan.needs_truncation.offset == start
     done = Repair(root).run()
-    assert done.needs_cut == plan.needs_cut
+    assert done.needs_truncation == plan.needs_truncation
     assert done.faults
     assert tree(root) == before
 
@@ -177,7 +177,7 @@ def test_a_store_that_a_start_refuses_is_opened_again_by_a_cut(own: Path, tmp_pa
     flip(last, units[4].start - int(last.name) + 40)
     with pytest.raises(Corrupt):
         EmbeddedStore(root, config=CONFIG)
-    assert Repair(root, cut_at=units[4].start).run().faults == []
+    assert Repair(root, truncate_at=units[4].start).run().faults == []
     assert bodies(root, "t", 0)
 
 
@@ -185,10 +185,10 @@ def test_a_cut_says_what_it_loses_keeps_it_and_leaves_a_sound_store(
     own: Path, tmp_path: Path
 ) -> None:
     root, start, damaged = damaged_in_the_middle(own, tmp_path / "s")
-    job = Repair(root, cut_at=start, keep=tmp_path / "kept")
+    job = Repair(root, truncate_at=start, keep=tmp_path / "kept")
     plan = job.plan()
-    assert plan.cut is not None
-    lost = {(item.topic, item.queue_id): item for item in plan.cut.lost}
+    assert plan.truncation is not None
+    lost = {(item.topic, item.queue_id): item for item in plan.truncation.lost}
     whole = {
         key: len(bodies(copy(own, tmp_path / f"w{key[1]}{key[0]}"), *key))
         for key in (("t", 0), ("t", 1), ("u", 0))
@@ -224,9 +224,9 @@ def test_a_cut_of_a_store_of_rocketmq_takes_index_entries_and_units_along(
     file = root / "commitlog/00000000000000065536"
     flip(file, 2000)
     plan = Repair(root).plan()
-    assert plan.needs_cut is not None
-    assert plan.needs_cut.unreadable
-    done = Repair(root, cut_at=plan.needs_cut.offset).run()
+    assert plan.needs_truncation is not None
+    assert plan.needs_truncation.unreadable
+    done = Repair(root, truncate_at=plan.needs_truncation.offset).run()
     assert done.faults == []
     assert "index" in {step.part for step in done.steps}
 
@@ -238,7 +238,7 @@ def test_a_cut_counts_the_bytes_of_files_that_are_gone(own: Path, tmp_path: Path
     for path in (root / "commitlog").iterdir():
         if path.name != FIRST_LOG.rpartition("/")[2]:
             path.unlink()
-    cut = Repair(root).plan().needs_cut
+    cut = Repair(root).plan().needs_truncation
     assert cut is not None
     assert f"{appended - end} bytes that cannot be read" in str(cut)
 
@@ -247,11 +247,11 @@ def test_a_cut_is_refused_where_none_is_needed_or_no_record_starts(
     own: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(Rejected, match="would open this log"):
-        Repair(own, cut_at=0).plan()
+        Repair(own, truncate_at=0).plan()
     root, start, _ = damaged_in_the_middle(own, tmp_path / "s")
     for offset in (start + 1, start + 5000, 17):
         with pytest.raises(Rejected, match="no record starts"):
-            Repair(root, cut_at=offset).plan()
+            Repair(root, truncate_at=offset).plan()
 
 
 # --- care -----------------------------------------------------------------------------------------
@@ -293,11 +293,11 @@ def test_a_cut_that_dies_is_finished_by_the_next_start_or_repair(
     for again in (True, False):
         root, start, _ = damaged_in_the_middle(own, tmp_path / str(again))
         with failpoint(point, "raise"), pytest.raises(FailPointReached):
-            Repair(root, cut_at=start).run()
+            Repair(root, truncate_at=start).run()
         if point == "repair.kept":
             # Nothing was changed yet.
-            assert Repair(root).plan().needs_cut is not None
-            Repair(root, cut_at=start).run()
+            assert Repair(root).plan().needs_truncation is not None
+            Repair(root, truncate_at=start).run()
         elif again:
             assert Repair(root).run().faults == []
         assert len(bodies(root, "t", 0)) > 0
