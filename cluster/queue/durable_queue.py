@@ -14,29 +14,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import ray
 from ray.util.queue import Empty, Full
 
 from raymq.cluster.arguments import check_number, check_text
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages import codecs
-from raymq.cluster.paths import NAMESPACE, actor_name, coordinator_name
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Corrupt, OffsetOutOfRange, RayMQError, Rejected, Unavailable
+from raymq.store.base.errors import Corrupt, OffsetOutOfRange, RayMQError, Rejected
 
 from .assignment_log import make_topics
-from .coordinator import CoordinatorActor
+from .coordinator_calls import CoordinatorCalls
 from .local_socket import WAIT_S as SOCKET_WAIT_S
-from .local_socket import NotLocal, local_client
-from .queue_client import RETRY_TIMEOUT_S, Items, QueueClient, attach, end_quietly, not_in_this_ray
+from .local_socket import NotLocal
+from .queue_client import Items, QueueClient, end_quietly
 
-#: concurrent calls of the coordinator: each waiting get or put is one
-_CALLS_MAX = 10_000
 #: longest wait of one call: the coordinator forgets the request of a dead process after it
 WAIT_S = 5.0
-RETRY_MS = 100
-#: field of an error about a missing coordinator
-_COORDINATOR = "coordinator"
 #: field of an error about a damaged item
 _ITEM = "item"
 
@@ -136,7 +129,7 @@ class Queue:
         self.name = name
         self.maxsize = maxsize
         self._cluster = cluster
-        self._given_codec = codec
+        self._codec_option = codec
         self._accept = accept
         self._linger_ms = linger_ms
         self._actor_options = dict(actor_options or {})
@@ -146,30 +139,31 @@ class Queue:
         if own:
             # The handle needs no further answer from the cluster here.
             cluster.close()
+        self._coordinator = self._make_coordinator()
         # The coordinator's process takes a second to start.
         _ = self.actor
 
+    def _make_coordinator(self) -> CoordinatorCalls:
+        return CoordinatorCalls(self._cluster, self.name, self._shard, self._actor_options)
+
     def _begin(self) -> None:
         """Create the attributes that are not pickled."""
-        given = self._given_codec
-        self._codec = codecs.codec(given) if isinstance(given, str) else given
+        codec = self._codec_option
+        self._codec = codecs.codec(codec) if isinstance(codec, str) else codec
         #: properties of every item
         self._properties = {codecs.CONTENT_TYPE: self._codec.name}
         self._lock = threading.Lock()
         self._clock = Clock()
-        self._client_made: QueueClient | None = None
-        self._local = local_client(self._cluster, self.name)
-        self._actor: Any = None
+        self._known_client: QueueClient | None = None
         #: requests of gets that did not finish
         self._unfinished: list[_Request] = []
-        self._closed = False
 
     def __getstate__(self) -> dict[str, Any]:
         kept = (
             "name",
             "maxsize",
             "_cluster",
-            "_given_codec",
+            "_codec_option",
             "_accept",
             "_linger_ms",
             "_actor_options",
@@ -180,6 +174,7 @@ class Queue:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin()
+        self._coordinator = self._make_coordinator()
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} of {self._cluster!r}>"
@@ -189,124 +184,22 @@ class Queue:
     @property
     def actor(self) -> Any:
         """The handle of the coordinator, which is started if it does not run."""
-        self._check_open()
-        attach(self._cluster)
-        with self._lock:
-            if self._actor is None:
-                self._actor = self._start_coordinator()
-            return self._actor
-
-    def _start_coordinator(self) -> Any:
-        self._check_running()
-        options = {
-            "num_cpus": 0,
-            "max_restarts": -1,
-            "max_concurrency": _CALLS_MAX,
-            "lifetime": "detached",
-            "enable_task_events": False,
-            **self._actor_options,
-            # `_call` repeats calls itself, under their request numbers.
-            "max_task_retries": 0,
-            "name": coordinator_name(self._cluster.name, self.name),
-            "namespace": NAMESPACE,
-            "get_if_exists": True,
-        }
-
-        coordinator = ray.remote(CoordinatorActor).options(**options)
-        return coordinator.remote(self._cluster, self.name, self._shard)
-
-    def _check_running(self) -> None:
-        """Check that the cluster runs: a stopped cluster would never end a new coordinator.
-
-        A handle made with raymq:// does not know the cluster's Ray and is not checked.
-        Raises: Unavailable.
-        """
-        if self._cluster.data_dir is None and self._cluster.transport != "ray":
-            return
-        leader = actor_name(self._cluster.name, self._shard, 0, "commit_log")
-        try:
-            ray.get_actor(leader, namespace=NAMESPACE)
-        except ValueError as error:
-            raise Unavailable(
-                f"queue {self.name!r}: {not_in_this_ray(self._cluster)}", field=_COORDINATOR
-            ) from error
-
-    def _lost_coordinator(self, error: Exception, until_s: float) -> None:
-        """Look the coordinator up again after a failure, or give up."""
-        if isinstance(error, Unavailable) and error.fields.get("field") != _COORDINATOR:
-            # The coordinator answers, but its shard does not.
-            raise error
-        with self._lock:
-            self._actor = None
-        if self._clock.monotonic() > until_s:
-            raise Unavailable(
-                f"queue {self.name!r}: its coordinator has not answered for {RETRY_TIMEOUT_S:g} s: {error}",
-                field=_COORDINATOR,
-            ) from error
-
-    def _submit(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Send a call to the coordinator. Returns: its object reference."""
-        known = self._actor
-        try:
-            return getattr(self.actor, method).remote(*arguments)
-        except RayMQError:
-            raise
-        except Exception:
-            # This process has left the Ray of the known handle, perhaps for another one.
-            if known is None:
-                raise
-        with self._lock:
-            self._actor = None
-        return getattr(self.actor, method).remote(*arguments)
-
-    def _call(self, method: str, *arguments: Any, wait_s: float | None = None) -> Any:
-        """Call the coordinator. `wait_s` is the last argument of methods that may wait."""
-        self._check_open()
-        if wait_s is not None:
-            arguments = (*arguments, wait_s)
-        if wait_s is None or wait_s <= SOCKET_WAIT_S:
-            with contextlib.suppress(NotLocal):
-                return self._local.call(method, *arguments)
-
-        until_s = self._clock.monotonic() + RETRY_TIMEOUT_S
-        while True:
-            try:
-                return ray.get(self._submit(method, arguments))
-            except (ray.exceptions.RayActorError, Unavailable) as error:
-                self._lost_coordinator(error, until_s)
-            self._clock.sleep_ms(RETRY_MS)
-
-    async def _call_async(self, method: str, *arguments: Any) -> Any:
-        until_s = self._clock.monotonic() + RETRY_TIMEOUT_S
-        while True:
-            try:
-                return await self._submit(method, arguments)
-            except (ray.exceptions.RayActorError, Unavailable) as error:
-                self._lost_coordinator(error, until_s)
-            await asyncio.sleep(RETRY_MS / 1000)
+        return self._coordinator.actor
 
     def _client(self) -> QueueClient:
-        self._check_open()
+        self._coordinator.check_open()
         with self._lock:
-            client = self._client_made
+            client = self._known_client
             if client is None or client.process != os.getpid():
                 client = QueueClient(
                     self._cluster, self.name, self._shard, self._linger_ms, self._codec.name
                 )
-                self._client_made = client
+                self._known_client = client
                 # Lingering items are sent at the end of the program too.
                 weakref.finalize(self, end_quietly, client)
             return client
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Rejected(
-                f"this handle of queue {self.name!r} was shut down; make another Queue",
-                field="queue",
-                limit="open",
-            )
-
-    def _waits(
+    def _wait_times(
         self, block: bool, timeout: float | None, first_s: float = SOCKET_WAIT_S
     ) -> Iterator[float]:
         """How long each call waits at the coordinator: `first_s` first, until the time is up.
@@ -317,9 +210,9 @@ class Queue:
             return iter((0.0,))
         if timeout is not None and timeout < 0:
             raise ValueError("'timeout' must be a non-negative number")
-        return self._slices(math.inf if timeout is None else timeout, first_s)
+        return self._wait_times_until(math.inf if timeout is None else timeout, first_s)
 
-    def _slices(self, timeout: float, first_s: float) -> Iterator[float]:
+    def _wait_times_until(self, timeout: float, first_s: float) -> Iterator[float]:
         until_s = self._clock.monotonic() + timeout
         yield min(timeout, first_s)
         while (left := until_s - self._clock.monotonic()) > 0:
@@ -332,8 +225,8 @@ class Queue:
 
     def size(self) -> int:
         """Number of items in the queue."""
-        found: int = self._call("size")
-        return found
+        size: int = self._coordinator.call("size")
+        return size
 
     def qsize(self) -> int:
         """Number of items in the queue."""
@@ -359,12 +252,12 @@ class Queue:
             RayMQError: as `raymq.Producer.send`.
         """
         body = self._codec.encode(item)
-        self._put([body], self._reserve(1, self._waits(block, timeout)))
+        self._put([body], self._reserve(1, self._wait_times(block, timeout)))
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """Like `put`. Cancelling the wait for the receipt does not remove the item."""
         body, properties = self._codec.encode(item), self._properties
-        request = await self._reserve_async(1, self._waits(block, timeout, WAIT_S))
+        request = await self._reserve_async(1, self._wait_times(block, timeout, WAIT_S))
         client = await self._client_async()
         batcher = client.batcher
 
@@ -384,7 +277,7 @@ class Queue:
             self._release(request, end)
 
     async def _client_async(self) -> QueueClient:
-        if self._client_made is not None:
+        if self._known_client is not None:
             return self._client()
         return await asyncio.to_thread(self._client)
 
@@ -405,7 +298,7 @@ class Queue:
             raise TypeError("Argument 'items' must be an Iterable")
         bodies = codecs.encode_all(self._codec, items)
         if bodies:
-            self._put(bodies, self._reserve(len(bodies), self._waits(False, None)))
+            self._put(bodies, self._reserve(len(bodies), self._wait_times(False, None)))
 
     def _put(self, bodies: list[bytes], request: int | None) -> None:
         end = 0
@@ -437,7 +330,7 @@ class Queue:
 
         Raises: the first failure that no caller has seen, or TimeoutError when the time is up.
         """
-        if self._client_made is not None:
+        if self._known_client is not None:
             batcher = self._client().batcher
             batcher.flush(timeout)
             batcher.batch_sender.raise_failure()
@@ -451,7 +344,7 @@ class Queue:
         request = _new_number()
         self._check_fits(count)
         for wait_s in waits:
-            if self._call("reserve", request, count, self.maxsize, wait_s=wait_s):
+            if self._coordinator.call("reserve", request, count, self.maxsize, wait_s=wait_s):
                 return request
         raise Full(f"queue {self.name!r} has no room for {count} of its {self.maxsize} items")
 
@@ -460,7 +353,7 @@ class Queue:
             return None
         request = _new_number()
         for wait_s in waits:
-            if await self._call_async("reserve", request, count, self.maxsize, wait_s):
+            if await self._coordinator.call_async("reserve", request, count, self.maxsize, wait_s):
                 return request
         raise Full(f"queue {self.name!r} has no room for {count} of its {self.maxsize} items")
 
@@ -476,9 +369,9 @@ class Queue:
         with contextlib.suppress(Exception):
             if near:
                 with contextlib.suppress(NotLocal):
-                    self._local.call("release", request, end)
+                    self._coordinator.call_nearby("release", request, end)
                     return
-            self._submit("release", (request, end))
+            self._coordinator.submit("release", request, end)
 
     # --- get --------------------------------------------------------------------------------------
 
@@ -492,17 +385,17 @@ class Queue:
             Rejected: the item has a codec that this handle does not accept.
             Corrupt: the item is damaged. It is raised once, and the next call takes the next item.
         """
-        return self._take(1, self._waits(block, timeout))[0]
+        return self._take(1, self._wait_times(block, timeout))[0]
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
         """Like `get`. Items assigned to a cancelled call go to the next get of this handle."""
         request = self._next_request(1)
         try:
-            for wait_s in self._waits(block, timeout, WAIT_S):
-                found = await self._call_async("take", request.number, 1, wait_s)
-                if found is not None:
+            for wait_s in self._wait_times(block, timeout, WAIT_S):
+                taken = await self._coordinator.call_async("take", request.number, 1, wait_s)
+                if taken is not None:
                     client = await self._client_async()
-                    return self._decode(await asyncio.to_thread(self._read, client, *found))[0]
+                    return self._decode(await asyncio.to_thread(self._read, client, *taken))[0]
         except BaseException as error:
             self._keep_request(request, error)
             raise
@@ -525,15 +418,15 @@ class Queue:
             raise TypeError("Argument 'num_items' must be an int")
         if num_items < 0:
             raise ValueError("'num_items' must be nonnegative")
-        return self._take(num_items, self._waits(False, None)) if num_items else []
+        return self._take(num_items, self._wait_times(False, None)) if num_items else []
 
     def _take(self, count: int, waits: Iterator[float]) -> list[Any]:
         request = self._next_request(count)
         try:
             for wait_s in waits:
-                found = self._call("take", request.number, count, wait_s=wait_s)
-                if found is not None:
-                    return self._decode(self._read(self._client(), *found))
+                taken = self._coordinator.call("take", request.number, count, wait_s=wait_s)
+                if taken is not None:
+                    return self._decode(self._read(self._client(), *taken))
         except BaseException as error:
             self._keep_request(request, error)
             raise
@@ -559,7 +452,7 @@ class Queue:
         if isinstance(error, asyncio.CancelledError):
             # No more items need be assigned to it.
             with contextlib.suppress(Exception):
-                self._submit("forget", (request.number,))
+                self._coordinator.submit("forget", request.number)
 
     def _read(self, client: QueueClient, first: int, count: int) -> list[Items]:
         """Read assigned items. Raises: Corrupt for a damaged item, else as `QueueClient.read`."""
@@ -620,11 +513,10 @@ class Queue:
         longest wait for its orderly end, in seconds.
         Raises: the first failure of a put that no caller has seen.
         """
-        if self._closed:
+        if self._coordinator.closed:
             return
-        self._closed = True
-        self._local.close()
-        client, self._client_made = self._client_made, None
+        self._coordinator.close()
+        client, self._known_client = self._known_client, None
         try:
             if client is not None:
                 client.close(0 if force else None)
@@ -632,21 +524,7 @@ class Queue:
             if not force:
                 raise
         finally:
-            self._end_coordinator(None if force else grace_period_s)
-
-    def _end_coordinator(self, grace_s: float | None) -> None:
-        """End the coordinator, if it runs."""
-        try:
-            attach(self._cluster)
-            coordinator = ray.get_actor(
-                coordinator_name(self._cluster.name, self.name), namespace=NAMESPACE
-            )
-        except (RayMQError, ValueError):
-            return
-        if grace_s is not None:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.get(coordinator.close.remote(), timeout=grace_s)
-        ray.kill(coordinator, no_restart=True)
+            self._coordinator.end(None if force else grace_period_s)
 
 
 def _new_number() -> int:

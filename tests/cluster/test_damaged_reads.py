@@ -165,19 +165,19 @@ def test_a_range_reader_and_a_queue_get_the_same(shard: Shard) -> None:
         reader.close()
 
 
-class QueueOnShard(Queue):
-    """A handle whose coordinator is a table: a request gets the same items whenever it asks."""
+class GivenItems:
+    """A coordinator that is a table: a request gets the same items whenever it asks."""
 
-    def __init__(self, shard: Shard) -> None:
-        self.name, self._cluster, self._shard = "t", shard.cluster, 0
-        self._given_codec, self._accept, self._linger_ms = "bytes", (), 0
-        self._begin()
+    def __init__(self) -> None:
         self.given: dict[int, tuple[int, int]] = {}
         self.next = ROTTEN - 1
-        #: raised by the coordinator's next call, when the items are given
+        #: raised by the next call, when the items are given
         self.failure: RayMQError | None = None
 
-    def _call(self, method: str, *arguments: Any, wait_s: float | None = None) -> Any:
+    def check_open(self) -> None:
+        """Nothing closes it."""
+
+    def call(self, method: str, *arguments: Any, wait_s: float | None = None) -> Any:
         request, count = arguments
         if request not in self.given:
             self.given[request] = (self.next, count)
@@ -187,8 +187,19 @@ class QueueOnShard(Queue):
             raise failure
         return self.given[request]
 
-    async def _call_async(self, method: str, *arguments: Any) -> Any:
-        return self._call(method, *arguments[:2])
+    async def call_async(self, method: str, *arguments: Any) -> Any:
+        return self.call(method, *arguments[:2])
+
+
+class QueueOnShard(Queue):
+    """A handle whose coordinator is a table."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.name, self._cluster, self._shard = "t", shard.cluster, 0
+        self._codec_option, self._accept, self._linger_ms = "bytes", (), 0
+        self._begin()
+        self.table = GivenItems()
+        self._coordinator: Any = self.table
 
 
 @pytest.fixture
@@ -214,7 +225,7 @@ def test_a_queue_raises_once_for_a_damaged_item_and_goes_on_after_it(
 
 
 def test_damage_that_the_coordinator_meets_takes_no_item_from_a_queue(items: QueueOnShard) -> None:
-    items.failure = Corrupt("the record of what was given is damaged")
+    items.table.failure = Corrupt("the record of what was given is damaged")
     with pytest.raises(Corrupt):
         items.get()
     assert items.get() == BODIES[ROTTEN - 1]

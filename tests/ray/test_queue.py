@@ -232,7 +232,7 @@ def test_tasks_and_actors_share_a_queue_while_its_processes_are_killed(
 def test_a_cluster_that_stops_in_a_foreign_ray_leaves_no_coordinator_and_gets_none(
     cluster: raymq.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raymq.cluster.queue.durable_queue.RETRY_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("raymq.cluster.queue.coordinator_calls.RETRY_TIMEOUT_S", 1.0)
     guest = raymq.start(
         tmp_path / "guest",
         name="guest",
