@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .start import StopReport
     from .transport.connection import Connection, Transport
-    from .transport.routes import Routes
+    from .transport.routes import Resolver, Routes
 
 _CALL_TIMEOUT_S = 30.0
 #: how long `create_topic` waits until a topic is durable
@@ -38,8 +38,6 @@ STATUS_TIMEOUT_S = 2.0
 
 #: states of a shard that does not answer
 _ABSENT = {"DOWN", "UNREACHABLE"}
-
-Resolver = Callable[[], dict[int, str]]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -140,7 +140,7 @@ class HandOver(NamedTuple):
     to: int
 
 
-Event: TypeAlias = (
+ElectionEvent: TypeAlias = (
     Received | LeaderHeard | FollowerHeard | EpochBegun | ElectionTick | OwnSyncFailed | HandOver
 )
 
@@ -190,7 +190,9 @@ class ResumePuts(NamedTuple):
     reason: str
 
 
-Effect: TypeAlias = Persist | SendElection | BeginEpoch | StepDown | Confirm | StopPuts | ResumePuts
+ElectionEffect: TypeAlias = (
+    Persist | SendElection | BeginEpoch | StepDown | Confirm | StopPuts | ResumePuts
+)
 
 
 class ElectionState(Enum):
@@ -252,7 +254,7 @@ class ElectionMachine:
         self._limits = limits or ElectionLimits()
 
         self._now_ms = 0
-        self._effects: list[Effect] = []
+        self._effects: list[ElectionEffect] = []
         self._log = LogFacts(0, 0, 0)
         self._chance = 0.0
         #: when an election begins, or the present one is tried again; None: not known before the first tick
@@ -279,7 +281,7 @@ class ElectionMachine:
         """Whether this process may append: it was elected in this epoch, and its EPOCH record is in the log."""
         return self.state is ElectionState.LEADER and self._leadership.begun_end is not None
 
-    def step(self, event: Event, now_ms: int, log: LogFacts) -> list[Effect]:
+    def step(self, event: ElectionEvent, now_ms: int, log: LogFacts) -> list[ElectionEffect]:
         """Take one event. Returns: the effects to perform, in order."""
         self._now_ms, self._effects, self._log = now_ms, [], log
 

@@ -81,14 +81,16 @@ class FrameReceived(NamedTuple):
     """A frame from the follower."""
 
     header: wire.FrameHeader
-    message: wire.Message
+    message: wire.ReplicaMessage
 
 
 class ClockTick(NamedTuple):
     """Time has passed."""
 
 
-Event: TypeAlias = LeaderProgress | Connected | Disconnected | Damaged | FrameReceived | ClockTick
+MirrorEvent: TypeAlias = (
+    LeaderProgress | Connected | Disconnected | Damaged | FrameReceived | ClockTick
+)
 
 
 # --- effects --------------------------------------------------------------------------------------
@@ -108,7 +110,7 @@ class Send(NamedTuple):
     """Send a frame, with log bytes [start, stop) of one segment as its body if start < stop."""
 
     header: wire.FrameHeader
-    message: wire.Message
+    message: wire.ReplicaMessage
     start: int
     stop: int
 
@@ -125,7 +127,7 @@ class Halt(NamedTuple):
     reason: str
 
 
-Effect: TypeAlias = Connect | Disconnect | Send | Replicated | Halt
+MirrorEffect: TypeAlias = Connect | Disconnect | Send | Replicated | Halt
 
 
 class Phase(Enum):
@@ -168,7 +170,7 @@ class MirrorLeader:
 
         #: time of the step under way
         self._now_ms = 0
-        self._effects: list[Effect] = []
+        self._effects: list[MirrorEffect] = []
         self._session = 0
 
         self._search: MatchSearch | None = None
@@ -193,7 +195,7 @@ class MirrorLeader:
         #: frames dropped because they belong to another process, session or addressee
         self.dropped = 0
 
-    def step(self, event: Event, now_ms: int) -> list[Effect]:
+    def step(self, event: MirrorEvent, now_ms: int) -> list[MirrorEffect]:
         """Take one event. Returns: the effects to perform, in order."""
         self._now_ms, self._effects = now_ms, []
 
@@ -250,7 +252,7 @@ class MirrorLeader:
             self._halt(f"the follower refuses: {message.text}")
         elif isinstance(message, wire.HelloReply) and self.phase is Phase.GREETING:
             self._peer = header.sender
-            self._handle_hello_ok(message)
+            self._handle_hello_reply(message)
         elif isinstance(message, wire.ProbeReply) and self._search is not None:
             self._search.answer(*message)
             self._continue_search()
@@ -273,7 +275,7 @@ class MirrorLeader:
             and self._peer.incarnation in (0, header.sender.incarnation)
         )
 
-    def _handle_hello_ok(self, theirs: wire.HelloReply) -> None:
+    def _handle_hello_reply(self, theirs: wire.HelloReply) -> None:
         """Find where both logs match: at the follower's end if their chain values are equal there, else by a search."""
         if theirs.epoch > self._epoch:
             self._halt(f"the follower's log is of epoch {theirs.epoch}, newer than {self._epoch}")
@@ -402,7 +404,7 @@ class MirrorLeader:
             self._sent_end, self._sent_value = units[-1].end, units[-1].value
             self._in_flight.append(self._sent_end)
 
-    def _send(self, message: wire.Message, start: int = 0, stop: int = 0) -> None:
+    def _send(self, message: wire.ReplicaMessage, start: int = 0, stop: int = 0) -> None:
         header = wire.FrameHeader(
             self._cluster, self._shard, self._me, self._peer, self._epoch, self._session
         )

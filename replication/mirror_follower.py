@@ -76,7 +76,7 @@ class AdvanceConfirmed(NamedTuple):
 class Reply(NamedTuple):
     """Answer with this message."""
 
-    message: wire.Message
+    message: wire.ReplicaMessage
 
 
 class Acknowledge(NamedTuple):
@@ -89,7 +89,7 @@ class HaltReplica(NamedTuple):
     reason: str
 
 
-Effect: TypeAlias = (
+FollowerEffect: TypeAlias = (
     AppendUnits | AdoptUnits | Truncate | AdvanceConfirmed | Reply | Acknowledge | HaltReplica
 )
 
@@ -121,8 +121,12 @@ class MirrorFollower:
         self.dropped = 0
 
     def step(
-        self, header: wire.FrameHeader, message: wire.Message, data: memoryview | None, log: LogView
-    ) -> list[Effect]:
+        self,
+        header: wire.FrameHeader,
+        message: wire.ReplicaMessage,
+        data: memoryview | None,
+        log: LogView,
+    ) -> list[FollowerEffect]:
         """Take one frame of a leader. Raises: Corrupt from `log.same_until`."""
         if not self._is_mine(header, message):
             self.dropped += 1
@@ -174,7 +178,7 @@ class MirrorFollower:
         """Whether this session has been matched, so that an Ack means something to the leader."""
         return self._matched and not self.halted
 
-    def _is_mine(self, header: wire.FrameHeader, message: wire.Message) -> bool:
+    def _is_mine(self, header: wire.FrameHeader, message: wire.ReplicaMessage) -> bool:
         if header.cluster != self._cluster or header.shard != self._shard:
             return False
         if header.addressee.id != self._me.id:
@@ -215,7 +219,7 @@ class MirrorFollower:
 
     def _append(
         self, message: wire.AppendEntries, data: memoryview | None, log: LogView
-    ) -> list[Effect]:
+    ) -> list[FollowerEffect]:
         """Store the units if they continue the log, then move the confirmed end."""
         is_known = (
             message.prev_end == self.matched_end and message.prev_chain == self._matched_value
@@ -244,7 +248,7 @@ class MirrorFollower:
 
     def _store(
         self, message: wire.AppendEntries, data: memoryview | None, log: LogView
-    ) -> list[Effect]:
+    ) -> list[FollowerEffect]:
         """The effects that make the log hold the units: none for those that it holds already."""
         units = message.units
         end, value, _ = log.tail()
@@ -269,7 +273,7 @@ class MirrorFollower:
 
     def _reconcile(
         self, message: wire.AppendEntries, data: memoryview | None, log: LogView
-    ) -> list[Effect]:
+    ) -> list[FollowerEffect]:
         """The log has these bytes in other units: compare, then keep them or replace them above the confirmed end."""
         units = message.units
         same = log.same_until(list(units), bytes_of(units, data))

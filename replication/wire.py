@@ -153,7 +153,7 @@ class PreVoteReply(NamedTuple):
 
 
 class RequestVote(NamedTuple):
-    """RequestVote for me in the epoch of this message."""
+    """Vote for me in the epoch of this message."""
 
     last_epoch: int
     end: int
@@ -230,11 +230,11 @@ Election: TypeAlias = (
     | TakeOver
     | NewerEpoch
 )
-Message: TypeAlias = Stream | Election
+ReplicaMessage: TypeAlias = Stream | Election
 
 #: the numbers of each message. A Probe repeats its layout. Units follow those of an AppendEntries, the text those of a
 #: Refusal. The position is the kind on the wire, from 1 on
-_LAYOUTS: dict[type[Message], struct.Struct] = {
+_LAYOUTS: dict[type[ReplicaMessage], struct.Struct] = {
     Hello: struct.Struct(">qq"),
     HelloReply: struct.Struct(">qqqqq"),
     Probe: struct.Struct(">qI"),
@@ -264,7 +264,7 @@ def cluster_key(cluster_id: str) -> bytes:
     return hashlib.sha256(cluster_id.encode()).digest()[:16]
 
 
-def encode(header: FrameHeader, message: Message) -> bytes:
+def encode(header: FrameHeader, message: ReplicaMessage) -> bytes:
     """One frame, without the log bytes of an AppendEntries."""
     payload = _pack(message)
     kind = _KINDS.index(type(message)) + 1
@@ -276,7 +276,7 @@ def encode(header: FrameHeader, message: Message) -> bytes:
     return head[:_CRC_AT] + struct.pack(">II", crc, len(payload)) + payload
 
 
-def decode(frame: bytes | memoryview) -> tuple[FrameHeader, Message]:
+def decode(frame: bytes | memoryview) -> tuple[FrameHeader, ReplicaMessage]:
     """The inverse. Raises: Rejected for other bytes, another version, or a damaged frame."""
     data = bytes(frame)
     if len(data) < _HEADER.size or data[:4] != MAGIC:
@@ -310,7 +310,7 @@ def decode(frame: bytes | memoryview) -> tuple[FrameHeader, Message]:
         raise Rejected(fault, field="length", found=length) from error
 
 
-def _pack(message: Message) -> bytes:
+def _pack(message: ReplicaMessage) -> bytes:
     layout = _LAYOUTS[type(message)]
     if isinstance(message, AppendEntries):
         numbers = layout.pack(*message[:3], len(message.units))
@@ -322,7 +322,7 @@ def _pack(message: Message) -> bytes:
     return layout.pack(*message)
 
 
-def _unpack(kind: type[Message], payload: bytes) -> Message:
+def _unpack(kind: type[ReplicaMessage], payload: bytes) -> ReplicaMessage:
     layout = _LAYOUTS[kind]
     if kind is AppendEntries:
         prev_end, prev_chain, confirmed, count = layout.unpack_from(payload)

@@ -138,6 +138,42 @@ def test_only_tests_use_assert():
     assert not found, f"use raymq.store.base.errors.require, which -O does not remove: {found}"
 
 
+def public_names(tree: ast.Module) -> Iterator[str]:
+    """Public classes and type aliases of a module."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            name = node.name
+        elif isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "TypeAlias":
+            name = ast.unparse(node.target)
+        elif isinstance(node, ast.Assign) and re.fullmatch(
+            r"[A-Z][a-z]\w*", ast.unparse(node.targets[0])
+        ):
+            name = ast.unparse(node.targets[0])
+        else:
+            continue
+        if not name.startswith("_"):
+            yield name
+
+
+def test_no_public_class_or_type_is_defined_twice():
+    places: dict[str, list[str]] = {}
+    for path, tree in sources(*PARTS):
+        for name in public_names(tree):
+            places.setdefault(name, []).append(path)
+    twice = {name: paths for name, paths in places.items() if len(paths) > 1}
+    assert not twice, f"one name, one thing: {twice}"
+
+
+def test_a_deadline_has_its_unit():
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in sources(*PARTS)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and node.id in ("deadline", "until")
+    ]
+    assert not found, f"deadline_s or deadline_ms: {found}"
+
+
 def test_in_store_only_the_seam_touches_files_and_the_clock():
     found = [
         f"{path}:{getattr(node, 'lineno', 0)}: {use}"

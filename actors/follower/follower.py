@@ -107,10 +107,10 @@ class FollowerSession:
         return not refused
 
     def _perform(
-        self, header: wire.FrameHeader, message: wire.Message, data: memoryview | None
-    ) -> tuple[list[wire.Message], bool]:
+        self, header: wire.FrameHeader, message: wire.ReplicaMessage, data: memoryview | None
+    ) -> tuple[list[wire.ReplicaMessage], bool]:
         """Perform the effects of one message. Returns: the replies, and whether to acknowledge."""
-        replies: list[wire.Message] = []
+        replies: list[wire.ReplicaMessage] = []
         acknowledges = False
 
         try:
@@ -129,7 +129,7 @@ class FollowerSession:
 
         return replies, acknowledges
 
-    def _change(self, effect: mirror_follower.Effect, data: memoryview | None) -> None:
+    def _change(self, effect: mirror_follower.FollowerEffect, data: memoryview | None) -> None:
         log = self._log
         if isinstance(effect, mirror_follower.AppendUnits):
             log.append_units(list(effect.units), mirror_follower.bytes_of(effect.units, data))

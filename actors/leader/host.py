@@ -432,11 +432,11 @@ class LeaderHost(ReplicaHost):
 
         Raises: Unavailable when a step failed; everything is released in any case.
         """
-        deadline = self.clock.monotonic_ms() + int(timeout_s * 1000)
+        deadline_ms = self.clock.monotonic_ms() + int(timeout_s * 1000)
         while (
             (self._appender.busy or self.acks.waiting)
             and self.stop_error is None
-            and self.clock.monotonic_ms() < deadline
+            and self.clock.monotonic_ms() < deadline_ms
         ):
             self.clock.sleep_ms(5)
 

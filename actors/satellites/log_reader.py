@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raymq.replication.wire import AppendEntries, Message
+from raymq.replication.wire import AppendEntries, ReplicaMessage
 from raymq.store.base.errors import Corrupt, require
 from raymq.store.base.files import Files
 from raymq.store.log.chain import check_units
@@ -28,7 +28,7 @@ class LogReader:
         """The first offset stored, or 0 in an empty log."""
         return first_offset(self._directory, files=self._files)
 
-    def read(self, start: int, stop: int, message: Message) -> memoryview | None:
+    def read(self, start: int, stop: int, message: ReplicaMessage) -> memoryview | None:
         """The body of a frame: log bytes [start, stop), which lie in one segment, or None for none.
 
         Raises: Corrupt when the bytes differ from those of the message's units, or the disk cannot read them.

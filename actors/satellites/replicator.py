@@ -149,7 +149,7 @@ class Replicator(Service):
             satellite.wake_others()
 
     def _step(
-        self, event: mirror.Event, machine: mirror.MirrorLeader, combiner: PutCombiner
+        self, event: mirror.MirrorEvent, machine: mirror.MirrorLeader, combiner: PutCombiner
     ) -> None:
         """Give the machine an event and perform its effects."""
         for effect in machine.step(event, self._clock.monotonic_ms()):

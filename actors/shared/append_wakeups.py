@@ -164,7 +164,7 @@ class AppendNotifier:
             return False
 
         began = self._clock.monotonic()
-        deadline = began + WATCH_US / 1e6
+        deadline_s = began + WATCH_US / 1e6
         self._control.commit_log_polls = 1
         try:
             sleep_s = self._usual_sync_s * SLEPT_SHARE
@@ -173,7 +173,7 @@ class AppendNotifier:
             while flusher.position < end_offset and wanted():
                 # The kernel may have put the flusher on this core.
                 os.sched_yield()
-                if self._clock.monotonic() > deadline:
+                if self._clock.monotonic() > deadline_s:
                     return False
             took_s = self._clock.monotonic() - began
             self._usual_sync_s += (took_s - self._usual_sync_s) * _NEWEST
@@ -191,9 +191,9 @@ class AppendWaiter:
 
     def await_announced(self, done: int) -> None:
         """Poll, after a wakeup, for the announced append that ends after `done`, for ANNOUNCED_US at most."""
-        deadline = self._clock.monotonic() + ANNOUNCED_US / 1e6
+        deadline_s = self._clock.monotonic() + ANNOUNCED_US / 1e6
         control = self._control
         while control.appending and control.appended <= done:
             os.sched_yield()
-            if self._clock.monotonic() > deadline:
+            if self._clock.monotonic() > deadline_s:
                 return

@@ -205,7 +205,8 @@ _COUNTS_MAX = {
 
 def _between(name: str, value: float, low: float, high: float, *, above: bool = False) -> None:
     """Check a value. Raises: Rejected outside [low, high] (`above`: for low itself too) or for no number."""
-    if not (low < value <= high if above else low <= value <= high):
+    is_low = value <= low if above else value < low
+    if is_low or not value <= high:
         limit = f"{f'more than {low:,}' if above else f'{low:,}'} to {high:,}"
         raise Rejected(f"{name} is {value}: use {limit}", field=name, limit=limit)
 

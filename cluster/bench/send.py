@@ -96,7 +96,7 @@ class MessageTransport:
 
 
 #: how rows get to the cluster; both kinds have the same methods
-Transport = BatchTransport | MessageTransport
+BenchTransport = BatchTransport | MessageTransport
 
 
 def _report(ended: Any, row: int, done: Done) -> None:
@@ -150,7 +150,7 @@ class Schedule:
 class Sending:
     """One sending worker: makes rows, sends them according to the plan, counts the answers."""
 
-    def __init__(self, job: Job, transport: Transport, clock: BenchClock) -> None:
+    def __init__(self, job: Job, transport: BenchTransport, clock: BenchClock) -> None:
         self._job = job
         self._plan = job.plan
         self._transport = transport
@@ -191,8 +191,8 @@ class Sending:
             else:
                 due = schedule.take(now)
                 if due is None:
-                    until = min(end, self._meter.end_of(now), schedule.next_time(now))
-                    self._wait(lambda: False, until)
+                    deadline_s = min(end, self._meter.end_of(now), schedule.next_time(now))
+                    self._wait(lambda: False, deadline_s)
                 else:
                     self._send(due)
 
@@ -207,17 +207,17 @@ class Sending:
     def _enough(self) -> bool:
         return self._job.rows is not None and self._sent >= self._job.rows
 
-    def _send_closed(self, until: float) -> None:
-        """Send the next batch when it fits into the window, or return at `until`."""
+    def _send_closed(self, deadline_s: float) -> None:
+        """Send the next batch when it fits into the window, or return at `deadline_s`."""
         count = self._plan.batch
         if self._job.rows is not None:
             count = min(count, self._job.rows - self._sent)
-        if self._wait(lambda: self._in_flight + count <= self._window, until):
+        if self._wait(lambda: self._in_flight + count <= self._window, deadline_s):
             self._send(np.full(count, self._clock.monotonic()))
 
-    def _wait(self, ready: Callable[[], bool], until: float) -> bool:
+    def _wait(self, ready: Callable[[], bool], deadline_s: float) -> bool:
         with self._changed:
-            self._clock.wait_for(self._changed, ready, until - self._clock.monotonic())
+            self._clock.wait_for(self._changed, ready, deadline_s - self._clock.monotonic())
             return ready()
 
     def _send(self, due: npt.NDArray[np.float64]) -> None:

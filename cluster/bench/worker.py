@@ -18,7 +18,7 @@ from .check import verify
 from .job import READY, BenchClock, Control, Job
 from .messages import payload_block
 from .read import Reading
-from .send import BatchTransport, MessageTransport, Sending, Transport
+from .send import BatchTransport, MessageTransport, Sending, BenchTransport
 
 
 def work(
@@ -45,7 +45,7 @@ def work(
 
 def _produce(job: Job, cluster: Cluster, control: Control, clock: BenchClock) -> Iterator[Any]:
     kind = MessageTransport if job.plan.api == "messages" else BatchTransport
-    transport: Transport = kind(cluster, job.plan)
+    transport: BenchTransport = kind(cluster, job.plan)
     with contextlib.closing(transport):
         for topic in job.plan.topic_names:
             transport.prepare(topic)

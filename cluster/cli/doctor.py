@@ -40,7 +40,7 @@ from raymq.store.base.files import Files
 from .status_text import size_text
 from .tls_check import CertificateRefused, validity
 
-Verdict = Literal["ok", "warn", "fail"]
+CheckLevel = Literal["ok", "warn", "fail"]
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -66,7 +66,7 @@ class Check:
     """One finding."""
 
     name: str
-    verdict: Verdict
+    verdict: CheckLevel
     #: the state of the machine
     found: str
     #: empty when nothing must be done

@@ -26,7 +26,7 @@ from . import commands, message_commands, store_commands
 from .console import EXIT_USAGE, Console, exit_code
 
 #: a command: it returns its exit code
-Run = Callable[[argparse.Namespace, Console], int]
+RunCommand = Callable[[argparse.Namespace, Console], int]
 
 _EPILOG = "exit codes: 0 done, 1 a fault was found, 2 wrong command, 3 cluster not available"
 
@@ -148,7 +148,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _command(
     parsers: Any,
     name: str,
-    run: Run,
+    run: RunCommand,
     text: str,
     *,
     json: bool = True,

@@ -20,11 +20,11 @@ _SERVICES = {
 }
 _INDENT = " " * 13
 
-Facts = Mapping[str, Any]
+StatusFacts = Mapping[str, Any]
 
 
 def status_lines(
-    status: Facts, topics: Mapping[str, Any] | None, *, verbose: bool
+    status: StatusFacts, topics: Mapping[str, Any] | None, *, verbose: bool
 ) -> Iterator[str]:
     """The text of a cluster's status.
 
@@ -67,7 +67,7 @@ def _line(name: str, text: str) -> str:
     return f"  {name:<10} {text}"
 
 
-def _shards(shards: list[Facts]) -> str:
+def _shards(shards: list[StatusFacts]) -> str:
     running = sum(shard["state"] == "RUNNING" for shard in shards)
     words = [f"{running} of {len(shards)} RUNNING"]
     for key in ("replication", "flush"):
@@ -79,7 +79,7 @@ def _shards(shards: list[Facts]) -> str:
     return ", ".join(words)
 
 
-def _shard(shard: Facts, verbose: bool) -> Iterator[str]:
+def _shard(shard: StatusFacts, verbose: bool) -> Iterator[str]:
     leases = shard.get("supervisor", {}).get("roles", {})
     text = str(shard["state"])
     if shard.get("error"):
@@ -102,7 +102,7 @@ def _shard(shard: Facts, verbose: bool) -> Iterator[str]:
         yield from _positions(shard, leases)
 
 
-def _protection(shard: Facts) -> str:
+def _protection(shard: StatusFacts) -> str:
     """The protection that the second replica gives, which depends on its machine."""
     if shard.get("replication") != "mirror":
         return ""
@@ -117,7 +117,7 @@ def _protection(shard: Facts) -> str:
     return ""
 
 
-def _positions(shard: Facts, leases: Mapping[str, Any]) -> Iterator[str]:
+def _positions(shard: StatusFacts, leases: Mapping[str, Any]) -> Iterator[str]:
     keys = ["appended", "synced", "confirmed"]
     if shard.get("transient_pool"):
         keys.insert(1, "committed")
@@ -132,11 +132,11 @@ def _positions(shard: Facts, leases: Mapping[str, Any]) -> Iterator[str]:
             yield f"{_INDENT}{name}: at {lease['position']} bytes, pid {lease['pid']}, {starts}"
 
 
-def _messages(metrics: list[Facts]) -> str:
+def _messages(metrics: list[StatusFacts]) -> str:
     return f"{sum(sum(shard['topic_messages'].values()) for shard in metrics):,}"
 
 
-def _disk(metrics: list[Facts]) -> str:
+def _disk(metrics: list[StatusFacts]) -> str:
     used = [shard["disk_used_bytes"] for shard in metrics if shard.get("disk_used_bytes")]
     free = [shard["disk_free_bytes"] for shard in metrics if shard.get("disk_free_bytes")]
     if not used or not free:
@@ -145,7 +145,7 @@ def _disk(metrics: list[Facts]) -> str:
     return f"{size_text(sum(used))} used, {size_text(min(free))} free"
 
 
-def _lag(metrics: list[Facts]) -> str:
+def _lag(metrics: list[StatusFacts]) -> str:
     groups: dict[tuple[str, str], int] = {}
     for shard in metrics:
         for topic, lags in shard["consumer_lag_messages"].items():

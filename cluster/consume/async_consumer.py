@@ -152,11 +152,11 @@ class AsyncConsumer(OpenClient):
     async def _wait(self, poll: Callable[[], _Found], timeout: float) -> _Found:
         """The result of `poll`, once it is not empty or the time is up."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + timeout
+        deadline_s = loop.time() + timeout
         while True:
             self._changed.clear()
             found = poll()
-            left = until - loop.time()
+            left = deadline_s - loop.time()
             if len(found) or left <= 0:
                 return found
             with contextlib.suppress(asyncio.TimeoutError):

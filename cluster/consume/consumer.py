@@ -314,7 +314,8 @@ class Consumer(OpenClient):
 
         if isinstance(offset, str):
             check_choice("offset", offset, ("earliest", "latest"))
-            offset = self._ranges([shard])[queue_id][offset == "latest"]
+            earliest, latest = self._ranges([shard])[queue_id]
+            offset = latest if offset == "latest" else earliest
         check_offsets({queue_id: offset})
         offset = int(offset)
 

@@ -49,7 +49,7 @@ class RangeReader:
             Corrupt: a message is damaged. All messages before it were returned.
             Unavailable: no message has come for `timeout_s`.
         """
-        until = self._clock.monotonic() + timeout_s
+        deadline_s = self._clock.monotonic() + timeout_s
         request = FetchRequest(
             self._topic, {self._queue_id: first}, max_bytes, max_records, WAIT_MS
         )
@@ -62,7 +62,7 @@ class RangeReader:
                 found = verify_slices(fetched, self._routes, self._topic, self._shard)
             except Unavailable:
                 self.close()
-                if self._clock.monotonic() > until:
+                if self._clock.monotonic() > deadline_s:
                     raise
                 self._clock.sleep_ms(RETRY_MS)
                 self._routes.refresh()
@@ -74,7 +74,7 @@ class RangeReader:
                     raise part.error or Unavailable("an empty answer", shard=self._shard)
                 return part.records, part.next_offset
 
-            if self._clock.monotonic() > until:
+            if self._clock.monotonic() > deadline_s:
                 raise Unavailable(
                     f"no message of {self._topic} queue {self._queue_id} at offset {first} or after it arrived in "
                     f"{timeout_s:g} s; the range ends at {last}",

@@ -30,8 +30,16 @@ _PREPARE = "raymq.cluster.deploy.placement:prepare_replica"
 _CALL_TIMEOUT_S = 10.0
 #: fields of the cluster's record that every actor gets
 _RECORD_FIELDS = (
-    *("cluster_id", "shards", "replication", "flush", "host"),
-    *("tls", "insecure", "placement", "formed", "ephemeral"),
+    "cluster_id",
+    "shards",
+    "replication",
+    "flush",
+    "host",
+    "tls",
+    "insecure",
+    "placement",
+    "formed",
+    "ephemeral",
 )
 #: states in which a CommitLog serves
 _UP = ("RUNNING", "READ_ONLY")
@@ -250,20 +258,21 @@ def wait_running(
     """
     logs = [member for member in members if member.role == "commit_log"]
     states: dict[str, dict[str, Any]] = {}
-    deadline = clock.monotonic_ms() + int(timeout_s * 1000)
+    deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
     left = logs
 
     while left:
-        left_ms = max(1000, deadline - clock.monotonic_ms())
+        left_ms = max(1000, deadline_ms - clock.monotonic_ms())
         for member, state in _ask_all(ray, left, clock, min(int(_CALL_TIMEOUT_S * 1000), left_ms)):
             line = _line(member, state)
             if member.name not in states or line != _line(member, states[member.name]):
-                (warn if state["state"] == "READ_ONLY" else progress)(line)
+                report = warn if state["state"] == "READ_ONLY" else progress
+                report(line)
             states[member.name] = state
         left = [member for member in left if states[member.name]["state"] not in _UP]
 
         _check_damaged(left, states)
-        if left and clock.monotonic_ms() > deadline:
+        if left and clock.monotonic_ms() > deadline_ms:
             raise Unavailable(
                 f"{len(left)} of {len(logs)} replicas do not serve in the remaining {timeout_s:.0f} s: "
                 f"{_lines(left, states)}. They keep trying: see `raymq status`; `raymq stop` ends them",
@@ -438,10 +447,10 @@ def _outcome(ray: Any, member: Member, call: Any, timeout_s: float) -> str:
 
 
 def _wait_gone(ray: Any, cluster: str, members: list[Member], clock: Clock) -> None:
-    deadline = clock.monotonic_ms() + 10_000
+    deadline_ms = clock.monotonic_ms() + 10_000
     for member in members:
         while find(ray, cluster, [(member.shard, member.replica, member.role)]):
-            if clock.monotonic_ms() > deadline:
+            if clock.monotonic_ms() > deadline_ms:
                 raise Unavailable(f"Ray has not ended the actor {member.name} within 10 s")
             clock.sleep_ms(50)
 

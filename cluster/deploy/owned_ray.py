@@ -62,7 +62,7 @@ def start_owned(
     Args: `loopback`: it listens on 127.0.0.1 only, else on all addresses of the machine.
     Raises: Unavailable with the end of its log when it does not come up within `timeout_s`.
     """
-    deadline = clock.monotonic_ms() + int(timeout_s * 1000)
+    deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
     lost = ray_host.load_owned(paths, files)
     if lost is not None:
         # No `stop` ended that Ray: it crashed, the machine was rebooted, or it is dying.
@@ -72,12 +72,12 @@ def start_owned(
     progress("starting Ray")
     for attempts_left in reversed(range(_ATTEMPTS)):
         try:
-            owned = _start_once(paths, loopback, deadline, files=files, clock=clock)
+            owned = _start_once(paths, loopback, deadline_ms, files=files, clock=clock)
             progress(f"Ray runs at {owned.address}")
             return owned
         except Unavailable as error:
             # Another process may have taken a port before Ray bound it. On a busy machine Ray gives up early.
-            if not attempts_left or clock.monotonic_ms() >= deadline:
+            if not attempts_left or clock.monotonic_ms() >= deadline_ms:
                 raise
             progress(f"starting Ray again: {error}")
 
@@ -125,7 +125,7 @@ def stop_owned(paths: ClusterPaths, *, files: Files, clock: Clock) -> list[int]:
 
 
 def _start_once(
-    paths: ClusterPaths, loopback: bool, deadline: int, *, files: Files, clock: Clock
+    paths: ClusterPaths, loopback: bool, deadline_ms: int, *, files: Files, clock: Clock
 ) -> OwnedRay:
     mark = secrets.token_hex(8)
     # Short: Ray puts sockets into it, and the path of a socket has at most 107 bytes.
@@ -158,7 +158,7 @@ def _start_once(
     # Recorded before it is up, so that `stop` finds it if this start is interrupted now.
     ray_host.save_target(paths, RayTarget(address=owned.address, owned=owned), files)
     try:
-        node = _wait_started(paths, owned, deadline, files=files, clock=clock)
+        node = _wait_started(paths, owned, deadline_ms, files=files, clock=clock)
     except BaseException:
         stop_owned(paths, files=files, clock=clock)
         raise
@@ -230,7 +230,7 @@ def node_address(log: str) -> str | None:
 
 
 def _wait_started(
-    paths: ClusterPaths, owned: OwnedRay, deadline: int, *, files: Files, clock: Clock
+    paths: ClusterPaths, owned: OwnedRay, deadline_ms: int, *, files: Files, clock: Clock
 ) -> str:
     """Wait until Ray reports that it is up. Returns: the address of its node."""
     began = clock.monotonic_ms()
@@ -245,7 +245,7 @@ def _wait_started(
         if not leader_alive(owned.family, files):
             tail = "\n".join(log.splitlines()[-15:])
             raise Unavailable(f"Ray ended while it started ({paths.ray_log}):\n{tail}")
-        if clock.monotonic_ms() > deadline:
+        if clock.monotonic_ms() > deadline_ms:
             waited_s = (clock.monotonic_ms() - began) / 1000
             raise Unavailable(f"Ray did not start: waited {waited_s:.0f} s; see {paths.ray_log}")
 

@@ -66,9 +66,13 @@ def place_shards(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
 
     rows = []
     for shard in range(shards):
-        row = [nodes[shard % count]]
+        leader = shard % count
+        row = [nodes[leader]]
         if replicas > 1:
-            row.append(nodes[(shard + 1 + shard // count % (count - 1)) % count])
+            # Each round over the leaders pairs them with another of the other nodes.
+            others = [*nodes[leader + 1 :], *nodes[:leader]]
+            round_number = shard // count
+            row.append(others[round_number % len(others)])
         rows.append(tuple(row))
 
     return tuple(rows)

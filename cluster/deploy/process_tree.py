@@ -100,18 +100,18 @@ def end_family(family: Family, *, files: Files, clock: Clock, grace_ms: int) -> 
         # Without the leader no process ends them in order. A few of Ray's end by themselves.
         grace_ms = min(grace_ms, _ORPHAN_GRACE_MS)
 
-    deadline = clock.monotonic_ms() + grace_ms
-    while members(family, files) and clock.monotonic_ms() < deadline:
+    deadline_ms = clock.monotonic_ms() + grace_ms
+    while members(family, files) and clock.monotonic_ms() < deadline_ms:
         clock.sleep_ms(50)
 
     killed: list[int] = []
-    deadline = clock.monotonic_ms() + 10_000
+    deadline_ms = clock.monotonic_ms() + 10_000
     while left := members(family, files):
         for pid in left:
             started = start_time(pid, files)
             if started is not None and _signal(pid, started, signal.SIGKILL, files):
                 killed.append(pid)
-        if clock.monotonic_ms() > deadline:
+        if clock.monotonic_ms() > deadline_ms:
             raise TimeoutError(f"processes {left} do not end although they were killed")
         clock.sleep_ms(50)
 

@@ -278,7 +278,7 @@ def wait_for_answer(
     """
     if target.owned is not None:
         _adopt_authentication(target.owned)
-    deadline = clock.monotonic_ms() + int(timeout_s * 1000)
+    deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
 
     with tempfile.TemporaryFile() as printed:
         probe = subprocess.Popen(
@@ -294,7 +294,7 @@ def wait_for_answer(
                 fault = why_unhealthy()
                 if fault is not None:
                     return fault
-                if clock.monotonic_ms() > deadline:
+                if clock.monotonic_ms() > deadline_ms:
                     message = (
                         f"Ray at {target.address} does not answer within {round(timeout_s, 1):g} s, although its port "
                         "is open: its GCS or the raylet of this machine hangs or starts. End that Ray, or try again"

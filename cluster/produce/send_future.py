@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .shard_sender import ShardSender
 
 #: what an awaitable gives
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class SendFailure:
@@ -210,12 +210,12 @@ class SendFuture:
         return self._receipt(batch.result())
 
 
-class TaskSteps(Generic[Answer]):
+class TaskSteps(Generic[Result]):
     """Makes an awaitable a coroutine for `asyncio.create_task`. Subclasses have the slot `_steps`."""
 
     __slots__ = ()
 
-    def __await__(self) -> Generator[Any, None, Answer]:
+    def __await__(self) -> Generator[Any, None, Result]:
         raise NotImplementedError
 
     def send(self, value: None) -> Any:
@@ -230,8 +230,8 @@ class TaskSteps(Generic[Answer]):
         """Like a coroutine's; the message is still sent."""
         self._generator().close()
 
-    def _generator(self) -> Generator[Any, None, Answer]:
-        steps: Generator[Any, None, Answer] | None = getattr(self, "_steps", None)
+    def _generator(self) -> Generator[Any, None, Result]:
+        steps: Generator[Any, None, Result] | None = getattr(self, "_steps", None)
         if steps is None:
             steps = self.__await__()
             object.__setattr__(self, "_steps", steps)

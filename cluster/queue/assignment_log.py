@@ -64,7 +64,10 @@ def make_topics(cluster: Cluster, name: str) -> int:
             limit="a topic with one queue",
         )
 
-    for topic in (TAKEN_PREFIX + name, *(() if found else (name,))):
+    missing = [TAKEN_PREFIX + name]
+    if not found:
+        missing.append(name)
+    for topic in missing:
         # Every shard knows every topic.
         for shard in range(cluster.shards):
             arguments = {"name": topic, "queues": 1, "shards": [home]}

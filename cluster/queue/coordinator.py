@@ -185,8 +185,8 @@ class QueueCoordinator:
     def _admit(self) -> None:
         """Grant room in the order of the calls, so that small requests do not starve a large one."""
         now_s = self._clock.monotonic()
-        for request, (_, until) in list(self._reserved.items()):
-            if until < now_s:
+        for request, (_, deadline_s) in list(self._reserved.items()):
+            if deadline_s < now_s:
                 del self._reserved[request]
         for request, putter in list(self._putters.items()):
             used = (

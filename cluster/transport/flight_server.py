@@ -171,12 +171,12 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         Neither wakes a thread that waits in the backend, so it waits for a short time repeatedly.
         """
         clock = Clock()
-        deadline = clock.monotonic_ms() + request.wait_ms
+        deadline_ms = clock.monotonic_ms() + request.wait_ms
         left = request.wait_ms
         while True:
             found = self._backend.fetch(request._replace(wait_ms=min(left, FETCH_STEP_MS)))
             # By the clock: the backend waits longer than `wait_ms` when the dispatch lags.
-            left = deadline - clock.monotonic_ms()
+            left = deadline_ms - clock.monotonic_ms()
             if found or left <= 0 or self._stopping or context.is_cancelled():
                 return found
 

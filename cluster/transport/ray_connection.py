@@ -267,17 +267,17 @@ class RayFetchStream(_RayStream):
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """Like `flight_client.FlightFetchStream.fetch`. A long wait is several calls."""
         clock = Clock()
-        deadline = clock.monotonic_ms() + request.wait_ms
+        deadline_ms = clock.monotonic_ms() + request.wait_ms
         while True:
             self._check()
-            left = max(0, deadline - clock.monotonic_ms())
+            left = max(0, deadline_ms - clock.monotonic_ms())
             short = request._replace(wait_ms=min(left, READ_WAIT_MS_MAX))
             try:
                 reference = self._actor.read.remote(self._cluster_id, *short)
             except Exception as error:
                 raise translate(error, self._name) from error
             found = self._result(reference)
-            if found or clock.monotonic_ms() >= deadline:
+            if found or clock.monotonic_ms() >= deadline_ms:
                 return [_fetched(part) for part in found]
 
 

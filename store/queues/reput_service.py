@@ -130,7 +130,7 @@ class ReputService:
         return self.dispatched
 
     def _run(self, confirmed: int) -> None:
-        deadline = self._clock.monotonic() + SLICE_MS / 1000
+        deadline_s = self._clock.monotonic() + SLICE_MS / 1000
         while self.dispatched < confirmed:
             with self._put_lock:
                 while self._pending and self._pending[0].start < self.dispatched:
@@ -152,7 +152,7 @@ class ReputService:
                 if self.index is not None:
                     self.index.add_from_log(start, self.dispatched)
 
-            if self._clock.monotonic() > deadline:
+            if self._clock.monotonic() > deadline_s:
                 break
 
     def _append_units(self, found: UndispatchedUnit | rows.RowRun, tags_codes: Int64s) -> None:

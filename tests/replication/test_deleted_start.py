@@ -7,10 +7,10 @@ import pytest
 from raymq.replication.mirror import ClockTick as Time
 from raymq.replication.mirror import (
     Connected,
-    Effect,
     FrameReceived,
     Halt,
     LeaderProgress,
+    MirrorEffect,
     MirrorLeader,
     Send,
 )
@@ -53,7 +53,7 @@ class Left:
 UNITS = chain(16)
 
 
-def greet(ends: int, value: int, *, known_start: int, start: int) -> list[Effect]:
+def greet(ends: int, value: int, *, known_start: int, start: int) -> list[MirrorEffect]:
     """The leader's effects after a follower has reported the end of its log."""
     leader = MirrorLeader(
         cluster=CLUSTER,

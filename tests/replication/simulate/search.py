@@ -122,7 +122,9 @@ class State:
 
     # --- exchanges --------------------------------------------------------------------------------
 
-    def step(self, member: Member, event: r.Event, sent: list[tuple[int, r.Received]]) -> None:
+    def step(
+        self, member: Member, event: r.ElectionEvent, sent: list[tuple[int, r.Received]]
+    ) -> None:
         machine = member.replica
         assert machine is not None
         for effect in machine.step(event, self.now, member.facts(machine)):

@@ -32,7 +32,7 @@ from raymq.replication.mirror_follower import (
     Truncate,
     bytes_of,
 )
-from raymq.replication.wire import FrameHeader, Message, ReplicaProcess
+from raymq.replication.wire import FrameHeader, ReplicaMessage, ReplicaProcess
 from raymq.store.base.checksum import crc32c
 from raymq.store.log.chain import ChainUnit
 from tests.support.mirror_world import CLUSTER, SEGMENT_BYTES, MemoryLog
@@ -94,7 +94,7 @@ class Packet:
     source: int
     target: int
     connection: int | None
-    event: r.Received | tuple[FrameHeader, Message, bytes | None]
+    event: r.Received | tuple[FrameHeader, ReplicaMessage, bytes | None]
 
 
 @dataclass
@@ -219,7 +219,7 @@ class World:
 
     # --- events -----------------------------------------------------------------------------------
 
-    def step(self, node: Node, event: r.Event) -> None:
+    def step(self, node: Node, event: r.ElectionEvent) -> None:
         replica = node.replica
         assert replica is not None
         before = replica.ballot.epoch
@@ -227,7 +227,7 @@ class World:
         if node.replica is replica and replica.ballot.epoch < before:
             raise Broken(f"replica {node.id} served epoch {before}, then {replica.ballot.epoch}")
 
-    def perform(self, node: Node, effects: list[r.Effect]) -> None:
+    def perform(self, node: Node, effects: list[r.ElectionEffect]) -> None:
         for effect in effects:
             if isinstance(effect, r.Persist):
                 node.ballot = effect.ballot
@@ -362,7 +362,7 @@ class World:
             self.take_frame(target, packet.source, packet.connection, header, message, body)
 
     def take_answer(
-        self, leader: Node, follower: int, header: FrameHeader, message: Message
+        self, leader: Node, follower: int, header: FrameHeader, message: ReplicaMessage
     ) -> None:
         """An answer reaches the leader's stream. An ack, or a higher epoch, reaches its replica too."""
         replica, stream = leader.replica, leader.streams.get(follower)
@@ -386,7 +386,7 @@ class World:
         leader: int,
         connection: int | None,
         header: FrameHeader,
-        message: Message,
+        message: ReplicaMessage,
         body: bytes | None,
     ) -> None:
         """A frame of a leader: the replica admits it or not, then the receiver stores its bytes."""
@@ -394,7 +394,7 @@ class World:
         if replica is None or receiver is None:
             return
 
-        def answer(header: FrameHeader, message: Message) -> None:
+        def answer(header: FrameHeader, message: ReplicaMessage) -> None:
             self.network.append(Packet(node.id, leader, connection, (header, message, None)))
 
         self.step(node, r.LeaderHeard(header.sender, header.epoch))
