@@ -21,8 +21,10 @@ from raymq.store.config.promise import own_durable
 from raymq.store.log.chain import ChainUnit
 from raymq.store.log.clean import CleanService
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.epochs import EpochVisitor
 from raymq.store.log.segments.segment_paths import segment_start_of
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
+from raymq.store.state.shard_state import ShardState
 
 from .follower import FollowerSession
 
@@ -56,7 +58,8 @@ class FollowerHost(ReplicaHost):
         self._fence_old()
         last = log.segments.files[-1].start if log.segments.files else 0
         synced = segment_start_of(log.synced, self.config.segment_size_bytes)
-        log.recover(max(log.start, min(last, synced)))
+        epochs = EpochVisitor(log.epoch_starts, ShardState())
+        log.recover(max(log.start, min(last, synced)), epochs.visit)
 
     def _abandon(self) -> None:
         self.log.abandon()

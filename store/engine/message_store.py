@@ -271,6 +271,10 @@ class MessageStore:
         """Append messages of the store's own services: `InnerPut.put`."""
         return self.inner_put.put(messages, progress=progress)
 
+    def begin_epoch(self, epoch: int) -> AppendedRows:
+        """Begin the epoch of a leader with an EPOCH record: `InnerPut.begin_epoch`."""
+        return self.inner_put.begin_epoch(epoch)
+
     # --- dispatch ---------------------------------------------------------------------------------
 
     @property

@@ -13,13 +13,14 @@ import json
 from typing import NamedTuple
 
 from raymq.store.log.commit_log import QUEUES_DOUBTFUL, CommitLog
+from raymq.store.log.epochs import EpochVisitor, state_records
 from raymq.store.log.recovery.recovery_table import ENDS_IN_ZEROS
 from raymq.store.log.recovery.snapshot_head import read_head, snapshot_starts
 from raymq.store.put.inner_message import GroupRange
 from raymq.store.put.inner_put import InnerPut
 from raymq.store.put.snapshot_writer import SnapshotWriter
 from raymq.store.queues.consume_queues import ConsumeQueues
-from raymq.store.records import properties, record, rows
+from raymq.store.records import record, rows
 from raymq.store.state.shard_state import (
     INTERNAL_TOPIC,
     PROGRESS,
@@ -92,6 +93,7 @@ class StoreRecovery:
         #: the walk read a record that begins or ends at `_queues_end`
         self._queues_end_between_records = False
         self._has_snapshot = False
+        self._epochs = EpochVisitor(log.epoch_starts, state)
 
     def run(self) -> RecoveredStore:
         """Recover. Raises: Corrupt if the store is damaged and must not be cut."""
@@ -267,14 +269,12 @@ class StoreRecovery:
 
     def _apply_state_records(self, run: rows.RowRun) -> None:
         """Apply records of the internal topic, and remember the group that the last of them begins."""
-        texts = run.batch.column("properties").to_pylist()
-        bodies = run.batch.column("body").to_pylist()
-        for text, body, at in zip(texts, bodies, run.positions.tolist(), strict=True):
-            kind = properties.decode(text).get(properties.TAGS, "")
+        for kind, body, at in state_records(run):
             with reading_state_record(kind, at):
                 if kind == PROGRESS:
                     self._inner_put.group = GroupRange(at, int(json.loads(body)["end"]))
                 self._has_snapshot |= self._state.apply_state_record(kind, body)
+            self._epochs.note(kind, at)
 
     # --- consume queues after the walk ------------------------------------------------------------
 

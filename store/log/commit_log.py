@@ -41,6 +41,7 @@ from raymq.store.log.segments.segment_paths import segment_start_of
 from raymq.store.records import record
 
 from .chain import Chain, ChainUnit, check_units
+from .epochs import EpochStarts
 from .flush import FlushFailed
 from .log_pool import LogPool
 from .log_reads import LogReads
@@ -160,8 +161,10 @@ class CommitLog:
             self.same_boot = False
 
         self.abort.create()
-        #: of the units that this replica appends as the leader
+        #: of the units that this replica appends
         self.epoch = 0
+        #: the epochs of units that the chain may lose, as far as the log's records were read
+        self.epoch_starts = EpochStarts()
         #: prepares the next file and writes zeros ahead of the end; the host runs it in a thread
         self.allocator = FileAllocator(
             self.segments,
@@ -231,6 +234,11 @@ class CommitLog:
     def confirmed(self) -> int:
         """The confirmed end: everything below may be read and dispatched."""
         return self.marks.confirmed_end
+
+    @property
+    def last_epoch(self) -> int:
+        """The epoch of the last record; 0 for an empty log."""
+        return 0 if self.chain.last is None else self.chain.last.epoch
 
     def room(self) -> int:
         """Bytes left for records in the current file, without its blank's 8 bytes; negative: no file yet."""
@@ -396,6 +404,7 @@ class CommitLog:
         self._check_writable()
         base = units[0].start
         check_units(units, data)
+        self._note_epochs_from(base)
         self.chain.truncate_to(base)
         for unit in units:
             if unit.end > self.end:
@@ -546,6 +555,8 @@ class CommitLog:
             self.marks.lower(offset)
             self.segments.truncate_to(offset)
             fail_point("log.cut_after_zero")
+            self._note_epochs_from(offset)
+            self.epoch_starts.truncate(offset)
             self.chain.truncate_to(offset)
             # After a crash the units of the cut bytes must not be there: other bytes replace those bytes.
             self.chain.sync()
@@ -555,6 +566,7 @@ class CommitLog:
             if self.pool.active is not None:
                 self.pool.active.reset(offset)
             self.complete_chain()
+            self.epoch = self.last_epoch
         except SyncFailed as error:
             self.poison(f"a cut at {offset} did not finish: {error}")
             raise
@@ -599,7 +611,9 @@ class CommitLog:
 
         self.chain.truncate_to(min(found.proven_end, end))
         self.chain.sync()
+        self.epoch_starts.truncate(end)
         self.complete_chain()
+        self.epoch = self.last_epoch
         # From now on these units prove the recovered bytes, after another power loss too.
         self.chain.sync()
 
@@ -658,16 +672,26 @@ class CommitLog:
             self.pool.remove()
 
     def complete_chain(self) -> None:
-        """Make units for log bytes that have none: the chain is a cache."""
+        """Make units for log bytes that have none: the chain is a cache. `epoch_starts` has their epochs."""
         position = self.start if self.chain.last is None else self.chain.last.end
         while position < self.end:
             stop = min(self.end, self._file_end(position), position + self.config.append_unit_bytes)
             if position < self.synced:
                 # No unit mixes bytes that must be on disk with bytes that a power loss may take.
                 stop = min(stop, self.synced)
+            # No unit has bytes of two epochs.
+            stop = min(stop, self.epoch_starts.next_start(position) or stop)
+            epoch = max(self.last_epoch, self.epoch_starts.epoch_at(position))
             crc = crc32c(self.reads.raw(position, stop))
-            self.chain.append(ChainUnit(position, stop, 0, crc, self.chain.value))
+            self.chain.append(ChainUnit(position, stop, epoch, crc, self.chain.value))
             position = stop
+
+    def _note_epochs_from(self, offset: int) -> None:
+        """Remember the epochs of the units that the chain is about to lose, but for bytes that it keeps."""
+        cut = self.chain.unit_at(offset)
+        begin = offset if cut is None else cut.start
+        for unit in self.chain.iter_units(begin, self.end):
+            self.epoch_starts.note(unit.start, unit.epoch)
 
     def close(self, *, clean: bool) -> None:
         """Sync, write the checkpoint, release the lock. `clean`: derived files are complete, remove `abort`."""

@@ -7,7 +7,14 @@ from collections.abc import Callable, Sequence
 from raymq.store.base.errors import Rejected, require
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records.requests import AppendedRows
-from raymq.store.state.shard_state import PRODUCER, PROGRESS, ShardState, producer_body
+from raymq.store.state.shard_state import (
+    EPOCH,
+    PRODUCER,
+    PROGRESS,
+    ShardState,
+    epoch_body,
+    producer_body,
+)
 
 from .inner_message import (
     EncodedInner,
@@ -65,6 +72,34 @@ class InnerPut:
         with self._lock:
             epoch = self._state.next_epoch(producer_id)
             return epoch, self._append_state_record(PRODUCER, producer_body(producer_id, epoch))
+
+    def begin_epoch(self, epoch: int) -> AppendedRows:
+        """Append the EPOCH record of a leader's epoch. It and all later records are of that epoch.
+
+        Raises: Rejected if the log has that epoch already; as `PutPath.append`. Nothing was stored, and the epoch is
+        as before.
+        """
+        with self._lock:
+            log = self._log
+            if epoch <= log.last_epoch:
+                raise Rejected(
+                    f"the log has records of epoch {log.last_epoch}; a leader's epoch is higher, not {epoch}",
+                    field="epoch",
+                    limit=log.last_epoch,
+                )
+
+            body = epoch_body(epoch)
+            encoded = self._records.encode_state_record(EPOCH, body)
+            # A snapshot or a blank that has to come first is of the epoch before.
+            self._snapshots.make_room(encoded.size)
+            before, log.epoch = log.epoch, epoch
+            try:
+                (appended,) = self._records.append([encoded], self._records.next_store_time_ms())
+            except BaseException:
+                log.epoch = before
+                raise
+            self._state.apply_state_record(EPOCH, body)
+            return appended
 
     def _append_state_record(self, kind: str, body: bytes) -> AppendedRows:
         encoded = self._records.encode_state_record(kind, body)

@@ -26,6 +26,8 @@ INTERNAL_QUEUE = 0
 
 #: kinds of state records (their TAGS property)
 TOPIC, OFFSETS, PRODUCER, SNAPSHOT = "TOPIC", "OFFSETS", "PRODUCER", "SNAPSHOT"
+#: kind of the record that a leader begins its epoch with (glossary: epoch)
+EPOCH = "EPOCH"
 #: kind of the record that a group begins with (inner_message.py): the progress of a service of the store
 PROGRESS = "PROGRESS"
 
@@ -84,6 +86,8 @@ class ShardState:
         #: service -> key -> JSON value: the progress of delay levels, timers, transactions and other services
         self.progress: dict[str, dict[str, Any]] = {}
         self.store_time_ms = 0
+        #: the epoch of the leader that wrote the last record
+        self.log_epoch = 0
         self._parts = SnapshotParts()
 
     # --- admission --------------------------------------------------------------------------------
@@ -205,6 +209,8 @@ class ShardState:
             offsets.update({int(queue): int(offset) for queue, offset in value["offsets"].items()})
         elif kind == PRODUCER:
             self.raise_epoch(int(value["producer"]), int(value["epoch"]))
+        elif kind == EPOCH:
+            self.log_epoch = max(self.log_epoch, int(value["epoch"]))
         elif kind == PROGRESS:
             self._apply_progress(_text(value["service"]), value["set"])
         return False
@@ -274,6 +280,8 @@ class ShardState:
     def _small_rows(self) -> Iterator[dict[str, Any]]:
         """The rows of all but queues and producers, of which there are few."""
         yield {"t": "time", "v": self.store_time_ms}
+        if self.log_epoch:
+            yield {"t": "log_epoch", "v": self.log_epoch}
         for topic in self.topics.values():
             attributes = {"a": dict(topic.attributes)} if topic.attributes else {}
             shards = list(topic.shards)
@@ -295,6 +303,8 @@ class ShardState:
             match row["t"]:
                 case "time":
                     self.store_time_ms = int(row["v"])
+                case "log_epoch":
+                    self.log_epoch = int(row["v"])
                 case "topic":
                     self._add_topic(row["n"], row["q"], row["s"], row.get("a", {}))
                 case "queue":
@@ -360,6 +370,11 @@ def offsets_body(group: str, topic: str, offsets: Mapping[int, int]) -> bytes:
 def producer_body(producer_id: int, epoch: int) -> bytes:
     """The body of a PRODUCER record."""
     return _json({"producer": producer_id, "epoch": epoch}).encode()
+
+
+def epoch_body(epoch: int) -> bytes:
+    """The body of an EPOCH record."""
+    return _json({"epoch": epoch}).encode()
 
 
 def _text(value: Any) -> str:

@@ -20,6 +20,7 @@ from raymq.store.config_files import config_json
 from raymq.store.log.chain import Chain, ChainUnit
 from raymq.store.log.control_files import checkpoint
 from raymq.store.log.control_files.marks import FILE_BYTES
+from raymq.store.log.epochs import EpochStarts, EpochVisitor
 from raymq.store.queues.consume_queue import ConsumeQueue, queue_directory
 from raymq.store.queues.queue_files import OpenFiles
 from raymq.store.records import rows
@@ -107,21 +108,24 @@ def _queues_of_log(store: ReadOnlyStore) -> set[QueueKey]:
 
 
 def rebuild_chain(store: ReadOnlyStore) -> None:
-    """Rebuild the whole chain, in units of the largest append, with epoch 0 as recovery makes them."""
+    """Rebuild the whole chain, in units of the largest append of one epoch, as recovery makes them."""
     files, target = store.files, store.root / "raymq" / "chain"
     size = store.segment_size_bytes
     unit_bytes = StoreConfig(segment_size_bytes=size).append_unit_bytes
     made = Chain(make_empty(target, files=files), size, files=files)
     made.load()
 
+    epochs = EpochStarts()
+    _state(store, epochs)
     position = store.start
     while position < store.end and store.log is not None:
         file = store.log.find(position)
         if file is None:
             break
         stop = min(store.end, file.start + size, position + unit_bytes)
+        stop = min(stop, epochs.next_start(position) or stop)
         crc = crc32c(file.read(position - file.start, stop - file.start))
-        made.append(ChainUnit(position, stop, 0, crc, made.value))
+        made.append(ChainUnit(position, stop, epochs.epoch_at(position), crc, made.value))
         position = stop
         store.progress("chain", position - store.start, store.end - store.start)
 
@@ -168,15 +172,19 @@ def rebuild_config_file(store: ReadOnlyStore, name: str) -> None:
     files.write_file_atomic(path, config_json.encode(table, 0))
 
 
-def _state(store: ReadOnlyStore) -> ShardState:
-    """Topics and offsets, as the records of the log have them."""
+def _state(store: ReadOnlyStore, epochs: EpochStarts | None = None) -> ShardState:
+    """Topics and offsets, as the records of the log have them. Args: `epochs` gets where epochs begin."""
     state = ShardState()
+    visitor = EpochVisitor(EpochStarts() if epochs is None else epochs, state)
     for part in store.slices():
         batch = part.decode()
-        own = batch.filter(np.equal(batch.column("topic").to_numpy(False), INTERNAL_TOPIC))
+        is_own = np.equal(batch.column("topic").to_numpy(False), INTERNAL_TOPIC)
+        own, positions = batch.filter(is_own), part.positions[is_own].tolist()
         tags = rows.tag_column(own.column("properties")).to_pylist()
-        for tag, body in zip(tags, own.column("body").to_pylist(), strict=True):
-            state.apply_state_record((tag or b"").decode(), body)
+        for tag, body, at in zip(tags, own.column("body").to_pylist(), positions, strict=True):
+            kind = (tag or b"").decode()
+            state.apply_state_record(kind, body)
+            visitor.note(kind, at)
     return state
 
 

@@ -14,6 +14,7 @@ from raymq.store.engine.message_store import MessageStore
 from raymq.store.records import record
 from raymq.store.records.properties import encode
 from raymq.store.state.shard_state import (
+    EPOCH,
     INTERNAL_TOPIC,
     OFFSETS,
     PRODUCER,
@@ -37,7 +38,7 @@ class Tree(dict[str, bytes]):
 
 
 LOG = "/s/commitlog/00000000000000000000"
-KINDS = (TOPIC, OFFSETS, PRODUCER, PROGRESS, SNAPSHOT, "NEW", "")
+KINDS = (TOPIC, OFFSETS, PRODUCER, PROGRESS, EPOCH, SNAPSHOT, "NEW", "")
 
 
 @functools.lru_cache

@@ -40,6 +40,7 @@ def full_state() -> ShardState:
         )
         body = b'{"group":"g","topic":"t%d","offsets":{"1":8}}' % number
         state.apply_state_record("OFFSETS", body)
+    state.apply_state_record("EPOCH", b'{"epoch":4}')
     return state
 
 

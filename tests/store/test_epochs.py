@@ -1,0 +1,201 @@
+"""A leader's epoch begins with a record of the log, so that the log alone says which epoch each of its bytes has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raymq.store.base.errors import Rejected
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
+from raymq.store.log.epochs import EpochStarts
+from raymq.store.state.shard_state import INTERNAL_TOPIC
+from raymq.store.tools.inspect import dump, verify
+from raymq.store.tools.repair import Repair
+from tests.support.batches import request
+from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
+from tests.support.crash_states import last_states
+from tests.support.simulated_disk import SimulatedDisk
+
+CONFIG = StoreConfig(segment_size_bytes=64 * 1024, consume_queue_file_size_bytes=2000)
+ROOT = Path("/s")
+
+
+def open_store(disk: SimulatedDisk) -> MessageStore:
+    return MessageStore.open(ROOT, config=CONFIG, files=disk, clock=ManualClock())
+
+
+def fill(store: MessageStore, batches: int) -> None:
+    for _ in range(batches):
+        store.put(request([b"x" * 5000]))
+
+
+def epochs_of(store: MessageStore) -> list[tuple[int, int]]:
+    """Where each epoch of the chain begins."""
+    found: list[tuple[int, int]] = []
+    for unit in store.log.chain.units(store.log.start, store.log.end):
+        if not found or unit.epoch != found[-1][1]:
+            found.append((unit.start, unit.epoch))
+    return found
+
+
+def three_epochs(disk: SimulatedDisk) -> MessageStore:
+    """A store of several files, with records of the epochs 0, 2 and 7."""
+    store = open_store(disk)
+    store.create_topic("t", 1, [0])
+    fill(store, 4)
+    store.begin_epoch(2)
+    fill(store, 20)
+    store.begin_epoch(7)
+    fill(store, 2)
+    confirm(store)
+    return store
+
+
+def lose_chain(disk: SimulatedDisk) -> None:
+    for name in disk.list(ROOT / "raymq" / "chain"):
+        disk.unlink(ROOT / "raymq" / "chain" / name)
+
+
+def test_all_records_after_an_epoch_record_are_of_its_epoch() -> None:
+    disk = SimulatedDisk()
+    store = three_epochs(disk)
+    (_, zero), (second, two), (third, seven) = epochs_of(store)
+    assert [zero, two, seven] == [0, 2, 7]
+    assert len(store.log.segments.files) > 2
+    begun = [
+        int(str(item["phy"]))
+        for item in dump(ROOT, files=disk)
+        if item.get("topic") == INTERNAL_TOPIC and item.get("tags") == "EPOCH"
+    ]
+    assert begun == [second, third]
+
+
+def test_an_epoch_that_the_log_has_already_is_refused_and_nothing_is_stored() -> None:
+    store = three_epochs(SimulatedDisk())
+    end = store.log.end
+    for epoch in (1, 7):
+        with pytest.raises(Rejected, match="records of epoch 7"):
+            store.begin_epoch(epoch)
+    assert (store.log.end, store.log.epoch) == (end, 7)
+
+
+def test_a_failed_epoch_record_leaves_the_epoch_as_it_was() -> None:
+    disk = SimulatedDisk()
+    store = three_epochs(disk)
+    disk.fail("pwrite")
+    with pytest.raises(OSError, match="error"):
+        store.begin_epoch(8)
+    disk.heal()
+    fill(store, 1)
+    assert epochs_of(store)[-1][1] == store.log.last_epoch == 7
+
+
+def test_the_next_process_continues_in_the_epoch_of_the_last_record() -> None:
+    disk = SimulatedDisk()
+    three_epochs(disk).close()
+    store = open_store(disk)
+    assert store.log.epoch == store.log.last_epoch == store.state.log_epoch == 7
+    fill(store, 1)
+    assert epochs_of(store)[-1][1] == 7
+
+
+def test_epochs_are_read_from_the_log_if_the_whole_chain_is_lost() -> None:
+    disk = SimulatedDisk()
+    store = three_epochs(disk)
+    snapshot = max(store.log.marks.snapshots)
+    store.abandon()
+    lose_chain(disk)
+
+    again = open_store(disk)
+    # Recovery reads from the newest snapshot on: units before that place have the epoch 0.
+    assert epochs_of(again) == [(0, 0), (snapshot, 7)]
+    again.close()
+
+
+def test_a_snapshot_names_the_epoch_of_the_records_after_it() -> None:
+    disk = SimulatedDisk()
+    store = open_store(disk)
+    store.create_topic("t", 1, [0])
+    store.begin_epoch(5)
+    fill(store, 40)
+    confirm(store)
+    store.abandon()
+    lose_chain(disk)
+    # No EPOCH record is in the files that recovery reads.
+    again = open_store(disk)
+    assert (again.log.last_epoch, again.state.log_epoch) == (5, 5)
+
+
+def test_epochs_survive_every_power_loss_that_keeps_their_records() -> None:
+    disk = SimulatedDisk()
+    store = open_store(disk)
+    store.create_topic("t", 1, [0])
+    fill(store, 4)
+    begun = store.begin_epoch(7).physical_offset
+    fill(store, 2)
+    store.log.sync()
+    # The chain is not synced: a power loss takes any part of it.
+    _, lost = last_states(disk, 64, 0)
+    assert len(lost) > 10
+    for image in lost:
+        again = open_store(image)
+        assert epochs_of(again) == [(0, 0), (begun, 7)]
+        assert again.log.last_epoch == 7
+        again.abandon()
+
+
+def test_the_unit_in_which_a_log_is_cut_keeps_its_epoch() -> None:
+    disk = SimulatedDisk()
+    store = open_store(disk)
+    store.create_topic("t", 1, [0])
+    store.begin_epoch(3)
+    start = store.log.end
+    store.put(request([b"x" * 500] * 20))
+    (unit,) = store.log.chain.units(start, store.log.end)
+    store.log.truncate(start + 10)
+    assert epochs_of(store)[-1][1] == store.log.epoch == 3
+    assert unit.epoch == 3
+
+
+def test_a_cut_before_an_epoch_record_ends_that_epoch() -> None:
+    store = open_store(SimulatedDisk())
+    store.create_topic("t", 1, [0])
+    store.begin_epoch(3)
+    at = store.log.end
+    store.begin_epoch(4)
+    store.log.truncate(at)
+    assert store.log.epoch == store.log.last_epoch == 3
+
+
+def test_a_rebuilt_chain_has_the_epoch_of_every_record(tmp_path: Path) -> None:
+    store = MessageStore.open(tmp_path, config=CONFIG, clock=ManualClock())
+    store.create_topic("t", 1, [0])
+    fill(store, 3)
+    store.begin_epoch(2)
+    fill(store, 20)
+    store.begin_epoch(3)
+    confirm(store)
+    known = epochs_of(store)
+    store.close()
+
+    for path in (tmp_path / "raymq" / "chain").iterdir():
+        path.write_bytes(b"rotten" * 20)
+    assert verify(tmp_path)
+    Repair(tmp_path).run()
+    assert verify(tmp_path) == []
+    again = MessageStore.open(tmp_path, config=CONFIG, clock=ManualClock())
+    assert epochs_of(again) == known
+    again.close()
+
+
+def test_starts_of_epochs_are_found_by_offset() -> None:
+    starts = EpochStarts()
+    for offset, epoch in [(10, 1), (30, 4), (40, 4), (50, 2), (90, 9)]:
+        starts.note(offset, epoch)
+    assert [starts.epoch_at(offset) for offset in (0, 10, 29, 30, 89, 90)] == [0, 1, 1, 4, 4, 9]
+    assert [starts.next_start(offset) for offset in (0, 10, 30, 90)] == [10, 30, 90, None]
+    starts.truncate(30)
+    assert (starts.epoch_at(99), starts.next_start(10)) == (1, None)
