@@ -411,6 +411,9 @@ class ElectionMachine:
         """Do what is due: a leader's checks, a join, an election."""
         if self._election_ms is None:
             self._await_leader()
+            if self._is_sole and self.ballot.is_complete:
+                # No other replica can lead: there is nothing to wait for.
+                self._election_ms = self._now_ms
 
         if self.state is ElectionState.LEADER:
             self._tick_leader()

@@ -98,9 +98,17 @@ class MirrorFollower:
     """The follower's side in one process, over all its sessions."""
 
     def __init__(
-        self, *, cluster: bytes, shard: int, me: wire.ReplicaProcess, leader_id: int | None = 0
+        self,
+        *,
+        cluster: bytes,
+        shard: int,
+        me: wire.ReplicaProcess,
+        leader_id: int | None = 0,
+        highest_epoch: int = 0,
     ) -> None:
-        """Args: `leader_id`: the only replica that leads; None: each may, and the caller admits its frames."""
+        """Args: `leader_id`: the only replica that leads; None: each may, and the caller admits its frames.
+        `highest_epoch`: the highest epoch that this replica has heard, in earlier processes too.
+        """
         self._cluster = cluster
         self._shard = shard
         self._me = me
@@ -109,7 +117,7 @@ class MirrorFollower:
         self._session = 0
 
         #: the highest epoch received. The log's last epoch counts too
-        self.highest_epoch = 0
+        self.highest_epoch = highest_epoch
         #: the log equals the leader's up to here, as far as this session knows
         self.matched_end = 0
         self._matched_value = 0
@@ -128,7 +136,7 @@ class MirrorFollower:
         log: LogView,
     ) -> list[FollowerEffect]:
         """Take one frame of a leader. Raises: Corrupt from `log.same_until`."""
-        if not self._is_mine(header, message):
+        if not self.is_mine(header, message):
             self.dropped += 1
             return []
 
@@ -178,7 +186,8 @@ class MirrorFollower:
         """Whether this session has been matched, so that an Ack means something to the leader."""
         return self._matched and not self.halted
 
-    def _is_mine(self, header: wire.FrameHeader, message: wire.ReplicaMessage) -> bool:
+    def is_mine(self, header: wire.FrameHeader, message: wire.ReplicaMessage) -> bool:
+        """Whether a frame is for this process, and from the leader's process that it follows or a new one."""
         if header.cluster != self._cluster or header.shard != self._shard:
             return False
         if header.addressee.id != self._me.id:

@@ -66,8 +66,6 @@ SATELLITE_MODULES = (
 )
 #: modules that nothing imports because something outside starts them by name
 ENTRIES = {
-    # the simulations run it; the actors do not yet
-    "replication/election.py",
     "cluster/cli/main.py",
 }
 

@@ -10,7 +10,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from raymq.actors.supervise.elections import Elections
 from raymq.replication import mirror_follower, wire
+from raymq.replication.election import LeaderHeard
 from raymq.store.base.errors import Corrupt, RayMQError, Rejected
 from raymq.store.log.chain import ChainUnit
 
@@ -51,14 +53,16 @@ class FollowerSession:
     Callers: one thread per stream, in `run`. Only the newest stream is served.
     """
 
-    def __init__(self, log: FollowerLog, identity: dict[str, Any]) -> None:
+    def __init__(self, log: FollowerLog, identity: dict[str, Any], elections: Elections) -> None:
         """Args: `identity`: cluster_id, shard, replica, incarnation of this process."""
         self._log = log
+        self._elections = elections
         self._lock = threading.Lock()
         self._machine = mirror_follower.MirrorFollower(
             cluster=wire.cluster_key(str(identity["cluster_id"])),
             shard=int(identity["shard"]),
             me=wire.ReplicaProcess(int(identity["replica"]), int(identity["incarnation"])),
+            highest_epoch=elections.epoch,
         )
 
     def run(self, frames: Frames, send: SendFrame) -> None:
@@ -114,6 +118,9 @@ class FollowerSession:
         acknowledges = False
 
         try:
+            if self._machine.is_mine(header, message):
+                # The epoch is on disk before any answer under it.
+                self._elections.step(LeaderHeard(header.sender, header.epoch))
             for effect in self._machine.step(header, message, data, self._log):
                 if isinstance(effect, mirror_follower.Reply):
                     replies.append(effect.message)

@@ -61,6 +61,9 @@ class FollowerHost(ReplicaHost):
         epochs = EpochVisitor(log.epoch_starts, ShardState())
         log.recover(max(log.start, min(last, synced)), epochs.visit)
 
+    def _elect(self) -> None:
+        self.elections = self._make_elections((0, 1))
+
     def _abandon(self) -> None:
         self.log.abandon()
 
@@ -68,7 +71,7 @@ class FollowerHost(ReplicaHost):
         self._write_lock = threading.RLock()
         #: notified when the synced end has moved
         self._changed = threading.Condition()
-        self._session = FollowerSession(self, self.identity_facts)
+        self._session = FollowerSession(self, self.identity_facts, self.elections)
         self._maintenance = Maintenance(
             CleanService(
                 self.log, self, flags=RunningFlags(), reserved_hours_min=RESERVED_HOURS_MIN
@@ -107,9 +110,7 @@ class FollowerHost(ReplicaHost):
             for role in self.supervisor.roles:
                 self.supervisor.revoke(role)
             self.log.truncate(offset)
-            self.supervisor.begin(
-                appended=self.log.end, synced=self.log.synced, confirmed=self.log.confirmed
-            )
+            self._begin_satellites()
 
     def tail(self) -> LogTail:
         """The appended end, and the last unit's facts."""

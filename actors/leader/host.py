@@ -17,6 +17,7 @@ from raymq.actors.shared.failures import FailureFile
 from raymq.actors.shared.maintenance import Maintenance
 from raymq.actors.supervise.lease import FLUSH_ROLES
 from raymq.actors.supervise.replica_host import Body, ReplicaHost
+from raymq.replication.election import BeginEpoch, ElectionTick, EpochBegun
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
     Bug,
@@ -26,6 +27,7 @@ from raymq.store.base.errors import (
     StorageFull,
     Unavailable,
 )
+from raymq.store.base.running_flags import FENCED
 from raymq.store.compaction.compaction_store import CompactionService
 from raymq.store.config.promise import Acks, Promise, awaits_commit, own_durable, promises
 from raymq.store.engine.message_store import MessageStore
@@ -48,6 +50,8 @@ logger = logging.getLogger("raymq.commit_log")
 ANNOUNCED_ROWS_MAX = 16
 #: how long the record of an operation (a topic, an offset commit) waits for its promise
 OPERATION_TIMEOUT_S = 60.0
+#: between two tries to begin an epoch
+LEAD_RETRY_MS = 500
 
 
 class LeaderHost(ReplicaHost):
@@ -83,6 +87,9 @@ class LeaderHost(ReplicaHost):
         return 0 if eager else self.config.commit_least_pages * PAGE_BYTES
 
     def _open(self) -> None:
+        #: the epoch that this replica was elected to lead, while its EPOCH record is not in the log
+        self._unbegun_epoch: int | None = None
+        self._next_try_ms = 0
         self._mirrored = "replication" in self.supervisor.roles
         self._promises = promises(self.config.flush, mirrored=self._mirrored)
         self._confirmed_end = self._promises["quorum"].confirmed_end
@@ -98,6 +105,49 @@ class LeaderHost(ReplicaHost):
 
     def _recover(self) -> None:
         """`MessageStore.open` has recovered the store."""
+
+    def _elect(self) -> None:
+        self.elections = self._make_elections((0, 1) if self._mirrored else (0,))
+        self.store.flags.set(FENCED)
+        try:
+            self._lead()
+        except (StorageFull, Unavailable) as error:
+            # Reads are served. `_ack_step` tries again.
+            self.failures.note("lead", error)
+
+    def _lead(self) -> None:
+        """Begin the epoch that this replica leads, once it is elected, and take puts.
+
+        Raises: StorageFull, Unavailable: the EPOCH record was not stored, and no puts are taken.
+        """
+        elections = self.elections
+        for effect in elections.step(ElectionTick(chance=0.0)):
+            if isinstance(effect, BeginEpoch):
+                self._unbegun_epoch = effect.epoch
+        if self._unbegun_epoch is not None:
+            begun = self.store.begin_epoch(self._unbegun_epoch)
+            elections.step(EpochBegun(self._unbegun_epoch, begun.end_offset))
+            self._unbegun_epoch = None
+        if elections.leads:
+            self.store.flags.clear(FENCED)
+
+    def _try_to_lead(self) -> None:
+        """Begin the epoch that could not begin before, for example because the disk was full."""
+        now_ms = self.clock.monotonic_ms()
+        if now_ms < self._next_try_ms:
+            return
+        self._next_try_ms = now_ms + LEAD_RETRY_MS
+
+        try:
+            self._lead()
+        except (StorageFull, Unavailable) as error:
+            self.failures.note("lead", error)
+            return
+        self.failures.clear("lead")
+        # The satellites work under the epoch before.
+        for role in self.supervisor.roles:
+            self.supervisor.revoke(role)
+        self._begin_satellites()
 
     def _sync_log(self) -> None:
         super()._sync_log()
@@ -292,6 +342,8 @@ class LeaderHost(ReplicaHost):
     def _ack_step(self) -> None:
         if self.log.poisoned is not None and self.stop_error is None:
             self._check_poisoned()
+        if self._unbegun_epoch is not None:
+            self._try_to_lead()
         self.acks.step()
 
     def _answer_waiting(self) -> None:

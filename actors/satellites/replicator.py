@@ -116,6 +116,7 @@ class Replicator(Service):
             follower_id=self._follower,
             chain=self._chain,
             segment_size_bytes=self._config.segment_size_bytes,
+            epoch=self._satellite.epoch,
             log_start=self._log.start(),
             confirmed=self._satellite.base,
             limits=self._limits,

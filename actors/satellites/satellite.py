@@ -96,6 +96,8 @@ class Satellite:
         self.fencing_token = 0
         #: the synced (committed, acknowledged) end when the grant was given
         self.base = 0
+        #: the replica's epoch when the grant was given
+        self.epoch = 0
         #: syncs (commits, frames) that earlier processes have counted
         self._count = 0
         #: the CommitLog that has granted this satellite, or 0 before
@@ -166,7 +168,7 @@ class Satellite:
         self._wakeup.wake(control_block.COMMIT_LOG)
 
     def grant_status(self) -> GrantStatus:
-        """The present status. The first GRANTED also sets `fencing_token` and `base`."""
+        """The present status. The first GRANTED also sets `fencing_token`, `base` and `epoch`."""
         if self._stopping.is_set():
             return GrantStatus.LEAVING
 
@@ -177,6 +179,7 @@ class Satellite:
                 return GrantStatus.WAITING
             self.commit_log_incarnation = self._control.incarnation
             self.base = self._record.base
+            self.epoch = self._control.epoch
             self._count = self._record.count
             # Read again: if the grant has changed in between, these fields belong to another grant.
             if self._record.grant != (token, incarnation):

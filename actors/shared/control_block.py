@@ -15,6 +15,7 @@ writing process. It is read and written only as an item of an aligned `memoryvie
     8      CommitLog  heartbeat, monotonic ms
     9      CommitLog  1: the heartbeat runs, even during recovery and on a slow disk; satellites kill a CommitLog whose
                       running heartbeat stops, see heartbeat.py
+    10     CommitLog  epoch in which this replica leads or follows; it changes only with a new `begin`
     16     CommitLog  appended end, packed with the log generation
     17-18             hints that save wakeups, see append_wakeups.py:
     17     CommitLog  1: an append has begun whose end is not in field 16 yet
@@ -93,7 +94,7 @@ ROLES: dict[str, Role] = {
 FLUSHERS: dict[Flush, str] = {"sync": "group_commit", "async": "flush_real_time"}
 
 _MAGIC, _VERSION, _BOOT, _INCARNATION, _STATE, _LOG_GENERATION = range(6)
-_PID, _START_TIME, _HEARTBEAT, _HEARTBEAT_ON = range(6, 10)
+_PID, _START_TIME, _HEARTBEAT, _HEARTBEAT_ON, _EPOCH = range(6, 11)
 _APPENDED, _APPENDING, _COMMIT_LOG_POLLS, _POOLED = range(16, 20)
 _FIRST_ROLE, _ROLE_FIELDS = 32, 32
 _FIRST_LATENCY = 384
@@ -360,9 +361,10 @@ class ControlBlock:
         appended: int,
         now_ms: int,
         *,
+        epoch: int = 0,
         pooled: bool = False,
     ) -> None:
-        """A new CommitLog, or a new log after a truncation. Callers: CommitLog, while no role is granted."""
+        """A new CommitLog or epoch, or a new log after a truncation. Callers: CommitLog, while no role is granted."""
         words = self._words
         generation = next_tag(self.log_generation)
         words[_PID], words[_START_TIME] = process
@@ -370,11 +372,17 @@ class ControlBlock:
         # The previous process may have ended while it polled.
         words[_APPENDING] = words[_COMMIT_LOG_POLLS] = 0
         words[_POOLED] = pooled
+        words[_EPOCH] = epoch
         # The field before its generation: in between, readers of either generation see 0.
         words[_APPENDED] = pack_field(generation, appended)
         words[_LOG_GENERATION] = generation
         words[_INCARNATION] = incarnation
         words[_STATE] = State.RUNNING
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which this replica leads or follows."""
+        return self._words[_EPOCH]
 
     @property
     def process(self) -> ProcessIdentity:

@@ -14,6 +14,7 @@ from typing import Any
 from raymq.actors.shared.control_block import COMMIT_REAL_TIME
 from raymq.actors.shared.failures import ActiveFailures
 from raymq.actors.shared.heartbeat import Heartbeat
+from raymq.replication.wire import ReplicaProcess
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, Corrupt, RayMQError, StorageFull, Unavailable, require
 from raymq.store.base.files import Files, SyncFailed
@@ -22,6 +23,7 @@ from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.scrub import scrub_of_log
 
+from .elections import Elections
 from .supervisor import Supervisor
 
 logger = logging.getLogger("raymq.commit_log")
@@ -43,6 +45,7 @@ class ReplicaHost(ABC):
     #: how error messages call this replica
     display_name: str
     log: CommitLog
+    elections: Elections
 
     def __init__(
         self,
@@ -102,6 +105,7 @@ class ReplicaHost(ABC):
             undo.callback(self._heartbeat.stop)
             self._recover()
             self._rewrite_unfinished_sync()
+            self._elect()
             # Recovered bytes may be in the page cache only: they are synced before anything relies on them.
             self._sync_log()
             self._begin_grants()
@@ -118,6 +122,10 @@ class ReplicaHost(ABC):
     @abstractmethod
     def _recover(self) -> None:
         """Call `_fence_old` and recover the log, unless `_open` has done both."""
+
+    @abstractmethod
+    def _elect(self) -> None:
+        """Make `elections` of the recovered log. A replica that need not wait for others begins to lead."""
 
     @abstractmethod
     def _abandon(self) -> None:
@@ -162,6 +170,12 @@ class ReplicaHost(ABC):
             "replica": facts.get("replica", 0),
         }
 
+    def _make_elections(self, members: tuple[int, ...]) -> Elections:
+        """The elections of this replica. Replica 0 alone leads: the others wait for it."""
+        facts = self.identity_facts
+        me = ReplicaProcess(int(facts.get("replica", 0)), int(facts.get("incarnation", 0)))
+        return Elections(self.log, me, members=members, candidates=(0,), clock=self.clock)
+
     def _fence_old(self) -> None:
         """Take over from the process before. Callers: with the store's lock held, before recovery."""
         self._fenced = self.supervisor.fence_old()
@@ -186,10 +200,17 @@ class ReplicaHost(ABC):
         self.log.sync()
 
     def _begin_grants(self) -> None:
-        self.supervisor.begin(
-            appended=self.log.end, synced=self.log.synced, confirmed=self.log.confirmed
-        )
+        self._begin_satellites()
         self.log.on_poisoned = self.supervisor.poison
+
+    def _begin_satellites(self) -> None:
+        """Let the satellites count from the log's ends. Callers: while no satellite is granted."""
+        self.supervisor.begin(
+            appended=self.log.end,
+            synced=self.log.synced,
+            confirmed=self.log.confirmed,
+            epoch=self.log.last_epoch,
+        )
 
     def _start_threads(self, undo: contextlib.ExitStack) -> None:
         # Damage that the scrub finds is logged and counted. The replica continues.
@@ -337,6 +358,7 @@ class ReplicaHost(ABC):
             "appended": log.end,
             "synced": log.synced,
             "confirmed": log.confirmed,
+            "epoch": self.elections.epoch,
             "recovery": None
             if recovered is None
             else {"row": recovered.row.name, "end": recovered.end},

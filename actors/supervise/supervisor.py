@@ -185,8 +185,10 @@ class Supervisor:
 
             return FenceReport(killed, failed_sync_errno, unfinished)
 
-    def begin(self, *, appended: int, synced: int, confirmed: int) -> None:
+    def begin(self, *, appended: int, synced: int, confirmed: int, epoch: int = 0) -> None:
         """Start after recovery or a truncation: all progress counts from these three ends on.
+
+        Args: `epoch`: the epoch of the replica; Replication sends its frames under it.
 
         All that is appended must be in the files. No role may be granted: call `fence_old` (or `revoke` for each role)
         before.
@@ -210,7 +212,12 @@ class Supervisor:
             with self._ends_lock:
                 self._synced, self._replicated = synced, confirmed
                 self.control.begin(
-                    self.incarnation, self._process, appended, now_ms, pooled=self._pooled
+                    self.incarnation,
+                    self._process,
+                    appended,
+                    now_ms,
+                    epoch=epoch,
+                    pooled=self._pooled,
                 )
                 self.appends.begin(appended)
             self.wake_all()

@@ -18,7 +18,7 @@ from .check import verify
 from .job import READY, BenchClock, Control, Job
 from .messages import payload_block
 from .read import Reading
-from .send import BatchTransport, MessageTransport, Sending, BenchTransport
+from .send import BatchTransport, BenchTransport, MessageTransport, Sending
 
 
 def work(

@@ -20,7 +20,7 @@ WRITE_LOGICS_QUEUE_ERROR = 4
 WRITE_INDEX_FILE_ERROR = 8
 #: the disk of the commit log is above `disk_space_warning_level_ratio`
 DISK_FULL = 16
-#: this replica may not lead
+#: this replica does not lead at present: its epoch has not begun, or is over
 FENCED = 32
 #: the disk of the consume queues is above `disk_space_warning_level_ratio`
 LOGIC_DISK_FULL = 64

@@ -24,7 +24,7 @@ from raymq.replication.wire import (
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Rejected
 from raymq.store.log.chain import ChainUnit
-from tests.support.replica_pair import CommitLogPort
+from tests.support.replica_pair import CommitLogPort, new_session
 
 IDENTITY = {"cluster_id": "c", "shard": 0, "replica": 1, "incarnation": 5}
 
@@ -80,7 +80,7 @@ def port(tmp_path):
 
 @pytest.fixture
 def session(port):
-    return FollowerSession(port, IDENTITY)
+    return new_session(port, IDENTITY)
 
 
 def unit_of(data: bytes, start: int = 0, previous: int = 0) -> ChainUnit:
@@ -150,3 +150,40 @@ def test_damaged_bytes_are_refused_and_not_acknowledged(port, session):
     line.thread.join(10)
     assert not line.thread.is_alive()
     assert port.log.end == 0
+
+
+def test_a_follower_that_was_restarted_still_refuses_the_epochs_before(port, session):
+    line = Line(session, incarnation=1, epoch=4)
+    line.say(Hello(3, 0), to=0)
+    line.hear()
+    line.hang_up()
+
+    # Its log is empty: the epoch is on disk as its ballot.
+    again = new_session(port, IDENTITY)
+    stale = Line(again, incarnation=9, epoch=3)
+    stale.say(Hello(3, 0), to=0)
+    refused = stale.hear()
+    assert (refused.reason, refused.highest_epoch) == (Reason.EPOCH, 4)
+    stale.hang_up()
+
+
+def test_an_epoch_is_on_disk_before_it_is_answered(port, session, monkeypatch):
+    def fail(values):
+        raise OSError(5, "the disk does not answer")
+
+    monkeypatch.setattr(port.log.meta, "update", fail)
+    line = Line(session, incarnation=1, epoch=4)
+    line.say(Hello(3, 0), to=0)
+    refused = line.hear()
+    assert isinstance(refused, Refusal)
+    assert refused.reason == Reason.UNAVAILABLE
+    line.thread.join(10)
+    assert not line.thread.is_alive()
+
+
+def test_a_stranger_raises_no_epoch(port, session):
+    line = Line(session, incarnation=1, epoch=4)
+    line.say(Hello(3, 0), to=77)
+    line.hang_up()
+    assert line.silent
+    assert port.log.meta.get("ballot") is None

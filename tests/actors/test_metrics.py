@@ -374,8 +374,8 @@ def test_the_metrics_of_a_shard_are_read_from_its_host(leader: Leader) -> None:
     assert positions[0] == 0
     assert positions[1:] == [now["raymq_log_appended_bytes"]] * 3
     assert now["raymq_replication_lag_bytes"] is None
-    # 31 messages, and two records of the shard: the snapshot and the topic.
-    assert now["raymq_disk_used_bytes"] % SEGMENT == 20 * (31 + 2)
+    # 31 messages, and three records of the shard: the snapshot, the epoch and the topic.
+    assert now["raymq_disk_used_bytes"] % SEGMENT == 20 * (31 + 3)
     assert now["raymq_disk_free_bytes"] > 0
 
 

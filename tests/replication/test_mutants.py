@@ -37,7 +37,7 @@ MUTANTS = [
     (promise.Promise, "acknowledged_end", confirm_without_own_sync),
     (promise.Promise, "acknowledged_end", confirm_without_the_follower),
     (mirror_follower, "_holds", match_by_length),
-    (mirror_follower.MirrorFollower, "_is_mine", serve_every_process),
+    (mirror_follower.MirrorFollower, "is_mine", serve_every_process),
 ]
 
 

@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from raymq.actors.follower.follower import FollowerSession
 from raymq.actors.satellites.replicator import Replicator
@@ -17,7 +18,9 @@ from raymq.actors.shared.control_block import ControlBlock, shared_file
 from raymq.actors.shared.processes import own_identity
 from raymq.actors.shared.ring import ReplicationRings
 from raymq.actors.shared.wakeup import Wakeup
+from raymq.actors.supervise.elections import Elections
 from raymq.replication.mirror_follower import LogTail
+from raymq.replication.wire import ReplicaProcess
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Unavailable
@@ -29,6 +32,13 @@ from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
 
 CLUSTER_ID = "pair"
 TIMEOUT_S = 20.0
+
+
+def new_session(port: CommitLogPort, identity: dict[str, Any]) -> FollowerSession:
+    """The streams of a new follower process, with the ballot that earlier ones left."""
+    me = ReplicaProcess(identity["replica"], identity["incarnation"])
+    elections = Elections(port.log, me, members=(0, 1), candidates=(0,), clock=Clock())
+    return FollowerSession(port, identity, elections)
 
 
 def wait_until(holds, what: str) -> None:
@@ -282,7 +292,7 @@ class Pair:
     def start_follower(self) -> None:
         """A new process over the same log: its bytes are not records, so it could not recover."""
         self.lives += 1
-        self.transport.session = FollowerSession(
+        self.transport.session = new_session(
             self.follower,
             {"cluster_id": CLUSTER_ID, "shard": 0, "replica": 1, "incarnation": self.lives},
         )

@@ -28,6 +28,7 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
  */
 final class RealBroker {
     private static final String HOST = "127.0.0.1";
+    private static final long SEEK_NANOS = 5_000_000_000L;
     private static final long LIMIT_NANOS = 60_000_000_000L;
 
     private final JSONObject command;
@@ -90,12 +91,17 @@ final class RealBroker {
         consumer.start();
         Collection<MessageQueue> queues = queues(consumer, topic);
         consumer.assign(queues);
-        for (MessageQueue queue : queues) {
-            consumer.seekToBegin(queue);
-        }
         List<MessageExt> found = new ArrayList<>();
         long deadline = System.nanoTime() + LIMIT_NANOS;
+        long nextSeek = System.nanoTime();
         while (found.size() < count && System.nanoTime() < deadline) {
+            // A pull that comes before the broker has loaded a compacted queue moves the consumer to its end.
+            if (found.isEmpty() && System.nanoTime() >= nextSeek) {
+                for (MessageQueue queue : queues) {
+                    consumer.seekToBegin(queue);
+                }
+                nextSeek = System.nanoTime() + SEEK_NANOS;
+            }
             found.addAll(consumer.poll(200));
         }
         found.addAll(consumer.poll(200));

@@ -1,0 +1,152 @@
+"""Each start of a leader begins an epoch of its own, which is on disk before a put is taken."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.actors.leader.host import LeaderHost
+from raymq.actors.supervise.elections import BALLOT, Elections
+from raymq.replication.election import EpochBegun, LeaderHeard
+from raymq.replication.wire import ReplicaProcess
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import StorageFull, Unavailable
+from raymq.store.base.files import Data, Files
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.control_files.meta import read_meta
+from tests.support.batches import request
+from tests.support.replica_pair import wait_until
+
+CONFIG = StoreConfig(segment_size_bytes=256 * 1024, prewrite_window_bytes=64 * 1024)
+
+
+class Shard:
+    """One replica in this process, without satellites."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.host: LeaderHost | None = None
+        self._incarnation = 0
+
+    def open(self, files: Files | None = None) -> LeaderHost:
+        self._incarnation += 1
+        self.host = LeaderHost(
+            self.root,
+            CONFIG,
+            identity={"cluster_id": "c", "shard": 0, "incarnation": self._incarnation},
+            roles=("group_commit",),
+            files=files,
+        )
+        return self.host
+
+    def close(self) -> None:
+        if self.host is not None:
+            self.host.close(1.0)
+            self.host = None
+
+    def ballot(self) -> dict[str, Any]:
+        found: dict[str, Any] = read_meta(self.root / "raymq" / "meta", files=Files())[BALLOT]
+        return found
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[Shard]:
+    made = Shard(tmp_path / "store")
+    yield made
+    made.close()
+
+
+def test_each_start_begins_the_next_epoch_in_ballot_log_and_control_block(shard: Shard) -> None:
+    for epoch in (1, 2, 3):
+        host = shard.open()
+        assert host.elections.leads
+        assert host.log.last_epoch == host.store.state.log_epoch == epoch
+        assert host.supervisor.control.epoch == host.status()["epoch"] == epoch
+        assert shard.ballot() == {"epoch": epoch, "voted_for": [0, epoch], "is_complete": True}
+        assert host.log.synced == host.log.confirmed == host.log.end
+        shard.close()
+
+
+def test_a_kill_between_ballot_and_record_leaves_an_epoch_unused(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(store: MessageStore, epoch: int) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MessageStore, "begin_epoch", die)
+        with pytest.raises(Killed):
+            shard.open()
+    assert shard.ballot()["epoch"] == 1
+    assert shard.open().log.last_epoch == 2
+
+
+def test_a_lost_ballot_is_read_from_the_log(shard: Shard) -> None:
+    for _ in range(3):
+        shard.open()
+        shard.close()
+    meta = CommitLog(shard.root, CONFIG, files=Files(), clock=Clock())
+    meta.meta.update({BALLOT: None})
+    meta.abandon()
+    assert shard.open().log.last_epoch == 4
+
+
+def test_a_full_disk_delays_the_epoch_and_until_then_only_reads_are_served(shard: Shard) -> None:
+    class Full(Files):
+        is_full = True
+
+        def pwrite(self, fd: int, data: Data, offset: int) -> None:
+            if self.is_full and b"EPOCH" in bytes(data):
+                raise StorageFull("no space is left", field="disk")
+            super().pwrite(fd, data, offset)
+
+    disk = Full()
+    host = shard.open(disk)
+    assert host.state == "READ_ONLY"
+    assert "no space is left" in str(host.cause)
+    with pytest.raises(Unavailable, match="FENCED"):
+        host.put(request([b"x"]))
+
+    disk.is_full = False
+    wait_until(lambda: host.elections.leads, "the epoch begins")
+    wait_until(lambda: host.supervisor.control.epoch == 1, "the satellites get the epoch")
+    assert host.state == "RUNNING"
+    assert host.cause is None
+
+
+def test_a_ballot_that_was_not_synced_stops_the_start(shard: Shard) -> None:
+    class NoMeta(Files):
+        def sync_data(self, fd: int) -> None:
+            raise OSError(errno.EIO, "the disk does not answer")
+
+    with pytest.raises(OSError, match="does not answer"):
+        shard.open(NoMeta())
+
+
+def test_a_follower_notes_the_epoch_of_its_leader_and_never_an_older_one(tmp_path: Path) -> None:
+    log = CommitLog(tmp_path, CONFIG, files=Files(), clock=Clock())
+    log.recover(0)
+
+    def elections() -> Elections:
+        me = ReplicaProcess(1, 7)
+        return Elections(log, me, members=(0, 1), candidates=(0,), clock=Clock())
+
+    leader = ReplicaProcess(0, 3)
+    follower = elections()
+    assert follower.step(LeaderHeard(leader, 5)) == []
+    assert follower.admits(leader, 5)
+    assert elections().epoch == 5
+    follower.step(LeaderHeard(ReplicaProcess(0, 1), 4))
+    assert not follower.admits(ReplicaProcess(0, 1), 4)
+    follower.step(EpochBegun(5, 10))
+    assert not follower.leads
+    log.abandon()
