@@ -77,7 +77,7 @@ def measure(directory: Path, seconds: float, **options: Any) -> dict[str, Any]:
     shutil.rmtree(directory, ignore_errors=True)
     with raymq.start(directory, name=directory.name, **options) as cluster:
         ray.init(cluster.ray_address, ignore_reinit_error=True, log_to_driver=False)
-        ours = processes(cluster, 2 if options.get("replication") == "mirror" else 1)
+        ours = processes(cluster, 2 if options.get("replicas") == 2 else 1)
         make = ray.remote(Bare).options(num_cpus=0)
         actors: list[Any] = [make.remote() for _ in ours]
         bare = ray.get([actor.pid.remote() for actor in actors])
@@ -108,9 +108,7 @@ def main() -> None:
 
     found = {
         "4 shards": measure(options.directory / "idle-four", options.seconds, shards=4),
-        "1 shard mirrored": measure(
-            options.directory / "idle-mirror", options.seconds, replication="mirror"
-        ),
+        "1 shard mirrored": measure(options.directory / "idle-mirror", options.seconds, replicas=2),
     }
 
     if options.json:

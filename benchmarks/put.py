@@ -477,10 +477,10 @@ def run(directory: Path, quick: bool, gigabytes: float) -> tuple[Rounds, dict[st
     single: dict[str, Any] = {"cores": os.cpu_count()}
     count = 40 if quick else 150
 
-    for mode in ("single", "mirror"):
+    for mode, replicas in (("single", 1), ("mirror", 2)):
         data = directory / mode
         shutil.rmtree(data, ignore_errors=True)
-        with raymq.start(data, name=f"bench-{mode}", replication=mode) as cluster:
+        with raymq.start(data, name=f"bench-{mode}", replicas=replicas) as cluster:
             cluster.create_topic("t", queues=4)
             # Bursts grow the window of pre-written blocks to the need of the measured ones.
             flight_rate(cluster, LARGE, count)

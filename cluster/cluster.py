@@ -438,9 +438,9 @@ def _cause_of_absence(away: list[str], error: str | None) -> str:
 
 
 def _follower_lags(facts: dict[str, Any]) -> bool:
-    """Whether a shard has stored bytes that its follower has not confirmed."""
-    mirrored = facts.get("replication") == "mirror"
-    return mirrored and bool(facts.get("appended", 0) > facts.get("confirmed", 0))
+    """Whether a shard has stored bytes that its followers have not confirmed."""
+    has_followers = "replication" in facts.get("supervisor", {}).get("roles", {})
+    return has_followers and bool(facts.get("appended", 0) > facts.get("confirmed", 0))
 
 
 def _facts(shard: int, answer: dict[str, Any] | RayMQError) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from .paths import ClusterPaths, check_name, home_dir
 
 FORMAT = 1
 _SHARDS_MAX = 256
+#: how many copies a shard may have. An even number above 2 would outlive no more losses than the odd one below
+REPLICAS = (1, 2, 3, 5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +37,8 @@ class ClusterRecord:
     #: 32 hexadecimal digits
     cluster_id: str
     shards: int
-    #: "single" or "mirror"
-    replication: str
+    #: copies of each shard
+    replicas: int
     #: a later start may change it
     flush: Flush
     segment_size_bytes: int
@@ -58,17 +60,12 @@ class ClusterRecord:
     #: hours for which a full file of messages is kept. A later start may change it
     file_reserved_hours: float = StoreConfig.file_reserved_hours
 
-    @property
-    def replicas(self) -> int:
-        """Replicas of each shard."""
-        return 2 if self.replication == "mirror" else 1
-
     def roles(self, replica: int) -> tuple[str, ...]:
         """The roles of one replica, in the order in which they are started. Replica 0 leads."""
         roles = ["commit_log", FLUSHERS[self.flush]]
         if self.transient_pool and replica == 0:
             roles.append("commit_real_time")
-        if self.replication == "mirror" and replica == 0:
+        if self.replicas > 1 and replica == 0:
             roles.append("replication")
         return tuple(roles)
 
@@ -79,7 +76,7 @@ class StartOptions:
 
     name: str | None = None
     shards: int | None = None
-    replication: str | None = None
+    replicas: int | None = None
     flush: Flush | None = None
     segment_size_bytes: int | None = None
     host: str | None = None
@@ -102,7 +99,7 @@ def new_record(wanted: StartOptions, *, ephemeral: bool = False) -> ClusterRecor
     options: dict[str, Any] = {
         "name": "default",
         "shards": 1,
-        "replication": "single",
+        "replicas": 1,
         "flush": "sync",
         "segment_size_bytes": 1024**3,
         "host": "127.0.0.1" if wanted.nodes is None else NODE_HOST,
@@ -125,7 +122,7 @@ def resume_record(stored: ClusterRecord, wanted: StartOptions) -> ClusterRecord:
     Raises: Rejected when an option contradicts the record in the directory.
     """
     changes = wanted.given()
-    for option in ("name", "shards", "replication", "segment_size_bytes", "nodes"):
+    for option in ("name", "shards", "replicas", "segment_size_bytes", "nodes"):
         kept = getattr(stored, option)
         value = changes.pop(option, kept)
         if value != kept:
@@ -144,7 +141,11 @@ def _check_options(record: ClusterRecord) -> None:
     """Raises: Rejected naming the option."""
     check_number("shards", record.shards, 1, _SHARDS_MAX)
     check_number("segment_size_bytes", record.segment_size_bytes, 4096)
-    check_choice("replication", record.replication, ("single", "mirror"))
+    if record.replicas not in REPLICAS:
+        message = (
+            f"replicas={record.replicas!r}: a shard has {', '.join(map(str, REPLICAS))} replicas"
+        )
+        raise Rejected(message, field="replicas", limit=REPLICAS)
     check_choice("flush", record.flush, FLUSHES)
     if record.nodes is not None:
         check_host(record.host)

@@ -73,7 +73,7 @@ def start(
     *,
     name: str | None = None,
     shards: int | None = None,
-    replication: Literal["single", "mirror"] | None = None,
+    replicas: Literal[1, 2, 3, 5] | None = None,
     flush: Flush | None = None,
     transient_pool: bool | None = None,
     file_reserved_hours: float | None = None,
@@ -103,11 +103,12 @@ def start(
     Args:
         data_dir: a directory on a local disk of this machine; created with mode 0700 if it is missing.
         name: the name by which `connect` finds the cluster, "default" if not given. The first start fixes it, and also
-            `shards`, `replication`, `segment_size_bytes` and `nodes`. Later starts may leave these out.
+            `shards`, `replicas`, `segment_size_bytes` and `nodes`. Later starts may leave these out.
         shards: number of commit logs over which topics are spread, 1 to 256 (default 1). Each shard costs at least two
             processes and one file of `segment_size_bytes`.
-        replication: "single" (default), or "mirror": each shard has a second copy, at twice the disk space, and `acks`
-            "quorum" waits for it. There is no failover.
+        replicas: copies of each shard: 1 (default), 2, 3 or 5, at as many times the disk space. With `acks` "quorum" a
+            receipt waits for 2, 2 and 3 of them, the leader included: 3 replicas outlive the loss of one that follows,
+            2 wait for it. There is no failover: without its leader a shard takes no messages.
         flush: "sync" (default) acknowledges after fdatasync. "async" acknowledges after the write to the page cache: a
             power loss may lose the last 0.5 s, or 10 s of a trickle. May change at each start.
         transient_pool: leaders append to a pool in shared memory (2 x 64 MiB each), and CommitRealTime moves the bytes
@@ -146,7 +147,7 @@ def start(
     wanted = StartOptions(
         name=name,
         shards=shards,
-        replication=replication,
+        replicas=replicas,
         flush=flush,
         segment_size_bytes=segment_size_bytes,
         host=host,

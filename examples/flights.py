@@ -1,4 +1,4 @@
-"""The demo: a year of flights through PySpark on Ray into a mirrored log and back, with processes killed on the way.
+"""The demo: a year of flights through PySpark on Ray into a replicated log and back, with processes killed on the way.
 
 Run it with `python3 run.py demo`. Every row is checked on its way back. Any mismatch exits with 1.
 """
@@ -574,12 +574,12 @@ def main() -> int:
 def demo(data_dir: Path, rows: int, keep: bool) -> bool:
     """Start, run, stop, verify. Returns: whether everything matched."""
     mark_as_demo(data_dir)
-    with console.status("starting Ray and 2 mirrored shards, sync flush"):
+    with console.status("starting Ray and 2 shards of 2 replicas, sync flush"):
         cluster = raymq.start(
             data_dir,
             name=NAME,
             shards=SHARDS,
-            replication="mirror",
+            replicas=2,
             flush="sync",
             timeout_s=300,
         )

@@ -7,7 +7,7 @@ has caught up with a leader. Until then its answers may come from a log that lac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 def majority(members: int) -> int:
@@ -45,3 +45,13 @@ def confirmed_end(members: int, durable_ends: Mapping[int, int]) -> int:
     ends = sorted(durable_ends.values(), reverse=True)
     needed = majority(members)
     return ends[needed - 1] if len(ends) >= needed else 0
+
+
+def replicated_end(follower_ends: Sequence[int]) -> int:
+    """The end up to which enough followers hold the leader's log durably: with the leader they are a majority.
+
+    Args: `follower_ends`: durable and matched, of each follower. One that does not answer or is not complete counts
+    with 0.
+    """
+    ends = sorted(follower_ends, reverse=True)
+    return ends[majority(len(ends) + 1) - 2]

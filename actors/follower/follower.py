@@ -1,6 +1,6 @@
 """The follower's side of replication, inside the follower's CommitLog process.
 
-A stream delivers frames, `MirrorFollower` decides, and `FollowerLog` performs its effects. Promise, append, truncation
+A stream delivers frames, `LogReceiver` decides, and `FollowerLog` performs its effects. Promise, append, truncation
 and acknowledgement happen under one lock, so no answer describes a log that another stream is changing.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from raymq.actors.supervise.elections import Elections
-from raymq.replication import mirror_follower, wire
+from raymq.replication import log_receiver, wire
 from raymq.replication.election import LeaderHeard
 from raymq.store.base.errors import Corrupt, RayMQError, Rejected
 from raymq.store.log.chain import ChainUnit
@@ -25,7 +25,7 @@ Frames = Iterator[tuple[bytes, Any]]
 SendFrame = Callable[[bytes, Any], None]
 
 
-class FollowerLog(mirror_follower.LogView, Protocol):
+class FollowerLog(log_receiver.LogView, Protocol):
     """The follower's log. Calls that change it come one at a time."""
 
     def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
@@ -58,7 +58,7 @@ class FollowerSession:
         self._log = log
         self._elections = elections
         self._lock = threading.Lock()
-        self._machine = mirror_follower.MirrorFollower(
+        self._machine = log_receiver.LogReceiver(
             cluster=wire.cluster_key(str(identity["cluster_id"])),
             shard=int(identity["shard"]),
             me=wire.ReplicaProcess(int(identity["replica"]), int(identity["incarnation"])),
@@ -122,9 +122,9 @@ class FollowerSession:
                 # The epoch is on disk before any answer under it.
                 self._elections.step(LeaderHeard(header.sender, header.epoch))
             for effect in self._machine.step(header, message, data, self._log):
-                if isinstance(effect, mirror_follower.Reply):
+                if isinstance(effect, log_receiver.Reply):
                     replies.append(effect.message)
-                elif isinstance(effect, mirror_follower.Acknowledge):
+                elif isinstance(effect, log_receiver.Acknowledge):
                     acknowledges = True
                 else:
                     self._change(effect, data)
@@ -136,15 +136,15 @@ class FollowerSession:
 
         return replies, acknowledges
 
-    def _change(self, effect: mirror_follower.FollowerEffect, data: memoryview | None) -> None:
+    def _change(self, effect: log_receiver.ReceiverEffect, data: memoryview | None) -> None:
         log = self._log
-        if isinstance(effect, mirror_follower.AppendUnits):
-            log.append_units(list(effect.units), mirror_follower.bytes_of(effect.units, data))
-        elif isinstance(effect, mirror_follower.AdoptUnits):
-            log.adopt_units(list(effect.units), mirror_follower.bytes_of(effect.units, data))
-        elif isinstance(effect, mirror_follower.Truncate):
+        if isinstance(effect, log_receiver.AppendUnits):
+            log.append_units(list(effect.units), log_receiver.bytes_of(effect.units, data))
+        elif isinstance(effect, log_receiver.AdoptUnits):
+            log.adopt_units(list(effect.units), log_receiver.bytes_of(effect.units, data))
+        elif isinstance(effect, log_receiver.Truncate):
             log.truncate(effect.offset)
-        elif isinstance(effect, mirror_follower.AdvanceConfirmed):
+        elif isinstance(effect, log_receiver.AdvanceConfirmed):
             log.advance_confirmed(effect.confirmed)
 
     def _acknowledge_syncs(self, stream: _LeaderStream) -> None:

@@ -1,6 +1,6 @@
 """The CommitLog role of a follower: stores the leader's units, has them synced, and acknowledges them.
 
-A follower serves no reads and takes no puts, because mirror mode has no failover.
+A follower serves no reads and takes no puts, because its leader is fixed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.shared.maintenance import Maintenance
 from raymq.actors.supervise.replica_host import Body, ReplicaHost
-from raymq.replication.mirror_follower import LogTail
+from raymq.replication.log_receiver import LogTail
 from raymq.store.base.errors import Corrupt, RayMQError, Rejected, StorageFull, Unavailable
 from raymq.store.base.running_flags import RunningFlags
 from raymq.store.base.status import PutStatus
@@ -62,7 +62,7 @@ class FollowerHost(ReplicaHost):
         log.recover(max(log.start, min(last, synced)), epochs.visit)
 
     def _elect(self) -> None:
-        self.elections = self._make_elections((0, 1))
+        self.elections = self._make_elections()
 
     def _abandon(self) -> None:
         self.log.abandon()
@@ -188,7 +188,7 @@ class FollowerHost(ReplicaHost):
         return [_takes_no_puts() for _ in requests]
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
-        """A mirror's follower serves no reads."""
+        """A follower serves no reads."""
         raise Unavailable("this replica is a follower; read from the leader", field="mode")
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:

@@ -215,7 +215,7 @@ class Dispatcher:
     def await_confirmed(self) -> None:
         """Wait until readers see all messages confirmed by now.
 
-        After a power loss the confirmed end of a mirror is not known before its follower is connected. The first call
+        After a power loss the confirmed end is not known before enough followers are connected. The first call
         waits for the end that may have been acknowledged, too.
         Raises: Unavailable, when the dispatch takes longer than CONFIRMED_WAIT_MS: an answer from incomplete queues
         would be wrong.

@@ -66,7 +66,7 @@ class LeaderHost(ReplicaHost):
 
     # Made by `_open`:
     store: MessageStore
-    _mirrored: bool
+    _has_followers: bool
     #: ack mode -> promise
     _promises: dict[Acks, Promise]
     # Made by `_make_parts`, in the order in which a put meets them:
@@ -83,15 +83,15 @@ class LeaderHost(ReplicaHost):
     # --- start ------------------------------------------------------------------------------------
 
     def _commit_least_bytes(self, roles: tuple[str, ...]) -> int:
-        eager = awaits_commit(self.config.flush, mirrored="replication" in roles)
+        eager = awaits_commit(self.config.flush, has_followers="replication" in roles)
         return 0 if eager else self.config.commit_least_pages * PAGE_BYTES
 
     def _open(self) -> None:
         #: the epoch that this replica was elected to lead, while its EPOCH record is not in the log
         self._unbegun_epoch: int | None = None
         self._next_try_ms = 0
-        self._mirrored = "replication" in self.supervisor.roles
-        self._promises = promises(self.config.flush, mirrored=self._mirrored)
+        self._has_followers = "replication" in self.supervisor.roles
+        self._promises = promises(self.config.flush, has_followers=self._has_followers)
         self._confirmed_end = self._promises["quorum"].confirmed_end
         self.store = MessageStore.open(
             self._root,
@@ -107,7 +107,7 @@ class LeaderHost(ReplicaHost):
         """`MessageStore.open` has recovered the store."""
 
     def _elect(self) -> None:
-        self.elections = self._make_elections((0, 1) if self._mirrored else (0,))
+        self.elections = self._make_elections()
         self.store.flags.set(FENCED)
         try:
             self._lead()
@@ -176,14 +176,14 @@ class LeaderHost(ReplicaHost):
             on_dispatched=self._delays.note_dispatch,
             failures=self.failures,
         )
-        if self._mirrored and not log.same_boot:
+        if self._has_followers and not log.same_boot:
             self._dispatcher.expected_end = log.end
 
         self.acks = PutAcks(self, self._promises, self.counters, self._dispatcher.wake)
         self._appender = Appender(self._append, self.acks.hand_over)
         log.pool.on_full = self._await_pool_space
         log.on_appended = self._on_appended
-        if self._mirrored:
+        if self._has_followers:
             # Replication maps files, too, and this process does not see how long the mappings last.
             log.segments.spares = None
         self._allocator = log.allocator

@@ -84,7 +84,7 @@ METRICS = (
     Metric(
         "raymq_replication_lag_bytes",
         "gauge",
-        "Bytes that are durable on the leader and not yet on the follower; mirrored shards only.",
+        "Bytes that are durable on the leader and not yet confirmed by followers; shards with followers only.",
     ),
     Metric(
         "raymq_consumer_lag_messages",

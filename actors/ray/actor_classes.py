@@ -10,11 +10,11 @@ Every actor gets one dict of plain values, the spec, because Ray gives it to eac
     shard, replica, node                   which replica; its node label, None: all replicas are on one machine
     role, mode                             "commit_log" or a satellite's role; "leader" or "follower"
     satellites                             roles of the replica's satellites
-    replication, flush, options            modes of the cluster; the other fields of StoreConfig
+    replicas, flush, options               copies of each shard, flush mode; the other fields of StoreConfig
     token, tls, ca, insecure, host         access: see security.md; `host` is the address on which shards listen
     placement, formed, ephemeral           node labels of all replicas; whether an earlier start has completed
     data_dir, cluster_dir                  directory of the replica; directory of the cluster
-    peer_data_dir, peer_name               directory and actor of the shard's second replica, if there is one
+    peers                                  replica -> [directory, actor name] of the shard's other replicas
     prepare, server, transport             "module:name" of objects in cluster/, which actors/ must not import
 """
 
@@ -62,7 +62,7 @@ EXIT_GAVE_UP = 71
 LINGER_MS = 10_000
 #: a satellite whose service loop died
 EXIT_LOOP_DIED = 70
-#: how long Replication waits for the follower's actor to report its address
+#: how long Replication waits for a follower's actor to report its address
 PEER_TIMEOUT_S = 2.0
 
 
@@ -167,7 +167,7 @@ class CommitLogActor:
 
         identity = {
             **_facts(
-                spec, "cluster_id", "shard", "shards", "replica", "replication", "flush", "version"
+                spec, "cluster_id", "shard", "shards", "replica", "replicas", "flush", "version"
             ),
             "name": spec["cluster"],
             "incarnation": self._incarnation,
@@ -315,16 +315,17 @@ class CommitActor(SatelliteActor):
         from raymq.store.config.promise import awaits_commit
 
         spec = self._spec
-        eager = awaits_commit(spec["flush"], mirrored=spec["replication"] == "mirror")
+        eager = awaits_commit(spec["flush"], has_followers=bool(spec["peers"]))
         return CommitService(spec["data_dir"], _config(spec), eager=eager)
 
 
 class ReplicationActor(SatelliteActor):
-    """Hosts the Replication role of a mirrored shard's leader."""
+    """Hosts the Replication role of a leader whose shard has followers."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        self._peer: Any = None
-        self._peer_last: str | None = None
+        #: replica -> its actor's handle; its endpoint, when it last answered
+        self._peers: dict[int, Any] = {}
+        self._endpoints: dict[int, str] = {}
         super().__init__(spec)
 
     def _make(self) -> Any:
@@ -340,31 +341,33 @@ class ReplicationActor(SatelliteActor):
             cluster_id=cluster_id,
             shard=shard,
             replica=spec["replica"],
-            follower=spec["replica"] + 1,
+            followers=tuple(spec["peers"]),
             transport=make_transport(cluster_id=cluster_id, shard=shard, token=spec["token"]),
             peer_endpoint=self._peer_endpoint,
         )
 
-    def _peer_endpoint(self) -> str | None:
-        """The endpoint at which the follower listens now, or None while unknown.
+    def _peer_endpoint(self, replica: int) -> str | None:
+        """The endpoint at which a replica listens now, or None while unknown.
 
         On one machine this is in its endpoint file. Across nodes the connecting thread, which may wait, asks the
-        follower's actor at each new connection. While that does not answer, the last answer counts.
+        replica's actor at each new connection. While that does not answer, the last answer counts.
         """
+        data_dir, name = self._spec["peers"][replica]
         if self._spec["node"] is None:
-            return read_endpoint(Path(self._spec["peer_data_dir"]))
+            return read_endpoint(Path(data_dir))
         import ray
 
         try:
-            if self._peer is None:
-                self._peer = ray.get_actor(self._spec["peer_name"], namespace="raymq")
-            endpoint = ray.get(self._peer.endpoint.remote(), timeout=PEER_TIMEOUT_S)
+            if replica not in self._peers:
+                self._peers[replica] = ray.get_actor(name, namespace="raymq")
+            endpoint = ray.get(self._peers[replica].endpoint.remote(), timeout=PEER_TIMEOUT_S)
         except (ray.exceptions.RayError, ValueError) as error:
-            logger.warning("the follower's actor does not answer: %s", error)
-            self._peer = None
+            logger.warning("the actor of replica %d does not answer: %s", replica, error)
+            self._peers.pop(replica, None)
         else:
-            self._peer_last = endpoint or self._peer_last
-        return self._peer_last
+            if endpoint is not None:
+                self._endpoints[replica] = endpoint
+        return self._endpoints.get(replica)
 
     def status(self) -> dict[str, Any]:
         """Role, pid and how far replication is."""

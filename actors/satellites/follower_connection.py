@@ -1,4 +1,4 @@
-"""Replication's connection to the follower: its threads block on the network so that Replication's loop never does."""
+"""Replication's connection to one follower: its threads block on the network so that Replication's loop never does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from raymq.replication.mirror import Connected, Disconnected, FrameReceived
+from raymq.replication.log_sender import Connected, Disconnected, FrameReceived
 from raymq.replication.wire import decode
 from raymq.store.base.errors import Rejected, Unavailable
 

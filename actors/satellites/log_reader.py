@@ -10,17 +10,20 @@ from raymq.store.base.files import Files
 from raymq.store.log.chain import check_units
 from raymq.store.log.segments.segment_paths import find_segment, first_offset, segment_start_of
 
-#: segments kept open
-_OPEN_MAX = 2
-
 
 class LogReader:
     """Reads the log's files. Callers: one thread; `start` by any."""
 
-    def __init__(self, directory: Path, segment_size_bytes: int, *, files: Files) -> None:
+    def __init__(
+        self, directory: Path, segment_size_bytes: int, *, files: Files, open_max: int = 2
+    ) -> None:
+        """Args: `open_max`: segments kept open."""
         self._directory = directory
+        self._open_max = open_max
         self._size = segment_size_bytes
         self._files = files
+        #: range and bytes of the last body: followers that keep up ask for the same
+        self._last: tuple[tuple[int, int], memoryview] | None = None
         #: start of a segment -> its path and descriptor
         self._open: dict[int, tuple[Path, int]] = {}
 
@@ -35,6 +38,9 @@ class LogReader:
         """
         if start == stop:
             return None
+
+        if self._last is not None and self._last[0] == (start, stop):
+            return self._last[1]
 
         segment_start = segment_start_of(start, self._size)
         is_inside = stop <= segment_start + self._size
@@ -56,10 +62,12 @@ class LogReader:
                     **{**error.fields, "path": str(path)},
                 ) from error
 
+        self._last = ((start, stop), data)
         return data
 
     def close(self) -> None:
         """Close every segment."""
+        self._last = None
         while self._open:
             self._files.close(self._open.popitem()[1][1])
 
@@ -68,6 +76,6 @@ class LogReader:
         if found is None:
             path = find_segment(self._directory, segment_start, files=self._files)
             found = self._open[segment_start] = path, self._files.open_file(path, writable=False)
-            while len(self._open) > _OPEN_MAX:
+            while len(self._open) > self._open_max:
                 self._files.close(self._open.pop(next(iter(self._open)))[1])
         return found

@@ -1,36 +1,35 @@
-"""The Replication role on the leader's side: sends log bytes to the follower, and combines futures.
+"""The Replication role on the leader's side: sends log bytes to the followers, and combines futures.
 
-A satellite like the flushers: it works under CommitLog's grant, follows the chain and reads the log. `MirrorLeader`
-says how far the follower is. `PutCombiner` combines that with the leader's own ends into the outcomes of the puts that
-wait for replicas. Its acknowledged end is the position that Replication publishes. CommitLog acknowledges these puts by
-it and shows records to readers up to it, because both are one row of store/config/promise.py. Late puts are reported as
-entries. Nothing here must survive: a new process finds the match again, and CommitLog answers the puts that a dead one
-left.
+A satellite like the flushers: it works under CommitLog's grant, follows the chain and reads the log. A `FollowerStream`
+says how far its follower is. The bytes that enough followers hold are replicated (replication/quorum.py). `PutCombiner`
+combines that end with the leader's own ends into the outcomes of the puts that wait for replicas. Its acknowledged end
+is the position that Replication publishes. CommitLog acknowledges these puts by it and shows records to readers up to
+it, because both are one row of store/config/promise.py. Late puts are reported as entries. Nothing here must survive: a
+new process finds the matches again, and CommitLog answers the puts that a dead one left.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from raymq.actors.shared.control_block import FLUSHERS
 from raymq.actors.shared.failures import FailureFile
-from raymq.replication import mirror
 from raymq.replication.combiner import PutCombiner
-from raymq.replication.wire import ReplicaProcess, cluster_key, encode
-from raymq.store.base.errors import Corrupt
+from raymq.replication.log_sender import LogSender, SenderLimits
+from raymq.replication.quorum import replicated_end
+from raymq.replication.wire import ReplicaProcess, cluster_key
 from raymq.store.config.promise import PROMISES, Ends
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import ChainReader
 
 from .follower_connection import FollowerConnection, FollowerTransport
+from .follower_stream import FollowerStream
 from .log_reader import LogReader
 from .satellite import IDLE_WAIT_MS, GrantStatus
 from .service import BUSY_WAIT_MS, EXIT_CODES, Service
-
-logger = logging.getLogger("raymq.replication")
 
 
 class Replicator(Service):
@@ -44,83 +43,106 @@ class Replicator(Service):
         cluster_id: str,
         shard: int,
         replica: int,
-        follower: int,
+        followers: Sequence[int],
         transport: FollowerTransport,
-        peer_endpoint: Callable[[], str | None],
-        limits: mirror.MirrorLimits | None = None,
+        peer_endpoint: Callable[[int], str | None],
+        limits: SenderLimits | None = None,
     ) -> None:
-        """Args: `follower`: its replica id. `peer_endpoint`: its endpoint now; None: unknown."""
+        """Args: `followers`: their replica ids. `peer_endpoint`: a replica's endpoint now; None: unknown."""
         super().__init__(replica_dir, "replication", config)
         root, size, files = Path(replica_dir), config.segment_size_bytes, self._files
+        self._root = root
         self._cluster = cluster_key(cluster_id)
         self._shard = shard
         self._replica = replica
-        self._follower = follower
         self._limits = limits
 
-        self._log = LogReader(root / "commitlog", size, files=files)
-        self._chain = ChainReader(root / "raymq" / "chain", size, files=files)
-        self._connection = FollowerConnection(
-            transport, peer_endpoint, log_start=self._log.start, wake=self._satellite.wake
+        self._log = LogReader(
+            root / "commitlog", size, files=files, open_max=2 * max(1, len(followers))
         )
-        for part in (self._log, self._chain, self._connection):
-            self._undo.callback(part.close)
+        self._undo.callback(self._log.close)
+        self._connections = {
+            follower: FollowerConnection(
+                transport,
+                partial(peer_endpoint, follower),
+                log_start=self._log.start,
+                wake=self._satellite.wake,
+            )
+            for follower in followers
+        }
+        for connection in self._connections.values():
+            self._undo.callback(connection.close)
         self._failure_file = FailureFile(root, files=files, clock=self._clock)
 
-        self._machine: mirror.MirrorLeader | None = None
+        self._streams: list[FollowerStream] = []
+        self._combiner = self._make_combiner()
         self._synced = 0
-        self._frames = 0
 
     def status(self) -> dict[str, Any]:
         """For status displays."""
-        machine = self._machine
         return {
             "role": "replication",
-            "phase": machine.phase.value if machine else "waiting for the grant",
-            "matched_end": machine.matched_end if machine else 0,
-            "replicated_end": machine.replicated_end if machine else 0,
-            "confirmed": machine.confirmed if machine else 0,
-            "error": (machine.stall_reason or None) if machine else None,
-            "dropped_frames": machine.dropped if machine else 0,
+            "is_granted": bool(self._streams),
+            "acknowledged": self._combiner.acknowledged,
             "frames_sent": self._frames,
+            "followers": [stream.status() for stream in self._streams],
         }
 
+    @property
+    def _frames(self) -> int:
+        return sum(stream.frames for stream in self._streams)
+
     def _work(self) -> int:
-        machine = self._machine = self._make_machine()
-        combiner = self._make_combiner()
+        # Only the grant says where this process begins.
+        self._combiner = self._make_combiner()
+        self._streams = [self._make_stream(follower) for follower in self._connections]
         satellite = self._satellite
 
         while (status := satellite.grant_status()) is GrantStatus.GRANTED:
-            for request in satellite.rings.requests.take_all():
-                combiner.add(*request)
-            self._combine(machine, combiner)
-            for event in self._connection.take_events():
-                self._step(event, machine, combiner)
-
-            # After the answers of the follower, which may have moved the confirmed end: the next frame carries it.
-            self._step(
-                mirror.LeaderProgress(satellite.committed, combiner.acknowledged), machine, combiner
-            )
-            self._step(mirror.ClockTick(), machine, combiner)
-
-            self._failure_file.write(machine.stall_reason)
-            limit_ms = BUSY_WAIT_MS if combiner.waiting else IDLE_WAIT_MS
-            satellite.wait(min(limit_ms, machine.wait_ms(self._clock.monotonic_ms())))
+            self._run_round()
+            now_ms = self._clock.monotonic_ms()
+            limit_ms = BUSY_WAIT_MS if self._combiner.waiting else IDLE_WAIT_MS
+            satellite.wait(min([limit_ms, *(each.wait_ms(now_ms) for each in self._streams)]))
         return EXIT_CODES[status]
 
-    def _make_machine(self) -> mirror.MirrorLeader:
-        return mirror.MirrorLeader(
+    def _run_round(self) -> None:
+        """Combine, take the answers of all followers, and send what is new."""
+        satellite, combiner, now_ms = self._satellite, self._combiner, self._clock.monotonic_ms()
+        for request in satellite.rings.requests.take_all():
+            combiner.add(*request)
+        self._combine()
+
+        for stream in self._streams:
+            stream.take_answers(now_ms)
+        # After the answers, which may have moved the confirmed end: the next frames carry it.
+        for stream in self._streams:
+            stream.advance(satellite.committed, combiner.acknowledged, now_ms)
+        satellite.publish_count(self._frames)
+
+        stalled = {each.follower: each.stall_reason for each in self._streams if each.stall_reason}
+        self._failure_file.write(
+            "; ".join(f"replica {follower}: {reason}" for follower, reason in stalled.items())
+        )
+
+    def _make_stream(self, follower: int) -> FollowerStream:
+        """The stream to a follower, from its first connection on."""
+        size = self._config.segment_size_bytes
+        chain = ChainReader(self._root / "raymq" / "chain", size, files=self._files)
+        self._undo.callback(chain.close)
+        sender = LogSender(
             cluster=self._cluster,
             shard=self._shard,
             me=ReplicaProcess(self._replica, self._satellite.incarnation),
-            follower_id=self._follower,
-            chain=self._chain,
-            segment_size_bytes=self._config.segment_size_bytes,
+            follower_id=follower,
+            chain=chain,
+            segment_size_bytes=size,
             epoch=self._satellite.epoch,
             log_start=self._log.start(),
             confirmed=self._satellite.base,
             limits=self._limits,
         )
+        connection = self._connections[follower]
+        return FollowerStream(follower, sender, connection, self._log, on_replicated=self._combine)
 
     def _make_combiner(self) -> PutCombiner:
         return PutCombiner(
@@ -130,50 +152,22 @@ class Replicator(Service):
             acknowledged=self._satellite.base,
         )
 
-    def _ends(self, machine: mirror.MirrorLeader) -> Ends:
+    def _ends(self) -> Ends:
         """An end is read after the ends that rely on it: replicated or synced bytes were committed before."""
         satellite, flusher = self._satellite, FLUSHERS[self._config.flush]
+        replicated = replicated_end([stream.replicated_end for stream in self._streams])
         self._synced = max(self._synced, satellite.end_of(flusher))
         committed = satellite.committed
-        return Ends(satellite.appended, committed, self._synced, machine.replicated_end)
+        return Ends(satellite.appended, committed, self._synced, replicated)
 
-    def _combine(self, machine: mirror.MirrorLeader, combiner: PutCombiner) -> None:
+    def _combine(self) -> None:
         """Publish the outcomes of the puts: first the acknowledged end, then the late puts."""
-        satellite = self._satellite
+        satellite, combiner = self._satellite, self._combiner
         acknowledged = combiner.acknowledged
-        late = combiner.combine(self._ends(machine), self._clock.monotonic_ms())
+        late = combiner.combine(self._ends(), self._clock.monotonic_ms())
         if combiner.acknowledged > acknowledged:
             satellite.publish_position(combiner.acknowledged)
         for number, end, status in late:
             satellite.rings.late.push((number, end, status.code))
         if late:
             satellite.wake_others()
-
-    def _step(
-        self, event: mirror.MirrorEvent, machine: mirror.MirrorLeader, combiner: PutCombiner
-    ) -> None:
-        """Give the machine an event and perform its effects."""
-        for effect in machine.step(event, self._clock.monotonic_ms()):
-            if isinstance(effect, mirror.Send):
-                try:
-                    self._send(effect)
-                except Corrupt as error:
-                    # Neither the damaged bytes nor any after them are sent.
-                    self._step(mirror.Damaged(str(error)), machine, combiner)
-                    return
-            elif isinstance(effect, mirror.Replicated):
-                # Before the frames that the same answer makes space for: puts wait for it.
-                self._combine(machine, combiner)
-            elif isinstance(effect, mirror.Connect):
-                self._connection.connect()
-            elif isinstance(effect, mirror.Disconnect):
-                self._connection.disconnect()
-            elif isinstance(effect, mirror.Halt):
-                logger.error("shard %s is not replicated: %s", self._shard, effect.reason)
-
-    def _send(self, effect: mirror.Send) -> None:
-        """Send a frame. Raises: Corrupt when the log's bytes are not those that were stored."""
-        body = self._log.read(effect.start, effect.stop, effect.message)
-        self._connection.send(encode(effect.header, effect.message), body)
-        self._frames += 1
-        self._satellite.publish_count(self._frames)

@@ -170,10 +170,14 @@ class ReplicaHost(ABC):
             "replica": facts.get("replica", 0),
         }
 
-    def _make_elections(self, members: tuple[int, ...]) -> Elections:
-        """The elections of this replica. Replica 0 alone leads: the others wait for it."""
+    def _make_elections(self) -> Elections:
+        """The elections of this replica.
+
+        Replica 0 alone leads. It needs no votes: what is confirmed is durable in its own log. The others wait for it.
+        """
         facts = self.identity_facts
         me = ReplicaProcess(int(facts.get("replica", 0)), int(facts.get("incarnation", 0)))
+        members = sorted({0, me.id})
         return Elections(self.log, me, members=members, candidates=(0,), clock=self.clock)
 
     def _fence_old(self) -> None:

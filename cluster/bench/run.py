@@ -344,7 +344,7 @@ class Bench:
     def _visible_ends(self, ledgers: Sequence[Ledger] = ()) -> QueueEnds:
         """As `_ends`, once readers see the acknowledged rows of this run and of `ledgers`.
 
-        With flush=async and a transient pool, or acks=leader and a mirror, that is later than the
+        With flush=async and a transient pool, or acks=leader and followers, that is later than the
         receipt. Gives up when the ends have not moved for VISIBLE_S.
         """
         promised = promised_rows([*self._ledgers, *ledgers])

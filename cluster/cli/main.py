@@ -194,9 +194,9 @@ def _start(parsers: Any) -> None:
         "--shards N",
         "number of shards, each with its own commit log (first start only; default: 1)",
     )
-    start.option(
-        "--replication single|mirror",
-        "mirror keeps each shard twice, without failover (first start only; default: single)",
+    start.number(
+        "--replicas N",
+        "copies of each shard: 1, 2, 3 or 5, without failover (first start only; default: 1)",
     )
 
     start.option(

@@ -70,8 +70,8 @@ def _line(name: str, text: str) -> str:
 def _shards(shards: list[StatusFacts]) -> str:
     running = sum(shard["state"] == "RUNNING" for shard in shards)
     words = [f"{running} of {len(shards)} RUNNING"]
-    for key in ("replication", "flush"):
-        found = {shard[key] for shard in shards if shard.get(key)}
+    for key in ("replicas", "flush"):
+        found = {str(shard[key]) for shard in shards if shard.get(key)}
         if found:
             words.append(f"{key} {' and '.join(sorted(found))}")
     if any(shard.get("transient_pool") for shard in shards):
@@ -103,17 +103,19 @@ def _shard(shard: StatusFacts, verbose: bool) -> Iterator[str]:
 
 
 def _protection(shard: StatusFacts) -> str:
-    """The protection that the second replica gives, which depends on its machine."""
-    if shard.get("replication") != "mirror":
+    """The protection that several replicas give, which depends on their machines."""
+    replicas = shard.get("replicas", 1)
+    if replicas == 1:
         return ""
     nodes = shard.get("nodes")
     if nodes:
-        return f"mirror on the nodes {', '.join(nodes)}: confirmed messages outlive either machine"
+        lost = 1 if replicas == 2 else replicas // 2
+        machines = "machine" if lost == 1 else "machines"
+        names = ", ".join(nodes)
+        return f"replicas on the nodes {names}: confirmed messages outlive the loss of any {lost} {machines}"
     host = str(shard.get("endpoint") or "").removeprefix(TLS_PREFIX).rpartition(":")[0].strip("[]")
     if is_loopback(host):
-        return (
-            "mirror on one machine: confirmed messages outlive a process or one copy, not the disk"
-        )
+        return f"{replicas} replicas on one machine: confirmed messages outlive a process or a copy, not the disk"
     return ""
 
 

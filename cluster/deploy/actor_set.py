@@ -32,7 +32,7 @@ _CALL_TIMEOUT_S = 10.0
 _RECORD_FIELDS = (
     "cluster_id",
     "shards",
-    "replication",
+    "replicas",
     "flush",
     "host",
     "tls",
@@ -101,8 +101,14 @@ def specs(
             "satellites": record.roles(replica)[1:],
             "mode": "leader" if replica == 0 else "follower",
             "data_dir": str(paths.replica(shard, replica)),
-            "peer_data_dir": str(paths.replica(shard, 1)),
-            "peer_name": actor_name(record.name, shard, 1, "commit_log"),
+            "peers": {
+                other: [
+                    str(paths.replica(shard, other)),
+                    actor_name(record.name, shard, other, "commit_log"),
+                ]
+                for other in range(record.replicas)
+                if other != replica
+            },
             "node": node_of(record, shard, replica),
         }
         for shard in range(record.shards)

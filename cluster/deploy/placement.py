@@ -41,7 +41,7 @@ class Address(NamedTuple):
 
 
 def place_shards(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
-    """Leaders in turn over the nodes. A follower is never on its leader's node.
+    """Leaders in turn over the nodes. No node has two replicas of a shard.
 
     The followers of one node's leaders go in turn to all other nodes, so that these share the work of a lost node.
     Raises: Rejected for names that Ray does not take, a repeated name, or too few nodes.
@@ -59,8 +59,8 @@ def place_shards(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
     count = len(nodes)
     if count < replicas:
         message = (
-            f"nodes={list(nodes)}: a mirror needs at least two nodes, because a follower on its leader's node is lost "
-            "with it"
+            f"nodes={list(nodes)}: {replicas} replicas need {replicas} nodes, because those on one node are lost "
+            "together"
         )
         raise Rejected(message, field="nodes", limit=replicas)
 
@@ -68,11 +68,10 @@ def place_shards(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
     for shard in range(shards):
         leader = shard % count
         row = [nodes[leader]]
-        if replicas > 1:
-            # Each round over the leaders pairs them with another of the other nodes.
-            others = [*nodes[leader + 1 :], *nodes[:leader]]
-            round_number = shard // count
-            row.append(others[round_number % len(others)])
+        # Each round over the leaders begins with another of the other nodes.
+        others = [*nodes[leader + 1 :], *nodes[:leader]]
+        round_number = shard // count
+        row += [others[(round_number + turn) % len(others)] for turn in range(replicas - 1)]
         rows.append(tuple(row))
 
     return tuple(rows)

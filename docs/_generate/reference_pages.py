@@ -278,7 +278,7 @@ def start_flags() -> dict[str, str]:
 _OTHER: dict[str, Any] = {
     "name": "other",
     "shards": 2,
-    "replication": "mirror",
+    "replicas": 2,
     "segment_size_bytes": 1 << 20,
     "nodes": ("a",),
     "flush": "async",

@@ -97,7 +97,7 @@ class Promise(NamedTuple):
         return PutStatus.FLUSH_DISK_TIMEOUT
 
 
-#: (flush, whether there is a mirror, acks) -> the promise. Rows of one shard differ only in `acknowledged_by`.
+#: (flush, whether there are followers, acks) -> the promise. Rows of one shard differ only in `acknowledged_by`.
 PROMISES: Final[dict[tuple[Flush, bool, Acks], Promise]] = {
     ("sync", False, "quorum"): Promise(("synced",), ("synced",)),
     ("sync", False, "leader"): Promise(("synced",), ("synced",)),
@@ -110,9 +110,9 @@ PROMISES: Final[dict[tuple[Flush, bool, Acks], Promise]] = {
 }
 
 
-def promises(flush: Flush, *, mirrored: bool) -> dict[Acks, Promise]:
+def promises(flush: Flush, *, has_followers: bool) -> dict[Acks, Promise]:
     """The rows of one shard, by ack mode."""
-    return {acks: PROMISES[flush, mirrored, acks] for acks in ACKS}
+    return {acks: PROMISES[flush, has_followers, acks] for acks in ACKS}
 
 
 def own_durable(flush: Flush, ends: Ends) -> int:
@@ -120,9 +120,9 @@ def own_durable(flush: Flush, ends: Ends) -> int:
     return PROMISES[flush, False, "quorum"].confirmed_end(ends)
 
 
-def awaits_commit(flush: Flush, *, mirrored: bool) -> bool:
+def awaits_commit(flush: Flush, *, has_followers: bool) -> bool:
     """Whether receipts wait until bytes have left the transient pool: each put's commit is urgent then."""
-    rows = promises(flush, mirrored=mirrored).values()
+    rows = promises(flush, has_followers=has_followers).values()
     return not all(promise.waits_for_nothing for promise in rows)
 
 

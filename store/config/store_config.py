@@ -128,7 +128,7 @@ class StoreConfig:
     delete_file_batch_max: int = 10
     #: whole files are written ahead, and locked in memory if permitted (warmMapedFileEnable)
     warm_mapped_file: bool = False
-    #: deleted files are zeroed and used again after the last reader releases them (not by a mirror's leader)
+    #: deleted files are zeroed and used again after the last reader releases them (not by a leader with followers)
     recycle_commit_log_files: bool = False
     #: directories on other disks, in which new commit log files are made in turn (storePathCommitLog as a list). With
     #: an empty tuple they are made in `commitlog/`, whose files are read in any case

@@ -47,8 +47,8 @@ class QueueReader:
         """
         low, high = self._queues.range(topic, queue_id)
         if high < offset <= self._state.next_offsets.get((topic, queue_id), 0):
-            # The log has the message: after a restart the queue grows up to there again, in a mirror with the confirmed
-            # end.
+            # The log has the message: after a restart the queue grows up to there again, with followers once that is
+            # confirmed.
             high = offset
         if offset < low or offset > high:
             raise out_of_range(topic, queue_id, offset, low, high)

@@ -111,7 +111,7 @@ actor_classes.RETRY_S = 0.01
 actor_classes._was_restarted = lambda: False
 actor = actor_classes.CommitLogActor({
     "cluster": "c", "cluster_id": "c", "shard": 0, "shards": 1, "replica": 0,
-    "data_dir": sys.argv[1], "mode": sys.argv[2], "replication": "none", "flush": "sync",
+    "data_dir": sys.argv[1], "mode": sys.argv[2], "replicas": 1, "flush": "sync",
     "options": {"segment_size_bytes": 262144, "prewrite_window_bytes": 65536}, "satellites": ("group_commit",),
     "token": "secret", "tls": False, "version": "1", "prepare": "__main__:prepare",
     "server": "raymq.cluster.transport.flight_server:serve",

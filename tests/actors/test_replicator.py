@@ -9,7 +9,7 @@ import pytest
 
 from raymq.actors.satellites.service import EXIT_FENCED, EXIT_STOPPED
 from raymq.actors.shared.failures import FailureFile
-from raymq.replication.mirror import MirrorLimits
+from raymq.replication.log_sender import SenderLimits
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import StorageFull
@@ -18,7 +18,7 @@ from raymq.store.base.status import PutStatus
 from raymq.store.log.chain import ChainUnit
 from tests.support.replica_pair import Pair, wait_until
 
-LIMITS = MirrorLimits(
+LIMITS = SenderLimits(
     frame_bytes=20_000, heartbeat_ms=20, retry_ms=20, halt_retry_ms=50, window_bytes=100_000
 )
 
@@ -130,18 +130,18 @@ def test_a_revoked_replication_ends_and_publishes_nothing_more(pair):
 def test_a_full_follower_refuses_and_is_tried_again(pair):
     pair.follower.full = StorageFull("the disk is full", field="disk")
     end = pair.leader.write(100)
-    wait_until(lambda: "disk is full" in (pair.replicator.status()["error"] or ""), "a refusal")
-    assert pair.replicator.status()["matched_end"] == 0
+    wait_until(lambda: "disk is full" in (pair.stream().get("error") or ""), "a refusal")
+    assert pair.stream().get("matched_end") == 0
     # CommitLog's status shows it, too.
     note = FailureFile(pair.leader.root, files=Files(), clock=Clock())
     wait_until(lambda: "disk is full" in (note.read() or ""), "a note")
     pair.follower.full = None
     pair.wait_matched(end)
-    assert pair.replicator.status()["error"] is None
+    assert pair.stream().get("error") is None
 
 
 def trouble(pair) -> str:
-    return pair.replicator.status()["error"] or ""
+    return pair.stream().get("error") or ""
 
 
 def test_damaged_bytes_of_the_leader_are_not_sent_and_the_error_names_file_and_offset(pair):
@@ -218,7 +218,7 @@ def test_bytes_that_change_on_the_way_are_refused_and_never_stored(pair):
 def test_a_broken_connection_is_opened_again(pair):
     end = pair.leader.write(100)
     pair.wait_matched(end)
-    for stream in pair.transport.streams:
+    for stream in pair.transport.streams["replica-1"]:
         stream.close()
     end = pair.leader.write(100)
     pair.wait_matched(end)
@@ -263,3 +263,52 @@ def test_a_follower_whose_chain_was_rebuilt_takes_over_the_leaders_units(pair):
     pair.wait_matched(end)
     assert pair.follower.log.chain.value == pair.leader.chain.value
     assert pair.follower.bytes(end) == pair.leader.bytes(end)
+
+
+@pytest.fixture
+def trio(tmp_path):
+    """A leader with two followers."""
+    trio = Pair(tmp_path, limits=LIMITS, followers=2)
+    yield trio
+    trio.close()
+
+
+def test_of_three_replicas_two_confirm_and_the_third_follows(trio):
+    end = trio.leader.write(1000, 2000)
+    trio.leader.sync()
+    for replica in (1, 2):
+        trio.wait_matched(end, replica)
+    assert trio.leader.confirmed == 0
+    trio.followers[2].sync()
+    trio.wait_confirmed(end)
+    assert trio.followers[1].log.synced == 0
+    assert trio.followers[1].bytes(end) == trio.followers[2].bytes(end) == trio.leader.bytes(end)
+
+
+def test_without_one_of_two_followers_puts_are_confirmed_and_it_catches_up(trio):
+    trio.stop_follower(1)
+    end = trio.leader.write(*[3000] * 60)
+    trio.leader.sync()
+    trio.wait_matched(end, 2)
+    trio.followers[2].sync()
+    trio.wait_confirmed(end)
+    wait_until(lambda: trio.stream(1).get("error"), "the lost follower is reported")
+    assert trio.stream(2)["error"] is None
+
+    trio.start_follower(1)
+    trio.wait_matched(end, 1)
+    assert trio.followers[1].bytes(end) == trio.leader.bytes(end)
+
+
+def test_without_both_followers_nothing_is_confirmed(trio):
+    for replica in (1, 2):
+        trio.stop_follower(replica)
+    end = trio.leader.write(500)
+    trio.leader.sync()
+    for replica in (1, 2):
+        wait_until(lambda each=replica: trio.stream(each).get("error"), "the loss is reported")
+    assert trio.leader.confirmed == 0
+    trio.start_follower(2)
+    trio.wait_matched(end, 2)
+    trio.followers[2].sync()
+    trio.wait_confirmed(end)

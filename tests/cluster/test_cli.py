@@ -309,7 +309,7 @@ def test_the_help_of_every_command_says_what_each_option_does_its_unit_and_defau
 
 #: what a number counts, in an option's name or its text
 _UNIT = re.compile(
-    "bytes|MiB|-s |seconds|milliseconds|messages|queues|shards|rows|batches|workers|consumers"
+    "bytes|copies|MiB|-s |seconds|milliseconds|messages|queues|shards|rows|batches|workers|consumers"
     "|topics|offset|queue"
 )
 
@@ -372,7 +372,7 @@ def test_start_passes_what_was_given_and_leaves_the_rest_to_the_stored_cluster(
     assert (name, args) == ("start", ("/data",))
     assert (options["shards"], options["flush"], options["ephemeral"]) == (2, "async", True)
     assert options["name"] is None
-    assert options["replication"] is None
+    assert options["replicas"] is None
     assert terminal.out == b"orders: raymq://127.0.0.1:7000 (1 shard(s))\n"
     assert terminal.err == "starting\n"
     assert terminal.cluster.closed == 1
@@ -407,7 +407,7 @@ def test_a_stop_that_was_not_orderly_exits_1_and_names_the_actor(terminal: Termi
 
 LEADER = {
     "mode": "leader",
-    "replication": "mirror",
+    "replicas": 2,
     "flush": "sync",
     "appended": 9,
     "synced": 7,
@@ -450,10 +450,10 @@ def test_status_leads_with_health_and_what_an_operator_asks_first(terminal: Term
     assert terminal.out.decode().splitlines() == [
         "cluster orders: RUNNING",
         "  directory  /data",
-        "  shards     1 of 1 RUNNING, replication mirror, flush sync",
+        "  shards     1 of 1 RUNNING, replicas 2, flush sync",
         "  shard 0    RUNNING, GroupCommit runs",
         "             Replication does not run (its last stop: killed by signal 9)",
-        "             mirror on one machine: confirmed messages outlive a process or one copy,"
+        "             2 replicas on one machine: confirmed messages outlive a process or a copy,"
         " not the disk",
         "  topics     1",
         "  messages   6",
@@ -492,15 +492,22 @@ def test_status_of_a_shard_that_does_not_answer_says_why_and_asks_no_more(
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"replication": "mirror"}, b"mirror on one machine: confirmed messages outlive a process"),
         (
-            {"replication": "mirror", "nodes": ["a", "b"], "endpoint": "tls://192.0.2.1:7"},
-            b"mirror on the nodes a, b: confirmed messages outlive either machine",
+            {"replicas": 2},
+            b"2 replicas on one machine: confirmed messages outlive a process or a copy",
         ),
-        ({"replication": "mirror", "endpoint": "192.0.2.1:7"}, b"replication mirror"),
+        (
+            {"replicas": 2, "nodes": ["a", "b"], "endpoint": "tls://192.0.2.1:7"},
+            b"replicas on the nodes a, b: confirmed messages outlive the loss of any 1 machine",
+        ),
+        (
+            {"replicas": 5, "nodes": ["a", "b", "c", "d", "e"]},
+            b"confirmed messages outlive the loss of any 2 machines",
+        ),
+        ({"replicas": 2, "endpoint": "192.0.2.1:7"}, b"replicas 2"),
     ],
 )
-def test_status_says_what_a_mirror_protects_against(
+def test_status_says_what_several_replicas_protect_against(
     facts: dict[str, Any], words: bytes, terminal: Terminal
 ) -> None:
     terminal.cluster.shard_facts = facts

@@ -169,7 +169,7 @@ def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_made(
 
 
 def test_the_disk_space_of_a_made_cluster_is_judged_by_its_own_segments(tmp_path: Path) -> None:
-    wanted = StartOptions(shards=2, replication="mirror", segment_size_bytes=64 * MIB)
+    wanted = StartOptions(shards=2, replicas=2, segment_size_bytes=64 * MIB)
     save_record(ClusterPaths(tmp_path), new_record(wanted), Files())
     assert doctor._new_files_bytes(str(tmp_path), Files()) == 4 * 64 * MIB
     assert doctor._new_files_bytes(None, Files()) == 3 * GIB

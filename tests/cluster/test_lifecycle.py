@@ -75,7 +75,7 @@ def roles(ray: FakeRay) -> list[str]:
 def test_a_mirrored_shard_gets_its_five_actors_followers_first(
     ray: FakeRay, tmp_path: Path
 ) -> None:
-    begin(tmp_path, replication="mirror")
+    begin(tmp_path, replicas=2)
     assert roles(ray) == [
         "shard-0:replica-1:commit_log",
         "shard-0:replica-1:group_commit",
@@ -85,8 +85,8 @@ def test_a_mirrored_shard_gets_its_five_actors_followers_first(
     ]
     leader = ray.actors["raymq:default:shard-0:replica-0:commit_log"].spec
     assert leader["mode"] == "leader"
-    assert leader["peer_name"] == "raymq:default:shard-0:replica-1:commit_log"
-    assert leader["peer_data_dir"] == str(tmp_path / "data" / "shard-0" / "replica-1")
+    directory = str(tmp_path / "data" / "shard-0" / "replica-1")
+    assert leader["peers"] == {1: [directory, "raymq:default:shard-0:replica-1:commit_log"]}
     assert leader["data_dir"] == str(tmp_path / "data" / "shard-0" / "replica-0")
     assert ray.actors["raymq:default:shard-0:replica-1:commit_log"].spec["mode"] == "follower"
 
@@ -335,7 +335,7 @@ def test_the_shells_environment_names_the_ray(
 def test_stop_closes_leaders_then_followers_then_satellites_and_leaves_a_foreign_ray(
     ray: FakeRay, tmp_path: Path
 ) -> None:
-    begin(tmp_path, replication="mirror")
+    begin(tmp_path, replicas=2)
     report = lifecycle.stop(tmp_path / "data")
 
     assert report.clean
@@ -722,7 +722,7 @@ def test_a_topic_is_described_from_the_shards_that_have_its_queues() -> None:
 
 
 def test_all_actor_keys_cover_every_flush_mode() -> None:
-    record = new_record(StartOptions(shards=2, replication="mirror"))
+    record = new_record(StartOptions(shards=2, replicas=2))
     assert len(actor_set.all_actor_keys(record)) == 2 * 2 * 5
 
 

@@ -222,7 +222,7 @@ def test_a_second_start_on_the_directory_fails_at_once_and_says_why(tmp_path: Pa
 
 def test_a_cluster_is_remembered_as_it_was_made(tmp_path: Path) -> None:
     cluster_paths, files = paths.ClusterPaths(tmp_path), Files()
-    made = record(name="orders", shards=3, replication="mirror", flush="async")
+    made = record(name="orders", shards=3, replicas=2, flush="async")
     cluster_record.save_record(cluster_paths, made, files)
     assert load_record(cluster_paths, files) == made
     assert len(bytes.fromhex(made.cluster_id)) == 16
@@ -244,22 +244,20 @@ def test_a_damaged_or_newer_record_is_reported_and_not_replaced(tmp_path: Path, 
 
 
 def test_a_later_start_may_leave_everything_out() -> None:
-    made = record(name="orders", shards=3, replication="mirror")
+    made = record(name="orders", shards=3, replicas=2)
     assert resume(made) == made
 
 
 def test_a_later_start_may_change_the_flush_mode_only() -> None:
     made = record(shards=3)
     assert resume(made, shards=3, flush="async").flush == "async"
-    for change in ({"shards": 4}, {"name": "x"}, {"replication": "mirror"}):
+    for change in ({"shards": 4}, {"name": "x"}, {"replicas": 2}):
         with pytest.raises(Rejected, match="cannot be changed") as caught:
             resume(made, **change)
         assert caught.value.field == next(iter(change))
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("shards", 0), ("flush", "never"), ("replication", "raft")]
-)
+@pytest.mark.parametrize(("field", "value"), [("shards", 0), ("flush", "never"), ("replicas", 4)])
 def test_a_wrong_option_is_named(field: str, value: object) -> None:
     with pytest.raises(Rejected) as caught:
         record(**{field: value})
@@ -269,7 +267,7 @@ def test_a_wrong_option_is_named(field: str, value: object) -> None:
 def test_only_the_roles_that_the_flush_mode_needs_are_started() -> None:
     assert record().roles(0) == ("commit_log", "group_commit")
     assert record(flush="async").roles(0) == ("commit_log", "flush_real_time")
-    mirrored = record(replication="mirror")
+    mirrored = record(replicas=2)
     assert mirrored.replicas == 2
     assert mirrored.roles(0) == ("commit_log", "group_commit", "replication")
     assert mirrored.roles(1) == ("commit_log", "group_commit")

@@ -44,6 +44,15 @@ def test_a_follower_is_never_on_its_leaders_node_and_no_node_has_much_more(
         assert max(counts) - min(counts) <= (1 if replica == 0 else nodes - 1)
 
 
+@pytest.mark.parametrize(("replicas", "nodes"), [(3, 3), (3, 4), (3, 7), (5, 5), (5, 6)])
+def test_no_node_has_two_replicas_of_a_shard(replicas: int, nodes: int) -> None:
+    names = [f"n{i}" for i in range(nodes)]
+    rows = placement.place_shards(names, 24, replicas)
+    assert all(len(row) == len(set(row)) == replicas for row in rows)
+    counts = [sum(name in row for row in rows) for name in names]
+    assert max(counts) <= 2 * min(counts)
+
+
 def test_the_followers_of_one_nodes_leaders_are_on_all_the_others() -> None:
     rows = placement.place_shards(["a", "b", "c", "d"], 12, 2)
     assert {follower for leader, follower in rows if leader == "a"} == {"b", "c", "d"}
@@ -53,8 +62,8 @@ def test_the_followers_of_one_nodes_leaders_are_on_all_the_others() -> None:
     ("nodes", "words"),
     [
         (["a", "a"], "twice"),
-        (["a"], "two nodes"),
-        ([], "two nodes"),
+        (["a"], "2 nodes"),
+        ([], "2 nodes"),
         (["a", "b c"], "letters"),
         (["a", "-b"], "letters"),
         (["a", "x" * 64], "letters"),
@@ -100,7 +109,7 @@ def test_one_label_on_two_nodes_is_refused_and_a_missing_one_only_at_first() -> 
 
 def test_every_role_of_a_replica_stays_with_its_disk(tmp_path: Path) -> None:
     ray = FakeRay({placement.NODE_LABEL: "a"})
-    record = fresh(shards=2, replication="mirror", nodes=["a", "b"])
+    record = fresh(shards=2, replicas=2, nodes=["a", "b"])
     members, _ = actor_set.create(
         ray, record, actor_set.specs(record, ClusterPaths(tmp_path), "token", {})
     )

@@ -1,4 +1,4 @@
-"""A mirrored shard under load while its processes are killed and stopped: no promise is broken."""
+"""A shard of three replicas under load while its processes are killed and stopped: no promise is broken."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from tests.support.waiting import until
 
 TOPIC, ASIDE = "load", "aside"
 PRODUCERS, QUEUES = 2, 3
-LEADER, FOLLOWER = 0, 1
+LEADER, FOLLOWERS = 0, (1, 2)
+FOLLOWER = FOLLOWERS[0]
 #: longer than supervisor.STALE_MS, so that satellites which stand still are replaced; shorter than heartbeat.SILENT_MS
 STOPPED_S = 3.0
 VICTIMS = [
@@ -48,8 +49,8 @@ VICTIMS = [
 ]
 
 
-class Mirror:
-    """One mirrored shard in its own Ray, started as a user does, outside of this process."""
+class ReplicatedShard:
+    """One shard of three replicas in its own Ray, started as a user does, outside of this process."""
 
     def __init__(self, place: Path) -> None:
         self.paths = ClusterPaths(place / "data")
@@ -155,13 +156,13 @@ class Target:
 
 
 @pytest.fixture(scope="module")
-def mirror() -> Iterator[Mirror]:
+def shard() -> Iterator[ReplicatedShard]:
     # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
     place = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
-    world = Mirror(place)
+    world = ReplicatedShard(place)
     try:
         world.start(
-            *("--name", "kill", "--shards", "1", "--replication", "mirror"),
+            *("--name", "kill", "--shards", "1", "--replicas", "3"),
             *("--segment-size-bytes", str(1 << 20)),
         )
         world.cluster = raymq.connect(world.paths.data_dir)
@@ -175,9 +176,9 @@ def mirror() -> Iterator[Mirror]:
 
 
 @pytest.fixture(scope="module")
-def load(mirror: Mirror) -> Iterator[Load]:
+def load(shard: ReplicatedShard) -> Iterator[Load]:
     with Load(
-        mirror.cluster, TOPIC, History(), producers=PRODUCERS, queues=QUEUES, acks=ACKS
+        shard.cluster, TOPIC, History(), producers=PRODUCERS, queues=QUEUES, acks=ACKS
     ) as running:
         until(lambda: len(running.history.acked()) == PRODUCERS * QUEUES, running.pause)
         yield running
@@ -189,27 +190,29 @@ def wait_for_writes(load: Load) -> None:
     until(lambda: load.history.acked_beyond(sent), load.pause)
 
 
-def wait_for_lease(mirror: Mirror, load: Load, replica: int, role: str, *, but: int = 0) -> int:
+def wait_for_lease(
+    shard: ReplicatedShard, load: Load, replica: int, role: str, *, but: int = 0
+) -> int:
     """The pid of the process that works in a role, once it is another than `but`."""
     lease: dict[str, Any] = {}
 
     def look() -> None:
         lease.clear()
-        lease.update(mirror.lease(replica, role))
+        lease.update(shard.lease(replica, role))
         load.pause()
 
     until(lambda: bool(lease) and lease["pid"] != but, look)
     return int(lease["pid"])
 
 
-def check(mirror: Mirror, history: History) -> int:
+def check(shard: ReplicatedShard, history: History) -> int:
     """Every acknowledged message is there once and in order. Returns: how many are there."""
     acked = history.acked()
     # Messages that only the leader acknowledged become visible when the follower has them.
-    end = mirror.status(LEADER)["appended"]
+    end = shard.status(LEADER)["appended"]
     wait = threading.Event()
-    until(lambda: mirror.status(LEADER)["confirmed"] >= end, lambda: wait.wait(Load.PACE_S))
-    reads = list(mirror.read(TOPIC))
+    until(lambda: shard.status(LEADER)["confirmed"] >= end, lambda: wait.wait(Load.PACE_S))
+    reads = list(shard.read(TOPIC))
     found = faults(acked, reads, history.sent())
     assert not found, f"{len(found)} faults, such as {found[:5]}"
     return len(reads)
@@ -217,20 +220,22 @@ def check(mirror: Mirror, history: History) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("replica", "role"), VICTIMS)
-def test_writes_come_back_after_kill_9(mirror: Mirror, load: Load, replica: int, role: str) -> None:
-    old = wait_for_lease(mirror, load, replica, role)
+def test_writes_come_back_after_kill_9(
+    shard: ReplicatedShard, load: Load, replica: int, role: str
+) -> None:
+    old = wait_for_lease(shard, load, replica, role)
     with Target(old) as target:
         target.send(signal.SIGKILL)
     wait_for_writes(load)
-    wait_for_lease(mirror, load, replica, role, but=old)
+    wait_for_lease(shard, load, replica, role, but=old)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("replica", "role"), VICTIMS)
 def test_writes_come_back_after_a_process_stood_still(
-    mirror: Mirror, load: Load, replica: int, role: str
+    shard: ReplicatedShard, load: Load, replica: int, role: str
 ) -> None:
-    old = wait_for_lease(mirror, load, replica, role)
+    old = wait_for_lease(shard, load, replica, role)
     with Target(old) as target:
         target.send(signal.SIGSTOP)
         # Ends early only when a producer fails.
@@ -239,87 +244,116 @@ def test_writes_come_back_after_a_process_stood_still(
     wait_for_writes(load)
     # A CommitLog goes on where it stood; a satellite was taken for dead and replaced.
     if role == "commit_log":
-        assert wait_for_lease(mirror, load, replica, role) == old
+        assert wait_for_lease(shard, load, replica, role) == old
     else:
-        wait_for_lease(mirror, load, replica, role, but=old)
+        wait_for_lease(shard, load, replica, role, but=old)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replica", [LEADER, FOLLOWER], ids=["leader", "follower"])
-def test_writes_come_back_after_a_commit_log_hung(mirror: Mirror, load: Load, replica: int) -> None:
-    old = wait_for_lease(mirror, load, replica, "commit_log")
+def test_writes_come_back_after_a_commit_log_hung(
+    shard: ReplicatedShard, load: Load, replica: int
+) -> None:
+    old = wait_for_lease(shard, load, replica, "commit_log")
     with Target(old) as target:
         target.send(signal.SIGSTOP)
         # Only a satellite ends that: it kills the process, and Ray starts the next one.
         until(target.ended, load.pause)
-        wait_for_lease(mirror, load, replica, "commit_log", but=old)
+        wait_for_lease(shard, load, replica, "commit_log", but=old)
     wait_for_writes(load)
 
 
+@contextlib.contextmanager
+def standing_still(shard: ReplicatedShard, load: Load, replica: int) -> Iterator[None]:
+    """A follower whose processes stand still."""
+    # The satellite first: it would have its CommitLog replaced.
+    roles = ("group_commit", "commit_log")
+    with contextlib.ExitStack() as targets:
+        for pid in [wait_for_lease(shard, load, replica, role) for role in roles]:
+            targets.enter_context(Target(pid)).send(signal.SIGSTOP)
+        yield
+
+
 @pytest.mark.slow
-def test_without_the_follower_only_the_leaders_promise_is_kept(mirror: Mirror, load: Load) -> None:
-    cluster, texts = mirror.cluster, [b"leader", b"quorum"]
-    pid = wait_for_lease(mirror, load, FOLLOWER, "commit_log")
-    watcher_pid = wait_for_lease(mirror, load, FOLLOWER, "group_commit")
+def test_without_one_of_two_followers_every_promise_is_kept(
+    shard: ReplicatedShard, load: Load
+) -> None:
+    cluster = shard.cluster
+    for replica in FOLLOWERS:
+        with standing_still(shard, load, replica), cluster.producer(acks="quorum") as quorum:
+            receipt = quorum.send(ASIDE, b"majority").result(30)
+            end = receipt.offset + 1
+            until(lambda end=end: cluster.describe_topic(ASIDE)["messages"] >= end, load.pause)
+
+
+@pytest.mark.slow
+def test_without_followers_only_the_leaders_promise_is_kept(
+    shard: ReplicatedShard, load: Load
+) -> None:
+    cluster, texts = shard.cluster, [b"leader", b"quorum"]
+    before = cluster.describe_topic(ASIDE)["messages"]
     with (
         cluster.producer(acks="leader") as leader,
         cluster.producer(acks="quorum", delivery_timeout_ms=8_000) as quorum,
-        Target(pid) as target,
-        Target(watcher_pid) as watcher,
     ):
-        # Its satellite would have it replaced.
-        watcher.send(signal.SIGSTOP)
-        target.send(signal.SIGSTOP)
-        leader.send(ASIDE, texts[0]).result(10)
-        unknown = quorum.send(ASIDE, texts[1])
-        with pytest.raises(DeliveryUnknown) as reported:
-            unknown.result(60)
-        assert reported.value.status == "FLUSH_SLAVE_TIMEOUT"
-        assert cluster.describe_topic(ASIDE)["messages"] == 0
-        target.send(signal.SIGCONT)
-        watcher.send(signal.SIGCONT)
+        with contextlib.ExitStack() as stopped:
+            for replica in FOLLOWERS:
+                stopped.enter_context(standing_still(shard, load, replica))
+            leader.send(ASIDE, texts[0]).result(10)
+            unknown = quorum.send(ASIDE, texts[1])
+            with pytest.raises(DeliveryUnknown) as reported:
+                unknown.result(60)
+            assert reported.value.status == "FLUSH_SLAVE_TIMEOUT"
+            assert cluster.describe_topic(ASIDE)["messages"] == before
         # The same message once more, in its place: it is stored once.
         again = quorum.resend(unknown).result(60)
-        assert (again.offset, again.duplicate) == (1, True)
-        until(lambda: cluster.describe_topic(ASIDE)["messages"] >= len(texts), load.pause)
-    assert [read.body for read in mirror.read(ASIDE)] == texts
+        assert (again.offset, again.duplicate) == (before + 1, True)
+        until(lambda: cluster.describe_topic(ASIDE)["messages"] >= before + 2, load.pause)
+    assert [read.body for read in shard.read(ASIDE)][before:] == texts
     wait_for_writes(load)
 
 
 @pytest.mark.slow
-def test_every_acknowledged_message_survived_the_processes(mirror: Mirror, load: Load) -> None:
-    assert check(mirror, load.history) > 0
+def test_every_acknowledged_message_survived_the_processes(
+    shard: ReplicatedShard, load: Load
+) -> None:
+    assert check(shard, load.history) > 0
 
 
 @pytest.mark.slow
-def test_a_killed_ray_is_started_again_with_every_message(mirror: Mirror, load: Load) -> None:
-    owned = mirror.owned()
+def test_a_killed_ray_is_started_again_with_every_message(
+    shard: ReplicatedShard, load: Load
+) -> None:
+    owned = shard.owned()
     with Target(owned.pid) as target:
         assert process_tree.leader_alive(owned.family, Files())
         target.send(signal.SIGKILL)
-    mirror.start()
-    assert mirror.owned().pid != owned.pid
+    shard.start()
+    assert shard.owned().pid != owned.pid
     wait_for_writes(load)
     load.stop()
-    total = check(mirror, load.history)
+    total = check(shard, load.history)
     assert total >= sum(map(len, load.history.acked().values()))
 
 
 @pytest.mark.slow
-def test_both_commit_logs_are_the_same_bytes_up_to_c(mirror: Mirror, load: Load) -> None:
+def test_all_commit_logs_are_the_same_bytes_up_to_the_confirmed_end(
+    shard: ReplicatedShard, load: Load
+) -> None:
     load.stop()
-    with mirror.cluster.producer() as producer:
+    with shard.cluster.producer() as producer:
         # Several files, however slow the machine was.
-        while mirror.status(LEADER)["confirmed"] <= 3 << 20:
+        while shard.status(LEADER)["confirmed"] <= 3 << 20:
             producer.send(ASIDE, bytes(100_000)).result(30)
-    confirmed = int(mirror.status(LEADER)["confirmed"])
+    confirmed = int(shard.status(LEADER)["confirmed"])
     wait = threading.Event()
-    until(
-        lambda: mirror.status(FOLLOWER)["synced"] >= confirmed,
-        lambda: wait.wait(Load.PACE_S),
-    )
-    leader, follower = (mirror.commit_log(replica, confirmed) for replica in (LEADER, FOLLOWER))
+    for replica in FOLLOWERS:
+        until(
+            lambda follower=replica: shard.status(follower)["synced"] >= confirmed,
+            lambda: wait.wait(Load.PACE_S),
+        )
+    leader = shard.commit_log(LEADER, confirmed)
     assert len(leader) == confirmed
-    assert leader == follower
-    assert mirror.command("stop", mirror.paths.data_dir)["clean"]
-    assert verify(mirror.paths.replica(0, LEADER)) == []
+    assert all(shard.commit_log(replica, confirmed) == leader for replica in FOLLOWERS)
+    assert shard.command("stop", shard.paths.data_dir)["clean"]
+    assert verify(shard.paths.replica(0, LEADER)) == []

@@ -64,7 +64,7 @@ def is_local(address: str) -> bool:
 def test_nothing_of_a_cluster_listens_beyond_this_machine_and_every_driver_still_reaches_it(
     place: Path,
 ) -> None:
-    with start(place / "data", replication="mirror") as cluster:
+    with start(place / "data", replicas=2) as cluster:
         assert cluster.ray_address is not None
         token = os.environ["RAY_AUTH_TOKEN_PATH"]
         foreign = {name: value for name, value in os.environ.items() if name[:4] != "RAY_"}

@@ -41,7 +41,7 @@ context = ray.init(
     _metrics_export_port=metrics, configure_logging=False, logging_level="ERROR",
 )
 cluster = raymq.start(
-    sys.argv[2], name="watched", replication="mirror", ephemeral=True, segment_size_bytes=1 << 24
+    sys.argv[2], name="watched", replicas=2, ephemeral=True, segment_size_bytes=1 << 24
 )
 cluster.create_topic("t", queues=1)
 with cluster.producer() as producer:

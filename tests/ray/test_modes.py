@@ -48,12 +48,12 @@ class Mode(NamedTuple):
 
     flush: str
     pool: bool
-    replication: str = "single"
+    replicas: int = 1
 
     @property
     def name(self) -> str:
         """Of its cluster."""
-        return f"{self.replication}-{self.flush}-{'pool' if self.pool else 'plain'}"
+        return f"{self.replicas}-{self.flush}-{'pool' if self.pool else 'plain'}"
 
     @property
     def roles(self) -> list[str]:
@@ -61,15 +61,15 @@ class Mode(NamedTuple):
         return [
             "group_commit" if self.flush == "sync" else "flush_real_time",
             *(["commit_real_time"] if self.pool else []),
-            *(["replication"] if self.replication == "mirror" else []),
+            *(["replication"] if self.replicas > 1 else []),
         ]
 
 
 MODES = [
-    Mode("sync", True, "mirror"),
+    Mode("sync", True, 2),
     *(Mode(flush, pool) for flush in ("sync", "async") for pool in (True, False)),
-    Mode("async", False, "mirror"),
-    *([Mode("async", True, "mirror")] if LONG else []),
+    Mode("async", False, 2),
+    *([Mode("async", True, 2)] if LONG else []),
 ]
 
 
@@ -232,7 +232,7 @@ def keep_promises(home: Home, mode: Mode) -> None:
     home.command(
         *("start", paths.data_dir, "--name", mode.name, "--address", home.address()),
         *("--flush", mode.flush, "--transient-pool" if mode.pool else "--no-transient-pool"),
-        *("--segment-size-bytes", str(1 << 20), "--replication", mode.replication),
+        *("--segment-size-bytes", str(1 << 20), "--replicas", str(mode.replicas)),
     )
     shard, history = Shard(home, paths), History()
     shard.cluster.create_topic("load", queues=QUEUES)
@@ -252,7 +252,7 @@ def keep_promises(home: Home, mode: Mode) -> None:
             # repeats it here.
             if mode.pool or LONG:
                 hurt_a_satellite(shard, load, "commit_real_time" if mode.pool else mode.roles[0])
-            if (mode.pool and mode.replication == "single") or LONG:
+            if (mode.pool and mode.replicas == 1) or LONG:
                 hurt_commit_log(shard, load)
             hurt_all_processes(shard, load, mode)
         load.stop()

@@ -109,7 +109,7 @@ def test_nodes_that_others_reach_need_tls_or_a_word(world: World) -> None:
 def test_leaders_are_spread_and_followers_are_elsewhere_with_all_their_roles(world: World) -> None:
     cluster = world.start(
         shards=SHARDS,
-        replication="mirror",
+        replicas=2,
         nodes=LABELS,
         segment_size_bytes=1 << 20,
         insecure=True,

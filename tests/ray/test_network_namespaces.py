@@ -36,7 +36,7 @@ import raymq
 data_dir, address, card = sys.argv[1:]
 reported = []
 cluster = raymq.start(
-    data_dir, address=address, nodes=["a", "b"], shards=2, replication="mirror", ephemeral=True,
+    data_dir, address=address, nodes=["a", "b"], shards=2, replicas=2, ephemeral=True,
     segment_size_bytes=1 << 20, progress=reported.append,
 )
 cluster.create_topic("t", queues=2)

@@ -60,12 +60,12 @@ class Answers:
 
 
 @pytest.mark.parametrize("flush", FLUSHES)
-@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("has_followers", [False, True])
 @pytest.mark.parametrize("acks", ACKS)
 def test_every_put_gets_the_outcome_that_it_would_get_alone(
-    flush: Flush, mirrored: bool, acks: Acks
+    flush: Flush, has_followers: bool, acks: Acks
 ) -> None:
-    promise = PROMISES[flush, mirrored, acks]
+    promise = PROMISES[flush, has_followers, acks]
     for seed in range(SEEDS):
         rng = random.Random(seed)
         answers = Answers(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.replication.mirror import ClockTick as Time
-from raymq.replication.mirror import (
+from raymq.replication.log_sender import ClockTick as Time
+from raymq.replication.log_sender import (
     Connected,
     FrameReceived,
     Halt,
     LeaderProgress,
-    MirrorEffect,
-    MirrorLeader,
+    LogSender,
     Send,
+    SenderEffect,
 )
 from raymq.replication.wire import (
     AppendEntries,
@@ -53,9 +53,9 @@ class Left:
 UNITS = chain(16)
 
 
-def greet(ends: int, value: int, *, known_start: int, start: int) -> list[MirrorEffect]:
+def greet(ends: int, value: int, *, known_start: int, start: int) -> list[SenderEffect]:
     """The leader's effects after a follower has reported the end of its log."""
-    leader = MirrorLeader(
+    leader = LogSender(
         cluster=CLUSTER,
         shard=0,
         me=ME,

@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from raymq.replication.mirror import MirrorLimits
+from raymq.replication.log_sender import SenderLimits
 from tests.support.mirror_world import World
 
 SEEDS = int(os.environ.get("RAYMQ_SEEDS", "600"))
@@ -21,7 +21,7 @@ STEPS = 250
 class Chaos:
     def __init__(self, seed: int, flush: str) -> None:
         self.rng = random.Random(seed)
-        limits = MirrorLimits(frame_bytes=300, window_bytes=600, window_frames=3)
+        limits = SenderLimits(frame_bytes=300, window_bytes=600, window_frames=3)
         self.world = World(flush=flush, limits=limits)
         self.flush = flush
         self.puts = 0

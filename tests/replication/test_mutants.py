@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.replication import mirror_follower
+from raymq.replication import log_receiver
 from raymq.replication.wire import Ack
 from raymq.store.config import promise
 from tests.replication.test_interleavings import Chaos
@@ -33,11 +33,11 @@ def serve_every_process(self, header, message):
 
 
 MUTANTS = [
-    (mirror_follower.MirrorFollower, "acknowledge", ack_before_sync),
+    (log_receiver.LogReceiver, "acknowledge", ack_before_sync),
     (promise.Promise, "acknowledged_end", confirm_without_own_sync),
     (promise.Promise, "acknowledged_end", confirm_without_the_follower),
-    (mirror_follower, "_holds", match_by_length),
-    (mirror_follower.MirrorFollower, "is_mine", serve_every_process),
+    (log_receiver, "_holds", match_by_length),
+    (log_receiver.LogReceiver, "is_mine", serve_every_process),
 ]
 
 

@@ -10,7 +10,7 @@ import os
 import pytest
 
 from raymq.replication.election import ElectionMachine
-from raymq.replication.mirror_follower import MirrorFollower
+from raymq.replication.log_receiver import LogReceiver
 from tests.replication.simulate import mutants
 from tests.replication.simulate.chaos import Chaos
 from tests.replication.simulate.search import Bounds, search
@@ -38,9 +38,7 @@ def test_nothing_confirmed_is_lost_or_changed_and_all_replicas_agree_after_heali
     assert confirmations > RUNS[members] * FACTOR
 
 
-def caught_by_chaos(
-    machine: type[ElectionMachine], receiver: type[MirrorFollower], runs: int
-) -> bool:
+def caught_by_chaos(machine: type[ElectionMachine], receiver: type[LogReceiver], runs: int) -> bool:
     for seed in range(runs):
         try:
             Chaos(seed, machine=machine, receiver=receiver).run(STEPS)
@@ -51,7 +49,7 @@ def caught_by_chaos(
 
 @pytest.mark.parametrize("machine", mutants.FOUND_BY_CHAOS)
 def test_random_faults_find_a_machine_without_a_rule(machine: type[ElectionMachine]):
-    assert caught_by_chaos(machine, MirrorFollower, 800)
+    assert caught_by_chaos(machine, LogReceiver, 800)
 
 
 def test_random_faults_find_a_follower_that_acknowledges_before_the_sync():

@@ -39,56 +39,66 @@ def states() -> Iterator[Ends]:
 STATES = list(states())
 
 
-def kept(flush: Flush, mirrored: bool, acks: Acks, state: Ends, end: int) -> bool:
+def kept(flush: Flush, has_followers: bool, acks: Acks, state: Ends, end: int) -> bool:
     """The promise in words, put by put: without minima, without the table."""
     here = state.synced >= end if flush == "sync" else state.appended >= end
-    if mirrored and acks == "quorum":
+    if has_followers and acks == "quorum":
         return here and state.committed >= end and state.replicated >= end
     return here
 
 
-def readable(flush: Flush, mirrored: bool, state: Ends, end: int) -> bool:
+def readable(flush: Flush, has_followers: bool, state: Ends, end: int) -> bool:
     here = state.synced >= end if flush == "sync" else state.committed >= end
-    return here and (not mirrored or state.replicated >= end)
+    return here and (not has_followers or state.replicated >= end)
 
 
 def test_there_is_a_row_for_every_mode() -> None:
     assert set(PROMISES) == set(product(FLUSHES, (False, True), ACKS))
 
 
-@pytest.mark.parametrize(("flush", "mirrored", "acks"), MODES)
+@pytest.mark.parametrize(("flush", "has_followers", "acks"), MODES)
 def test_receipts_and_readers_wait_for_what_the_rules_say_in_every_state(
-    flush: Flush, mirrored: bool, acks: Acks
+    flush: Flush, has_followers: bool, acks: Acks
 ) -> None:
-    promise = PROMISES[flush, mirrored, acks]
+    promise = PROMISES[flush, has_followers, acks]
     for state in STATES:
         for end in range(1, HIGHEST + 1):
             receipted = promise.acknowledged_end(state) >= end
-            assert receipted == kept(flush, mirrored, acks, state, end)
+            assert receipted == kept(flush, has_followers, acks, state, end)
             assert receipted == (
                 promise.flush_end(state) >= end and promise.replica_end(state) >= end
             )
-            assert (promise.confirmed_end(state) >= end) == readable(flush, mirrored, state, end)
+            assert (promise.confirmed_end(state) >= end) == readable(
+                flush, has_followers, state, end
+            )
 
 
-@pytest.mark.parametrize(("flush", "mirrored", "acks"), MODES)
+@pytest.mark.parametrize(("flush", "has_followers", "acks"), MODES)
 def test_a_late_put_blames_the_replica_if_the_replica_is_late(
-    flush: Flush, mirrored: bool, acks: Acks
+    flush: Flush, has_followers: bool, acks: Acks
 ) -> None:
-    promise = PROMISES[flush, mirrored, acks]
+    promise = PROMISES[flush, has_followers, acks]
     for state in STATES:
         for end in range(promise.acknowledged_end(state) + 1, state.appended + 1):
-            replica_late = mirrored and acks == "quorum" and state.replicated < end
+            replica_late = has_followers and acks == "quorum" and state.replicated < end
             assert promise.late_status(state, end) is (
                 PutStatus.FLUSH_SLAVE_TIMEOUT if replica_late else PutStatus.FLUSH_DISK_TIMEOUT
             )
 
 
 @pytest.mark.parametrize("flush", FLUSHES)
-@pytest.mark.parametrize("mirrored", [False, True])
-def test_the_ack_modes_of_a_shard_agree_on_what_readers_see(flush: Flush, mirrored: bool) -> None:
+@pytest.mark.parametrize("has_followers", [False, True])
+def test_the_ack_modes_of_a_shard_agree_on_what_readers_see(
+    flush: Flush, has_followers: bool
+) -> None:
     assert (
-        len({promise.readable_by for promise in promises(flush, mirrored=mirrored).values()}) == 1
+        len(
+            {
+                promise.readable_by
+                for promise in promises(flush, has_followers=has_followers).values()
+            }
+        )
+        == 1
     )
 
 
@@ -102,14 +112,14 @@ def test_what_a_quorum_of_replicas_acknowledged_may_be_read(flush: Flush) -> Non
 @pytest.mark.parametrize("flush", FLUSHES)
 def test_one_ack_mode_waits_for_replicas(flush: Flush) -> None:
     """Replication combines this one alone, and the ring that brings its puts carries no ack mode."""
-    rows = promises(flush, mirrored=True)
+    rows = promises(flush, has_followers=True)
     assert [acks for acks in ACKS if "replicated" in rows[acks].acknowledged_by] == ["quorum"]
 
 
 def test_a_commit_is_urgent_unless_receipts_wait_for_memory_only() -> None:
     urgent = {
-        (flush, mirrored): awaits_commit(flush, mirrored=mirrored)
-        for flush, mirrored in product(FLUSHES, (False, True))
+        (flush, has_followers): awaits_commit(flush, has_followers=has_followers)
+        for flush, has_followers in product(FLUSHES, (False, True))
     }
     assert [mode for mode, awaited in urgent.items() if not awaited] == [("async", False)]
 
@@ -140,12 +150,12 @@ def test_no_process_decides_by_the_modes_names() -> None:
 
 
 def test_no_caller_counts_replicas() -> None:
-    """A third replica changes the table and where replicas are placed, and no code that puts, acknowledges or reads."""
+    """A third replica changes which roles run and what status says, and no code that puts, acknowledges or reads."""
 
     def counts_replicas(text: str) -> bool:
         return any(
             isinstance(node, ast.Compare)
-            and re.search(r"replicas|mirrored", ast.unparse(node))
+            and re.search(r"replicas|has_followers", ast.unparse(node))
             and any(isinstance(each, ast.Constant) for each in ast.walk(node))
             for node in ast.walk(ast.parse(text))
         )
@@ -155,7 +165,7 @@ def test_no_caller_counts_replicas() -> None:
         for path, text in sources("store", "replication", "actors", "cluster", "spark")
         if counts_replicas(text)
     ]
-    assert found == ["cluster/deploy/placement.py"]
+    assert found == ["cluster/cli/status_text.py", "cluster/cluster_record.py"]
 
 
 # --- README ---------------------------------------------------------------------------------------
@@ -164,8 +174,8 @@ def test_no_caller_counts_replicas() -> None:
 RECEIPTS = {
     "fdatasync": ("synced",),
     "the write to the page cache": ("appended",),
-    "fdatasync of both replicas": ("synced", "replicated"),
-    "the write to both page caches": ("committed", "replicated"),
+    "fdatasync of a majority": ("synced", "replicated"),
+    "the write to the page caches of a majority": ("committed", "replicated"),
     "fdatasync of the leader": ("synced",),
     "the write to the leader's page cache": ("appended",),
 }
@@ -191,9 +201,9 @@ def readme_rows() -> dict[tuple[str, str], tuple[str, str, str, str]]:
     return rows
 
 
-def seen_at_once(flush: Flush, mirrored: bool, acks: Acks) -> bool:
+def seen_at_once(flush: Flush, has_followers: bool, acks: Acks) -> bool:
     """Whether readers see whatever was receipted, without the transient pool."""
-    promise = PROMISES[flush, mirrored, acks]
+    promise = PROMISES[flush, has_followers, acks]
     return all(
         promise.acknowledged_end(state) <= promise.confirmed_end(state)
         for state in STATES
@@ -212,6 +222,6 @@ def test_the_readme_promises_what_the_table_does() -> None:
         at_once = (
             "at once"
             if seen_at_once(flush, True, acks)
-            else ("in mirror, when the follower has it")
+            else ("with followers, when a majority has it")
         )
         assert readers == at_once

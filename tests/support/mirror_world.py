@@ -6,7 +6,19 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from raymq.replication.combiner import PutCombiner
-from raymq.replication.mirror import (
+from raymq.replication.log_receiver import (
+    Acknowledge,
+    AdoptUnits,
+    AdvanceConfirmed,
+    AppendUnits,
+    HaltReplica,
+    LogReceiver,
+    LogTail,
+    Reply,
+    Truncate,
+    bytes_of,
+)
+from raymq.replication.log_sender import (
     ClockTick,
     Connect,
     Connected,
@@ -15,22 +27,10 @@ from raymq.replication.mirror import (
     FrameReceived,
     Halt,
     LeaderProgress,
-    MirrorLeader,
-    MirrorLimits,
+    LogSender,
     Replicated,
     Send,
-)
-from raymq.replication.mirror_follower import (
-    Acknowledge,
-    AdoptUnits,
-    AdvanceConfirmed,
-    AppendUnits,
-    HaltReplica,
-    LogTail,
-    MirrorFollower,
-    Reply,
-    Truncate,
-    bytes_of,
+    SenderLimits,
 )
 from raymq.replication.wire import (
     AppendEntries,
@@ -196,7 +196,7 @@ class World:
     """One leader, one follower. `trace` collects what happened since it was read last."""
 
     flush: str = "sync"
-    limits: MirrorLimits = field(default_factory=lambda: MirrorLimits(frame_bytes=300))
+    limits: SenderLimits = field(default_factory=lambda: SenderLimits(frame_bytes=300))
     epoch: int = 0
 
     def __post_init__(self) -> None:
@@ -223,7 +223,7 @@ class World:
     def start_leader(self) -> None:
         """Start a new Replication: it knows the confirmed end, and relearns the rest."""
         self.lives += 1
-        self.leader = MirrorLeader(
+        self.leader = LogSender(
             cluster=CLUSTER,
             shard=0,
             me=ReplicaProcess(0, self.lives),
@@ -247,7 +247,7 @@ class World:
 
     def start_follower(self) -> None:
         self.lives += 1
-        self.follower = MirrorFollower(
+        self.follower = LogReceiver(
             cluster=CLUSTER, shard=0, me=ReplicaProcess(1, 1000 + self.lives)
         )
 

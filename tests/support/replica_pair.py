@@ -19,7 +19,7 @@ from raymq.actors.shared.processes import own_identity
 from raymq.actors.shared.ring import ReplicationRings
 from raymq.actors.shared.wakeup import Wakeup
 from raymq.actors.supervise.elections import Elections
-from raymq.replication.mirror_follower import LogTail
+from raymq.replication.log_receiver import LogTail
 from raymq.replication.wire import ReplicaProcess
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.clock import Clock
@@ -37,7 +37,7 @@ TIMEOUT_S = 20.0
 def new_session(port: CommitLogPort, identity: dict[str, Any]) -> FollowerSession:
     """The streams of a new follower process, with the ballot that earlier ones left."""
     me = ReplicaProcess(identity["replica"], identity["incarnation"])
-    elections = Elections(port.log, me, members=(0, 1), candidates=(0,), clock=Clock())
+    elections = Elections(port.log, me, members=(0, 1, 2), candidates=(0,), clock=Clock())
     return FollowerSession(port, identity, elections)
 
 
@@ -247,29 +247,29 @@ class MemoryStream:
 
 
 class MemoryTransport:
-    """Connects to `session`, while there is one."""
+    """Connects to the session of an endpoint, while there is one."""
 
     def __init__(self) -> None:
-        self.session: FollowerSession | None = None
-        self.streams: list[MemoryStream] = []
+        self.sessions: dict[str, FollowerSession] = {}
+        self.streams: dict[str, list[MemoryStream]] = {}
 
     def connect(self, endpoint: str) -> MemoryStream:
-        if self.session is None:
+        if endpoint not in self.sessions:
             raise Unavailable(f"no process listens at {endpoint}")
-        self.streams.append(MemoryStream(self.session))
-        return self.streams[-1]
+        stream = MemoryStream(self.sessions[endpoint])
+        self.streams.setdefault(endpoint, []).append(stream)
+        return stream
 
-    def cut(self) -> None:
-        """The follower's process is gone."""
-        self.session = None
-        while self.streams:
-            stream = self.streams.pop()
+    def cut(self, endpoint: str) -> None:
+        """A follower's process is gone."""
+        self.sessions.pop(endpoint, None)
+        for stream in self.streams.pop(endpoint, []):
             stream.close()
             stream._thread.join(TIMEOUT_S)
 
 
 class Pair:
-    """Both sides, and the present life of Replication."""
+    """A leader, its followers (as a rule one), and the present life of Replication."""
 
     def __init__(
         self,
@@ -278,6 +278,7 @@ class Pair:
         segment_size_bytes: int = 65536,
         limits=None,
         slave_timeout_ms: int = 30_000,
+        followers: int = 1,
     ) -> None:
         self.size = segment_size_bytes
         self.limits = limits
@@ -285,20 +286,27 @@ class Pair:
         self.leader = Leader(root / "leader", segment_size_bytes=segment_size_bytes)
         self.transport = MemoryTransport()
         self.lives = 0
-        self.follower = CommitLogPort(root / "follower", segment_size_bytes=segment_size_bytes)
-        self.start_follower()
+        self.followers = {
+            replica: CommitLogPort(
+                root / f"follower-{replica}", segment_size_bytes=segment_size_bytes
+            )
+            for replica in range(1, 1 + followers)
+        }
+        self.follower = self.followers[1]
+        for replica in self.followers:
+            self.start_follower(replica)
         self.start_replication(0)
 
-    def start_follower(self) -> None:
+    def start_follower(self, replica: int = 1) -> None:
         """A new process over the same log: its bytes are not records, so it could not recover."""
         self.lives += 1
-        self.transport.session = new_session(
-            self.follower,
-            {"cluster_id": CLUSTER_ID, "shard": 0, "replica": 1, "incarnation": self.lives},
+        self.transport.sessions[f"replica-{replica}"] = new_session(
+            self.followers[replica],
+            {"cluster_id": CLUSTER_ID, "shard": 0, "replica": replica, "incarnation": self.lives},
         )
 
-    def stop_follower(self) -> None:
-        self.transport.cut()
+    def stop_follower(self, replica: int = 1) -> None:
+        self.transport.cut(f"replica-{replica}")
 
     def start_replication(self, confirmed: int) -> None:
         self.replicator = Replicator(
@@ -311,9 +319,9 @@ class Pair:
             cluster_id=CLUSTER_ID,
             shard=0,
             replica=0,
-            follower=1,
+            followers=tuple(self.followers),
             transport=self.transport,
-            peer_endpoint=lambda: "memory",
+            peer_endpoint=lambda replica: f"replica-{replica}",
             limits=self.limits,
         )
 
@@ -330,10 +338,13 @@ class Pair:
         assert not self.thread.is_alive()
         return self.exit_codes[0]
 
-    def wait_matched(self, end: int) -> None:
-        wait_until(
-            lambda: self.replicator.status().get("matched_end") == end, f"matched up to {end}"
-        )
+    def stream(self, replica: int = 1) -> dict[str, Any]:
+        """How far the stream to a follower is; empty before the grant."""
+        found: list[dict[str, Any]] = self.replicator.status()["followers"]
+        return next((each for each in found if each["replica"] == replica), {})
+
+    def wait_matched(self, end: int, replica: int = 1) -> None:
+        wait_until(lambda: self.stream(replica).get("matched_end") == end, f"matched up to {end}")
 
     def wait_confirmed(self, end: int) -> None:
         wait_until(lambda: self.leader.confirmed == end, f"confirmed up to {end}")
@@ -341,6 +352,7 @@ class Pair:
     def close(self) -> None:
         if self.thread.is_alive():
             self.stop_replication()
-        self.stop_follower()
-        self.follower.close()
+        for replica, port in self.followers.items():
+            self.stop_follower(replica)
+            port.close()
         self.leader.close()

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from raymq.replication.election import ElectionMachine, HandOver
-from raymq.replication.mirror_follower import MirrorFollower
+from raymq.replication.log_receiver import LogReceiver
 from raymq.replication.quorum import majority
 
 from .world import Broken, Node, World
@@ -24,7 +24,7 @@ class Chaos:
         *,
         members: int = 3,
         machine: type[ElectionMachine] = ElectionMachine,
-        receiver: type[MirrorFollower] = MirrorFollower,
+        receiver: type[LogReceiver] = LogReceiver,
     ) -> None:
         self.rng = rng = random.Random(seed)
         self.members = members

@@ -5,7 +5,7 @@ from __future__ import annotations
 from raymq.replication import election as r
 from raymq.replication import wire
 from raymq.replication.election import ElectionMachine, ElectionState
-from raymq.replication.mirror_follower import LogView, MirrorFollower
+from raymq.replication.log_receiver import LogReceiver, LogView
 from raymq.replication.quorum import confirmed_end
 from raymq.replication.wire import Ack, ReplicaProcess
 
@@ -109,7 +109,7 @@ class LeadsWithoutAMajority(ElectionMachine):
         return len(votes) >= len(self._members) // 2
 
 
-class AcksBeforeTheSync(MirrorFollower):
+class AcksBeforeTheSync(LogReceiver):
     """Rule R10: a follower acknowledges what is durable."""
 
     def acknowledge(self, log: LogView, *, is_complete: bool = True) -> Ack:

@@ -8,7 +8,18 @@ from dataclasses import dataclass, field
 from raymq.replication import election as r
 from raymq.replication import wire
 from raymq.replication.election import Ballot, ElectionMachine, LogFacts
-from raymq.replication.mirror import (
+from raymq.replication.log_receiver import (
+    Acknowledge,
+    AdoptUnits,
+    AdvanceConfirmed,
+    AppendUnits,
+    HaltReplica,
+    LogReceiver,
+    Reply,
+    Truncate,
+    bytes_of,
+)
+from raymq.replication.log_sender import (
     ClockTick,
     Connect,
     Connected,
@@ -16,22 +27,11 @@ from raymq.replication.mirror import (
     Disconnected,
     FrameReceived,
     LeaderProgress,
-    MirrorLeader,
-    MirrorLimits,
+    LogSender,
     Phase,
+    SenderLimits,
 )
-from raymq.replication.mirror import Send as SendFrame
-from raymq.replication.mirror_follower import (
-    Acknowledge,
-    AdoptUnits,
-    AdvanceConfirmed,
-    AppendUnits,
-    HaltReplica,
-    MirrorFollower,
-    Reply,
-    Truncate,
-    bytes_of,
-)
+from raymq.replication.log_sender import Send as SendFrame
 from raymq.replication.wire import FrameHeader, ReplicaMessage, ReplicaProcess
 from raymq.store.base.checksum import crc32c
 from raymq.store.log.chain import ChainUnit
@@ -109,9 +109,9 @@ class Node:
     #: its processes do not run for now; packets wait
     is_paused: bool = False
     replica: ElectionMachine | None = None
-    receiver: MirrorFollower | None = None
+    receiver: LogReceiver | None = None
     #: follower -> the stream to it, while this replica leads
-    streams: dict[int, MirrorLeader] = field(default_factory=dict)
+    streams: dict[int, LogSender] = field(default_factory=dict)
     #: follower -> number of the open connection
     connections: dict[int, int] = field(default_factory=dict)
     puts_stopped: bool = False
@@ -137,7 +137,7 @@ class World:
         flush: str = "sync",
         candidates: tuple[int, ...] | None = None,
         machine: type[ElectionMachine] = ElectionMachine,
-        receiver: type[MirrorFollower] = MirrorFollower,
+        receiver: type[LogReceiver] = LogReceiver,
     ) -> None:
         self.rng = rng
         self.flush = flush
@@ -145,7 +145,7 @@ class World:
         self.machine = machine
         self.receiver = receiver
         self.candidates = candidates
-        self.limits = MirrorLimits(frame_bytes=FRAME_BYTES, window_bytes=600, window_frames=3)
+        self.limits = SenderLimits(frame_bytes=FRAME_BYTES, window_bytes=600, window_frames=3)
         self.network: list[Packet] = []
         self.numbers = 0
         self.cut_links: set[tuple[int, int]] = set()
@@ -259,7 +259,7 @@ class World:
         end = node.log.put(EPOCH_RECORD % epoch, epoch)
         for other in self.nodes:
             if other is not node:
-                node.streams[other.id] = MirrorLeader(
+                node.streams[other.id] = LogSender(
                     cluster=CLUSTER,
                     shard=0,
                     me=node.process,

@@ -1,8 +1,8 @@
-"""The leader's side of mirror mode (replication factor 2, static), with one follower and no failover.
+"""Sends the leader's log to one follower.
 
 The machine is pure: `step(event, now_ms)` returns effects, and reads only the immutable chain that the caller gives it.
-The protocol is Raft's log replication without elections. Every session searches for the last common byte again, so that
-neither side needs to remember anything about the other.
+The protocol is Raft's log replication; `election.py` has the elections. Every session searches for the last common
+byte again, so that neither side needs to remember anything about the other.
 
     IDLE -connect-> GREETING -HelloReply-> SEARCHING -match-> STREAMING
       ^                |                    |                  |
@@ -30,7 +30,7 @@ MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class MirrorLimits:
+class SenderLimits:
     """Sizes and periods. No promise depends on any of them."""
 
     #: log bytes of one AppendEntries. A larger unit is sent alone
@@ -88,7 +88,7 @@ class ClockTick(NamedTuple):
     """Time has passed."""
 
 
-MirrorEvent: TypeAlias = (
+SenderEvent: TypeAlias = (
     LeaderProgress | Connected | Disconnected | Damaged | FrameReceived | ClockTick
 )
 
@@ -127,7 +127,7 @@ class Halt(NamedTuple):
     reason: str
 
 
-MirrorEffect: TypeAlias = Connect | Disconnect | Send | Replicated | Halt
+SenderEffect: TypeAlias = Connect | Disconnect | Send | Replicated | Halt
 
 
 class Phase(Enum):
@@ -140,7 +140,7 @@ class Phase(Enum):
     STREAMING = "streaming"
 
 
-class MirrorLeader:
+class LogSender:
     """The leader's side in one process, over all its sessions."""
 
     def __init__(
@@ -155,7 +155,7 @@ class MirrorLeader:
         epoch: int = 0,
         log_start: int = 0,
         confirmed: int = 0,
-        limits: MirrorLimits | None = None,
+        limits: SenderLimits | None = None,
     ) -> None:
         """Args: `confirmed`: the confirmed end now. `log_start`: the leader's first stored offset."""
         self._cluster = cluster
@@ -165,12 +165,12 @@ class MirrorLeader:
         self._size = segment_size_bytes
         self._epoch = epoch
         self._log_start = log_start
-        self._limits = limits or MirrorLimits()
+        self._limits = limits or SenderLimits()
         self._peer = wire.ReplicaProcess(follower_id, 0)
 
         #: time of the step under way
         self._now_ms = 0
-        self._effects: list[MirrorEffect] = []
+        self._effects: list[SenderEffect] = []
         self._session = 0
 
         self._search: MatchSearch | None = None
@@ -188,6 +188,8 @@ class MirrorLeader:
         self.matched_end = 0
         #: the matched bytes are durable at the follower up to here
         self.replicated_end = 0
+        #: the follower has everything that it ever reported as durable, so that its acks count
+        self.is_complete = False
         #: the confirmed end
         self.confirmed = confirmed
         #: why replication makes no progress, or "" while it does
@@ -195,7 +197,7 @@ class MirrorLeader:
         #: frames dropped because they belong to another process, session or addressee
         self.dropped = 0
 
-    def step(self, event: MirrorEvent, now_ms: int) -> list[MirrorEffect]:
+    def step(self, event: SenderEvent, now_ms: int) -> list[SenderEffect]:
         """Take one event. Returns: the effects to perform, in order."""
         self._now_ms, self._effects = now_ms, []
 
@@ -339,9 +341,11 @@ class MirrorLeader:
             self._in_flight.popleft()
         # Bytes after the match may be durable there, but they are not known to be the leader's.
         durable = min(ack.durable_end, self.matched_end)
-        if durable > self.replicated_end:
-            self.replicated_end = durable
-            self._effects.append(Replicated(durable))
+        counts_now = ack.is_complete and not self.is_complete and self.replicated_end > 0
+        self.is_complete = ack.is_complete
+        if durable > self.replicated_end or counts_now:
+            self.replicated_end = max(durable, self.replicated_end)
+            self._effects.append(Replicated(self.replicated_end))
 
     def _halt(self, reason: str) -> None:
         """Disconnect, report a new reason to the operator, and try again later."""

@@ -89,12 +89,12 @@ class HaltReplica(NamedTuple):
     reason: str
 
 
-FollowerEffect: TypeAlias = (
+ReceiverEffect: TypeAlias = (
     AppendUnits | AdoptUnits | Truncate | AdvanceConfirmed | Reply | Acknowledge | HaltReplica
 )
 
 
-class MirrorFollower:
+class LogReceiver:
     """The follower's side in one process, over all its sessions."""
 
     def __init__(
@@ -134,7 +134,7 @@ class MirrorFollower:
         message: wire.ReplicaMessage,
         data: memoryview | None,
         log: LogView,
-    ) -> list[FollowerEffect]:
+    ) -> list[ReceiverEffect]:
         """Take one frame of a leader. Raises: Corrupt from `log.same_until`."""
         if not self.is_mine(header, message):
             self.dropped += 1
@@ -228,7 +228,7 @@ class MirrorFollower:
 
     def _append(
         self, message: wire.AppendEntries, data: memoryview | None, log: LogView
-    ) -> list[FollowerEffect]:
+    ) -> list[ReceiverEffect]:
         """Store the units if they continue the log, then move the confirmed end."""
         is_known = (
             message.prev_end == self.matched_end and message.prev_chain == self._matched_value
@@ -257,7 +257,7 @@ class MirrorFollower:
 
     def _store(
         self, message: wire.AppendEntries, data: memoryview | None, log: LogView
-    ) -> list[FollowerEffect]:
+    ) -> list[ReceiverEffect]:
         """The effects that make the log hold the units: none for those that it holds already."""
         units = message.units
         end, value, _ = log.tail()
@@ -282,7 +282,7 @@ class MirrorFollower:
 
     def _reconcile(
         self, message: wire.AppendEntries, data: memoryview | None, log: LogView
-    ) -> list[FollowerEffect]:
+    ) -> list[ReceiverEffect]:
         """The log has these bytes in other units: compare, then keep them or replace them above the confirmed end."""
         units = message.units
         same = log.same_until(list(units), bytes_of(units, data))

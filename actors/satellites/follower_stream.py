@@ -1,0 +1,101 @@
+"""The stream of log bytes from Replication to one follower: a `LogSender`, and the connection that it works on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from raymq.replication import log_sender
+from raymq.replication.log_sender import LogSender
+from raymq.replication.wire import encode
+from raymq.store.base.errors import Corrupt
+
+from .follower_connection import FollowerConnection
+from .log_reader import LogReader
+
+logger = logging.getLogger("raymq.replication")
+
+
+class FollowerStream:
+    """One follower, as Replication sees it. Callers: one thread; `status` by any."""
+
+    def __init__(
+        self,
+        follower: int,
+        sender: LogSender,
+        connection: FollowerConnection,
+        log: LogReader,
+        *,
+        on_replicated: Callable[[], None],
+    ) -> None:
+        """Args: `on_replicated`: called when the follower has more, before the frames that this makes room for."""
+        self.follower = follower
+        self._sender = sender
+        self._connection = connection
+        self._log = log
+        self._on_replicated = on_replicated
+        #: frames sent so far
+        self.frames = 0
+
+    @property
+    def replicated_end(self) -> int:
+        """Everything below is durable on the follower, and equals the leader's log; 0: it does not count."""
+        return self._sender.replicated_end if self._sender.is_complete else 0
+
+    @property
+    def stall_reason(self) -> str:
+        """Why nothing reaches the follower; "" while something does."""
+        return self._sender.stall_reason
+
+    def take_answers(self, now_ms: int) -> None:
+        """Take all that has come from the follower since the last call."""
+        for event in self._connection.take_events():
+            self._step(event, now_ms)
+
+    def advance(self, committed: int, confirmed: int, now_ms: int) -> None:
+        """Send what is in the log's files, and the confirmed end. Do what is due by the time."""
+        self._step(log_sender.LeaderProgress(committed, confirmed), now_ms)
+        self._step(log_sender.ClockTick(), now_ms)
+
+    def wait_ms(self, now_ms: int) -> int:
+        """How long `advance` may stay uncalled without an answer."""
+        return self._sender.wait_ms(now_ms)
+
+    def status(self) -> dict[str, Any]:
+        """For status displays."""
+        sender = self._sender
+        return {
+            "replica": self.follower,
+            "phase": sender.phase.value,
+            "matched_end": sender.matched_end,
+            "replicated_end": sender.replicated_end,
+            "is_complete": sender.is_complete,
+            "error": sender.stall_reason or None,
+            "dropped_frames": sender.dropped,
+        }
+
+    def _step(self, event: log_sender.SenderEvent, now_ms: int) -> None:
+        """Give the sender an event and perform its effects."""
+        for effect in self._sender.step(event, now_ms):
+            if isinstance(effect, log_sender.Send):
+                try:
+                    self._send(effect)
+                except Corrupt as error:
+                    # Neither the damaged bytes nor any after them are sent.
+                    self._step(log_sender.Damaged(str(error)), now_ms)
+                    return
+            elif isinstance(effect, log_sender.Replicated):
+                self._on_replicated()
+            elif isinstance(effect, log_sender.Connect):
+                self._connection.connect()
+            elif isinstance(effect, log_sender.Disconnect):
+                self._connection.disconnect()
+            elif isinstance(effect, log_sender.Halt):
+                logger.error("replica %d gets no log bytes: %s", self.follower, effect.reason)
+
+    def _send(self, effect: log_sender.Send) -> None:
+        """Send a frame. Raises: Corrupt when the log's bytes are not those that were stored."""
+        body = self._log.read(effect.start, effect.stop, effect.message)
+        self._connection.send(encode(effect.header, effect.message), body)
+        self.frames += 1
