@@ -6,33 +6,31 @@ A follower serves no reads and takes no puts, because its leader is fixed.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from raymq.actors.api.shard_api import PutTicket
-from raymq.actors.shared.maintenance import Maintenance
-from raymq.actors.supervise.replica_host import Body, ReplicaHost
+from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.replication.log_receiver import LogTail
-from raymq.store.base.errors import Corrupt, RayMQError, Rejected, StorageFull, Unavailable
-from raymq.store.base.running_flags import RunningFlags
+from raymq.store.base.errors import RayMQError, Rejected, StorageFull, Unavailable, broken
 from raymq.store.base.status import PutStatus
 from raymq.store.config.promise import own_durable
+from raymq.store.engine.followed_log import FollowedLog
 from raymq.store.log.chain import ChainUnit
 from raymq.store.log.clean import CleanService
-from raymq.store.log.commit_log import CommitLog
-from raymq.store.log.epochs import EpochVisitor
-from raymq.store.log.segments.segment_paths import segment_start_of
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
-from raymq.store.state.shard_state import ShardState
 
 from .follower import FollowerSession
+
+logger = logging.getLogger("raymq.commit_log")
 
 #: how long the ack loop sleeps while all is synced, and while it is not: a wakeup ends the sleep
 IDLE_WAIT_MS = 200
 BUSY_WAIT_MS = 10
 
-#: a follower does not know which messages are delayed. A leader keeps them, as a rule for two days at most
+#: a follower delivers no delayed messages. A leader keeps their records, as a rule for two days at most
 RESERVED_HOURS_MIN = 72
 
 
@@ -43,61 +41,43 @@ class FollowerHost(ReplicaHost):
     """
 
     mode = display_name = "follower"
+    follows = True
 
-    def _open(self) -> None:
-        self.log = CommitLog(
-            self._root,
-            self.config,
-            files=self._files,
-            clock=self.clock,
-            identity=self._store_identity(),
-        )
-
-    def _recover(self) -> None:
-        log = self.log
-        self._fence_old()
-        last = log.segments.files[-1].start if log.segments.files else 0
-        synced = segment_start_of(log.synced, self.config.segment_size_bytes)
-        epochs = EpochVisitor(log.epoch_starts, ShardState())
-        log.recover(max(log.start, min(last, synced)), epochs.visit)
+    # Made by `_make_role_parts`:
+    _followed: FollowedLog
+    _session: FollowerSession
 
     def _elect(self) -> None:
         self.elections = self._make_elections()
 
-    def _abandon(self) -> None:
-        self.log.abandon()
-
-    def _make_parts(self, undo: contextlib.ExitStack) -> None:
+    def _make_role_parts(self, undo: contextlib.ExitStack) -> None:
+        followed = self.store.followed
+        if followed is None:
+            raise broken("a follower's store follows")
+        self._followed = followed
         self._write_lock = threading.RLock()
         #: notified when the synced end has moved
         self._changed = threading.Condition()
         self._session = FollowerSession(self, self.identity_facts, self.elections)
-        self._maintenance = Maintenance(
-            CleanService(
-                self.log, self, flags=RunningFlags(), reserved_hours_min=RESERVED_HOURS_MIN
-            ),
-            clock=self.clock,
-            interval_ms=self.config.clean_resource_interval_ms,
-        )
 
-    def _other_loops(self) -> dict[str, Body]:
-        return {
-            "allocate": lambda: self.log.allocator.run(self._is_stopping),
-            "maintenance": lambda: self._maintenance.run(self._is_stopping),
-        }
+    def _make_cleaner(self) -> CleanService:
+        # No service that delivers delayed messages runs here to say which records it needs.
+        return CleanService(
+            self.log, self.store, flags=self.store.flags, reserved_hours_min=RESERVED_HOURS_MIN
+        )
 
     # --- FollowerLog, as FollowerSession uses it --------------------------------------------------
 
     def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
         """Append units verbatim and wake the flush service. Raises: Corrupt when a CRC differs."""
         with self._writing():
-            self.log.append_units(units, data)
+            self._followed.append_units(units, data)
             self._publish()
 
     def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
         """Replace the chain from `units[0].start` on, and write the bytes after the log's end. Raises: Corrupt."""
         with self._writing():
-            self.log.adopt_units(units, data)
+            self._followed.adopt_units(units, data)
             self._publish()
 
     def same_until(self, units: list[ChainUnit], data: memoryview) -> int:
@@ -109,7 +89,7 @@ class FollowerHost(ReplicaHost):
         with self._writing(), self._heartbeat.blocking_call():
             for role in self.supervisor.roles:
                 self.supervisor.revoke(role)
-            self.log.truncate(offset)
+            self._followed.truncate(offset)
             self._begin_satellites()
 
     def tail(self) -> LogTail:
@@ -135,7 +115,8 @@ class FollowerHost(ReplicaHost):
 
     def advance_confirmed(self, confirmed: int) -> None:
         """Note the leader's confirmed end, as far as this log reaches."""
-        self.log.note_confirmed(min(confirmed, self.log.end))
+        if self.log.note_confirmed(min(confirmed, self.log.end)):
+            self._dispatcher.wake()
 
     def wait_durable(self, offset: int, timeout_ms: int) -> int:
         """Wait until `durable() >= offset` or the time is up. Returns: the durable end."""
@@ -144,20 +125,6 @@ class FollowerHost(ReplicaHost):
                 lambda: self.durable() >= offset or self._stopping, timeout_ms / 1000
             )
         return self.durable()
-
-    # --- for CleanService -------------------------------------------------------------------------
-
-    def advance_deletable_end(self) -> int:
-        """The confirmed end: the leader sends nothing below it again."""
-        return self.log.confirmed
-
-    def forget_before(self, start: int) -> None:
-        """A follower has no readers."""
-
-    def delete_derived(self, start: int) -> None:
-        """Delete the chain below `start`. There are no consume queues."""
-        with self._write_lock:
-            self.log.chain.delete_before(start)
 
     # --- ShardBackend -----------------------------------------------------------------------------
 
@@ -229,13 +196,18 @@ class FollowerHost(ReplicaHost):
                 self._changed.notify_all()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Orderly stop. `abort` stays, so that a MessageStore that opens this store builds the consume queues."""
+        """Orderly stop: what is confirmed is dispatched, and everything is synced."""
         self._stop()
-        with contextlib.suppress(OSError, Corrupt), self._write_lock:
-            self.log.close(clean=False)
+        with self._write_lock:
+            try:
+                self.store.close()
+            except (OSError, RayMQError) as error:
+                # As a crash leaves it: the next start recovers.
+                logger.warning("the follower did not stop in order: %s", error)
+                self.store.abandon()
 
     def _wake_threads(self) -> None:
-        self._maintenance.wake()
+        super()._wake_threads()
         with self._changed:
             self._changed.notify_all()
 

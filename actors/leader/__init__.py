@@ -3,7 +3,6 @@
 host            the CommitLog role: owns the log, answers clients
 appender        appends the puts of many threads in groups
 put_acks        answers puts when their promise is kept, or as unknown
-dispatcher      dispatches confirmed messages, and holds reads that wait
 delays          delivers delayed messages
 admin_calls     the administrative operations
 metrics         the exported metrics, and the thread that exports them

@@ -14,7 +14,6 @@ from typing import Any
 from raymq.actors.api.call_arguments import check_integer, check_known
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
 from raymq.actors.shared.failures import FailureFile
-from raymq.actors.shared.maintenance import Maintenance
 from raymq.actors.supervise.lease import FLUSH_ROLES
 from raymq.actors.supervise.replica_host import Body, ReplicaHost
 from raymq.replication.election import BeginEpoch, ElectionTick, EpochBegun
@@ -28,9 +27,7 @@ from raymq.store.base.errors import (
     Unavailable,
 )
 from raymq.store.base.running_flags import FENCED
-from raymq.store.compaction.compaction_store import CompactionService
 from raymq.store.config.promise import Acks, Promise, awaits_commit, own_durable, promises
-from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.flush import PAGE_BYTES
 from raymq.store.put.put_path import PutPath
 from raymq.store.put.small_unit import CheckedPut
@@ -40,7 +37,6 @@ from . import leader_metrics
 from .admin_calls import AdminCalls
 from .appender import AppendedPut, Appender
 from .delays import Delays
-from .dispatcher import Dispatcher
 from .metrics import MetricValues
 from .put_acks import PutAcks, PutCounters
 
@@ -63,21 +59,18 @@ class LeaderHost(ReplicaHost):
 
     mode = "leader"
     display_name = "shard"
+    follows = False
 
     # Made by `_open`:
-    store: MessageStore
     _has_followers: bool
     #: ack mode -> promise
     _promises: dict[Acks, Promise]
-    # Made by `_make_parts`, in the order in which a put meets them:
+    # Made by `_make_role_parts`, in the order in which a put meets them:
     counters: PutCounters
     _put_path: PutPath
     _appender: Appender
     acks: PutAcks
-    _dispatcher: Dispatcher
     _delays: Delays
-    maintenance: Maintenance
-    compaction: CompactionService
     _admin: AdminCalls
 
     # --- start ------------------------------------------------------------------------------------
@@ -93,18 +86,7 @@ class LeaderHost(ReplicaHost):
         self._has_followers = "replication" in self.supervisor.roles
         self._promises = promises(self.config.flush, has_followers=self._has_followers)
         self._confirmed_end = self._promises["quorum"].confirmed_end
-        self.store = MessageStore.open(
-            self._root,
-            config=self.config,
-            files=self._files,
-            clock=self.clock,
-            identity=self._store_identity(),
-            on_locked=self._fence_old,
-        )
-        self.log = self.store.log
-
-    def _recover(self) -> None:
-        """`MessageStore.open` has recovered the store."""
+        super()._open()
 
     def _elect(self) -> None:
         self.elections = self._make_elections()
@@ -153,11 +135,8 @@ class LeaderHost(ReplicaHost):
         super()._sync_log()
         self.log.note_confirmed(self._confirmed_end(self.log.ends))
 
-    def _abandon(self) -> None:
-        self.store.abandon()
-
-    def _make_parts(self, undo: contextlib.ExitStack) -> None:
-        store, config, log = self.store, self.config, self.log
+    def _make_role_parts(self, undo: contextlib.ExitStack) -> None:
+        store, log = self.store, self.log
         log.pool.publish(self.supervisor.incarnation)
         self.counters = PutCounters()
         #: the last append was refused by the disk or the kernel
@@ -170,12 +149,6 @@ class LeaderHost(ReplicaHost):
 
         self._delays = Delays(self, store, self.await_promise)
         undo.callback(self._delays.abandon)
-        self._dispatcher = Dispatcher(
-            store,
-            clock=self.clock,
-            on_dispatched=self._delays.note_dispatch,
-            failures=self.failures,
-        )
         if self._has_followers and not log.same_boot:
             self._dispatcher.expected_end = log.end
 
@@ -186,35 +159,17 @@ class LeaderHost(ReplicaHost):
         if self._has_followers:
             # Replication maps files, too, and this process does not see how long the mappings last.
             log.segments.spares = None
-        self._allocator = log.allocator
-
-        self.maintenance = Maintenance(
-            store.clean_service,
-            clock=self.clock,
-            interval_ms=config.clean_resource_interval_ms,
-            sample=store.stats.sample,
-            upkeep=store.checkpoint_service.run_once,
-        )
-        self.compaction = CompactionService(
-            store.compaction,
-            interval_ms=config.compaction_interval_ms,
-            now_ms=self.clock.monotonic_ms(),
-        )
-
         self._admin = AdminCalls(self)
-        self._dispatcher.wake()
+
+    def _on_dispatched(self) -> None:
+        self._delays.note_dispatch()
 
     def _retried_loops(self) -> dict[str, Body]:
         return {
             "append": lambda: self._appender.run(self._is_stopping),
-            "dispatch": self._dispatcher.run,
             "delays": self._delays.run,
-            "allocate": lambda: self._allocator.run(self._is_stopping),
-            "maintenance": lambda: self.maintenance.run(self._is_stopping),
+            **super()._retried_loops(),
         }
-
-    def _other_loops(self) -> dict[str, Body]:
-        return {"compaction": lambda: self.compaction.run(self._is_stopping, self.clock)}
 
     # --- ShardBackend: put ------------------------------------------------------------------------
 
@@ -410,8 +365,8 @@ class LeaderHost(ReplicaHost):
 
     def _active_failures(self) -> dict[str, str]:
         found, log = super()._active_failures(), self.log
-        if self._allocator.last_error is not None:
-            found["allocate"] = str(self._allocator.last_error)
+        if self.log.allocator.last_error is not None:
+            found["allocate"] = str(self.log.allocator.last_error)
         # Without a replica both ends move together, and only Replication writes the file.
         if log.confirmed < own_durable(self.config.flush, log.ends):
             cause = self._replication_failure.read()
@@ -429,7 +384,7 @@ class LeaderHost(ReplicaHost):
             "transient_pool": self.config.transient_pool,
             "committed": log.committed,
             "dispatched": store.dispatched,
-            "prewritten_bytes": self._allocator.ready,
+            "prewritten_bytes": self.log.allocator.ready,
             "counters": vars(self.counters),
             "damage": [{"message": str(error), **error.fields} for error in store.damage],
             "compaction": {"error": self.compaction.last_error},
@@ -509,8 +464,5 @@ class LeaderHost(ReplicaHost):
 
     def _wake_threads(self) -> None:
         self._appender.wake()
-        self._allocator.wake()
-        self.compaction.wake()
-        self.maintenance.wake()
-        self._dispatcher.stop()
+        super()._wake_threads()
         self._delays.stop()

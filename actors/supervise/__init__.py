@@ -3,5 +3,6 @@
 supervisor    grants leases to satellites, combines their progress, fences the dead
 lease         the lease of one role, as CommitLog sees it
 elections     the election machine of the replica, with its ballot on disk
+dispatcher    dispatches confirmed messages, and holds reads that wait
 replica_host  base class of both CommitLog processes: start, ack loop, failure, stop
 """

@@ -14,15 +14,20 @@ from typing import Any
 from raymq.actors.shared.control_block import COMMIT_REAL_TIME
 from raymq.actors.shared.failures import ActiveFailures
 from raymq.actors.shared.heartbeat import Heartbeat
+from raymq.actors.shared.maintenance import Maintenance
 from raymq.replication.wire import ReplicaProcess
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, Corrupt, RayMQError, StorageFull, Unavailable, require
 from raymq.store.base.files import Files, SyncFailed
 from raymq.store.base.status import PutStatus
+from raymq.store.compaction.compaction_store import CompactionService
 from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.message_store import MessageStore
+from raymq.store.log.clean import CleanService
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.scrub import scrub_of_log
 
+from .dispatcher import Dispatcher
 from .elections import Elections
 from .supervisor import Supervisor
 
@@ -37,15 +42,22 @@ Body = Callable[[], None]
 class ReplicaHost(ABC):
     """The process that owns the log of one replica and supervises its satellites.
 
-    A subclass opens the log (`_open`), creates the parts that work on it (`_make_parts`) and names the service loops.
+    Every replica is a whole store. A subclass adds the parts of a leader or of a follower, and their service loops.
     """
 
     #: "leader" or "follower"
     mode: str
     #: how error messages call this replica
     display_name: str
+    #: another replica writes the log
+    follows: bool
+    # Made by `_open` and `_make_parts`:
+    store: MessageStore
     log: CommitLog
     elections: Elections
+    _dispatcher: Dispatcher
+    maintenance: Maintenance
+    compaction: CompactionService
 
     def __init__(
         self,
@@ -103,7 +115,6 @@ class ReplicaHost(ABC):
             undo.callback(self._abandon)
             undo.callback(self.supervisor.close)
             undo.callback(self._heartbeat.stop)
-            self._recover()
             self._rewrite_unfinished_sync()
             self._elect()
             # Recovered bytes may be in the page cache only: they are synced before anything relies on them.
@@ -116,40 +127,43 @@ class ReplicaHost(ABC):
     # --- for a subclass to implement --------------------------------------------------------------
 
     @abstractmethod
-    def _open(self) -> None:
-        """Lock the store and set `log`. Raises: any error, with nothing left open."""
-
-    @abstractmethod
-    def _recover(self) -> None:
-        """Call `_fence_old` and recover the log, unless `_open` has done both."""
-
-    @abstractmethod
     def _elect(self) -> None:
         """Make `elections` of the recovered log. A replica that need not wait for others begins to lead."""
 
     @abstractmethod
-    def _abandon(self) -> None:
-        """Release the store as a crash would."""
+    def _make_role_parts(self, undo: contextlib.ExitStack) -> None:
+        """Create the parts that only this kind of replica has. The threads are not started yet."""
 
-    @abstractmethod
-    def _make_parts(self, undo: contextlib.ExitStack) -> None:
-        """Create the parts that work on the open store. The threads are not started yet."""
+    def _make_cleaner(self) -> CleanService:
+        """What deletes old files."""
+        return self.store.clean_service
+
+    def _on_dispatched(self) -> None:
+        """Messages were dispatched. It must not block or raise."""
+        return
 
     def _retried_loops(self) -> dict[str, Body]:
         """The service loops that start again after a transient error. Any other error stops the replica."""
-        return {}
+        return {
+            "dispatch": self._dispatcher.run,
+            "allocate": lambda: self.log.allocator.run(self._is_stopping),
+            "maintenance": lambda: self.maintenance.run(self._is_stopping),
+        }
 
-    @abstractmethod
     def _other_loops(self) -> dict[str, Body]:
         """The service loops whose end does not stop the replica."""
+        return {"compaction": lambda: self.compaction.run(self._is_stopping, self.clock)}
 
     @abstractmethod
     def _ack_step(self) -> None:
         """Wait for the satellites, supervise them, and note their progress. Raises: Unavailable, when poisoned."""
 
-    @abstractmethod
     def _wake_threads(self) -> None:
         """Let every service loop see that the replica is stopping."""
+        self.log.allocator.wake()
+        self.compaction.wake()
+        self.maintenance.wake()
+        self._dispatcher.stop()
 
     def _commit_least_bytes(self, roles: tuple[str, ...]) -> int:
         """CommitRealTime is woken for this many uncommitted bytes."""
@@ -160,6 +174,44 @@ class ReplicaHost(ABC):
         return
 
     # --- start ------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Lock and recover the store. Raises: any error, with nothing left open."""
+        self.store = MessageStore.open(
+            self._root,
+            config=self.config,
+            files=self._files,
+            clock=self.clock,
+            identity=self._store_identity(),
+            on_locked=self._fence_old,
+            follows=self.follows,
+        )
+        self.log = self.store.log
+
+    def _abandon(self) -> None:
+        """Release the store as a crash would."""
+        self.store.abandon()
+
+    def _make_parts(self, undo: contextlib.ExitStack) -> None:
+        """Create the parts that work on the open store."""
+        store, config = self.store, self.config
+        self._dispatcher = Dispatcher(
+            store, clock=self.clock, on_dispatched=self._on_dispatched, failures=self.failures
+        )
+        self.maintenance = Maintenance(
+            self._make_cleaner(),
+            clock=self.clock,
+            interval_ms=config.clean_resource_interval_ms,
+            sample=store.stats.sample,
+            upkeep=store.checkpoint_service.run_once,
+        )
+        self.compaction = CompactionService(
+            store.compaction,
+            interval_ms=config.compaction_interval_ms,
+            now_ms=self.clock.monotonic_ms(),
+        )
+        self._make_role_parts(undo)
+        self._dispatcher.wake()
 
     def _store_identity(self) -> dict[str, Any]:
         """Whose store it is: another replica must not open it."""

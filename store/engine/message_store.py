@@ -52,6 +52,7 @@ from raymq.store.state.producer_table import ProducerTable
 from raymq.store.state.shard_state import OFFSETS, TOPIC, ShardState, offsets_body, topic_body
 from raymq.store.state.topics import check_new_topic
 
+from .followed_log import FollowedLog
 from .store_recovery import LostQueues, StoreRecovery
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,9 @@ class MessageStore:
             log, self.consume_queues, put_lock=self.put_lock, flags=self.flags
         )
         self.snapshots, self.put_path, self.inner_put = self._make_put_parts()
+
+        #: the writing side while another replica leads; None: this one appends
+        self.followed: FollowedLog | None = None
 
         #: derived stores, which forget messages that the log deletes
         self.derived: list[Derived] = [self.index]
@@ -182,11 +186,12 @@ class MessageStore:
         clock: Clock | None = None,
         identity: dict[str, Any] | None = None,
         on_locked: Callable[[], None] | None = None,
+        follows: bool = False,
     ) -> MessageStore:
         """Open or create the store in `root` and recover it.
 
         Args: `on_locked`: called with the store's lock held and before anything is recovered, to end processes that an
-        earlier host left running.
+        earlier host left running. `follows`: another replica writes the log, so that nothing is appended here.
         Raises: Unavailable if another process has it open, Corrupt for damage that recovery may not cut off.
         """
         config = config or StoreConfig()
@@ -199,8 +204,12 @@ class MessageStore:
             if on_locked is not None:
                 on_locked()
             store._recover()
-            config_json.import_changed(store)
-            store._opened_end = log.end
+            if follows:
+                store.followed = FollowedLog(
+                    log, store.state, put_lock=store.put_lock, reput=store.reput
+                )
+            else:
+                store._begin_to_write()
         except BaseException:
             (store or log).abandon()
             raise
@@ -215,7 +224,6 @@ class MessageStore:
             self.log,
             self.state,
             queues=self.consume_queues,
-            inner_put=self.inner_put,
             snapshots=self.snapshots,
         ).run()
         self.reput.dispatched = found.dispatched
@@ -223,9 +231,14 @@ class MessageStore:
         self._has_snapshot = found.has_snapshot
         self._rebuilding = found.rebuilding
         self._recover_index()
+        self.compaction.load()
+
+    def _begin_to_write(self) -> None:
+        """Append what an empty log begins with, and what RocketMQ's configuration files say that the state does not."""
         if not self.log.segments.files:
             self.snapshots.begin_log()
-        self.compaction.load()
+        config_json.import_changed(self)
+        self._opened_end = self.log.end
 
     def _distrust_queue_ends(self) -> None:
         """Make the next start open every consume queue."""

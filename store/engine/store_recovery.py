@@ -9,25 +9,19 @@ Source: DefaultMessageStore#recover, #recoverTopicQueueTable, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
-import json
 from typing import NamedTuple
 
 from raymq.store.log.commit_log import QUEUES_DOUBTFUL, CommitLog
-from raymq.store.log.epochs import EpochVisitor, state_records
 from raymq.store.log.recovery.recovery_table import ENDS_IN_ZEROS
 from raymq.store.log.recovery.snapshot_head import read_head, snapshot_starts
 from raymq.store.put.inner_message import GroupRange
-from raymq.store.put.inner_put import InnerPut
 from raymq.store.put.snapshot_writer import SnapshotWriter
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.records import record, rows
-from raymq.store.state.shard_state import (
-    INTERNAL_TOPIC,
-    PROGRESS,
-    ShardState,
-    reading_state_record,
-)
+from raymq.store.state.shard_state import ShardState
 from raymq.store.state.topics import QueueKey
+
+from .state_applier import COLUMNS, StateApplier
 
 #: bytes of the next record that a killed process may have written: size and magic
 _PREFIX_BYTES = 8
@@ -76,13 +70,11 @@ class StoreRecovery:
         state: ShardState,
         *,
         queues: ConsumeQueues,
-        inner_put: InnerPut,
         snapshots: SnapshotWriter,
     ) -> None:
         self._log = log
         self._state = state
         self._queues = queues
-        self._inner_put = inner_put
         self._snapshots = snapshots
 
         self._trust = QueueTrust(-1, -1, only_synced=False, stay_closed=False)
@@ -92,8 +84,7 @@ class StoreRecovery:
         self._offsets_at_queues_end: dict[QueueKey, int] | None = None
         #: the walk read a record that begins or ends at `_queues_end`
         self._queues_end_between_records = False
-        self._has_snapshot = False
-        self._epochs = EpochVisitor(log.epoch_starts, state)
+        self._applier = StateApplier(log, state)
 
     def run(self) -> RecoveredStore:
         """Recover. Raises: Corrupt if the store is damaged and must not be cut."""
@@ -123,7 +114,7 @@ class StoreRecovery:
             log.marks.dispatched_end = dispatched
 
         self._note_snapshots()
-        return RecoveredStore(dispatched, exact, self._has_snapshot, rebuilding)
+        return RecoveredStore(dispatched, exact, self._applier.has_snapshot, rebuilding)
 
     # --- consume queues before the walk -----------------------------------------------------------
 
@@ -216,13 +207,13 @@ class StoreRecovery:
     def _drop_half_group(self, scan_start: int) -> None:
         """Cut off a group of messages if a crash left only its first ones: it was never acknowledged."""
         log = self._log
-        start, end = self._inner_put.group
+        start, end = self._applier.group
         if end <= log.end:
             return
         # In memory mode the confirmed end may have followed the page cache into the group, which a power loss took.
         log.marks.lower(start)
         log.truncate(start)
-        self._inner_put.group = GroupRange(0, 0)
+        self._applier.group = GroupRange(0, 0)
         self._state.clear()
         for file in log.segments.files:
             if scan_start - file.size < file.start < log.end:
@@ -240,23 +231,9 @@ class StoreRecovery:
 
     def _apply_walk(self, view: memoryview, base: int, walk: record.Walk) -> None:
         """Apply walked records to the state, run by run."""
-        columns = (*rows.RUN_COLUMNS, "body")
-        for run in rows.runs(view, base, walk.positions, walk.sizes, columns=columns):
+        for run in rows.runs(view, base, walk.positions, walk.sizes, columns=COLUMNS):
             self._note_offsets_at_queues_end(run)
-            if run.topic == INTERNAL_TOPIC:
-                self._apply_state_records(run)
-
-            self._state.apply_rows(
-                run.topic,
-                run.queue_id,
-                run.first_offset,
-                len(run.positions),
-                int(run.positions[-1] + run.sizes[-1]),
-                run.store_time_ms,
-                producer_id=run.producer_id,
-                epoch=run.epoch,
-                first_sequence=run.first_sequence,
-            )
+            self._applier.apply(run)
 
     def _note_offsets_at_queues_end(self, run: rows.RowRun) -> None:
         """Remember the queues' next offsets at the end of the consume queues, when the walk passes it."""
@@ -266,15 +243,6 @@ class StoreRecovery:
         before = int(run.positions.searchsorted(self._queues_end))
         if before:
             self._offsets_at_queues_end[run.topic, run.queue_id] = run.first_offset + before
-
-    def _apply_state_records(self, run: rows.RowRun) -> None:
-        """Apply records of the internal topic, and remember the group that the last of them begins."""
-        for kind, body, at in state_records(run):
-            with reading_state_record(kind, at):
-                if kind == PROGRESS:
-                    self._inner_put.group = GroupRange(at, int(json.loads(body)["end"]))
-                self._has_snapshot |= self._state.apply_state_record(kind, body)
-            self._epochs.note(kind, at)
 
     # --- consume queues after the walk ------------------------------------------------------------
 

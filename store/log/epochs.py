@@ -9,13 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from raymq.store.records import properties, record, rows
-from raymq.store.state.shard_state import (
-    INTERNAL_TOPIC,
-    SNAPSHOT,
-    ShardState,
-    reading_state_record,
-)
+from raymq.store.records import properties, rows
+from raymq.store.state.shard_state import SNAPSHOT, ShardState
 
 
 class EpochStarts:
@@ -55,21 +50,11 @@ class EpochVisitor:
     """
 
     def __init__(self, starts: EpochStarts, state: ShardState) -> None:
-        """Args: `state`: of the records before. The caller applies each state record to it, or `visit` does."""
+        """Args: `state`: the caller applies each state record to it before `note`."""
         self._starts = starts
         self._state = state
         #: offset of the first part of the snapshot that is being read; -1: none is
         self._snapshot_at = -1
-
-    def visit(self, view: memoryview, base: int, walk: record.Walk) -> None:
-        """Apply the state records of a piece of the log, and note the epochs that they begin."""
-        columns = (*rows.RUN_COLUMNS, "body")
-        for run in rows.runs(view, base, walk.positions, walk.sizes, columns=columns):
-            if run.topic == INTERNAL_TOPIC:
-                for kind, body, at in state_records(run):
-                    with reading_state_record(kind, at):
-                        self._state.apply_state_record(kind, body)
-                    self.note(kind, at)
 
     def note(self, kind: str, at: int) -> None:
         """The state record at physical offset `at` was just applied to the state."""

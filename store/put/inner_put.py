@@ -18,7 +18,6 @@ from raymq.store.state.shard_state import (
 
 from .inner_message import (
     EncodedInner,
-    GroupRange,
     InnerMessage,
     ProgressRecord,
     ServiceProgress,
@@ -53,9 +52,6 @@ class InnerPut:
         self._records = records
         self._snapshots = snapshots
         self._check_open = check_open
-
-        #: the newest group of messages, see `put`
-        self.group = GroupRange(0, 0)
 
     def put_state_record(self, kind: str, body: bytes) -> AppendedRows:
         """Append one record of the internal topic and apply it to the state."""
@@ -186,7 +182,6 @@ class InnerPut:
 
         appended = self._records.append(records, self._records.next_store_time_ms())
         if head is not None:
-            self.group = GroupRange(appended[0].physical_offset, self._log.end)
             self._state.apply_state_record(PROGRESS, body)
             del appended[0]
 

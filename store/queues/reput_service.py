@@ -6,7 +6,7 @@ Source: DefaultMessageStore.ReputMessageService, RocketMQ 5.3.3.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -68,6 +68,8 @@ class ReputService:
         self._pending: deque[UndispatchedUnit] = deque()
         #: everything below this is in the consume queues
         self.dispatched = 0
+        #: called with each run of records that is read from the log, before it is dispatched; a retry calls it again
+        self.on_run: Callable[[memoryview, int, rows.RowRun], None] | None = None
         #: None: records are not indexed
         self.index: IndexBuilder | None = None
         #: grows with each message that waits for a delay level or a timer
@@ -198,6 +200,8 @@ class ReputService:
 
         levels_ms = self._log.config.delay_levels_ms
         for run in rows.runs(view, base, walk.positions, walk.sizes, columns=rows.RUN_COLUMNS):
+            if self.on_run is not None:
+                self.on_run(view, base, run)
             self._append_units(run, rows.tags_codes(run.topic, run.batch, levels_ms))
 
         self.dispatched = self._log.reads.next_walk_start(at, walk)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.leader import dispatcher as dispatcher_module
-from raymq.actors.leader.dispatcher import Dispatcher
 from raymq.actors.shared.failures import ActiveFailures
+from raymq.actors.supervise import dispatcher as dispatcher_module
+from raymq.actors.supervise.dispatcher import Dispatcher
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import OffsetOutOfRange, Unavailable
 from raymq.store.base.files import Files, PathLike

@@ -24,6 +24,7 @@ from raymq.store.services import checkpoint_service
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm
+from tests.support.replica_pair import wait_until
 from tests.support.simulated_disk import SimulatedDisk
 from tests.support.waiting import until
 
@@ -232,9 +233,10 @@ def test_a_follower_deletes_below_the_confirmed_end_that_it_knows(tmp_path: Path
             follower.append_units([unit], memoryview(source.log.reads.raw(unit.start, unit.end)))
         follower.log.sync()
         follower.advance_confirmed(2 * SIZE + 30_000)
+        wait_until(lambda: follower.store.dispatched > 2 * SIZE, "confirmed records are dispatched")
 
-        clean: Any = follower._maintenance._cleaner
-        # It does not know which messages are delayed: it keeps 72 hours, whatever the configuration says.
+        clean: Any = follower.maintenance._cleaner
+        # It delivers no delayed messages: it keeps 72 hours, whatever the configuration says.
         assert clean.run_once() == 0
         clean._reserved_hours_min = 0
         assert clean.run_once() == 2

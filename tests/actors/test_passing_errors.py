@@ -350,7 +350,7 @@ def test_a_flusher_that_cannot_open_a_file_is_replaced_and_poisons_nothing(shard
 KIND_OF = {"leader": LeaderHost, "follower": FollowerHost}
 THREADS = {
     "leader": "heartbeat append acks dispatch delays allocate maintenance compaction scrub",
-    "follower": "heartbeat acks allocate maintenance scrub",
+    "follower": "heartbeat acks dispatch allocate maintenance compaction scrub",
 }
 
 

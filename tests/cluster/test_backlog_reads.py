@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.leader.dispatcher import Dispatcher
+from raymq.actors.supervise.dispatcher import Dispatcher
 from raymq.cluster.consume.range_reader import read_range
 from raymq.cluster.messages.message import queue_offsets
 from tests.support.batches import request

@@ -356,4 +356,5 @@ def test_all_commit_logs_are_the_same_bytes_up_to_the_confirmed_end(
     assert len(leader) == confirmed
     assert all(shard.commit_log(replica, confirmed) == leader for replica in FOLLOWERS)
     assert shard.command("stop", shard.paths.data_dir)["clean"]
-    assert verify(shard.paths.replica(0, LEADER)) == []
+    for replica in (LEADER, *FOLLOWERS):
+        assert verify(shard.paths.replica(0, replica)) == []

@@ -111,7 +111,6 @@ def _outcome(store: MessageStore, image: SimulatedDisk) -> Iterator[Any]:
         log.synced,
         store.dispatched,
         store.snapshots.segment,
-        store.inner_put.group,
     )
 
     yield tuple(store.state.snapshot(1 << 20))

@@ -1,4 +1,4 @@
-"""The read side of a leader: dispatches confirmed messages, and holds the reads that wait for them."""
+"""The read side of a replica: dispatches confirmed messages, and holds the reads that wait for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHECK_S = 1.0
 
 
 class Dispatcher:
-    """The read side of one leader. Threads: `run` has one of its own, any may call `wake` and `fetch`.
+    """The read side of one replica. Threads: `run` has one of its own, any may call `wake` and `fetch`.
 
     A read that finds nothing waits in the lists of its queues, and only a dispatch into one of them wakes the read.
     Reads hold no lock while they read, so that a slow disk delays only the reader that needs it.

@@ -1,0 +1,87 @@
+"""A store whose log another replica writes.
+
+Units arrive as the leader wrote them. Their records reach the state and the consume queues once they are confirmed, in
+one walk over the log. So a truncation, which is above the confirmed end, takes nothing back, except after a start:
+recovery applies the whole log, because a leader needs that.
+"""
+
+from __future__ import annotations
+
+from raymq.store.log.chain import ChainUnit
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.recovery.snapshot_head import snapshot_starts
+from raymq.store.put.put_lock import PutLock
+from raymq.store.queues.reput_service import ReputService
+from raymq.store.records import record, rows
+from raymq.store.state.shard_state import INTERNAL_TOPIC, ShardState
+
+from .state_applier import COLUMNS, StateApplier
+
+
+class FollowedLog:
+    """The writing side of a store that follows. Callers: one thread writes, the dispatching thread applies."""
+
+    def __init__(
+        self, log: CommitLog, state: ShardState, *, put_lock: PutLock, reput: ReputService
+    ) -> None:
+        """Callers: after recovery, which has applied all records."""
+        self._log = log
+        self._state = state
+        self._lock = put_lock
+        self._applier = StateApplier(log, state)
+        #: records below this are in the state
+        self.applied = log.end
+        reput.on_run = self._apply_dispatched
+
+    def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
+        """`CommitLog.append_units`."""
+        with self._lock:
+            self._log.append_units(units, data)
+
+    def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
+        """`CommitLog.adopt_units`."""
+        with self._lock:
+            self._log.adopt_units(units, data)
+
+    def truncate(self, offset: int) -> None:
+        """`CommitLog.truncate`. The state loses the records that are cut."""
+        with self._lock:
+            self._log.truncate(offset)
+            if offset < self.applied:
+                self._apply_again()
+
+    def _apply_again(self) -> None:
+        """Make the state from the newest snapshot that is left, and the records after it."""
+        log = self._log
+        self._state.clear()
+        self._applier = StateApplier(log, self._state)
+        self.applied = next(snapshot_starts(log, log.end), log.start)
+        while self.applied < log.end:
+            view, base, walk = log.reads.walk(
+                self.applied, log.end, check_crc=False, limit=rows.DECODED_ROWS_MAX
+            )
+            for run in rows.runs(view, base, walk.positions, walk.sizes, columns=COLUMNS):
+                self._applier.apply(run)
+            if walk.end == self.applied and walk.reason is not record.WalkStop.STOPPED:
+                return
+            self.applied = walk.end
+
+    def _apply_dispatched(self, view: memoryview, base: int, run: rows.RowRun) -> None:
+        """Apply rows that are about to be dispatched, unless they are in the state already."""
+        end = int(run.positions[-1] + run.sizes[-1])
+        if end <= self.applied:
+            return
+
+        first = int(run.positions.searchsorted(self.applied))
+        columns = COLUMNS if run.topic == INTERNAL_TOPIC else rows.RUN_COLUMNS
+        if first or run.topic == INTERNAL_TOPIC:
+            # `applied` is inside of the run, after a start, or the bodies are needed.
+            runs = list(
+                rows.runs(view, base, run.positions[first:], run.sizes[first:], columns=columns)
+            )
+        else:
+            runs = [run]
+        with self._lock:
+            for each in runs:
+                self._applier.apply(each)
+            self.applied = end

@@ -1,0 +1,190 @@
+"""A follower is a whole store: its state and its queues have what is confirmed, and no cut takes that back."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from raymq.store.base.errors import Corrupt, StorageFull
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.engine.followed_log import FollowedLog
+from raymq.store.engine.message_store import MessageStore
+from raymq.store.put.inner_message import InnerMessage, ServiceProgress
+from tests.support.batches import request
+from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
+from tests.support.simulated_disk import SimulatedDisk
+
+CONFIG = StoreConfig(segment_size_bytes=32 * 1024, consume_queue_file_size_bytes=2000)
+ROOT = Path("/s")
+
+
+def open_leader() -> MessageStore:
+    store = MessageStore.open(ROOT, config=CONFIG, files=SimulatedDisk(), clock=ManualClock())
+    store.begin_epoch(1)
+    store.create_topic("t", 2, [0])
+    return store
+
+
+def open_follower(disk: SimulatedDisk) -> MessageStore:
+    return MessageStore.open(ROOT, config=CONFIG, files=disk, clock=ManualClock(), follows=True)
+
+
+def followed(store: MessageStore) -> FollowedLog:
+    assert store.followed is not None
+    return store.followed
+
+
+def send(leader: MessageStore, follower: MessageStore) -> int:
+    """Bring all that the follower lacks. Returns: the end."""
+    units = leader.log.chain.units(follower.log.end, leader.log.end)
+    for unit in units:
+        data = leader.log.reads.raw(unit.start, unit.end)
+        followed(follower).append_units([unit], memoryview(data))
+    return follower.log.end
+
+
+def confirm_upto(follower: MessageStore, end: int) -> None:
+    follower.log.sync()
+    follower.log.note_confirmed(end)
+    while follower.dispatched < end:
+        before = follower.dispatched
+        assert follower.dispatch(end) > before
+
+
+def put_some(leader: MessageStore, count: int = 3, *, first_sequence: int = 0) -> None:
+    """Batches of a producer, offsets of a group, a topic, and a group of moved messages."""
+    for number in range(count):
+        rows = [b"%d" % number] * 5
+        sequence = first_sequence + 5 * (number // 2)
+        leader.put(request(rows, queue=number % 2, producer_id=9, sequence=sequence))
+    leader.commit_offsets("g", "t", {0: count})
+    leader.create_topic(f"topic-{leader.log.end}", 1, [0])
+    leader.put_inner(
+        [InnerMessage("t", 0, b"moved")], progress=ServiceProgress("levels", {"1": leader.log.end})
+    )
+
+
+def state_of(store: MessageStore) -> list[bytes]:
+    return store.state.snapshot(1 << 20)
+
+
+def bodies(store: MessageStore) -> dict[tuple[str, int], list[bytes]]:
+    found = {}
+    for topic, queue in store.queues():
+        low, high = store.queue_range(topic, queue)
+        part = store.fetch(topic, queue, low, max_bytes=1 << 24, max_records=10_000)
+        assert part.records is not None or low == high
+        found[topic, queue] = [] if part.records is None else part.records.to_pylist()
+    return found
+
+
+def test_state_queues_and_log_are_the_leaders_once_confirmed() -> None:
+    leader, follower = open_leader(), open_follower(SimulatedDisk())
+    for turn in range(8):
+        put_some(leader, 12, first_sequence=30 * turn)
+        confirm_upto(follower, send(leader, follower))
+    confirm(leader)
+    assert len(leader.log.segments.files) > 1
+    assert state_of(follower) == state_of(leader)
+    assert bodies(follower) == bodies(leader)
+    assert follower.log.last_epoch == 1
+
+
+def test_nothing_is_visible_before_it_is_confirmed() -> None:
+    leader, follower = open_leader(), open_follower(SimulatedDisk())
+    confirm_upto(follower, send(leader, follower))
+    before, seen = state_of(follower), bodies(follower)
+    confirmed = leader.log.end
+    put_some(leader)
+    send(leader, follower)
+    follower.dispatch(follower.log.confirmed)
+    assert (state_of(follower), bodies(follower)) == (before, seen)
+    followed(follower).truncate(confirmed)
+    assert state_of(follower) == before
+    put_some(leader)
+    confirm_upto(follower, send(leader, follower))
+    assert state_of(follower) == state_of(leader)
+
+
+def test_a_cut_after_a_restart_takes_the_cut_records_out_of_the_state() -> None:
+    disk = SimulatedDisk()
+    leader, follower = open_leader(), open_follower(disk)
+    put_some(leader, 30)
+    confirmed = send(leader, follower)
+    confirm_upto(follower, confirmed)
+    before = state_of(follower)
+    put_some(leader, 3, first_sequence=75)
+    send(leader, follower)
+    follower.abandon()
+
+    again = open_follower(disk)
+    # Recovery applies the whole log.
+    assert state_of(again) == state_of(leader)
+    followed(again).truncate(confirmed)
+    assert state_of(again) == before
+    confirm_upto(again, send(leader, again))
+    assert state_of(again) == state_of(leader)
+    confirm(leader)
+    assert bodies(again) == bodies(leader)
+
+
+def test_a_restart_in_the_middle_of_unconfirmed_records_applies_none_twice() -> None:
+    disk = SimulatedDisk()
+    leader, follower = open_leader(), open_follower(disk)
+    for turn in range(4):
+        put_some(leader, 6, first_sequence=15 * turn)
+        end = send(leader, follower)
+        follower.abandon()
+        follower = open_follower(disk)
+        confirm_upto(follower, end)
+        assert state_of(follower) == state_of(leader)
+
+
+def test_a_dispatch_that_failed_applies_no_record_twice() -> None:
+    disk = SimulatedDisk()
+    leader, follower = open_leader(), open_follower(disk)
+    put_some(leader, 12)
+    end = send(leader, follower)
+    follower.log.sync()
+    follower.log.note_confirmed(end)
+    disk.fail("pwrite", error=errno.ENOSPC)
+    with pytest.raises(StorageFull):
+        follower.dispatch(end)
+    disk.heal()
+    confirm_upto(follower, end)
+    assert state_of(follower) == state_of(leader)
+
+
+def test_a_follower_appends_nothing_of_its_own() -> None:
+    follower = open_follower(SimulatedDisk())
+    assert follower.log.end == 0
+    follower.close()
+
+
+def test_a_follower_stops_in_order_and_opens_as_a_leader() -> None:
+    disk = SimulatedDisk()
+    leader, follower = open_leader(), open_follower(disk)
+    put_some(leader, 8)
+    confirm_upto(follower, send(leader, follower))
+    follower.close()
+    store = MessageStore.open(ROOT, config=CONFIG, files=disk, clock=ManualClock())
+    assert not store.log.crashed
+    assert store.dispatched == store.log.end
+    assert state_of(store) == state_of(leader)
+    store.begin_epoch(2)
+    put_some(store, 2, first_sequence=20)
+    store.abandon()
+
+
+def test_units_that_do_not_continue_the_log_change_nothing() -> None:
+    leader, follower = open_leader(), open_follower(SimulatedDisk())
+    send(leader, follower)
+    end = follower.log.end
+    put_some(leader)
+    (unit, *_) = leader.log.chain.units(end, leader.log.end)
+    with pytest.raises(Corrupt):
+        followed(follower).append_units([unit], memoryview(bytes(unit.end - unit.start)))
+    assert follower.log.end == end
