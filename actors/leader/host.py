@@ -107,7 +107,7 @@ class LeaderHost(ReplicaHost):
             if isinstance(effect, BeginEpoch):
                 self._unbegun_epoch = effect.epoch
         if self._unbegun_epoch is not None:
-            begun = self.store.begin_epoch(self._unbegun_epoch)
+            begun = self.store.lead(self._unbegun_epoch)
             elections.step(EpochBegun(self._unbegun_epoch, begun.end_offset))
             self._unbegun_epoch = None
         if elections.leads:
@@ -364,15 +364,17 @@ class LeaderHost(ReplicaHost):
         return super()._causes() + refused
 
     def _active_failures(self) -> dict[str, str]:
-        found, log = super()._active_failures(), self.log
+        found = super()._active_failures()
         if self.log.allocator.last_error is not None:
             found["allocate"] = str(self.log.allocator.last_error)
-        # Without a replica both ends move together, and only Replication writes the file.
-        if log.confirmed < own_durable(self.config.flush, log.ends):
-            cause = self._replication_failure.read()
-            if cause is not None:
-                found["replication"] = cause
+        cause = self._stalled_followers()
+        if cause is not None:
+            found["replication"] = cause
         return found
+
+    def _stalled_followers(self) -> str | None:
+        """Why followers get no log bytes; None: each of them does."""
+        return self._replication_failure.read() if self._has_followers else None
 
     def status(self) -> dict[str, Any]:
         """Ends, counters, metrics and satellites, for status displays and benchmarks."""
@@ -425,7 +427,10 @@ class LeaderHost(ReplicaHost):
             "raymq_log_synced_bytes": log.synced,
             "raymq_log_confirmed_bytes": confirmed,
             "raymq_log_dispatched_bytes": store.dispatched,
-            "raymq_replication_lag_bytes": lag if "replication" in roles else None,
+            "raymq_replication_lag_bytes": lag if self._has_followers else None,
+            "raymq_under_replicated": (
+                int(self._stalled_followers() is not None) if self._has_followers else None
+            ),
             "raymq_consumer_lag_messages": leader_metrics.consumer_lags(store),
             "raymq_topic_messages": leader_metrics.topic_messages(store),
             "raymq_disk_used_bytes": leader_metrics.used_bytes(store),

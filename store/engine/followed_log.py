@@ -24,14 +24,27 @@ class FollowedLog:
     def __init__(
         self, log: CommitLog, state: ShardState, *, put_lock: PutLock, reput: ReputService
     ) -> None:
-        """Callers: after recovery, which has applied all records."""
+        """Callers: after recovery, or a leadership, which have applied all records."""
         self._log = log
         self._state = state
         self._lock = put_lock
+        self._reput = reput
         self._applier = StateApplier(log, state)
         #: records below this are in the state
         self.applied = log.end
+        with put_lock:
+            # A leader remembers what it appended. A new leader may cut some of it off.
+            reput.forget_appended()
         reput.on_run = self._apply_dispatched
+
+    def end(self) -> None:
+        """Apply the rest of the log, because this replica leads now. It takes as long as the unconfirmed records.
+
+        Callers: nothing is appended any more, and no dispatch runs.
+        """
+        with self._lock:
+            self._apply_to_end()
+            self._reput.on_run = None
 
     def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
         """`CommitLog.append_units`."""
@@ -56,6 +69,11 @@ class FollowedLog:
         self._state.clear()
         self._applier = StateApplier(log, self._state)
         self.applied = next(snapshot_starts(log, log.end), log.start)
+        self._apply_to_end()
+
+    def _apply_to_end(self) -> None:
+        """Apply the records that are not in the state. Needs the put lock."""
+        log = self._log
         while self.applied < log.end:
             view, base, walk = log.reads.walk(
                 self.applied, log.end, check_crc=False, limit=rows.DECODED_ROWS_MAX

@@ -205,9 +205,7 @@ class MessageStore:
                 on_locked()
             store._recover()
             if follows:
-                store.followed = FollowedLog(
-                    log, store.state, put_lock=store.put_lock, reput=store.reput
-                )
+                store.follow()
             else:
                 store._begin_to_write()
         except BaseException:
@@ -232,6 +230,23 @@ class MessageStore:
         self._rebuilding = found.rebuilding
         self._recover_index()
         self.compaction.load()
+
+    def follow(self) -> None:
+        """Let another replica write the log, through `followed`. Callers: no put is under way, and none comes."""
+        self.followed = FollowedLog(self.log, self.state, put_lock=self.put_lock, reput=self.reput)
+
+    def lead(self, epoch: int) -> AppendedRows:
+        """End `follow`, and begin the epoch of a leader with an EPOCH record.
+
+        Callers: no unit is being appended, and no dispatch runs. Returns, Raises: as `begin_epoch`. It may be called
+        again after an error.
+        """
+        if self.followed is not None:
+            self.followed.end()
+            self.snapshots.find_newest()
+            self._begin_to_write()
+            self.followed = None
+        return self.begin_epoch(epoch)
 
     def _begin_to_write(self) -> None:
         """Append what an empty log begins with, and what RocketMQ's configuration files say that the state does not."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from raymq.store.log.commit_log import QUEUES_DOUBTFUL, CommitLog
 from raymq.store.log.recovery.recovery_table import ENDS_IN_ZEROS
-from raymq.store.log.recovery.snapshot_head import read_head, snapshot_starts
+from raymq.store.log.recovery.snapshot_head import snapshot_starts
 from raymq.store.put.inner_message import GroupRange
 from raymq.store.put.snapshot_writer import SnapshotWriter
 from raymq.store.queues.consume_queues import ConsumeQueues
@@ -113,7 +113,7 @@ class StoreRecovery:
         if exact:
             log.marks.dispatched_end = dispatched
 
-        self._note_snapshots()
+        self._snapshots.find_newest()
         return RecoveredStore(dispatched, exact, self._applier.has_snapshot, rebuilding)
 
     # --- consume queues before the walk -----------------------------------------------------------
@@ -296,17 +296,3 @@ class StoreRecovery:
         self._queues_end = log.start
         # Queues that begin empty grow with the records of the log.
         return not log.start and not any(queue.max_offset for queue in self._queues.all())
-
-    # --- snapshots --------------------------------------------------------------------------------
-
-    def _note_snapshots(self) -> None:
-        """Note the newest snapshots, so that the writer writes the next one when it is due."""
-        log = self._log
-        tail = log.segments.find(log.end)
-        if tail is not None:
-            complete_at, parts_end = read_head(tail)
-            if complete_at is not None or parts_end < log.end:
-                self._snapshots.segment = tail.start
-        newest = next(snapshot_starts(log, log.end), None)
-        if newest is not None:
-            self._snapshots.note_snapshot(newest)

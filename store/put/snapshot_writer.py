@@ -6,6 +6,7 @@ import logging
 
 from raymq.store.base.failpoints import fail_point
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.recovery.snapshot_head import read_head, snapshot_starts
 from raymq.store.state.shard_state import SNAPSHOT, ShardState
 
 from .inner_message import EncodedInner
@@ -77,9 +78,17 @@ class SnapshotWriter:
         with self._lock:
             self.begin_segment()
 
-    def note_snapshot(self, start: int) -> None:
-        """Recovery found the newest snapshot at `start`."""
-        self._due = start + self._config.snapshot_interval_bytes
+    def find_newest(self) -> None:
+        """Find the newest snapshots of the log, so that the next one is written when it is due."""
+        log = self._log
+        tail = log.segments.find(log.end)
+        if tail is not None:
+            complete_at, parts_end = read_head(tail)
+            if complete_at is not None or parts_end < log.end:
+                self.segment = tail.start
+        newest = next(snapshot_starts(log, log.end), None)
+        if newest is not None:
+            self._due = newest + self._config.snapshot_interval_bytes
 
     def _encode_snapshot(self) -> tuple[list[EncodedInner], int]:
         """The state as records to append, and their bytes."""

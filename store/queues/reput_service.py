@@ -86,6 +86,10 @@ class ReputService:
             self._pending.clear()
         self._pending.append(unit)
 
+    def forget_appended(self) -> None:
+        """Dispatch reads everything from the log. Callers: with the put lock."""
+        self._pending.clear()
+
     def take_changed_queues(self) -> set[QueueKey]:
         """The queues that got units since the last call."""
         changed, self._changed_queues = self._changed_queues, set()

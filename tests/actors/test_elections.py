@@ -83,7 +83,7 @@ def test_a_kill_between_ballot_and_record_leaves_an_epoch_unused(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(MessageStore, "begin_epoch", die)
+        patched.setattr(MessageStore, "lead", die)
         with pytest.raises(Killed):
             shard.open()
     assert shard.ballot()["epoch"] == 1

@@ -179,6 +179,86 @@ def test_a_follower_stops_in_order_and_opens_as_a_leader() -> None:
     store.abandon()
 
 
+def test_a_follower_that_takes_over_goes_on_where_the_leader_was() -> None:
+    leader, follower = open_leader(), open_follower(SimulatedDisk())
+    put_some(leader, 12)
+    confirmed = send(leader, follower)
+    confirm_upto(follower, confirmed)
+    put_some(leader, 2, first_sequence=30)
+    send(leader, follower)
+
+    # The last records are in its log and in no table of it.
+    follower.lead(2)
+    assert follower.followed is None
+    assert follower.log.last_epoch == 2
+    again = follower.put(request([b"0"] * 5, producer_id=9, sequence=30))
+    assert (again.duplicates, again.count) == (5, 5)
+    put_some(follower, 2, first_sequence=35)
+    confirm(follower)
+    confirm(leader)
+    known = bodies(leader)["t", 0]
+    assert bodies(follower)["t", 0][: len(known)] == known
+
+
+def test_a_leader_that_steps_down_loses_what_only_it_had() -> None:
+    old, new = open_leader(), open_follower(SimulatedDisk())
+    put_some(old, 12)
+    confirmed = send(old, new)
+    for store in (old, new):
+        confirm_upto(store, confirmed)
+    put_some(old, 4, first_sequence=30)
+
+    new.lead(2)
+    put_some(new, 6, first_sequence=30)
+    old.follow()
+    followed(old).truncate(confirmed)
+    confirm_upto(old, send(new, old))
+    confirm(new)
+    assert state_of(old) == state_of(new)
+    assert bodies(old) == bodies(new)
+
+
+def test_a_take_over_that_failed_can_be_tried_again() -> None:
+    disk = SimulatedDisk()
+    leader, follower = open_leader(), open_follower(disk)
+    put_some(leader, 12)
+    confirm_upto(follower, send(leader, follower))
+    put_some(leader, 2, first_sequence=30)
+    send(leader, follower)
+    disk.fail("pwrite", error=errno.ENOSPC)
+    with pytest.raises(StorageFull):
+        follower.lead(2)
+    disk.heal()
+    follower.lead(2)
+    confirm(follower)
+    assert follower.log.last_epoch == 2
+    put_some(follower, 2, first_sequence=35)
+
+
+def test_replicas_that_lead_in_turn_have_the_same_state_and_queues() -> None:
+    disks = [SimulatedDisk() for _ in range(2)]
+    first, second = open_leader(), open_follower(disks[1])
+    sequence, epoch = 0, 1
+    for turn in range(6):
+        put_some(first, 8, first_sequence=sequence)
+        sequence += 20
+        end = send(first, second)
+        for store in (first, second):
+            confirm_upto(store, end)
+        if turn % 2:
+            # Records that only the old leader has.
+            put_some(first, 2, first_sequence=sequence)
+        epoch += 1
+        second.lead(epoch)
+        first.follow()
+        followed(first).truncate(end)
+        first, second = second, first
+        confirm_upto(second, send(first, second))
+        confirm(first)
+        assert state_of(first) == state_of(second)
+        assert bodies(first) == bodies(second)
+
+
 def test_units_that_do_not_continue_the_log_change_nothing() -> None:
     leader, follower = open_leader(), open_follower(SimulatedDisk())
     send(leader, follower)
