@@ -87,6 +87,11 @@ METRICS = (
         "Bytes that are durable on the leader and not yet confirmed by followers; shards with followers only.",
     ),
     Metric(
+        "raymq_under_replicated",
+        "gauge",
+        "1 while a follower gets no log bytes, 0 while each does; shards with followers only.",
+    ),
+    Metric(
         "raymq_consumer_lag_messages",
         "gauge",
         "Messages after the offsets that a group has committed.",

@@ -59,7 +59,7 @@ NOTE_PERIOD_MS = 10_000
 
 
 class FailureFile:
-    """A file with the reason why Replication makes no progress: text has no place in the control block.
+    """A file with the reason why a follower gets no log bytes: text has no place in the control block.
 
     Nothing depends on it: it is not synced, and not written on a disk that refuses it.
     """
@@ -71,11 +71,11 @@ class FailureFile:
         self._written = ("", 0)
 
     def write(self, cause: str) -> None:
-        """Write a cause for CommitLog; an empty one writes nothing. Callers: Replication, in each iteration."""
-        if not cause:
+        """Write a cause for CommitLog; an empty one ends the one before. Callers: Replication, in each iteration."""
+        written, written_ms = self._written
+        if not cause and not written:
             return
         now_ms = self._clock.monotonic_ms()
-        written, written_ms = self._written
         if cause == written and now_ms - written_ms < NOTE_PERIOD_MS:
             return
 
@@ -89,10 +89,11 @@ class FailureFile:
             self._files.pwrite(fd, body, 0)
 
     def read(self) -> str | None:
-        """The cause written last, or None when it is out of date."""
+        """The cause written last, or None when it is over or out of date."""
         try:
             found = json.loads(self._files.read_file(self._path))
             age_ms = self._clock.monotonic_ms() - int(found["monotonic_ms"])
-            return str(found["cause"]) if 0 <= age_ms < 3 * NOTE_PERIOD_MS else None
+            is_recent = 0 <= age_ms < 3 * NOTE_PERIOD_MS
+            return str(found["cause"]) or None if is_recent else None
         except (OSError, ValueError, KeyError, TypeError):
             return None

@@ -217,6 +217,7 @@ def test_gauges_are_set_and_missing_values_are_not_reported() -> None:
         {
             "raymq_waiting_puts": 0,
             "raymq_replication_lag_bytes": None,
+            "raymq_under_replicated": None,
             "raymq_consumer_lag_messages": {("t", "g"): 4, ("t", "h"): 0},
         }
     )

@@ -271,13 +271,14 @@ def test_status_names_a_full_disk_as_the_cause(shard: Shard) -> None:
     assert shard.is_well()
 
 
-def test_status_names_the_followers_cause_while_records_wait_for_it(tmp_path: Path) -> None:
+def test_status_names_the_followers_cause_until_replication_ends_it(tmp_path: Path) -> None:
     cause = "the follower refused: the disk is full"
     roles = ("group_commit", "replication")
     host = LeaderHost(tmp_path, CONFIG, identity={"cluster_id": "c", "shard": 0}, roles=roles)
     with contextlib.closing(host):
         # As Replication writes it.
-        FailureFile(tmp_path, files=Files(), clock=Clock()).write(cause)
+        file = FailureFile(tmp_path, files=Files(), clock=Clock())
+        file.write(cause)
         assert host.store.create_topic("t", 1, [0]) is not None
         host.log.sync()
         facts = host.status()
@@ -285,9 +286,15 @@ def test_status_names_the_followers_cause_while_records_wait_for_it(tmp_path: Pa
         assert facts["failures"] == {"replication": cause}
         assert facts["error"] == f"replication: {cause}"
 
+        # Of three replicas two confirm: that the third is away is shown nevertheless.
         host.log.note_confirmed(host.log.end)
+        assert host.status()["failures"] == {"replication": cause}
+        assert host.metrics()["raymq_under_replicated"] == 1
+
+        file.write("")
         facts = host.status()
         assert (facts["failures"], facts["error"]) == ({}, None)
+        assert host.metrics()["raymq_under_replicated"] == 0
 
 
 def test_a_put_that_is_stored_and_not_accounted_for_ends_the_process(

@@ -263,6 +263,10 @@ def test_writes_come_back_after_a_commit_log_hung(
     wait_for_writes(load)
 
 
+def status_error(shard: ReplicatedShard) -> str:
+    return str(shard.cluster.status()["shards"][0].get("error"))
+
+
 @contextlib.contextmanager
 def standing_still(shard: ReplicatedShard, load: Load, replica: int) -> Iterator[None]:
     """A follower whose processes stand still."""
@@ -283,6 +287,7 @@ def test_without_one_of_two_followers_every_promise_is_kept(
         with standing_still(shard, load, replica), cluster.producer(acks="quorum") as quorum:
             receipt = quorum.send(ASIDE, b"majority").result(30)
             end = receipt.offset + 1
+            until(lambda named=f"replica {replica}": named in status_error(shard), load.pause)
             until(lambda end=end: cluster.describe_topic(ASIDE)["messages"] >= end, load.pause)
 
 
