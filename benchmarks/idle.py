@@ -108,7 +108,9 @@ def main() -> None:
 
     found = {
         "4 shards": measure(options.directory / "idle-four", options.seconds, shards=4),
-        "1 shard mirrored": measure(options.directory / "idle-mirror", options.seconds, replicas=2),
+        "1 shard, 2 replicas": measure(
+            options.directory / "idle-mirror", options.seconds, replicas=2
+        ),
     }
 
     if options.json:

@@ -139,13 +139,13 @@ class Cluster:
         )
 
     def describe(self) -> dict[str, Any]:
-        """The cluster's name, id, shards, replication, flush, version, endpoints, data directory and Ray address."""
+        """The cluster's name, id, shards, replicas, flush, version, endpoints, data directory and Ray address."""
         facts = self.call(None, "describe", {})
         return {
             "name": self.name,
             "cluster_id": self.cluster_id,
             "shards": self.shards,
-            "replication": facts.get("replication"),
+            "replicas": facts.get("replicas"),
             "flush": facts.get("flush"),
             "version": facts.get("version"),
             "endpoints": {str(shard): self.endpoints[shard] for shard in sorted(self.endpoints)},

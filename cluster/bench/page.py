@@ -183,8 +183,8 @@ def page(report: dict[str, Any]) -> str:
         where = f"shard {', '.join(map(str, plan['shards']))} of {cluster['shards']}"
     facts = (
         f"{plan['workers']} workers ({report['runner']}), {loop}, {plan['topics']} topic(s) of "
-        f"{plan['queues']} queues on {where}, replication "
-        f"{cluster['replication']}, flush {cluster['flush']}, acks {plan['acks']}, batches of up "
+        f"{plan['queues']} queues on {where}, {cluster['replicas']} replica(s) of each, "
+        f"flush {cluster['flush']}, acks {plan['acks']}, batches of up "
         f"to {plan['batch']:,}, {extent}"
     )
 

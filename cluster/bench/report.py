@@ -24,7 +24,7 @@ def as_dict(outcome: Outcome, clock: Clock | None = None) -> dict[str, Any]:
         "machine": machine(outcome.cluster),
         "versions": versions(),
         "cluster": {
-            name: outcome.cluster[name] for name in ("name", "shards", "replication", "flush")
+            name: outcome.cluster[name] for name in ("name", "shards", "replicas", "flush")
         },
         "runner": outcome.runner,
         "mode": plan.mode,
