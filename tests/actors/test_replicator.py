@@ -312,3 +312,20 @@ def test_without_both_followers_nothing_is_confirmed(trio):
     trio.wait_matched(end, 2)
     trio.followers[2].sync()
     trio.wait_confirmed(end)
+
+
+def test_of_five_replicas_three_confirm(tmp_path):
+    group = Pair(tmp_path, limits=LIMITS, followers=4)
+    try:
+        group.stop_follower(4)
+        end = group.leader.write(1000)
+        group.leader.sync()
+        for replica in (1, 2, 3):
+            group.wait_matched(end, replica)
+        group.followers[1].sync()
+        wait_until(lambda: group.stream(1)["replicated_end"] == end, "one follower is durable")
+        assert group.leader.confirmed == 0
+        group.followers[3].sync()
+        group.wait_confirmed(end)
+    finally:
+        group.close()
