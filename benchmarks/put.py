@@ -43,8 +43,18 @@ ROUNDS = 3
 #: (rows, body bytes)
 LARGE, SMALL = (1024, 1024), (8192, 100)
 
+#: with an argument it writes each body to that file, and syncs the file, before it answers
 ECHO = """
+import os, sys
 import pyarrow.flight as flight
+file = os.open(sys.argv[1], os.O_RDWR) if len(sys.argv) > 1 else None
+size = os.fstat(file).st_size if file is not None else 0
+end = 0
+def store(data):
+    global end
+    end = end if end + len(data) <= size else 0
+    end += os.pwrite(file, data, end)
+    os.fdatasync(file)
 class Echo(flight.FlightServerBase):
     def do_exchange(self, context, descriptor, reader, writer):
         writer.begin(reader.schema)
@@ -53,6 +63,8 @@ class Echo(flight.FlightServerBase):
                 chunk = reader.read_chunk()
             except StopIteration:
                 return
+            if file is not None:
+                store(chunk.data.column(0).buffers()[2])
             writer.write_metadata(chunk.app_metadata)
 server = Echo("grpc://127.0.0.1:0")
 print(server.port, flush=True)
@@ -119,8 +131,10 @@ def pin(pid: int, cores: set[int]) -> None:
 
 
 @contextlib.contextmanager
-def echo_client(*, apart: bool = True) -> Iterator[Any]:
+def echo_client(*, apart: bool = True, synced_to: Path | None = None) -> Iterator[Any]:
     """A Flight client of an echo server in another process.
+
+    `synced_to`: a file of a fixed size, into which the server writes and syncs each body before it answers.
 
     `apart`: client and server are kept on different cores, as a producer and a busy shard are. On the same core an
     echo takes half as long, and otherwise the scheduler would choose.
@@ -130,7 +144,10 @@ def echo_client(*, apart: bool = True) -> Iterator[Any]:
     cores = sorted(os.sched_getaffinity(0))
     if apart:
         pin(os.getpid(), {cores[0]})
-    process = subprocess.Popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True)
+    arguments = [] if synced_to is None else [str(synced_to)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", ECHO, *arguments], stdout=subprocess.PIPE, text=True
+    )
     try:
         output = process.stdout
         port = int(output.readline()) if output is not None else 0
@@ -146,24 +163,28 @@ def echo_client(*, apart: bool = True) -> Iterator[Any]:
         pin(os.getpid(), set(cores))
 
 
-def flight_echo_ms(size: int, count: int) -> float:
-    """Milliseconds of one exchange with an echo server in another process, p50.
+def flight_echo_ms(size: int, count: int, *, synced_to: Path | None = None) -> float:
+    """Milliseconds of one exchange with an echo server in another process, p50. Args: `synced_to`: as of `echo_client`.
 
     It is measured in a process of its own, with Flight as it comes: the connections of RayMQ change how this process
     reads its sockets (cluster/transport/grpc_polling.py).
     """
-    program = f"from benchmarks.put import echo_ms; print(echo_ms({size}, {count}))"
+    program = (
+        "import pathlib, sys; from benchmarks.put import echo_ms; "
+        f"print(echo_ms({size}, {count}, *map(pathlib.Path, sys.argv[1:])))"
+    )
+    arguments = [] if synced_to is None else [str(synced_to)]
     done = subprocess.run(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True, check=True
     )
     return float(done.stdout)
 
 
-def echo_ms(size: int, count: int) -> float:
+def echo_ms(size: int, count: int, synced_to: Path | None = None) -> float:
     """`flight_echo_ms`, measured in this process."""
     import pyarrow.flight as flight
 
-    with echo_client() as client:
+    with echo_client(synced_to=synced_to) as client:
         writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"echo"))
         writer.begin(PUT_SCHEMA)
         batch = batch_of(1, size)

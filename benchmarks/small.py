@@ -447,6 +447,20 @@ def load(busy: bool) -> Iterator[None]:
             process.join()
 
 
+def echo_that_syncs_ms(path: Path, count: int) -> float:
+    """Milliseconds of one exchange with a server that makes the body durable before it answers, p50.
+
+    Client and server sleep while the disk works, and have to be woken: a sum of an echo and a sync does not have that.
+    """
+    path.write_bytes(bytes(RECORD_BYTES * (count + 100)))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    try:
+        return flight_echo_ms(BODY, count, synced_to=path)
+    finally:
+        path.unlink()
+
+
 # --- the run --------------------------------------------------------------------------------------
 
 
@@ -456,6 +470,7 @@ def measure(bench: Bench, directory: Path, parts: tuple[str, ...], *, quick: boo
     rounds = bench.rounds
     echo, sync = flight_echo_ms(BODY, serial), 1000 / raw_limit(directory, RECORD_BYTES, serial)
     rounds.note("echo_and_fdatasync_ms", echo + sync)
+    rounds.note("echo_that_syncs_ms", echo_that_syncs_ms(directory / "synced", serial))
     with redis_server(directory / "redis") as there:
         if there:
             rounds.note("redis_1_msg_s", redis_rate(1, serial * 2))
@@ -559,7 +574,11 @@ def table(rounds: Rounds, cpu: dict[str, str], *, busy: bool) -> list[Line]:
     """All figures that were measured, with their limits and floors."""
     figures = rounds.all()
     echo = rounds.median("echo_and_fdatasync_ms")
-    lines = [Line("Flight echo + fdatasync of 1 KiB", f"{echo:.2f} ms", remark="limit")]
+    synced = rounds.median("echo_that_syncs_ms")
+    lines = [
+        Line("Flight echo + fdatasync of 1 KiB", f"{echo:.2f} ms", remark="limit"),
+        Line("Flight echo that writes and syncs 1 KiB", f"{synced:.2f} ms", remark="limit"),
+    ]
     for clients in (1, 64):
         name = f"redis_{clients}_msg_s"
         if name in figures:
@@ -588,6 +607,8 @@ def _floors(rounds: Rounds, *, has_redis: bool, busy: bool) -> Iterator[Line]:
     if "1_threads_p50_ms" in figures:
         ratio = rounds.ratio("1_threads_p50_ms", "echo_and_fdatasync_ms")
         yield line("one by one, p50", ratio, "x echo + fdatasync", at_most(3 if busy else 2))
+        ratio = rounds.ratio("1_threads_p50_ms", "echo_that_syncs_ms")
+        yield Line("  beside an echo that syncs", f"{ratio:,.2f} x that")
         cpu_us = rounds.median("1_threads_cpu_us")
         yield line("one by one, CPU of all processes", cpu_us, "us", at_most(700))
         if has_redis:
