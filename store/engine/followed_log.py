@@ -7,6 +7,8 @@ recovery applies the whole log, because a leader needs that.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from raymq.store.log.chain import ChainUnit
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.recovery.snapshot_head import snapshot_starts
@@ -87,19 +89,22 @@ class FollowedLog:
     def _apply_dispatched(self, view: memoryview, base: int, run: rows.RowRun) -> None:
         """Apply rows that are about to be dispatched, unless they are in the state already."""
         end = int(run.positions[-1] + run.sizes[-1])
-        if end <= self.applied:
-            return
-
-        first = int(run.positions.searchsorted(self.applied))
-        columns = COLUMNS if run.topic == INTERNAL_TOPIC else rows.RUN_COLUMNS
-        if first or run.topic == INTERNAL_TOPIC:
-            # `applied` is inside of the run, after a start, or the bodies are needed.
-            runs = list(
-                rows.runs(view, base, run.positions[first:], run.sizes[first:], columns=columns)
-            )
-        else:
-            runs = [run]
+        # A truncation may be making the state again: `applied` means nothing without the lock.
         with self._lock:
-            for each in runs:
+            if end <= self.applied:
+                return
+            for each in self._rows_to_apply(view, base, run):
                 self._applier.apply(each)
             self.applied = end
+
+    def _rows_to_apply(
+        self, view: memoryview, base: int, run: rows.RowRun
+    ) -> Iterable[rows.RowRun]:
+        """The rows of a run that are not in the state yet. Those of the internal topic have their bodies."""
+        first = int(run.positions.searchsorted(self.applied))
+        is_internal = run.topic == INTERNAL_TOPIC
+        if not first and not is_internal:
+            return [run]
+        # After a start `applied` may be inside of the run.
+        columns = COLUMNS if is_internal else rows.RUN_COLUMNS
+        return rows.runs(view, base, run.positions[first:], run.sizes[first:], columns=columns)
