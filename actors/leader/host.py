@@ -47,7 +47,7 @@ ANNOUNCED_ROWS_MAX = 16
 #: how long the record of an operation (a topic, an offset commit) waits for its promise
 OPERATION_TIMEOUT_S = 60.0
 #: between two tries to begin an epoch
-LEAD_RETRY_MS = 500
+LEAD_RETRY_MS = 5_000
 
 
 class LeaderHost(ReplicaHost):
@@ -93,6 +93,7 @@ class LeaderHost(ReplicaHost):
         self.store.flags.set(FENCED)
         try:
             self._lead()
+            self.store.flags.clear(FENCED)
         except (StorageFull, Unavailable) as error:
             # Reads are served. `_ack_step` tries again.
             self.failures.note("lead", error)
@@ -110,8 +111,6 @@ class LeaderHost(ReplicaHost):
             begun = self.store.lead(self._unbegun_epoch)
             elections.step(EpochBegun(self._unbegun_epoch, begun.end_offset))
             self._unbegun_epoch = None
-        if elections.leads:
-            self.store.flags.clear(FENCED)
 
     def _try_to_lead(self) -> None:
         """Begin the epoch that could not begin before, for example because the disk was full."""
@@ -120,16 +119,20 @@ class LeaderHost(ReplicaHost):
             return
         self._next_try_ms = now_ms + LEAD_RETRY_MS
 
-        try:
-            self._lead()
-        except (StorageFull, Unavailable) as error:
-            self.failures.note("lead", error)
-            return
-        self.failures.clear("lead")
         # The satellites work under the epoch before.
         for role in self.supervisor.roles:
             self.supervisor.revoke(role)
-        self._begin_satellites()
+        try:
+            self._lead()
+            self.failures.clear("lead")
+        except (StorageFull, Unavailable) as error:
+            self.failures.note("lead", error)
+        # Nothing is appended meanwhile, and all that was appended is in the files.
+        with self.store.put_lock:
+            self.log.commit_pool()
+            self._begin_satellites()
+        if self.elections.leads:
+            self.store.flags.clear(FENCED)
 
     def _sync_log(self) -> None:
         super()._sync_log()

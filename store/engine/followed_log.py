@@ -82,9 +82,10 @@ class FollowedLog:
             )
             for run in rows.runs(view, base, walk.positions, walk.sizes, columns=COLUMNS):
                 self._applier.apply(run)
-            if walk.end == self.applied and walk.reason is not record.WalkStop.STOPPED:
+            following = log.reads.next_walk_start(self.applied, walk)
+            if following == self.applied and walk.reason is not record.WalkStop.STOPPED:
                 return
-            self.applied = walk.end
+            self.applied = following
 
     def _apply_dispatched(self, view: memoryview, base: int, run: rows.RowRun) -> None:
         """Apply rows that are about to be dispatched, unless they are in the state already."""
