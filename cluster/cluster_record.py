@@ -60,12 +60,22 @@ class ClusterRecord:
     #: hours for which a full file of messages is kept. A later start may change it
     file_reserved_hours: float = StoreConfig.file_reserved_hours
 
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        """The replicas of a shard that may lead.
+
+        Three replicas or more elect a leader. Of two replicas, both must have each message, so that a shard without its
+        leader could not go on anyway. Replica 0 always leads there.
+        """
+        return tuple(range(self.replicas)) if self.replicas > 2 else (0,)
+
     def roles(self, replica: int) -> tuple[str, ...]:
-        """The roles of one replica, in the order in which they are started. Replica 0 leads."""
+        """The roles of one replica, in the order in which they are started."""
         roles = ["commit_log", FLUSHERS[self.flush]]
-        if self.transient_pool and replica == 0:
+        may_lead = replica in self.candidates
+        if self.transient_pool and may_lead:
             roles.append("commit_real_time")
-        if self.replicas > 1 and replica == 0:
+        if self.replicas > 1 and may_lead:
             roles.append("replication")
         return tuple(roles)
 
@@ -146,6 +156,12 @@ def _check_options(record: ClusterRecord) -> None:
             f"replicas={record.replicas!r}: a shard has {', '.join(map(str, REPLICAS))} replicas"
         )
         raise Rejected(message, field="replicas", limit=REPLICAS)
+    if record.transient_pool and len(record.candidates) > 1:
+        message = (
+            f"transient_pool with {record.replicas} replicas: a leader's pool is not possible together with elections; "
+            "use 1 or 2 replicas, or no pool"
+        )
+        raise Rejected(message, field="transient_pool", limit=2)
     check_choice("flush", record.flush, FLUSHES)
     if record.nodes is not None:
         check_host(record.host)

@@ -228,6 +228,8 @@ class _Start(_LockedCall):
 
         if record.placement is not None:
             save_endpoints(paths, endpoints, files)
+        if record.placement is not None or len(record.candidates) > 1:
+            # From now on an empty store is a lost one.
             self._save(replace(record, formed=True))
 
         cluster_record.remember(record, paths, files)

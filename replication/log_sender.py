@@ -155,9 +155,13 @@ class LogSender:
         epoch: int = 0,
         log_start: int = 0,
         confirmed: int = 0,
+        sessions_before: int = 0,
         limits: SenderLimits | None = None,
     ) -> None:
-        """Args: `confirmed`: the confirmed end now. `log_start`: the leader's first stored offset."""
+        """Args: `confirmed`: the confirmed end now. `log_start`: the leader's first stored offset.
+
+        `sessions_before`: the sessions of `me` in this epoch have higher numbers.
+        """
         self._cluster = cluster
         self._shard = shard
         self._me = me
@@ -171,7 +175,7 @@ class LogSender:
         #: time of the step under way
         self._now_ms = 0
         self._effects: list[SenderEffect] = []
-        self._session = 0
+        self._session = sessions_before
 
         self._search: MatchSearch | None = None
         self._committed = 0
@@ -190,6 +194,8 @@ class LogSender:
         self.replicated_end = 0
         #: the follower has everything that it ever reported as durable, so that its acks count
         self.is_complete = False
+        #: when the follower acknowledged last; 0: not yet
+        self.heard_ms = 0
         #: the confirmed end
         self.confirmed = confirmed
         #: why replication makes no progress, or "" while it does
@@ -336,6 +342,7 @@ class LogSender:
         if ack.matched_end > self._sent_end:
             self.dropped += 1
             return
+        self.heard_ms = self._now_ms
         self.matched_end = max(self.matched_end, ack.matched_end)
         while self._in_flight and self._in_flight[0] <= self.matched_end:
             self._in_flight.popleft()

@@ -1,204 +1,86 @@
-"""The follower's side of replication, inside the follower's CommitLog process.
-
-A stream delivers frames, `LogReceiver` decides, and `FollowerLog` performs its effects. Promise, append, truncation
-and acknowledgement happen under one lock, so no answer describes a log that another stream is changing.
-"""
+"""The CommitLog role of a follower: has the leader's units synced, and notes how far they are."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from raymq.actors.supervise.elections import Elections
-from raymq.replication import log_receiver, wire
-from raymq.replication.election import LeaderHeard
-from raymq.store.base.errors import Corrupt, RayMQError, Rejected
-from raymq.store.log.chain import ChainUnit
+from raymq.actors.api.shard_api import PutTicket
+from raymq.actors.supervise.replica_host import ReplicaHost
+from raymq.actors.supervise.role import Role, not_leading
+from raymq.store.base.errors import RayMQError
+from raymq.store.log.clean import CleanService
+from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 
-#: how often the acknowledging thread checks whether its stream has ended
-ACK_WAIT_MS = 200
-#: between two checks of a log that is stopping, whose `wait_durable` returns at once
-STOPPING_WAIT_S = 0.002
+from .log_port import FollowerLogPort
 
-Frames = Iterator[tuple[bytes, Any]]
-SendFrame = Callable[[bytes, Any], None]
+logger = logging.getLogger("raymq.commit_log")
 
+#: how long the ack loop sleeps while all is synced, and while it is not: a wakeup ends the sleep
+IDLE_WAIT_MS = 200
+BUSY_WAIT_MS = 10
 
-class FollowerLog(log_receiver.LogView, Protocol):
-    """The follower's log. Calls that change it come one at a time."""
-
-    def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
-        """Append units that continue the log. `data` is their bytes. Raises: Corrupt when a CRC differs."""
-
-    def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
-        """Replace the chain from `units[0].start` on. Bytes after the log's end are written.
-
-        Below its end the log has the units' bytes already. Raises: Corrupt when a CRC differs.
-        """
-
-    def truncate(self, offset: int) -> None:
-        """Cut the log, durably. Raises: Corrupt below the confirmed end."""
-
-    def advance_confirmed(self, confirmed: int) -> None:
-        """The confirmed end is at least this."""
-
-    def wait_durable(self, offset: int, timeout_ms: int) -> int:
-        """Wait until `durable() >= offset` or the time is up. Returns: the durable end."""
+#: a follower delivers no delayed messages. A leader keeps their records, as a rule for two days at most
+RESERVED_HOURS_MIN = 72
 
 
-class FollowerSession:
-    """The streams of one follower process.
+class Follower(Role):
+    """A follower of a shard. `FollowerSession` serves the leader's streams. Clients are sent to the leader."""
 
-    Callers: one thread per stream, in `run`. Only the newest stream is served.
-    """
+    mode = display_name = "follower"
 
-    def __init__(self, log: FollowerLog, identity: dict[str, Any], elections: Elections) -> None:
-        """Args: `identity`: cluster_id, shard, replica, incarnation of this process."""
-        self._log = log
-        self._elections = elections
-        self._lock = threading.Lock()
-        self._machine = log_receiver.LogReceiver(
-            cluster=wire.cluster_key(str(identity["cluster_id"])),
-            shard=int(identity["shard"]),
-            me=wire.ReplicaProcess(int(identity["replica"]), int(identity["incarnation"])),
-            highest_epoch=elections.epoch,
+    def __init__(self, host: ReplicaHost, port: FollowerLogPort) -> None:
+        self._host = host
+        self._port = port
+
+    def make_cleaner(self) -> CleanService:
+        """See `Role.make_cleaner`. No service that delivers delayed messages says here which records it needs."""
+        store = self._host.store
+        return CleanService(
+            store.log, store, flags=store.flags, reserved_hours_min=RESERVED_HOURS_MIN
         )
 
-    def run(self, frames: Frames, send: SendFrame) -> None:
-        """Serve one stream until it ends, a newer stream replaces it, or a frame is refused.
+    def step(self) -> None:
+        """See `Role.step`."""
+        host, log = self._host, self._host.log
+        host.supervisor.wait(BUSY_WAIT_MS if log.synced < log.end else IDLE_WAIT_MS)
+        host.supervisor.tick()
+        host.check_poisoned()
+        self._port.note_synced(host.supervisor.progress().ends.synced)
 
-        Raises: Rejected for a frame that cannot be read; the errors of `frames` and `send`.
-        """
-        stream = _LeaderStream(send)
-        acknowledger = threading.Thread(
-            target=self._acknowledge_syncs, args=(stream,), name="raymq-sync-acks", daemon=True
-        )
-        acknowledger.start()
-        try:
-            for frame, body in frames:
-                if not self._serve(frame, body, stream):
-                    return
-        finally:
-            stream.ended.set()
-            acknowledger.join()
+    def put(
+        self,
+        request: PutRequest,
+        notify: Callable[[], None] | None = None,
+        *,
+        producer_waits: bool = False,
+    ) -> PutTicket:
+        """A follower takes no puts."""
+        raise not_leading(self._host)
 
-    def _serve(self, frame: bytes, body: Any, stream: _LeaderStream) -> bool:
-        header, message = wire.decode(frame)
-        data = None if body is None else memoryview(body).cast("B")
-        if isinstance(message, wire.AppendEntries):
-            _check_body(message, data)
+    def put_many(
+        self,
+        requests: Sequence[PutRequest],
+        notify: Callable[[], None] | None = None,
+        *,
+        producer_waits: bool = False,
+    ) -> list[PutTicket | RayMQError]:
+        """A follower takes no puts."""
+        return [not_leading(self._host) for _ in requests]
 
-        with self._lock:
-            machine = self._machine
-            replies, acknowledges = self._perform(header, message, data)
-            current = machine.header()
-            served = (header.sender, header.session) == (current.addressee, current.session)
-            refused = any(isinstance(reply, wire.Refusal) for reply in replies)
-            if served:
-                stream.header = current
-                if refused:
-                    machine.leave()
-            elif stream.header is not None:
-                # A newer stream of the leader is served.
-                return False
-            answering = current._replace(addressee=header.sender, session=header.session)
+    def fetch(self, request: FetchRequest) -> list[FetchSlice]:
+        """A follower serves no reads."""
+        raise not_leading(self._host)
 
-        for reply in replies:
-            stream.send(wire.encode(answering, reply))
-        if acknowledges:
-            self._send_ack(stream)
-        return not refused
+    def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """A follower answers only the operations of any replica."""
+        raise not_leading(self._host)
 
-    def _perform(
-        self, header: wire.FrameHeader, message: wire.ReplicaMessage, data: memoryview | None
-    ) -> tuple[list[wire.ReplicaMessage], bool]:
-        """Perform the effects of one message. Returns: the replies, and whether to acknowledge."""
-        replies: list[wire.ReplicaMessage] = []
-        acknowledges = False
+    def answer_waiting(self) -> None:
+        """See `Role.answer_waiting`."""
+        self._port.wake()
 
-        try:
-            if self._machine.is_mine(header, message):
-                # The epoch is on disk before any answer under it.
-                self._elections.step(LeaderHeard(header.sender, header.epoch))
-            for effect in self._machine.step(header, message, data, self._log):
-                if isinstance(effect, log_receiver.Reply):
-                    replies.append(effect.message)
-                elif isinstance(effect, log_receiver.Acknowledge):
-                    acknowledges = True
-                else:
-                    self._change(effect, data)
-        except (RayMQError, OSError) as error:
-            # Units that could not be stored are not acknowledged. The leader connects again and asks.
-            damaged = isinstance(error, Corrupt) and error.fields.get("rule") == "chain crc"
-            reason = wire.Reason.DAMAGED if damaged else wire.Reason.UNAVAILABLE
-            return [wire.Refusal(reason, self._machine.highest_epoch, str(error))], False
-
-        return replies, acknowledges
-
-    def _change(self, effect: log_receiver.ReceiverEffect, data: memoryview | None) -> None:
-        log = self._log
-        if isinstance(effect, log_receiver.AppendUnits):
-            log.append_units(list(effect.units), log_receiver.bytes_of(effect.units, data))
-        elif isinstance(effect, log_receiver.AdoptUnits):
-            log.adopt_units(list(effect.units), log_receiver.bytes_of(effect.units, data))
-        elif isinstance(effect, log_receiver.Truncate):
-            log.truncate(effect.offset)
-        elif isinstance(effect, log_receiver.AdvanceConfirmed):
-            log.advance_confirmed(effect.confirmed)
-
-    def _acknowledge_syncs(self, stream: _LeaderStream) -> None:
-        acknowledged = -1
-        while not stream.ended.is_set():
-            durable = self._log.wait_durable(acknowledged + 1, ACK_WAIT_MS)
-            if durable <= acknowledged:
-                # A log that is stopping does not wait.
-                stream.ended.wait(STOPPING_WAIT_S)
-                continue
-            acknowledged = durable
-            try:
-                self._send_ack(stream)
-            except Exception:
-                # Any error of the transport means that the stream is broken. Its reader gets an error too.
-                return
-
-    def _send_ack(self, stream: _LeaderStream) -> None:
-        # The stream's send lock first: acknowledgements are sent in the order in which they are made.
-        with stream.send_lock:
-            with self._lock:
-                machine = self._machine
-                if not machine.matched or stream.header != machine.header():
-                    return
-                ack = wire.encode(machine.header(), machine.acknowledge(self._log))
-            stream.send(ack)
-
-
-class _LeaderStream:
-    """One stream of a leader."""
-
-    def __init__(self, send: SendFrame) -> None:
-        self._send = send
-        #: guards sending. A thread takes it before the session's lock
-        self.send_lock = threading.RLock()
-        self.ended = threading.Event()
-        #: of the session that this stream carries, or None before its Hello
-        self.header: wire.FrameHeader | None = None
-
-    def send(self, frame: bytes) -> None:
-        """Send a frame, one at a time."""
-        with self.send_lock:
-            self._send(frame, None)
-
-
-def _check_body(message: wire.AppendEntries, data: memoryview | None) -> None:
-    found = 0 if data is None else len(data)
-    expected = message.end - message.prev_end
-    at = message.prev_end
-    for unit in message.units:
-        if unit.start != at or unit.end <= at:
-            raise Rejected("the units of a frame are not contiguous", field="units", limit=at)
-        at = unit.end
-    if found != expected:
-        raise Rejected(
-            f"a frame has {found} log bytes, its units say {expected}", field="body", limit=expected
-        )
+    def close(self) -> None:
+        """See `Role.close`: what is confirmed is dispatched, and everything is synced."""
+        self._port.close()

@@ -1,4 +1,7 @@
-"""The administrative operations of a leader, which `call` runs. Each `_op_NAME` is the operation NAME."""
+"""The administrative operations of a leader, which `call` runs. Each `_op_NAME` is the operation NAME.
+
+Operations that any replica answers are in `ReplicaHost`.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,22 @@ from raymq.store.state.topics import QUEUES_MAX
 
 
 class AdminHost(Protocol):
-    """The part of `host.LeaderHost` that the operations use."""
+    """The part of `leader.Leader` that the operations use."""
 
     store: MessageStore
-    maintenance: Maintenance
-    routes: dict[str, str]
+
+    @property
+    def maintenance(self) -> Maintenance:
+        """The maintenance loop of the process."""
 
     def identity(self) -> dict[str, Any]:
         """Cluster id, shard and other facts."""
 
-    def status(self) -> dict[str, Any]:
-        """For status displays."""
-
     def check_serving(self) -> None:
         """Raises: Unavailable, when the shard takes no writes."""
+
+    def hand_over(self, replica: int) -> None:
+        """Let another replica lead soon. Raises: Rejected when it cannot."""
 
     def await_dispatch(self) -> None:
         """Wait until readers see all messages confirmed by now. Raises: Unavailable."""
@@ -59,24 +64,11 @@ class AdminCalls:
             raise Unavailable(f"{op}: {error}", field="store") from error
         return result
 
-    def _op_describe(self) -> dict[str, Any]:
-        return self._host.identity()
-
-    def _op_routes(self) -> dict[str, Any]:
-        return dict(self._host.routes)
-
-    def _op_status(self) -> dict[str, Any]:
-        return self._host.status()
-
-    def _op_topics(self) -> dict[str, Any]:
-        return {
-            t.name: {
-                "queues": t.queues,
-                "shards": list(t.shards),
-                **({"compacted": True} if t.compacted else {}),
-            }
-            for t in list(self._host.store.state.topics.values())
-        }
+    def _op_move_leader(self, replica: int) -> dict[str, Any]:
+        """Let another replica lead, once its log has all of this one."""
+        self._host.check_serving()
+        self._host.hand_over(replica)
+        return {}
 
     def _op_delete_expired_files(self) -> dict[str, Any]:
         """Delete expired files now. Source: TRIGGER_DELETE_FILES (27)."""

@@ -202,6 +202,11 @@ class Appender:
             self._space.notify_all()
         self._refuse_queued()
 
+    def await_idle(self) -> None:
+        """Wait until no thread appends any more. Callers: after `end`."""
+        with self._append_lock:
+            return
+
     def _refuse_queued(self) -> None:
         refused: list[PutTicket] = []
         while True:

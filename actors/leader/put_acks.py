@@ -109,8 +109,13 @@ class PutAcks:
         promises: dict[Acks, Promise],
         counters: PutCounters,
         on_confirmed: Callable[[], None],
+        *,
+        latency: LatencyCounter | None = None,
     ) -> None:
-        """Args: `promises`: of this shard, by ack mode. `on_confirmed`: called after the confirmed end has moved."""
+        """Args: `promises`: of this shard, by ack mode. `on_confirmed`: called after the confirmed end has moved.
+
+        `latency`: of puts whose promise was kept, guarded by `_submit_lock`.
+        """
         self._log = host.log
         self._supervisor = host.supervisor
         self._appends = host.supervisor.appends
@@ -132,8 +137,7 @@ class PutAcks:
         #: how many puts wait, in all queues
         self.waiting = 0
         self._counters = counters
-        #: latency of puts whose promise was kept; guarded by `_submit_lock`
-        self.latency = LatencyCounter()
+        self.latency = latency or LatencyCounter()
 
         self._submit_lock = threading.Lock()
         #: held by a thread that awaits the sync of its own put

@@ -6,6 +6,7 @@
     client -> shard             Arrow Flight, action                operations, below
     client -> shard             Ray actor calls, for ray://         ray_calls, small_puts; operations
     leader -> follower          Arrow Flight, stream "replicate"    raymq.replication.wire
+    replica <-> replica         Arrow Flight, action "elect"        raymq.replication.wire
     CommitLog <-> satellites    shared memory of one machine        actors/shared: control_block, ring, wakeup
     cluster -> shard            Ray actor calls                     ready, endpoint, status, credentials, set_routes,
                                                                     close of ray/actor_classes.py
@@ -16,16 +17,23 @@ small_puts       small puts as plain bytes, many in one message
 
 Every Flight call carries the header `authorization: Bearer <token>`. Streams and actions name the cluster and the shard
 that they expect ("cluster_id", "shard"), and another one refuses them. An error travels as {"kind", "message",
-"fields"}, see store/base/errors.py `to_wire`.
+"fields"}, see store/base/errors.py `to_wire`. A replica that does not lead refuses streams and operations with
+Unavailable: field "leader", limit the leader's endpoint, epoch.
 
 Operations take JSON arguments and return a JSON object. Over Flight the action's type is the operation. Its body is
-{"cluster_id", "shard", "args"}, its result {"result"} or {"error"}. A follower answers only describe and status.
+{"cluster_id", "shard", "args"}, its result {"result"} or {"error"}.
 
-    operation                                                       result
+    operation of any replica                                        result
     describe()                                                      facts of this process
-    status()                                                        ends, counters, satellites
-    routes()                                                        {shard: endpoint}
+    status()                                                        ends, satellites; of a leader also counters
+    leader()                                                        {replica, epoch, endpoint}, as far as known
+    routes()                                                        {shard: endpoint of its leader}
+    replicas()                                                      {shard: {replica: endpoint}}
     topics()                                                        {topic: {queues, shards, compacted?}}
+    elect(frame, replica, endpoint)                                 {frames}, between replicas: a message of elections
+
+    operation of the leader                                         result
+    move_leader(replica)                                            {}; that replica leads soon, if it can
     create_topic(name, queues, shards, attributes)                  {created}
     queue_ranges(topic)                                             {queue_id: [min offset, max offset]}
     check_record(topic, queue_id, offset)                           {}; Corrupt when it is damaged

@@ -8,7 +8,8 @@ Every actor gets one dict of plain values, the spec, because Ray gives it to eac
 
     cluster, cluster_id, shards, version   name and id of the cluster, its shards, RayMQ's version at its start
     shard, replica, node                   which replica; its node label, None: all replicas are on one machine
-    role, mode                             "commit_log" or a satellite's role; "leader" or "follower"
+    role                                   "commit_log" or a satellite's role
+    candidates                             the replicas that may lead
     satellites                             roles of the replica's satellites
     replicas, flush, options               copies of each shard, flush mode; the other fields of StoreConfig
     token, tls, ca, insecure, host         access: see security.md; `host` is the address on which shards listen
@@ -39,14 +40,15 @@ from raymq.store.config.store_config import StoreConfig
 
 from .process_setup import keep_freed_memory, keep_pandas_out
 from .replica_files import (
+    PeerAddresses,
     endpoint_of,
     old_port,
-    read_endpoint,
     read_json,
     read_last_end,
     write_endpoint,
     write_json,
     write_last_end,
+    write_leadership,
 )
 
 logger = logging.getLogger("raymq")
@@ -95,6 +97,7 @@ class CommitLogActor:
         self._error: str | None = None
         #: why and when a process of this replica gave up last; None: none did
         self._last_end: dict[str, Any] | None = None
+        self._addresses = _addresses(spec)
 
         self._closing = threading.Event()
         self._incarnation = secrets.randbits(62)
@@ -131,14 +134,16 @@ class CommitLogActor:
 
         spec = self._spec
         root = Path(spec["data_dir"])
-        address = _load(spec["prepare"])(spec, restarted=_was_restarted())
+        restarted = _was_restarted()
+        address = _load(spec["prepare"])(spec, restarted=restarted)
         self._last_end = read_last_end(root)
-        host = self._make_host(root)
+        host = self._make_host(root, is_first=not restarted and not spec["formed"])
 
         with contextlib.ExitStack() as undo:
             undo.callback(host.close, 0.0)
-            if spec["mode"] == "leader":
-                host.routes = read_json(root, "routes") or {}
+            host.routes = read_json(root, "routes") or {}
+            known = read_json(root, "replicas") or {}
+            host.replicas = lambda: known
             server = _load(spec["server"])(
                 host,
                 host=address.bind,
@@ -155,10 +160,9 @@ class CommitLogActor:
             self._host = host
             undo.pop_all()
 
-    def _make_host(self, root: Path) -> Any:
-        """The LeaderHost or FollowerHost of the spec, which recovers the replica."""
-        from raymq.actors.follower.host import FollowerHost
-        from raymq.actors.leader.host import LeaderHost
+    def _make_host(self, root: Path, *, is_first: bool) -> Any:
+        """The host of the spec, which recovers the replica. Args: `is_first`: no start of it was complete before."""
+        from raymq.actors.replica import open_replica
         from raymq.actors.shared.control_block import COMMIT_REAL_TIME
 
         spec = self._spec
@@ -174,22 +178,48 @@ class CommitLogActor:
             "pid": os.getpid(),
         }
 
-        host_class = LeaderHost if spec["mode"] == "leader" else FollowerHost
-        return host_class(
+        host = open_replica(
             root,
             config,
             identity=identity,
             roles=spec["satellites"],
+            members=range(spec["replicas"]),
+            candidates=spec["candidates"],
+            connect_peer=self._connect_peer,
+            # Without elections a replica that has lost its disk cannot rejoin: the leader copies its log to it.
+            is_new_complete=is_first or len(spec["candidates"]) == 1,
+            note_leadership=lambda epoch: write_leadership(root, epoch),
             end_process=lambda reason: _exit_soon(root, reason),
+        )
+        host.endpoint_of = self._endpoint_of
+        host.note_endpoint = self._addresses.note
+        return host
+
+    def _endpoint_of(self, replica: int) -> str | None:
+        """Where a replica of this shard listens, as far as this one knows."""
+        return self._endpoint if replica == self._spec["replica"] else self._addresses.find(replica)
+
+    def _connect_peer(self, replica: int) -> Any:
+        """Connect to another replica, for elections. Raises: Unavailable."""
+        spec = self._spec
+        endpoint = self._addresses.find(replica) or _ask_ray(spec, replica)
+        if endpoint is None:
+            raise Unavailable(
+                f"the address of replica {replica} is not known yet", field="endpoint"
+            )
+        transport = _load(spec["transport"])(
+            cluster_id=spec["cluster_id"], shard=spec["shard"], token=spec["token"]
+        )
+        return transport.election_calls(
+            endpoint, {"replica": spec["replica"], "endpoint": self._endpoint}
         )
 
     def _report_metrics(self) -> None:
         """Run until `close`. A follower has no metrics of its own."""
-        from raymq.actors.leader.host import LeaderHost
         from raymq.actors.leader.metrics import Collector, ray_instrument
 
         host = self._host
-        if isinstance(host, LeaderHost):
+        if host is not None:
             collector = Collector(
                 host.metrics,
                 ray_instrument,
@@ -199,11 +229,18 @@ class CommitLogActor:
             collector.run(self._closing)
 
     def ready(self) -> dict[str, Any]:
-        """{state: STARTING | RUNNING | READ_ONLY, endpoint, error}."""
+        """{state: STARTING | RUNNING | READ_ONLY, endpoint, error, mode: leader | follower, epoch}."""
         host = self._host
         if host is None:
-            return {"state": "STARTING", "endpoint": None, "error": self._error}
-        return {"state": host.state, "endpoint": self.endpoint(), "error": host.cause}
+            starting = {"state": "STARTING", "endpoint": None, "error": self._error}
+            return {**starting, "mode": None, "epoch": 0}
+        return {
+            "state": host.state,
+            "endpoint": self.endpoint(),
+            "error": host.cause,
+            "mode": host.mode,
+            "epoch": host.elections.epoch,
+        }
 
     def endpoint(self) -> str | None:
         """host:port of the Flight server, with TLS tls://host:port, or None while starting."""
@@ -213,7 +250,8 @@ class CommitLogActor:
         """The host's status, or why there is none yet."""
         if self._host is None:
             return {
-                **_facts(self._spec, "cluster_id", "shard", "replica", "mode"),
+                **_facts(self._spec, "cluster_id", "shard", "replica"),
+                "mode": None,
                 "state": "STARTING",
                 "error": self._error,
                 "pid": os.getpid(),
@@ -245,11 +283,14 @@ class CommitLogActor:
         """Token, addresses and cluster id for a client. Programs inside of Ray are trusted."""
         return _facts(self._spec, "cluster_id", "shards", "token", "ca", "placement")
 
-    def set_routes(self, routes: dict[str, str]) -> None:
-        """Set the endpoints of all shards, so that each shard can route a client to the others."""
-        write_json(Path(self._spec["data_dir"]), "routes", routes)
+    def set_routes(self, routes: dict[str, str], replicas: dict[str, dict[str, str]]) -> None:
+        """Set the endpoints of all leaders, and of all replicas, so that each replica can route a client to others."""
+        root = Path(self._spec["data_dir"])
+        write_json(root, "routes", routes)
+        write_json(root, "replicas", replicas)
         if self._host is not None:
             self._host.routes = routes
+            self._host.replicas = lambda: replicas
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Shut down in order. The caller kills the actor afterwards."""
@@ -322,12 +363,6 @@ class CommitActor(SatelliteActor):
 class ReplicationActor(SatelliteActor):
     """Hosts the Replication role of a leader whose shard has followers."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
-        #: replica -> its actor's handle; its endpoint, when it last answered
-        self._peers: dict[int, Any] = {}
-        self._endpoints: dict[int, str] = {}
-        super().__init__(spec)
-
     def _make(self) -> Any:
         from raymq.actors.satellites.replicator import Replicator
 
@@ -347,32 +382,44 @@ class ReplicationActor(SatelliteActor):
         )
 
     def _peer_endpoint(self, replica: int) -> str | None:
-        """The endpoint at which a replica listens now, or None while unknown.
-
-        On one machine this is in its endpoint file. Across nodes the connecting thread, which may wait, asks the
-        replica's actor at each new connection. While that does not answer, the last answer counts.
-        """
-        data_dir, name = self._spec["peers"][replica]
-        if self._spec["node"] is None:
-            return read_endpoint(Path(data_dir))
-        import ray
-
-        try:
-            if replica not in self._peers:
-                self._peers[replica] = ray.get_actor(name, namespace="raymq")
-            endpoint = ray.get(self._peers[replica].endpoint.remote(), timeout=PEER_TIMEOUT_S)
-        except (ray.exceptions.RayError, ValueError) as error:
-            logger.warning("the actor of replica %d does not answer: %s", replica, error)
-            self._peers.pop(replica, None)
-        else:
-            if endpoint is not None:
-                self._endpoints[replica] = endpoint
-        return self._endpoints.get(replica)
+        """The endpoint at which a replica listens now, or None while unknown. Callers: a connecting thread."""
+        spec = self._spec
+        if len(spec["candidates"]) == 1:
+            # Without elections no replica names its address.
+            return _ask_ray(spec, replica) or _addresses(spec).find(replica)
+        return _addresses(spec).find(replica) or _ask_ray(spec, replica)
 
     def status(self) -> dict[str, Any]:
         """Role, pid and how far replication is."""
         service = {"role": self._spec["role"]} if self._service is None else self._service.status()
         return {**service, "pid": os.getpid()}
+
+
+def _addresses(spec: dict[str, Any]) -> PeerAddresses:
+    """Where the other replicas listen, as this one knows it."""
+    directories = {replica: Path(data_dir) for replica, (data_dir, _) in spec["peers"].items()}
+    return PeerAddresses(Path(spec["data_dir"]), directories, over_nodes=spec["node"] is not None)
+
+
+def _ask_ray(spec: dict[str, Any], replica: int) -> str | None:
+    """The endpoint of a replica on another node that has not named it yet; None: its actor does not answer.
+
+    The answer is kept as the replica's own word. On one machine the endpoint files are enough.
+    """
+    if spec["node"] is None:
+        return None
+    import ray
+
+    try:
+        actor = ray.get_actor(spec["peers"][replica][1], namespace="raymq")
+        found: Any = ray.get(actor.endpoint.remote(), timeout=PEER_TIMEOUT_S)
+    except (ray.exceptions.RayError, ValueError) as error:
+        logger.warning("the actor of replica %d does not answer: %s", replica, error)
+        return None
+    endpoint: str | None = found
+    if endpoint is not None:
+        _addresses(spec).note(replica, endpoint)
+    return endpoint
 
 
 def _facts(spec: dict[str, Any], *names: str) -> dict[str, Any]:

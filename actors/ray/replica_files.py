@@ -1,4 +1,4 @@
-"""Small files in which a replica says where it listens, and why its last process gave up."""
+"""Small files of a replica: where it and its peers listen, what it leads, and why its last process gave up."""
 
 from __future__ import annotations
 
@@ -45,6 +45,46 @@ def read_endpoint(root: Path) -> str | None:
     if value is None:
         return None
     return endpoint_of(value["host"], value["port"], tls=value.get("tls", False))
+
+
+def write_leadership(root: Path, epoch: int) -> None:
+    """Note the epoch that this replica leads. Of a shard's replicas, the one with the highest epoch leads."""
+    with contextlib.suppress(OSError, RayMQError):
+        write_json(root, "leadership", {"epoch": epoch})
+
+
+def read_leadership(root: Path) -> int:
+    """The epoch that a replica led last; 0 if none."""
+    value = read_json(root, "leadership")
+    return int(value["epoch"]) if isinstance(value, dict) and "epoch" in value else 0
+
+
+class PeerAddresses:
+    """Where the other replicas of a shard listen. Elections and log streams so need no Ray.
+
+    On one machine their endpoint files say it. Over nodes, each replica tells its address to the others in messages of
+    elections, and it is kept in the file `raymq/peers`. Callers: any thread.
+    """
+
+    def __init__(self, root: Path, directories: dict[int, Path], *, over_nodes: bool) -> None:
+        """Args: `root`: of this replica. `directories`: of the others, by replica."""
+        self._root = root
+        self._directories = directories
+        self._over_nodes = over_nodes
+
+    def find(self, replica: int) -> str | None:
+        """The endpoint that a replica named last; None: not known yet."""
+        if not self._over_nodes:
+            return read_endpoint(self._directories[replica])
+        endpoint = (read_json(self._root, "peers") or {}).get(str(replica))
+        return None if endpoint is None else str(endpoint)
+
+    def note(self, replica: int, endpoint: str) -> None:
+        """Remember where a replica listens. Over one machine its own file says it."""
+        if self._over_nodes and replica in self._directories and self.find(replica) != endpoint:
+            known = read_json(self._root, "peers") or {}
+            with contextlib.suppress(OSError, RayMQError):
+                write_json(self._root, "peers", {**known, str(replica): endpoint})
 
 
 def write_endpoint(root: Path, host: str, port: int, *, tls: bool) -> None:

@@ -41,7 +41,22 @@ class FollowerStream:
     @property
     def replicated_end(self) -> int:
         """Everything below is durable on the follower, and equals the leader's log; 0: it does not count."""
-        return self._sender.replicated_end if self._sender.is_complete else 0
+        return self.durable_end if self.is_complete else 0
+
+    @property
+    def durable_end(self) -> int:
+        """Everything below is durable on the follower, and equals the leader's log."""
+        return self._sender.replicated_end
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the follower has everything that it ever reported as durable."""
+        return self._sender.is_complete
+
+    @property
+    def heard_ms(self) -> int:
+        """When the follower acknowledged last, monotonic; 0: not yet."""
+        return self._sender.heard_ms
 
     @property
     def stall_reason(self) -> str:

@@ -1,11 +1,13 @@
-"""The Replication role on the leader's side: sends log bytes to the followers, and combines futures.
+"""The Replication role: while its replica leads, it sends log bytes to the followers, and combines futures.
 
-A satellite like the flushers: it works under CommitLog's grant, follows the chain and reads the log. A `FollowerStream`
-says how far its follower is. The bytes that enough followers hold are replicated (replication/quorum.py). `PutCombiner`
-combines that end with the leader's own ends into the outcomes of the puts that wait for replicas. Its acknowledged end
-is the position that Replication publishes. CommitLog acknowledges these puts by it and shows records to readers up to
-it, because both are one row of store/config/promise.py. Late puts are reported as entries. Nothing here must survive: a
-new process finds the matches again, and CommitLog answers the puts that a dead one left.
+A satellite like the flushers: it works under CommitLog's grant, follows the chain and reads the log. CommitLog
+publishes the epoch that it leads in the control block. Without one, Replication is idle. A `FollowerStream` says how
+far its follower is. The bytes that enough followers hold are replicated (replication/quorum.py). `PutCombiner` combines
+that end with the leader's own ends into the outcomes of the puts that wait for replicas. Its acknowledged end is the
+position that Replication publishes. CommitLog acknowledges these puts by it and shows records to readers up to it,
+because both are one row of store/config/promise.py. Nothing below the end of the EPOCH record is published, because
+records of earlier epochs are not safe by the number of their copies (R6, R11). Late puts are reported as entries.
+Nothing here must survive: a new process finds the matches again, and CommitLog answers the puts that a dead one left.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from raymq.actors.shared.control_block import FLUSHERS
+from raymq.actors.shared.control_block import FLUSHERS, FollowerProgress, Leadership
 from raymq.actors.shared.failures import FailureFile
 from raymq.replication.combiner import PutCombiner
 from raymq.replication.log_sender import LogSender, SenderLimits
@@ -30,6 +32,9 @@ from .follower_stream import FollowerStream
 from .log_reader import LogReader
 from .satellite import IDLE_WAIT_MS, GrantStatus
 from .service import BUSY_WAIT_MS, EXIT_CODES, Service
+
+#: sessions of one epoch and process
+SESSION_BITS = 20
 
 
 class Replicator(Service):
@@ -56,11 +61,18 @@ class Replicator(Service):
         self._shard = shard
         self._replica = replica
         self._limits = limits
+        self._promise = PROMISES[config.flush, True, "quorum"]
 
         self._log = LogReader(
             root / "commitlog", size, files=files, open_max=2 * max(1, len(followers))
         )
         self._undo.callback(self._log.close)
+        self._chains = {
+            follower: ChainReader(root / "raymq" / "chain", size, files=files)
+            for follower in followers
+        }
+        for chain in self._chains.values():
+            self._undo.callback(chain.close)
         self._connections = {
             follower: FollowerConnection(
                 transport,
@@ -74,15 +86,20 @@ class Replicator(Service):
             self._undo.callback(connection.close)
         self._failure_file = FailureFile(root, files=files, clock=self._clock)
 
+        #: the epoch that is served; None: this replica follows
+        self._led: Leadership | None = None
         self._streams: list[FollowerStream] = []
-        self._combiner = self._make_combiner()
+        #: frames of the streams of earlier epochs
+        self._earlier_frames = 0
+        self._combiner = self._make_combiner(0)
         self._synced = 0
 
     def status(self) -> dict[str, Any]:
         """For status displays."""
         return {
             "role": "replication",
-            "is_granted": bool(self._streams),
+            "is_granted": bool(self._satellite.fencing_token),
+            "epoch": 0 if self._led is None else self._led.epoch,
             "acknowledged": self._combiner.acknowledged,
             "frames_sent": self._frames,
             "followers": [stream.status() for stream in self._streams],
@@ -90,20 +107,41 @@ class Replicator(Service):
 
     @property
     def _frames(self) -> int:
-        return sum(stream.frames for stream in self._streams)
+        return self._earlier_frames + sum(stream.frames for stream in self._streams)
 
     def _work(self) -> int:
-        # Only the grant says where this process begins.
-        self._combiner = self._make_combiner()
-        self._streams = [self._make_stream(follower) for follower in self._connections]
         satellite = self._satellite
+        # Only the grant says where this process begins.
+        self._combiner = self._make_combiner(satellite.base)
 
         while (status := satellite.grant_status()) is GrantStatus.GRANTED:
+            led = satellite.leadership
+            if led != self._led:
+                self._serve_epoch(led)
+            if led is None:
+                # CommitLog has answered these puts, because it does not lead any more.
+                satellite.rings.requests.take_all()
+                satellite.wait(IDLE_WAIT_MS)
+                continue
+
             self._run_round()
             now_ms = self._clock.monotonic_ms()
             limit_ms = BUSY_WAIT_MS if self._combiner.waiting else IDLE_WAIT_MS
             satellite.wait(min([limit_ms, *(each.wait_ms(now_ms) for each in self._streams)]))
         return EXIT_CODES[status]
+
+    def _serve_epoch(self, led: Leadership | None) -> None:
+        """Begin the streams of an epoch, or end those of the epoch before."""
+        self._earlier_frames = self._frames
+        self._streams = []
+        for connection in self._connections.values():
+            connection.disconnect()
+        self._failure_file.write("")
+
+        self._led = led
+        if led is not None:
+            self._combiner = self._make_combiner(self._combiner.acknowledged)
+            self._streams = [self._make_stream(follower, led) for follower in self._connections]
 
     def _run_round(self) -> None:
         """Combine, take the answers of all followers, and send what is new."""
@@ -118,38 +156,46 @@ class Replicator(Service):
         for stream in self._streams:
             stream.advance(satellite.committed, combiner.acknowledged, now_ms)
         satellite.publish_count(self._frames)
+        for stream in self._streams:
+            satellite.publish_follower(stream.follower, self._progress_of(stream))
 
         stalled = {each.follower: each.stall_reason for each in self._streams if each.stall_reason}
         self._failure_file.write(
             "; ".join(f"replica {follower}: {reason}" for follower, reason in stalled.items())
         )
 
-    def _make_stream(self, follower: int) -> FollowerStream:
-        """The stream to a follower, from its first connection on."""
-        size = self._config.segment_size_bytes
-        chain = ChainReader(self._root / "raymq" / "chain", size, files=self._files)
-        self._undo.callback(chain.close)
+    def _progress_of(self, stream: FollowerStream) -> FollowerProgress:
+        """How far a follower is, for CommitLog."""
+        epoch = 0 if self._led is None else self._led.epoch
+        return FollowerProgress(
+            epoch, stream.durable_end, stream.heard_ms, is_complete=stream.is_complete
+        )
+
+    def _make_stream(self, follower: int, led: Leadership) -> FollowerStream:
+        """The stream of an epoch to a follower, from its first connection on."""
         sender = LogSender(
             cluster=self._cluster,
             shard=self._shard,
-            me=ReplicaProcess(self._replica, self._satellite.incarnation),
+            me=ReplicaProcess(self._replica, led.incarnation),
             follower_id=follower,
-            chain=chain,
-            segment_size_bytes=size,
-            epoch=self._satellite.epoch,
+            chain=self._chains[follower],
+            segment_size_bytes=self._config.segment_size_bytes,
+            epoch=led.epoch,
             log_start=self._log.start(),
-            confirmed=self._satellite.base,
+            confirmed=self._combiner.acknowledged,
+            # Earlier processes of this replica numbered theirs from an earlier time on.
+            sessions_before=self._clock.monotonic_ms() << SESSION_BITS,
             limits=self._limits,
         )
         connection = self._connections[follower]
         return FollowerStream(follower, sender, connection, self._log, on_replicated=self._combine)
 
-    def _make_combiner(self) -> PutCombiner:
+    def _make_combiner(self, acknowledged: int) -> PutCombiner:
         return PutCombiner(
-            PROMISES[self._config.flush, True, "quorum"],
+            self._promise,
             flush_timeout_ms=self._config.sync_flush_timeout_ms,
             replica_timeout_ms=self._config.slave_timeout_ms,
-            acknowledged=self._satellite.base,
+            acknowledged=acknowledged,
         )
 
     def _ends(self) -> Ends:
@@ -158,7 +204,10 @@ class Replicator(Service):
         replicated = replicated_end([stream.replicated_end for stream in self._streams])
         self._synced = max(self._synced, satellite.end_of(flusher))
         committed = satellite.committed
-        return Ends(satellite.appended, committed, self._synced, replicated)
+        ends = Ends(satellite.appended, committed, self._synced, replicated)
+        if self._led is None or self._promise.acknowledged_end(ends) < self._led.begun_end:
+            return ends._replace(replicated=0)
+        return ends
 
     def _combine(self) -> None:
         """Publish the outcomes of the puts: first the acknowledged end, then the late puts."""

@@ -96,8 +96,6 @@ class Satellite:
         self.fencing_token = 0
         #: the synced (committed, acknowledged) end when the grant was given
         self.base = 0
-        #: the replica's epoch when the grant was given
-        self.epoch = 0
         #: syncs (commits, frames) that earlier processes have counted
         self._count = 0
         #: the CommitLog that has granted this satellite, or 0 before
@@ -168,7 +166,7 @@ class Satellite:
         self._wakeup.wake(control_block.COMMIT_LOG)
 
     def grant_status(self) -> GrantStatus:
-        """The present status. The first GRANTED also sets `fencing_token`, `base` and `epoch`."""
+        """The present status. The first GRANTED also sets `fencing_token` and `base`."""
         if self._stopping.is_set():
             return GrantStatus.LEAVING
 
@@ -179,7 +177,6 @@ class Satellite:
                 return GrantStatus.WAITING
             self.commit_log_incarnation = self._control.incarnation
             self.base = self._record.base
-            self.epoch = self._control.epoch
             self._count = self._record.count
             # Read again: if the grant has changed in between, these fields belong to another grant.
             if self._record.grant != (token, incarnation):
@@ -219,6 +216,15 @@ class Satellite:
     def committed(self) -> int:
         """Every byte below is in the log's files."""
         return self._control.committed
+
+    @property
+    def leadership(self) -> control_block.Leadership | None:
+        """The epoch that this replica leads; None: it follows."""
+        return self._control.leadership
+
+    def publish_follower(self, replica: int, progress: control_block.FollowerProgress) -> None:
+        """Report how far a follower is. Callers: Replication."""
+        self._control.followers[replica].write(progress)
 
     def end_of(self, role: str) -> int:
         """The end that another role has published under its present grant, else the base of its last grant."""

@@ -15,7 +15,9 @@ writing process. It is read and written only as an item of an aligned `memoryvie
     8      CommitLog  heartbeat, monotonic ms
     9      CommitLog  1: the heartbeat runs, even during recovery and on a slow disk; satellites kill a CommitLog whose
                       running heartbeat stops, see heartbeat.py
-    10     CommitLog  epoch in which this replica leads or follows; it changes only with a new `begin`
+    10     CommitLog  epoch that this replica leads; 0: it follows
+    11     CommitLog  end of the EPOCH record of that epoch. Replication confirms nothing below it
+    12     CommitLog  incarnation under which the other replicas know this CommitLog process
     16     CommitLog  appended end, packed with the log generation
     17-18             hints that save wakeups, see append_wakeups.py:
     17     CommitLog  1: an append has begun whose end is not in field 16 yet
@@ -34,6 +36,11 @@ writing process. It is read and written only as an item of an aligned `memoryvie
       +16     CommitLog  grant: incarnation that may work, packed with the fencing token of its grant
       +17     CommitLog  incarnation granted last; stays when the grant is revoked
       +18     CommitLog  base: end that was synced (committed, acknowledged) when the grant was given
+    160 + 8 * f       Replication  how far follower f is, see `FollowerRecord`:
+      +0      epoch that Replication serves; 0 while the fields beside it change
+      +1      end up to which the follower's log equals this one, durably
+      +2      when the follower acknowledged last, monotonic ms
+      +3      1: the follower is complete
     384 + 32 * r      satellite  how long the syncs of role r took: counts and sum, see latency.py; written like +7
 
 A packed field is (tag & 0x7FFF) << 48 | value, so one 8-byte store changes tag and value. The tag is a fencing token or
@@ -66,7 +73,7 @@ from .ring import map_shared
 
 FILE_BYTES = 4096
 MAGIC = int.from_bytes(b"RayMQctl", "big")
-VERSION = 1
+VERSION = 2
 
 #: architectures on which the invariant above holds
 ARCHITECTURES = ("x86_64",)
@@ -94,13 +101,18 @@ ROLES: dict[str, Role] = {
 FLUSHERS: dict[Flush, str] = {"sync": "group_commit", "async": "flush_real_time"}
 
 _MAGIC, _VERSION, _BOOT, _INCARNATION, _STATE, _LOG_GENERATION = range(6)
-_PID, _START_TIME, _HEARTBEAT, _HEARTBEAT_ON, _EPOCH = range(6, 11)
+_PID, _START_TIME, _HEARTBEAT, _HEARTBEAT_ON = range(6, 10)
+_LED_EPOCH, _BEGUN_END, _PROCESS_INCARNATION = range(10, 13)
 _APPENDED, _APPENDING, _COMMIT_LOG_POLLS, _POOLED = range(16, 20)
 _FIRST_ROLE, _ROLE_FIELDS = 32, 32
+_FIRST_FOLLOWER, _FOLLOWER_FIELDS = 160, 8
 _FIRST_LATENCY = 384
 _R_PID, _R_START_TIME, _R_INCARNATION, _R_HEARTBEAT, _R_SYNC_STARTED = range(5)
 _R_POSITION, _R_FAILURE, _R_SYNCS = range(5, 8)
 _R_GRANT, _R_LAST_GRANTED, _R_BASE = 16, 17, 18
+_F_EPOCH, _F_DURABLE_END, _F_HEARD, _F_IS_COMPLETE = range(4)
+#: most replicas of a shard
+REPLICAS_MAX = 8
 
 #: of a packed field, whose value is an incarnation, an end or an errno
 VALUE_BITS = INCARNATION_BITS
@@ -298,8 +310,56 @@ class RoleRecord:
         self._words.release()
 
 
+class Leadership(NamedTuple):
+    """The epoch that this replica leads."""
+
+    epoch: int
+    #: end of its EPOCH record
+    begun_end: int
+    #: incarnation of the CommitLog process that leads
+    incarnation: int
+
+
+class FollowerProgress(NamedTuple):
+    """How far a follower is, as Replication last reported."""
+
+    epoch: int
+    durable_end: int
+    heard_ms: int
+    is_complete: bool
+
+
+class FollowerRecord:
+    """How far one follower is. Replication writes, CommitLog reads."""
+
+    def __init__(self, words: memoryview, replica: int) -> None:
+        first = _FIRST_FOLLOWER + replica * _FOLLOWER_FIELDS
+        self._words = words[first : first + _FOLLOWER_FIELDS]
+
+    def write(self, progress: FollowerProgress) -> None:
+        """Replace the record."""
+        words = self._words
+        if words[_F_EPOCH] != progress.epoch:
+            words[_F_EPOCH] = 0
+        words[_F_DURABLE_END] = progress.durable_end
+        words[_F_HEARD] = progress.heard_ms
+        words[_F_IS_COMPLETE] = progress.is_complete
+        words[_F_EPOCH] = progress.epoch
+
+    def read(self) -> FollowerProgress:
+        """The record. Epoch 0: nothing is known. Each field but the epoch may be newer than the others."""
+        words = self._words
+        epoch = words[_F_EPOCH]
+        fields = words[_F_DURABLE_END], words[_F_HEARD], bool(words[_F_IS_COMPLETE])
+        return FollowerProgress(epoch if words[_F_EPOCH] == epoch else 0, *fields)
+
+    def release(self) -> None:
+        """Release the memory."""
+        self._words.release()
+
+
 class ControlBlock:
-    """The page, mapped. CommitLog writes everything but `roles`."""
+    """The page, mapped. CommitLog writes everything but `roles` and `followers`."""
 
     #: CommitLog's; 0: never begun
     incarnation: int = _field(_INCARNATION)
@@ -323,6 +383,8 @@ class ControlBlock:
         self._words = view.cast("q")
         #: role -> its record
         self.roles = {role: RoleRecord(self._words, role) for role in ROLES}
+        #: replica id -> its record
+        self.followers = [FollowerRecord(self._words, each) for each in range(REPLICAS_MAX)]
 
     @classmethod
     def open(cls, path: str, *, files: Files) -> ControlBlock:
@@ -361,10 +423,9 @@ class ControlBlock:
         appended: int,
         now_ms: int,
         *,
-        epoch: int = 0,
         pooled: bool = False,
     ) -> None:
-        """A new CommitLog or epoch, or a new log after a truncation. Callers: CommitLog, while no role is granted."""
+        """A new CommitLog, or a new log after a truncation. Callers: CommitLog, while no role is granted."""
         words = self._words
         generation = next_tag(self.log_generation)
         words[_PID], words[_START_TIME] = process
@@ -372,17 +433,29 @@ class ControlBlock:
         # The previous process may have ended while it polled.
         words[_APPENDING] = words[_COMMIT_LOG_POLLS] = 0
         words[_POOLED] = pooled
-        words[_EPOCH] = epoch
+        words[_LED_EPOCH] = 0
         # The field before its generation: in between, readers of either generation see 0.
         words[_APPENDED] = pack_field(generation, appended)
         words[_LOG_GENERATION] = generation
         words[_INCARNATION] = incarnation
         words[_STATE] = State.RUNNING
 
+    def publish_leadership(self, led: Leadership | None) -> None:
+        """Say which epoch this replica leads; None: it follows. Callers: CommitLog."""
+        words = self._words
+        words[_LED_EPOCH] = 0
+        if led is not None:
+            words[_BEGUN_END], words[_PROCESS_INCARNATION] = led.begun_end, led.incarnation
+            words[_LED_EPOCH] = led.epoch
+
     @property
-    def epoch(self) -> int:
-        """The epoch in which this replica leads or follows."""
-        return self._words[_EPOCH]
+    def leadership(self) -> Leadership | None:
+        """The epoch that this replica leads; None: it follows."""
+        words = self._words
+        epoch = words[_LED_EPOCH]
+        led = Leadership(epoch, words[_BEGUN_END], words[_PROCESS_INCARNATION])
+        # Fields that belong to two epochs are read again later.
+        return led if epoch and words[_LED_EPOCH] == epoch else None
 
     @property
     def process(self) -> ProcessIdentity:
@@ -421,5 +494,7 @@ class ControlBlock:
         """Unmap."""
         for record in self.roles.values():
             record.release()
+        for follower in self.followers:
+            follower.release()
         self._words.release()
         self._files.unmap(self._view)

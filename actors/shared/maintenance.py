@@ -42,7 +42,8 @@ class Maintenance:
         upkeep: Callable[[], None] | None = None,
     ) -> None:
         """Args: `sample`: gets the monotonic time in ms. `upkeep`: an exception of it ends `run`."""
-        self._cleaner = cleaner
+        #: another one takes its place when the role of the replica changes
+        self.cleaner = cleaner
         self._clock = clock
         self._interval_ms = interval_ms
         self._sample = sample
@@ -64,7 +65,7 @@ class Maintenance:
 
         self._next_pass_ms = now_ms + self._interval_ms
         try:
-            self._cleaner.run_once()
+            self.cleaner.run_once()
         except Exception as error:
             # Old files that stay do no harm yet. The next pass tries again.
             logger.warning("old files could not be deleted: %s", error)
@@ -74,7 +75,7 @@ class Maintenance:
 
     def delete_now(self) -> None:
         """Begin a pass at once, and delete expired files at any hour for a while."""
-        self._cleaner.delete_now()
+        self.cleaner.delete_now()
         self._next_pass_ms = 0
         self._wake.set()
 

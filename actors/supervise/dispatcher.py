@@ -57,7 +57,11 @@ class Dispatcher:
         self._dispatch_happened = threading.Condition()
         self._awaiting = 0
         #: acknowledged messages may end as late as here, although less is confirmed at present
-        self.expected_end = 0
+        self._expected_end = 0
+        #: whether an answer that lacks messages below `_expected_end` is refused
+        self._needs_expected = False
+        #: held while a slice is dispatched
+        self._run_lock = threading.Lock()
 
         self._wake = threading.Event()
         #: set: a caller waits for messages that are already confirmed, so do not linger
@@ -89,15 +93,22 @@ class Dispatcher:
 
     def _step(self) -> bool:
         """Dispatch a slice. Returns: whether there may be more."""
-        before = self._store.dispatched
-        try:
-            after = self._store.dispatch(self._store.log.confirmed)
-            if after == before and not self._store.reput.index_behind:
-                return False
-        finally:
-            self._wake_reads(self._store.reput.take_changed_queues())
+        with self._run_lock:
+            before = self._store.dispatched
+            try:
+                after = self._store.dispatch(self._store.log.confirmed)
+                if after == before and not self._store.reput.index_behind:
+                    return False
+            finally:
+                self._wake_reads(self._store.reput.take_changed_queues())
         self._on_dispatched()
         return True
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is dispatched inside of the block."""
+        with self._run_lock:
+            yield
 
     def _linger(self) -> None:
         """Wait until several units can be dispatched together, unless a reader waits for one of them."""
@@ -151,7 +162,7 @@ class Dispatcher:
         began_ms = self._clock.monotonic_ms()
         confirmed = self._store.log.confirmed
         # Checked before the queues are read: a dispatch between the two is not missed.
-        dispatch_lags = self._store.dispatched < confirmed
+        dispatch_lags = self._store.dispatched < max(confirmed, self._expected_end)
         may_hold = request.wait_ms > 0 or self._awaits_dispatch(request, confirmed)
         found = self._read(request)
         if dispatch_lags and any(isinstance(each.error, OffsetOutOfRange) for each in found):
@@ -212,16 +223,24 @@ class Dispatcher:
             for queue_id, offset in request.offsets.items()
         )
 
+    def expect(self, end: int, *, is_needed: bool) -> None:
+        """Messages that end at `end` or before may have been acknowledged, although less is confirmed at present.
+
+        Args: `is_needed`: that end will be confirmed as soon as this replica leads. Otherwise only one call waits.
+        """
+        self._needs_expected = is_needed
+        self._expected_end = end
+
     def await_confirmed(self) -> None:
         """Wait until readers see all messages confirmed by now.
 
         After a power loss the confirmed end is not known before enough followers are connected. The first call
-        waits for the end that may have been acknowledged, too.
+        waits for the end that may have been acknowledged, too. After a failover all calls wait for it.
         Raises: Unavailable, when the dispatch takes longer than CONFIRMED_WAIT_MS: an answer from incomplete queues
         would be wrong.
         """
         confirmed = self._store.log.confirmed
-        expected = max(confirmed, self.expected_end)
+        expected = max(confirmed, self._expected_end)
         if self._store.dispatched >= expected:
             return
 
@@ -237,8 +256,9 @@ class Dispatcher:
             finally:
                 self._awaiting -= 1
 
-        self.expected_end = 0
-        missing = confirmed - self._store.dispatched
+        if not self._needs_expected or self._store.dispatched >= expected:
+            self._expected_end = 0
+        missing = max(confirmed, self._expected_end) - self._store.dispatched
         if missing > 0:
             cause = f" ({self._failures})" if "dispatch" in self._failures else ""
             raise Unavailable(

@@ -2,29 +2,58 @@
 
 `ElectionMachine` decides (replication/election.py). The ballot is in `raymq/meta`, synced before any effect that relies
 on it. A log may know a later epoch than its `meta`: the file was lost, or an earlier version of RayMQ wrote none.
+
+Promise, vote, append and truncation of a replica exclude each other: a step holds the put lock, under which all bytes
+of the log are written. A step that raises the epoch also raises `CommitLog.epoch_floor`, so that no later write of an
+older epoch comes through. A vote therefore covers every byte that this replica ever reported to an older leader.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from raymq.replication.election import (
     Ballot,
-    ElectionEffect,
     ElectionEvent,
+    ElectionLimits,
     ElectionMachine,
+    ElectionState,
+    ElectionTick,
     LogFacts,
-    Persist,
+    Received,
+    ResumePuts,
+    SendElection,
+    StepDown,
+    StopPuts,
 )
-from raymq.replication.wire import ReplicaProcess
+from raymq.replication.wire import (
+    Election,
+    FrameHeader,
+    ReplicaProcess,
+    cluster_key,
+    decode,
+    encode,
+)
 from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected
+from raymq.store.base.running_flags import FENCED, RunningFlags
 from raymq.store.config.promise import own_durable
-from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.commit_log import POWER_LOST, CommitLog
+from raymq.store.put.put_lock import PutLock
 
 #: in `raymq/meta`: the highest epoch that this replica has heard, its vote in that epoch, and whether it is complete
 BALLOT = "ballot"
+#: between two ticks of the machine
+TICK_MS = 50
+
+#: sends an encoded message to a replica, soon or never
+SendFrame = Callable[[int, bytes], None]
+
+
+def _drop(replica: int, frame: bytes) -> None:
+    """A message that is lost, as any message may be."""
 
 
 class Elections:
@@ -38,12 +67,38 @@ class Elections:
         members: Sequence[int],
         candidates: Sequence[int],
         clock: Clock,
+        put_lock: PutLock,
+        flags: RunningFlags,
+        cluster_id: str = "",
+        shard: int = 0,
+        limits: ElectionLimits | None = None,
+        is_new_complete: bool = True,
     ) -> None:
-        """Args: `members`: ids of all replicas. `candidates`: those that may lead. `log`: recovered."""
+        """Args: `members`: ids of all replicas. `candidates`: those that may lead. `log`: recovered.
+
+        `put_lock`: orders all writes of the log. `flags`: FENCED is set while this replica does not lead.
+        `is_new_complete`: whether a replica without a ballot counts as complete (R13).
+        """
         self._log = log
         self._clock = clock
-        self._lock = threading.Lock()
-        self._machine = ElectionMachine(me, members, _read_ballot(log), candidates=candidates)
+        self._put_lock = put_lock
+        self._flags = flags
+        self._cluster = cluster_key(cluster_id)
+        self._shard = shard
+        self._stored, ballot = _read_ballot(log, candidates, is_new_complete=is_new_complete)
+        self._machine = ElectionMachine(me, members, ballot, candidates=candidates, limits=limits)
+        #: messages of steps whose ballot is not on disk yet
+        self._unsent: list[SendElection] = []
+        self._ticked_ms = -TICK_MS
+
+        self.me = me
+        self.members = tuple(members)
+        #: the log equals that of the present epoch's leader up to here
+        self.matched_end: Callable[[], int] = int
+        #: called after a step that began or ended a leadership. It must not block
+        self.on_leadership: Callable[[], None] = lambda: None
+        self.send_frame: SendFrame = _drop
+        log.epoch_floor = ballot.epoch
 
     @property
     def epoch(self) -> int:
@@ -51,44 +106,148 @@ class Elections:
         return self._machine.epoch
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the log has everything that this replica ever reported as durable."""
+        return self._machine.ballot.is_complete
+
+    @property
+    def leader(self) -> ReplicaProcess | None:
+        """The leader of the present epoch, as far as it is known."""
+        return self._machine.leader
+
+    @property
+    def elected_epoch(self) -> int | None:
+        """The epoch that this process was elected to lead, its EPOCH record may be missing; None: it follows."""
+        machine = self._machine
+        return machine.epoch if machine.state is ElectionState.LEADER else None
+
+    @property
     def leads(self) -> bool:
         """Whether this process may append: it was elected, and its EPOCH record is in the log."""
         return self._machine.leads
 
-    def step(self, event: ElectionEvent) -> list[ElectionEffect]:
-        """Take one event, and persist the ballot if it has changed. Returns: the other effects, in order.
+    def step(self, event: ElectionEvent) -> None:
+        """Take one event: persist the ballot if it has changed, then send the messages.
 
-        Raises: OSError, when the ballot could not be synced: no effect may be performed then.
+        Raises: OSError, when the ballot could not be synced. Nothing is sent then, before a later step has synced it.
         """
-        with self._lock:
-            effects = self._machine.step(event, self._clock.monotonic_ms(), self._facts())
-            ballots = [effect.ballot for effect in effects if isinstance(effect, Persist)]
-            if ballots:
-                # Later ballots of one step include the earlier ones.
-                self._log.meta.update({BALLOT: _as_json(ballots[-1])})
-        return [effect for effect in effects if not isinstance(effect, Persist)]
+        for each in self._step(event):
+            self._post(each)
+
+    def tick(self) -> None:
+        """Let the machine do what is due by the time, when the last tick is TICK_MS old. Raises: OSError."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._ticked_ms >= TICK_MS:
+            self._ticked_ms = now_ms
+            self.step(ElectionTick(chance=random.random()))
+
+    def receive(self, frame: bytes) -> list[bytes]:
+        """Take a message of another replica. Returns: the messages to its sender. Others are sent.
+
+        Raises: Rejected for a frame of another cluster or shard, or that cannot be read; OSError.
+        """
+        event = self._received(frame)
+        answers = []
+        for each in self._step(event):
+            if each.addressee.id == event.sender.id:
+                answers.append(self._encode(each))
+            else:
+                self._post(each)
+        return answers
+
+    def take(self, frame: bytes) -> None:
+        """Take a message that answers one of this replica. Raises: as `receive`."""
+        self.step(self._received(frame))
+
+    def _received(self, frame: bytes) -> Received:
+        """The event of a message. Raises: Rejected."""
+        header, message = decode(frame)
+        if header.cluster != self._cluster or header.shard != self._shard:
+            raise Rejected(
+                "the message is of another cluster or shard", field="shard", limit=self._shard
+            )
+        if not isinstance(message, Election):
+            kind = type(message).__name__
+            raise Rejected(f"{kind} is not a message of elections", field="kind", found=kind)
+        return Received(header.sender, header.addressee, header.epoch, message)
 
     def admits(self, leader: ReplicaProcess, epoch: int) -> bool:
         """Whether a frame of log bytes may be taken: `ElectionMachine.admits`."""
         return self._machine.admits(leader, epoch)
 
+    def admit_puts(self, epoch: int) -> bool:
+        """Take puts, if this process still leads that epoch. Returns: whether it does."""
+        with self._put_lock:
+            admitted = self._machine.leads and self._machine.epoch == epoch
+            if admitted:
+                self._flags.clear(FENCED)
+            return admitted
+
+    def _step(self, event: ElectionEvent) -> list[SendElection]:
+        """Step the machine and persist the ballot. Returns: the messages that may be sent now. Raises: OSError."""
+        machine = self._machine
+        with self._put_lock:
+            led = self.elected_epoch
+            effects = machine.step(event, self._clock.monotonic_ms(), self._facts())
+            # From here on no byte of an older epoch is written.
+            self._log.epoch_floor = machine.epoch
+            for effect in effects:
+                if isinstance(effect, SendElection):
+                    self._unsent.append(effect)
+                elif isinstance(effect, (StepDown, StopPuts)):
+                    self._flags.set(FENCED)
+                elif isinstance(effect, ResumePuts):
+                    self._flags.clear(FENCED)
+            has_changed = led != self.elected_epoch
+
+            if machine.ballot != self._stored:
+                self._log.meta.update({BALLOT: _as_json(machine.ballot), POWER_LOST: None})
+                self._stored = machine.ballot
+            sends, self._unsent = self._unsent, []
+
+        if has_changed:
+            self.on_leadership()
+        return sends
+
+    def _post(self, send: SendElection) -> None:
+        self.send_frame(send.addressee.id, self._encode(send))
+
+    def _encode(self, send: SendElection) -> bytes:
+        header = FrameHeader(
+            self._cluster, self._shard, self._machine.me, send.addressee, send.epoch, 0
+        )
+        return encode(header, send.message)
+
     def _facts(self) -> LogFacts:
         log = self._log
-        return LogFacts(log.last_epoch, log.end, own_durable(log.config.flush, log.ends))
+        durable = own_durable(log.config.flush, log.ends)
+        return LogFacts(log.last_epoch, log.end, durable, self.matched_end())
 
 
-def _read_ballot(log: CommitLog) -> Ballot:
-    """The ballot on disk. The epoch of the log's last record counts, too."""
-    known: dict[str, Any] = log.meta.get(BALLOT) or {}
-    epoch = int(known.get("epoch", 0))
-    if log.last_epoch > epoch:
-        return Ballot(log.last_epoch)
+def _read_ballot(
+    log: CommitLog, candidates: Sequence[int], *, is_new_complete: bool
+) -> tuple[Ballot | None, Ballot]:
+    """The ballot on disk, None without one; and the ballot to begin with.
+
+    The epoch of the log's last record counts, too. After a power loss a log that is not synced with each put may lack
+    records that this replica has reported as durable (R13).
+    """
+    known: dict[str, Any] | None = log.meta.get(BALLOT)
+    if known is None:
+        return None, Ballot(log.last_epoch, None, is_new_complete or log.end > 0)
+
     voted_for = known.get("voted_for")
-    return Ballot(
-        epoch,
+    stored = Ballot(
+        int(known.get("epoch", 0)),
         None if voted_for is None else ReplicaProcess(*voted_for),
-        known.get("is_complete", True),
+        bool(known.get("is_complete", True)),
     )
+    ballot = stored
+    if log.last_epoch > ballot.epoch:
+        ballot = ballot._replace(epoch=log.last_epoch, voted_for=None)
+    if len(candidates) > 1 and log.config.flush == "async" and log.meta.get(POWER_LOST):
+        ballot = ballot._replace(is_complete=False)
+    return stored, ballot
 
 
 def _as_json(ballot: Ballot) -> dict[str, Any]:

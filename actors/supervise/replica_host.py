@@ -1,76 +1,125 @@
-"""Base class of the leader's and the follower's CommitLog process: start, ack loop, failure and stop."""
+"""The CommitLog process of a replica: start, roles, ack loop, failure and stop."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from raymq.actors.shared.control_block import COMMIT_REAL_TIME
+from raymq.actors.api.shard_api import PutTicket
+from raymq.actors.shared.control_block import COMMIT_REAL_TIME, Leadership
 from raymq.actors.shared.failures import ActiveFailures
 from raymq.actors.shared.heartbeat import Heartbeat
 from raymq.actors.shared.maintenance import Maintenance
+from raymq.replication.election import (
+    ElectionLimits,
+    EpochBegun,
+    FollowerHeard,
+    HandOver,
+    OwnSyncFailed,
+)
 from raymq.replication.wire import ReplicaProcess
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Bug, Corrupt, RayMQError, StorageFull, Unavailable, require
+from raymq.store.base.errors import (
+    Bug,
+    Corrupt,
+    RayMQError,
+    Rejected,
+    StorageFull,
+    Unavailable,
+    require,
+)
 from raymq.store.base.files import Files, SyncFailed
+from raymq.store.base.running_flags import FENCED
 from raymq.store.base.status import PutStatus
 from raymq.store.compaction.compaction_store import CompactionService
+from raymq.store.config.promise import awaits_commit
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
-from raymq.store.log.clean import CleanService
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.flush import PAGE_BYTES
 from raymq.store.log.scrub import scrub_of_log
+from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 
 from .dispatcher import Dispatcher
+from .election_peers import ElectionPeers, PeerCalls
 from .elections import Elections
+from .role import Body, Role
 from .supervisor import Supervisor
 
 logger = logging.getLogger("raymq.commit_log")
 
 #: from a refused operation (no descriptor, no memory, no space, a disk that does not answer) to the next try
 RETRY_S = 0.1
+#: between two tries to begin an epoch
+LEAD_RETRY_MS = 5_000
+#: how long the end of a role waits for its threads
+ROLE_END_S = 2.0
 
-Body = Callable[[], None]
+Frames = Iterator[tuple[bytes, Any]]
+SendFrame = Callable[[bytes, Any], None]
 
 
-class ReplicaHost(ABC):
-    """The process that owns the log of one replica and supervises its satellites.
+class LeaderStreams(Protocol):
+    """The follower's side of replication: `follower.session.FollowerSession`."""
 
-    Every replica is a whole store. A subclass adds the parts of a leader or of a follower, and their service loops.
+    def run(self, frames: Frames, send: SendFrame) -> None:
+        """Serve one stream of a leader until it ends."""
+
+
+class RoleClasses(NamedTuple):
+    """What a replica is made of. They are in packages above this one."""
+
+    leader: Callable[[ReplicaHost], Role]
+    follower: Callable[[ReplicaHost], Role]
+    streams: Callable[[ReplicaHost], LeaderStreams]
+
+
+class ReplicaHost:
+    """The process that owns the log of one replica and supervises its satellites: a `shard_api.ShardBackend`.
+
+    Every replica is a whole store, and may lead or follow. `role` is what it does at present. The elections decide it,
+    and the thread of the ack loop changes it.
     """
 
-    #: "leader" or "follower"
-    mode: str
-    #: how error messages call this replica
-    display_name: str
-    #: another replica writes the log
-    follows: bool
     # Made by `_open` and `_make_parts`:
     store: MessageStore
     log: CommitLog
     elections: Elections
-    _dispatcher: Dispatcher
+    dispatcher: Dispatcher
     maintenance: Maintenance
     compaction: CompactionService
+    role: Role
 
     def __init__(
         self,
         root: Path,
         config: StoreConfig,
         *,
+        classes: RoleClasses,
         identity: dict[str, Any],
         roles: tuple[str, ...],
+        members: Sequence[int] = (0,),
+        candidates: Sequence[int] = (0,),
+        connect_peer: Callable[[int], PeerCalls] | None = None,
+        limits: ElectionLimits | None = None,
+        is_new_complete: bool = True,
+        note_leadership: Callable[[int], None] | None = None,
         files: Files | None = None,
         clock: Clock | None = None,
         end_process: Callable[[str], None] | None = None,
     ) -> None:
-        """Args: `end_process`: ends this process soon, for a reason. Its successor recovers. None: stay, read only."""
+        """Args: `roles`: the satellites. `members`: all replicas of the shard. `candidates`: those that may lead.
+
+        `connect_peer`: connects to another replica, for elections. `is_new_complete`: whether an empty directory may
+        be trusted to be a new one (R13). `note_leadership`: called with the epoch that this replica leads from now on.
+        `end_process`: ends this process soon, for a reason. Its successor recovers.
+        None: stay, read only.
+        """
         require(
             (COMMIT_REAL_TIME in roles) == config.transient_pool,
             "CommitRealTime runs with a transient pool and only with one",
@@ -78,8 +127,8 @@ class ReplicaHost(ABC):
         )
 
         self.identity_facts = identity
-        self._root = root
-        self._files = files or Files()
+        self.root = root
+        self.files = files or Files()
         self.config = config
         self.clock = clock or Clock()
         self.started_ms = self.clock.now_ms()
@@ -90,23 +139,51 @@ class ReplicaHost(ABC):
         self.failures = ActiveFailures()
         #: shard -> endpoint of its leader, as far as this replica knows
         self.routes: dict[str, str] = {}
+        #: endpoint of a replica of this shard, as far as this one knows
+        self.endpoint_of: Callable[[int], str | None] = lambda replica: None
+        self.has_followers = "replication" in roles
+        self._classes = classes
+        #: ids of all replicas of the shard
+        self.members = tuple(sorted({*members, self._replica_id}))
+        self._candidates = tuple(candidates)
+        self._limits = limits
+        self._is_new_complete = is_new_complete
+        self._note_leadership = note_leadership
         self._end_process = end_process
         self._stopping = False
+        self._next_lead_ms = 0
+        #: the epoch that this replica leads; None: it follows
+        self.led: Leadership | None = None
+        #: the threads of `role`
+        self._role_threads: list[threading.Thread] = []
+        self._role_ended = threading.Event()
+        #: notified when the role has changed
+        self._role_changed = threading.Condition()
+        #: replica -> when it acknowledged last, as the elections know
+        self._followers_heard: dict[int, int] = {}
+        #: called with a replica of this shard and its endpoint
+        self.note_endpoint: Callable[[int, str], None] = lambda replica, endpoint: None
+        #: shard -> replica -> endpoint, as far as this replica knows
+        self.replicas: Callable[[], dict[str, dict[str, str]]] = dict
+        self._peers: ElectionPeers | None = None
+        if connect_peer is not None and self.sole_candidate is None:
+            others = [each for each in self.members if each != self._replica_id]
+            self._peers = ElectionPeers(others, connect_peer, receive=self._take_answer)
 
         self.supervisor = Supervisor(
             root,
             roles,
             clock=self.clock,
-            files=self._files,
+            files=self.files,
             witness_sync=self._witness_sync,
-            commit_least_bytes=self._commit_least_bytes(roles),
+            commit_least_bytes=self._commit_least_bytes(),
         )
-        self._heartbeat = Heartbeat(self.supervisor.control, files=self._files)
+        self.heartbeat = Heartbeat(self.supervisor.control, files=self.files)
 
         try:
             self._open()
         except BaseException:
-            self._heartbeat.stop()
+            self.heartbeat.stop()
             self.supervisor.close()
             raise
 
@@ -114,7 +191,7 @@ class ReplicaHost(ABC):
         with contextlib.ExitStack() as undo:
             undo.callback(self._abandon)
             undo.callback(self.supervisor.close)
-            undo.callback(self._heartbeat.stop)
+            undo.callback(self.heartbeat.stop)
             self._rewrite_unfinished_sync()
             self._elect()
             # Recovered bytes may be in the page cache only: they are synced before anything relies on them.
@@ -124,94 +201,38 @@ class ReplicaHost(ABC):
             self._start_threads(undo)
             undo.pop_all()
 
-    # --- for a subclass to implement --------------------------------------------------------------
+    @property
+    def sole_candidate(self) -> int | None:
+        """The only replica that may lead; None: there are several."""
+        return self._candidates[0] if len(self._candidates) == 1 else None
 
-    @abstractmethod
-    def _elect(self) -> None:
-        """Make `elections` of the recovered log. A replica that need not wait for others begins to lead."""
+    @property
+    def _replica_id(self) -> int:
+        return int(self.identity_facts.get("replica", 0))
 
-    @abstractmethod
-    def _make_role_parts(self, undo: contextlib.ExitStack) -> None:
-        """Create the parts that only this kind of replica has. The threads are not started yet."""
-
-    def _make_cleaner(self) -> CleanService:
-        """What deletes old files."""
-        return self.store.clean_service
-
-    def _on_dispatched(self) -> None:
-        """Messages were dispatched. It must not block or raise."""
-        return
-
-    def _retried_loops(self) -> dict[str, Body]:
-        """The service loops that start again after a transient error. Any other error stops the replica."""
-        return {
-            "dispatch": self._dispatcher.run,
-            "allocate": lambda: self.log.allocator.run(self._is_stopping),
-            "maintenance": lambda: self.maintenance.run(self._is_stopping),
-        }
-
-    def _other_loops(self) -> dict[str, Body]:
-        """The service loops whose end does not stop the replica."""
-        return {"compaction": lambda: self.compaction.run(self._is_stopping, self.clock)}
-
-    @abstractmethod
-    def _ack_step(self) -> None:
-        """Wait for the satellites, supervise them, and note their progress. Raises: Unavailable, when poisoned."""
-
-    def _wake_threads(self) -> None:
-        """Let every service loop see that the replica is stopping."""
-        self.log.allocator.wake()
-        self.compaction.wake()
-        self.maintenance.wake()
-        self._dispatcher.stop()
-
-    def _commit_least_bytes(self, roles: tuple[str, ...]) -> int:
+    def _commit_least_bytes(self) -> int:
         """CommitRealTime is woken for this many uncommitted bytes."""
-        return 0
-
-    def _answer_waiting(self) -> None:
-        """Answer the requests that no thread will answer any more."""
-        return
+        eager = awaits_commit(self.config.flush, has_followers=self.has_followers)
+        return 0 if eager else self.config.commit_least_pages * PAGE_BYTES
 
     # --- start ------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         """Lock and recover the store. Raises: any error, with nothing left open."""
         self.store = MessageStore.open(
-            self._root,
+            self.root,
             config=self.config,
-            files=self._files,
+            files=self.files,
             clock=self.clock,
             identity=self._store_identity(),
             on_locked=self._fence_old,
-            follows=self.follows,
+            follows=True,
         )
         self.log = self.store.log
 
     def _abandon(self) -> None:
         """Release the store as a crash would."""
         self.store.abandon()
-
-    def _make_parts(self, undo: contextlib.ExitStack) -> None:
-        """Create the parts that work on the open store."""
-        store, config = self.store, self.config
-        self._dispatcher = Dispatcher(
-            store, clock=self.clock, on_dispatched=self._on_dispatched, failures=self.failures
-        )
-        self.maintenance = Maintenance(
-            self._make_cleaner(),
-            clock=self.clock,
-            interval_ms=config.clean_resource_interval_ms,
-            sample=store.stats.sample,
-            upkeep=store.checkpoint_service.run_once,
-        )
-        self.compaction = CompactionService(
-            store.compaction,
-            interval_ms=config.compaction_interval_ms,
-            now_ms=self.clock.monotonic_ms(),
-        )
-        self._make_role_parts(undo)
-        self._dispatcher.wake()
 
     def _store_identity(self) -> dict[str, Any]:
         """Whose store it is: another replica must not open it."""
@@ -222,26 +243,54 @@ class ReplicaHost(ABC):
             "replica": facts.get("replica", 0),
         }
 
-    def _make_elections(self) -> Elections:
-        """The elections of this replica.
-
-        Replica 0 alone leads. It needs no votes: what is confirmed is durable in its own log. The others wait for it.
-        """
+    def _elect(self) -> None:
+        """Make `elections` of the recovered log. A sole candidate begins to lead."""
         facts = self.identity_facts
-        me = ReplicaProcess(int(facts.get("replica", 0)), int(facts.get("incarnation", 0)))
-        members = sorted({0, me.id})
-        return Elections(self.log, me, members=members, candidates=(0,), clock=self.clock)
+        self.store.flags.set(FENCED)
+        self.elections = Elections(
+            self.log,
+            ReplicaProcess(self._replica_id, int(facts.get("incarnation", 0))),
+            members=self.members,
+            candidates=self._candidates,
+            clock=self.clock,
+            put_lock=self.store.put_lock,
+            flags=self.store.flags,
+            cluster_id=str(facts["cluster_id"]),
+            shard=int(facts["shard"]),
+            limits=self._limits,
+            is_new_complete=self._is_new_complete,
+        )
+        if self.sole_candidate is not None:
+            self.elections.tick()
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        """Begin the epoch that this replica was elected to lead: set `led`, unless that has to be tried again."""
+        epoch = self.elections.elected_epoch
+        if epoch is None:
+            return
+        try:
+            begun = self.store.lead(epoch)
+        except (StorageFull, Unavailable) as error:
+            self.failures.note("lead", error)
+            self._next_lead_ms = self.clock.monotonic_ms() + LEAD_RETRY_MS
+            if self.store.followed is None:
+                self.store.follow()
+            return
+        self.elections.step(EpochBegun(epoch, begun.end_offset))
+        self.led = Leadership(epoch, begun.end_offset, self.elections.me.incarnation)
+        self.failures.clear("lead")
 
     def _fence_old(self) -> None:
         """Take over from the process before. Callers: with the store's lock held, before recovery."""
         self._fenced = self.supervisor.fence_old()
-        self._heartbeat.start()
+        self.heartbeat.start()
         if self._fenced.failed_sync_errno:
             # The previous process died before it could report this.
             raise Corrupt(
-                f"a sync of {self._root} failed (errno {self._fenced.failed_sync_errno}) before the restart; its "
+                f"a sync of {self.root} failed (errno {self._fenced.failed_sync_errno}) before the restart; its "
                 "unsynced bytes cannot be trusted; see docs/operating/runbook.md, 'An fsync failed'",
-                path=str(self._root),
+                path=str(self.root),
                 rule="poisoned",
             )
 
@@ -256,48 +305,324 @@ class ReplicaHost(ABC):
         self.log.sync()
 
     def _begin_grants(self) -> None:
-        self._begin_satellites()
+        self.begin_satellites()
         self.log.on_poisoned = self.supervisor.poison
 
-    def _begin_satellites(self) -> None:
+    def begin_satellites(self) -> None:
         """Let the satellites count from the log's ends. Callers: while no satellite is granted."""
         self.supervisor.begin(
-            appended=self.log.end,
-            synced=self.log.synced,
-            confirmed=self.log.confirmed,
-            epoch=self.log.last_epoch,
+            appended=self.log.end, synced=self.log.synced, confirmed=self.log.confirmed
         )
+
+    def _make_parts(self, undo: contextlib.ExitStack) -> None:
+        """Create the parts that work on the open store."""
+        store, config, log = self.store, self.config, self.log
+        if self.has_followers:
+            # Replication maps files, too, and this process does not see how long the mappings last.
+            log.segments.spares = None
+        log.pool.publish(self.supervisor.incarnation)
+        self.dispatcher = Dispatcher(
+            store, clock=self.clock, on_dispatched=self._on_dispatched, failures=self.failures
+        )
+        # Only the disk may delay the epoch of a sole candidate. Until then it serves reads, as a leader.
+        leads = self.led is not None or self.sole_candidate == self._replica_id
+        self.role = self._classes.leader(self) if leads else self._classes.follower(self)
+        undo.callback(self.role.end)
+        self._publish_leadership()
+
+        self.maintenance = Maintenance(
+            self.role.make_cleaner(),
+            clock=self.clock,
+            interval_ms=config.clean_resource_interval_ms,
+            sample=store.stats.sample,
+            upkeep=store.checkpoint_service.run_once,
+        )
+        self.compaction = CompactionService(
+            store.compaction,
+            interval_ms=config.compaction_interval_ms,
+            now_ms=self.clock.monotonic_ms(),
+        )
+        self.streams = self._classes.streams(self)
+        self.elections.on_leadership = self.supervisor.wake_commit_log
+        self.dispatcher.wake()
+
+    def _on_dispatched(self) -> None:
+        self.role.on_dispatched()
+
+    # --- roles ------------------------------------------------------------------------------------
+
+    def _publish_leadership(self) -> None:
+        """Let Replication serve the epoch that is led, and take puts, unless that epoch is over already."""
+        self.supervisor.publish_leadership(self.led)
+        if self.led is None:
+            return
+        if self.elections.admit_puts(self.led.epoch) and self._note_leadership is not None:
+            self._note_leadership(self.led.epoch)
+
+    def _adapt_role(self) -> None:
+        """Lead or follow, as the elections have decided. Callers: the ack loop."""
+        elected = self.elections.elected_epoch
+        if self.led is not None and elected != self.led.epoch:
+            self._follow()
+        if elected is not None and self.led is None:
+            self._lead()
+
+    def _lead(self) -> None:
+        """Begin the epoch that this replica was elected to lead, and take puts."""
+        if self.clock.monotonic_ms() < self._next_lead_ms:
+            return
+        # All that was written for earlier leaders is in the log, and nothing more comes: `CommitLog.epoch_floor`.
+        with self.dispatcher.paused():
+            self._begin_epoch()
+        if self.led is None:
+            return
+
+        self.supervisor.appends.publish(self.log.end)
+        self.supervisor.wake_all()
+        self._change_role(self._classes.leader)
+        self._publish_leadership()
+        logger.info("this replica leads epoch %d", self.led.epoch)
+
+    def _follow(self) -> None:
+        """Let another replica write the log. The puts under way are unknown."""
+        self.led = None
+        self._publish_leadership()
+        self._change_role(self._classes.follower, before=self.store.follow)
+        logger.info("this replica follows; epoch %d", self.elections.epoch)
+
+    def _change_role(
+        self, make: Callable[[ReplicaHost], Role], before: Callable[[], None] | None = None
+    ) -> None:
+        """End the present role, and begin another one. Args: `before`: called between the two."""
+        self._end_role_threads()
+        self.role.end()
+        if before is not None:
+            with self.dispatcher.paused():
+                before()
+        with self._role_changed:
+            self.role = make(self)
+            self._role_changed.notify_all()
+        self.maintenance.cleaner = self.role.make_cleaner()
+        self._start_role_threads()
+        self.dispatcher.wake_readers()
+
+    def _start_role_threads(self) -> None:
+        self._role_ended = threading.Event()
+        self._role_threads = self._make_threads(
+            {
+                name: partial(self._run_retried, name, body, self._role_ended)
+                for name, body in self.role.loops().items()
+            }
+        )
+        for thread in self._role_threads:
+            thread.start()
+
+    def _end_role_threads(self) -> None:
+        self._role_ended.set()
+        self.role.stop()
+        for thread in self._role_threads:
+            # A start that lacks a thread ends those before it.
+            if thread.is_alive():
+                thread.join(ROLE_END_S)
+
+    def await_follower(self, timeout_s: float) -> None:
+        """Wait until this replica follows, after a newer leader was heard. Raises: Unavailable."""
+        with self._role_changed:
+            if not self._role_changed.wait_for(
+                lambda: self.store.followed is not None or self._stopping, timeout_s
+            ):
+                raise Unavailable("this replica has not ended its own leadership yet", field="role")
+
+    @property
+    def leads(self) -> bool:
+        """Whether this replica leads the newest epoch that it has heard."""
+        return self.elections.leads
+
+    @property
+    def mode(self) -> str:
+        """ "leader" or "follower"."""
+        return self.role.mode
+
+    def hand_over(self, replica: int) -> None:
+        """Let another replica lead, once its log has all of this one. Callers: while this replica leads.
+
+        Raises: Rejected for one that may not lead.
+        """
+        others = [each for each in self._candidates if each != self._replica_id]
+        if type(replica) is not int or replica not in others:
+            raise Rejected(
+                f"replica {replica!r} cannot lead this shard in place of replica {self._replica_id}; "
+                f"those that can: {others or 'none'}",
+                field="replica",
+                limit=others,
+                found=replica,
+            )
+        self.elections.step(HandOver(replica))
+
+    # --- elections --------------------------------------------------------------------------------
+
+    def elect(self, frame: bytes) -> list[bytes]:
+        """Take a message of another replica's elections. Returns: the messages that answer it.
+
+        Raises: Rejected for a frame of another shard; Unavailable when nothing is answered any more.
+        """
+        self.check_serving()
+        return self.elections.receive(frame)
+
+    def _take_answer(self, frame: bytes) -> None:
+        """Take a message that answers one of this replica."""
+        if self.stop_error is None and not self._stopping:
+            self.elections.take(frame)
+
+    def _run_elections(self) -> None:
+        """Do what is due in the elections. Callers: the ack loop."""
+        if self.stop_error is not None:
+            return
+        if self.sole_candidate is None:
+            self.elections.tick()
+            self._report_followers()
+        self._adapt_role()
+
+    def _report_followers(self) -> None:
+        """Give the elections what Replication knows of the followers."""
+        if self.led is None:
+            return
+        led = self.led.epoch
+        for replica in self.members:
+            found = self.supervisor.control.followers[replica].read()
+            is_new = found.heard_ms > self._followers_heard.get(replica, 0)
+            if replica != self._replica_id and found.epoch == led and is_new:
+                self._followers_heard[replica] = found.heard_ms
+                self.elections.step(
+                    FollowerHeard(replica, led, found.durable_end, found.is_complete)
+                )
+
+    def leader_hint(self) -> dict[str, Any]:
+        """Who leads the shard, as far as this replica knows: `replica`, `epoch`, `endpoint`."""
+        leader = self.elections.leader
+        replica = None if leader is None else leader.id
+        endpoint = None if replica is None else self.endpoint_of(replica)
+        return {"replica": replica, "epoch": self.elections.epoch, "endpoint": endpoint}
+
+    # --- ShardBackend -----------------------------------------------------------------------------
+
+    def put(
+        self,
+        request: PutRequest,
+        notify: Callable[[], None] | None = None,
+        *,
+        producer_waits: bool = False,
+    ) -> PutTicket:
+        """See `ShardBackend.put`."""
+        return self.role.put(request, notify, producer_waits=producer_waits)
+
+    def put_many(
+        self,
+        requests: Sequence[PutRequest],
+        notify: Callable[[], None] | None = None,
+        *,
+        producer_waits: bool = False,
+    ) -> list[PutTicket | RayMQError]:
+        """See `ShardBackend.put_many`."""
+        return self.role.put_many(requests, notify, producer_waits=producer_waits)
+
+    def fetch(self, request: FetchRequest) -> list[FetchSlice]:
+        """See `ShardBackend.fetch`."""
+        return self.role.fetch(request)
+
+    def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """See `ShardBackend.call`. Operations of any replica are answered here, the others by its role."""
+        handler = getattr(self, f"_op_{op}", None)
+        answer: dict[str, Any] = self.role.call(op, args) if handler is None else handler(**args)
+        return answer
+
+    def _op_describe(self) -> dict[str, Any]:
+        return self.identity()
+
+    def _op_status(self) -> dict[str, Any]:
+        return self.status()
+
+    def _op_leader(self) -> dict[str, Any]:
+        return self.leader_hint()
+
+    def _op_routes(self) -> dict[str, Any]:
+        routes = dict(self.routes)
+        endpoint = self.leader_hint()["endpoint"]
+        if endpoint is not None:
+            routes[str(self.identity_facts["shard"])] = endpoint
+        return routes
+
+    def _op_topics(self) -> dict[str, Any]:
+        return {
+            topic.name: {
+                "queues": topic.queues,
+                "shards": list(topic.shards),
+                **({"compacted": True} if topic.compacted else {}),
+            }
+            for topic in list(self.store.state.topics.values())
+        }
+
+    def _op_replicas(self) -> dict[str, Any]:
+        return self.replicas()
+
+    def _op_elect(
+        self, frame: str, replica: int = -1, endpoint: str | None = None
+    ) -> dict[str, Any]:
+        """Take a message of another replica's elections. Args: `replica`, `endpoint`: where its sender listens."""
+        if endpoint is not None:
+            self.note_endpoint(replica, endpoint)
+        return {"frames": [each.hex() for each in self.elect(bytes.fromhex(frame))]}
+
+    def replicate(self, frames: Frames, send: SendFrame) -> None:
+        """Serve one stream of a leader until it ends."""
+        self.streams.run(frames, send)
+
+    # --- threads ----------------------------------------------------------------------------------
 
     def _start_threads(self, undo: contextlib.ExitStack) -> None:
         # Damage that the scrub finds is logged and counted. The replica continues.
         self.scrub = scrub_of_log(self.log, on_fault=lambda fault: logger.error("%s", fault))
-        self._threads = self._make_threads()
-        undo.callback(self._end_threads)
-        for thread in self._threads:
-            thread.start()
-
-    def _make_threads(self) -> list[threading.Thread]:
-        retried = {"acks": self._run_acks, **self._retried_loops()}
+        retried: dict[str, Body] = {
+            "acks": self._run_acks,
+            "dispatch": self.dispatcher.run,
+            "allocate": lambda: self.log.allocator.run(self.is_stopping),
+            "maintenance": lambda: self.maintenance.run(self.is_stopping),
+        }
         bodies: dict[str, Body] = {
             name: partial(self._run_retried, name, body) for name, body in retried.items()
         }
-        bodies |= self._other_loops()
+        # The end of these does not stop the replica.
+        bodies["compaction"] = lambda: self.compaction.run(self.is_stopping, self.clock)
         if self.config.scrub_bytes_per_s:
-            bodies["scrub"] = lambda: self.scrub.run(self._is_stopping)
+            bodies["scrub"] = lambda: self.scrub.run(self.is_stopping)
+
+        self._threads = self._make_threads(bodies)
+        undo.callback(self._end_threads)
+        self._start_role_threads()
+        for thread in self._threads:
+            thread.start()
+        if self._peers is not None:
+            self.elections.send_frame = self._peers.send
+            self._peers.start()
+
+    def _make_threads(self, bodies: dict[str, Body]) -> list[threading.Thread]:
         return [
             threading.Thread(target=body, name=f"raymq-{name}", daemon=True)
             for name, body in bodies.items()
         ]
 
-    def _is_stopping(self) -> bool:
+    def is_stopping(self) -> bool:
+        """Whether the process is ending."""
         return self._stopping
 
-    def _run_retried(self, name: str, body: Body) -> None:
+    def _run_retried(self, name: str, body: Body, ended: threading.Event | None = None) -> None:
         """Run a service loop, again after a transient error. Any other error stops the replica.
+
+        Args: `ended`: set when the role of this loop has ended.
 
         `body` clears the failure from `failures` once it works again.
         """
-        pause = threading.Event()
+        pause = ended or threading.Event()
         while True:
             try:
                 body()
@@ -315,8 +640,7 @@ class ReplicaHost(ABC):
                 self.fail(Unavailable(f"{name}: {error!r}", field="store"))
                 return
 
-            pause.wait(RETRY_S)
-            if self._stopping:
+            if pause.wait(RETRY_S) or self._stopping:
                 return
 
     # --- ack loop and failure ---------------------------------------------------------------------
@@ -325,15 +649,16 @@ class ReplicaHost(ABC):
         repeated = False
         try:
             while not self._stopping:
-                self._heartbeat.note_iteration()
+                self.heartbeat.note_iteration()
                 if repeated and self.failures:
                     self.failures.clear("acks")
                 repeated = True
-                self._ack_step()
+                self._run_elections()
+                self.role.step()
         finally:
-            self._heartbeat.loop_ended()
+            self.heartbeat.loop_ended()
 
-    def _check_poisoned(self) -> None:
+    def check_poisoned(self) -> None:
         """Raises: Unavailable, when the log takes nothing more."""
         if self.supervisor.poisoned is not None:
             self.log.poison(self.supervisor.poisoned)
@@ -344,7 +669,7 @@ class ReplicaHost(ABC):
             )
 
     def _witness_sync(self) -> int:
-        with self._heartbeat.blocking_call():
+        with self.heartbeat.blocking_call():
             return self.log.sync()
 
     def fail(self, error: RayMQError) -> None:
@@ -355,10 +680,11 @@ class ReplicaHost(ABC):
         """
         if self._stopping or self.stop_error is not None:
             return
-        logger.error("the %s stops writing: %s", self.display_name, error)
+        logger.error("the %s stops writing: %s", self.role.display_name, error)
         self.stop_error = error
         try:
-            self._answer_waiting()
+            self.role.answer_waiting()
+            self._leave_elections()
         finally:
             lasting = (
                 self.log.sync_failed
@@ -368,13 +694,19 @@ class ReplicaHost(ABC):
             if self._end_process is not None and not lasting:
                 self._end_process(str(error))
 
+    def _leave_elections(self) -> None:
+        """Let the other replicas elect another leader at once: this one writes nothing more."""
+        if self.sole_candidate is None:
+            with contextlib.suppress(OSError):
+                self.elections.step(OwnSyncFailed())
+
     def check_serving(self) -> None:
         """Raises: Unavailable, when nothing more is written."""
         if self.stop_error is None and not self._stopping:
             return
         cause = f"stopped writing: {self.stop_error}" if self.stop_error else "is stopping"
         raise Unavailable(
-            f"the {self.display_name} {cause}",
+            f"the {self.role.display_name} {cause}",
             field="shard",
             status=PutStatus.SERVICE_NOT_AVAILABLE.value,
         )
@@ -388,26 +720,28 @@ class ReplicaHost(ABC):
     @property
     def state(self) -> str:
         """RUNNING, or READ_ONLY while every write is refused."""
-        return "READ_ONLY" if self.stop_error or self.log.poisoned else "RUNNING"
+        stopped = self.stop_error or self.log.poisoned or not self.role.is_serving
+        return "READ_ONLY" if stopped else "RUNNING"
 
     @property
     def cause(self) -> str | None:
         """Why nothing is written, or which operations fail at present; None: none."""
-        return str(self.stop_error) if self.stop_error else "; ".join(self._causes()) or None
-
-    def _causes(self) -> list[str]:
+        if self.stop_error:
+            return str(self.stop_error)
         failures = [f"{part}: {cause}" for part, cause in self._active_failures().items()]
-        return [self.log.poisoned, *failures] if self.log.poisoned else failures
+        poisoned = [self.log.poisoned] if self.log.poisoned else []
+        return "; ".join([*poisoned, *failures, *self.role.causes()]) or None
 
     def _active_failures(self) -> dict[str, str]:
-        return self.failures.as_status()
+        return {**self.failures.as_status(), **self.role.failures()}
 
     def status(self) -> dict[str, Any]:
         """Ends and satellites, for status displays."""
         log, recovered = self.log, self.log.recovered
+        leader = self.elections.leader
         return {
             **self.identity_facts,
-            "mode": self.mode,
+            "mode": self.role.mode,
             "state": self.state,
             "error": self.cause,
             "failures": self._active_failures(),
@@ -415,27 +749,50 @@ class ReplicaHost(ABC):
             "synced": log.synced,
             "confirmed": log.confirmed,
             "epoch": self.elections.epoch,
+            "leader": None if leader is None else leader.id,
+            "is_complete": self.elections.is_complete,
             "recovery": None
             if recovered is None
             else {"row": recovered.row.name, "end": recovered.end},
             "scrub": self.scrub.status(),
             "supervisor": self.supervisor.describe(),
+            **self.role.status(),
         }
+
+    def metrics(self) -> dict[str, Any]:
+        """The values of METRICS; none while another replica leads."""
+        return self.role.metrics()
 
     # --- stop -------------------------------------------------------------------------------------
 
-    def _stop(self) -> None:
-        """End the threads and the satellites. The store is still open."""
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Orderly stop: no new puts, waiting ones answered, everything synced, satellites stopped.
+
+        Raises: Unavailable when a step failed; everything is released in any case.
+        """
+        if self.stop_error is None:
+            self.role.drain(self.clock.monotonic_ms() + int(timeout_s * 1000))
         self._end_threads()
-        self._heartbeat.stop()
+        self.heartbeat.stop()
         self.supervisor.close()
+        self.role.close()
 
     def _end_threads(self) -> None:
-        """Stop the service loops that were started, and answer the requests that none of them will answer."""
+        """End the service loops that were started, and answer the requests that none of them will answer."""
         self._stopping = True
+        self.role.stop()
+        if self._peers is not None:
+            self._peers.close()
         self.scrub.wake()
-        self._wake_threads()
+        self.log.allocator.wake()
+        self.compaction.wake()
+        self.maintenance.wake()
+        self.dispatcher.stop()
+        with self._role_changed:
+            self._role_changed.notify_all()
+        # The ack loop first: it changes roles.
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(2.0)
-        self._answer_waiting()
+        self._end_role_threads()
+        self.role.answer_waiting()

@@ -185,10 +185,8 @@ class Supervisor:
 
             return FenceReport(killed, failed_sync_errno, unfinished)
 
-    def begin(self, *, appended: int, synced: int, confirmed: int, epoch: int = 0) -> None:
+    def begin(self, *, appended: int, synced: int, confirmed: int) -> None:
         """Start after recovery or a truncation: all progress counts from these three ends on.
-
-        Args: `epoch`: the epoch of the replica; Replication sends its frames under it.
 
         All that is appended must be in the files. No role may be granted: call `fence_old` (or `revoke` for each role)
         before.
@@ -216,7 +214,6 @@ class Supervisor:
                     self._process,
                     appended,
                     now_ms,
-                    epoch=epoch,
                     pooled=self._pooled,
                 )
                 self.appends.begin(appended)
@@ -287,6 +284,16 @@ class Supervisor:
             if self._rings is not None:
                 self._rings.close()
             self.control.close()
+
+    def publish_leadership(self, led: control_block.Leadership | None) -> None:
+        """Let Replication serve an epoch, from its EPOCH record on; None: this replica follows. Callers: any thread."""
+        self.control.publish_leadership(led)
+        if "replication" in self._leases:
+            self.appends.wake("replication")
+
+    def wake_commit_log(self) -> None:
+        """End the wait of this process's own loop. Callers: any thread."""
+        self.appends.wake(control_block.COMMIT_LOG)
 
     def wake_all(self) -> None:
         """Wake every role: the grant or the state has changed."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from raymq.cluster.cluster_record import ClusterRecord
+from raymq.cluster.cluster_record import REPLICAS, ClusterRecord
 from raymq.cluster.paths import NAMESPACE, ClusterPaths, actor_name, coordinator_name
 from raymq.cluster.transport.tls import TLS_PREFIX, USE_TLS
 from raymq.store.base.clock import Clock
@@ -28,11 +28,14 @@ _SERVER = "raymq.cluster.transport.flight_server:serve"
 _TRANSPORT = "raymq.cluster.transport.flight_client:ReplicaTransport"
 _PREPARE = "raymq.cluster.deploy.placement:prepare_replica"
 _CALL_TIMEOUT_S = 10.0
+#: how long a replica may take to say whether it leads: one that hangs must not delay the others' answers for long
+LOOKUP_TIMEOUT_S = 3.0
 #: fields of the cluster's record that every actor gets
 _RECORD_FIELDS = (
     "cluster_id",
     "shards",
     "replicas",
+    "candidates",
     "flush",
     "host",
     "tls",
@@ -99,7 +102,6 @@ def specs(
             "replica": replica,
             "role": role,
             "satellites": record.roles(replica)[1:],
-            "mode": "leader" if replica == 0 else "follower",
             "data_dir": str(paths.replica(shard, replica)),
             "peers": {
                 other: [
@@ -185,13 +187,12 @@ def _check_running(ray: Any, record: ClusterRecord, timeout_s: float) -> bool:
     Raises: Rejected if another cluster of the same name runs (they would share actors). Also if this one runs in
     another flush mode or pool mode (running actors keep theirs).
     """
-    members = find(ray, record.name, [(0, 0, "commit_log")])
+    members = find(ray, record.name, _first_shard())
     if not members:
         return False
 
-    try:
-        status = ray.get(members[0].handle.status.remote(), timeout=timeout_s)
-    except ray.exceptions.RayError:
+    status = _first_answer(ray, [each.handle.status.remote() for each in members], timeout_s)
+    if status is None:
         return True
 
     if status.get("cluster_id") != record.cluster_id:
@@ -255,7 +256,7 @@ def wait_running(
     progress: Progress,
     warn: Progress,
 ) -> dict[int, str]:
-    """Wait until every CommitLog is up, then send the endpoints of all leaders to each of them.
+    """Wait until every CommitLog is up and each shard has a leader, then send all endpoints to each of them.
 
     A READ_ONLY one is up: it serves reads, and only an operator ends that state. `warn` gets its line.
 
@@ -263,6 +264,7 @@ def wait_running(
     Corrupt as soon as a shard finds its store damaged.
     """
     logs = [member for member in members if member.role == "commit_log"]
+    leaders: dict[int, Member] = {}
     states: dict[str, dict[str, Any]] = {}
     deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
     left = logs
@@ -276,6 +278,10 @@ def wait_running(
                 report(line)
             states[member.name] = state
         left = [member for member in left if states[member.name]["state"] not in _UP]
+        if not left:
+            # The replicas of a shard without a leader elect one.
+            leaders = _leaders(logs, states)
+            left = [member for member in logs if member.shard not in leaders]
 
         _check_damaged(left, states)
         if left and clock.monotonic_ms() > deadline_ms:
@@ -287,12 +293,28 @@ def wait_running(
         if left:
             clock.sleep_ms(100)
 
-    leaders = [member for member in logs if member.replica == 0]
-    found = {member.shard: str(states[member.name]["endpoint"]) for member in leaders}
+    found = {shard: str(states[each.name]["endpoint"]) for shard, each in leaders.items()}
     routes = {str(shard): endpoint for shard, endpoint in found.items()}
-    calls = [member.handle.set_routes.remote(routes) for member in leaders]
+    replicas: dict[str, dict[str, str]] = {}
+    for member in logs:
+        endpoint = str(states[member.name]["endpoint"])
+        replicas.setdefault(str(member.shard), {})[str(member.replica)] = endpoint
+    calls = [member.handle.set_routes.remote(routes, replicas) for member in logs]
     ray.get(calls, timeout=_CALL_TIMEOUT_S)
     return found
+
+
+def _leaders(members: list[Member], states: dict[str, dict[str, Any]]) -> dict[int, Member]:
+    """Shard -> the CommitLog that leads it. Of two that say so, the one of the higher epoch."""
+    leaders: dict[int, Member] = {}
+    for member in members:
+        state = states.get(member.name, {})
+        if state.get("mode") != "leader" or not state.get("endpoint"):
+            continue
+        known = leaders.get(member.shard)
+        if known is None or state["epoch"] > states[known.name]["epoch"]:
+            leaders[member.shard] = member
+    return leaders
 
 
 def _ask_all(
@@ -338,7 +360,7 @@ def _ready(ray: Any, call: Any, timeout_s: float) -> dict[str, Any]:
 
 
 def _absent(state: str, error: str) -> dict[str, Any]:
-    return {"state": state, "endpoint": None, "error": error}
+    return {"state": state, "endpoint": None, "error": error, "mode": None, "epoch": 0}
 
 
 def _line(member: Member, state: dict[str, Any]) -> str:
@@ -388,16 +410,22 @@ def is_another(ray: Any, record: ClusterRecord, *, clock: Clock) -> bool:
 def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) -> dict[str, str]:
     """Close every actor in order, end it, and wait until Ray has forgotten it.
 
-    Leaders come first: they answer waiting calls and sync the rest of the log, for which the satellites must still run.
-    Then followers, then satellites. Coordinators of durable queues come last and lose nothing. A waiting getter asks
-    for a new one at once, and is refused only when the shards have ended.
+    Leaders come first: they answer waiting calls and sync the rest of the log, for which the satellites must still run
+    and followers must answer. Then followers, then satellites. Coordinators of durable queues come last and lose
+    nothing. A waiting getter asks for a new one at once, and is refused only when the shards have ended.
     Returns: actor name -> "closed" or why it was ended without an orderly close.
     """
     members = find(ray, record.name, all_actor_keys(record))
     present = placement.present(ray) if record.placement else {}
     outcomes: dict[str, str] = {}
 
-    for _, group in itertools.groupby(sorted(members, key=_rank), key=_rank):
+    leaders = _leading(ray, record, members, present, clock)
+
+    def rank(member: Member) -> tuple[int, int]:
+        """The order of closing: within a role leaders before followers."""
+        return _CLOSING_RANK[member.role], int(member.name not in leaders)
+
+    for _, group in itertools.groupby(sorted(members, key=rank), key=rank):
         wave, calls = list(group), []
         for member in wave:
             node = node_of(record, member.shard, member.replica)
@@ -426,9 +454,24 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
     return outcomes
 
 
-def _rank(member: Member) -> tuple[int, int]:
-    """The order of closing: within a role leaders before followers."""
-    return _CLOSING_RANK[member.role], member.replica
+def _leading(
+    ray: Any, record: ClusterRecord, members: list[Member], present: dict[str, Any], clock: Clock
+) -> set[str]:
+    """The actors of replicas that lead, all roles of them."""
+    led = {(shard, 0) for shard in range(record.shards)}
+    if len(record.candidates) > 1:
+        logs = [
+            replace(each, node=node_of(record, each.shard, each.replica))
+            for each in members
+            if each.role == "commit_log"
+        ]
+        asked = [each for each in logs if each.node is None or each.node in present]
+        states = {
+            each.name: state
+            for each, state in _ask_all(ray, asked, clock, int(LOOKUP_TIMEOUT_S * 1000))
+        }
+        led = {(each.shard, each.replica) for each in _leaders(asked, states).values()}
+    return {each.name for each in members if (each.shard, each.replica) in led}
 
 
 def actor_names(ray: Any) -> list[str]:
@@ -463,9 +506,16 @@ def _wait_gone(ray: Any, cluster: str, members: list[Member], clock: Clock) -> N
 
 def endpoints(ray: Any, cluster: str, shards: int) -> dict[int, str]:
     """shard -> endpoint of the leaders that serve now."""
-    members = find(ray, cluster, [(shard, 0, "commit_log") for shard in range(shards)])
-    answers = _ask_all(ray, members, Clock(), int(_CALL_TIMEOUT_S * 1000))
-    return {m.shard: str(state["endpoint"]) for m, state in answers if state.get("endpoint")}
+    keys = [
+        (shard, replica, "commit_log") for shard in range(shards) for replica in range(REPLICAS[-1])
+    ]
+    members = find(ray, cluster, keys)
+    states = {
+        member.name: state
+        for member, state in _ask_all(ray, members, Clock(), int(LOOKUP_TIMEOUT_S * 1000))
+    }
+    leaders = _leaders(members, states)
+    return {shard: str(states[each.name]["endpoint"]) for shard, each in leaders.items()}
 
 
 def credentials(ray: Any, cluster: str) -> dict[str, Any]:
@@ -473,16 +523,33 @@ def credentials(ray: Any, cluster: str) -> dict[str, Any]:
 
     Raises: Rejected when no such cluster runs in this Ray, Unavailable when its first shard does not answer.
     """
-    members = find(ray, cluster, [(0, 0, "commit_log")])
+    members = find(ray, cluster, _first_shard())
     if not members:
         message = (
             f"no cluster {cluster!r} runs in the Ray to which this process is connected: start it with `raymq start "
             "DIR`, or name its data directory"
         )
         raise Rejected(message, field="target", limit=cluster)
-    call = members[0].handle.credentials.remote()
-    try:
-        facts: dict[str, Any] = ray.get(call, timeout=_CALL_TIMEOUT_S)
-    except ray.exceptions.RayError as error:
-        raise Unavailable(f"the first shard of {cluster!r} does not answer: {error}") from error
+    calls = [each.handle.credentials.remote() for each in members]
+    facts = _first_answer(ray, calls, _CALL_TIMEOUT_S)
+    if facts is None:
+        raise Unavailable(f"the first shard of {cluster!r} does not answer")
     return facts
+
+
+def _first_shard() -> list[tuple[int, int, str]]:
+    """All replicas that the first shard may have."""
+    return [(0, replica, "commit_log") for replica in range(REPLICAS[-1])]
+
+
+def _first_answer(ray: Any, calls: list[Any], timeout_s: float) -> dict[str, Any] | None:
+    """The first answer of several calls that were begun together; None: none is answered in time."""
+    clock = Clock()
+    deadline_s = clock.monotonic() + timeout_s
+    for number, call in enumerate(calls):
+        # A silent replica leaves time for the others.
+        left_s = max(0.0, deadline_s - clock.monotonic()) / (len(calls) - number)
+        with contextlib.suppress(ray.exceptions.RayError):
+            answer: dict[str, Any] = ray.get(call, timeout=left_s)
+            return answer
+    return None

@@ -143,8 +143,8 @@ def prepare_replica(spec: dict[str, Any], *, restarted: bool) -> Address:
     """Run by a replica's CommitLog before it opens its store: the directory and the address.
 
     With nodes, the data directory is made here (0700), where the actor runs. It is refused when it belongs to another
-    replica, or is empty although this replica's store was made before. A leader with a new, empty disk would assign
-    offsets a second time. Args: `restarted`: Ray has restarted the actor.
+    replica, or is empty although this replica's store was made before and no other replica may lead: with a new, empty
+    disk it would assign offsets a second time. Args: `restarted`: Ray has restarted the actor.
 
     Raises: Rejected (directory or address cannot be used), Unavailable (the store is not here).
     """
@@ -161,7 +161,7 @@ def prepare_replica(spec: dict[str, Any], *, restarted: bool) -> Address:
 def _check_store(spec: dict[str, Any], files: Files, *, made_before: bool) -> None:
     path = Path(spec["data_dir"]) / "raymq" / "meta"
     if not files.exists(path):
-        if made_before and spec["mode"] == "leader":
+        if made_before and spec["candidates"] == (spec["replica"],):
             message = (
                 f"node {spec['node']} has no store in {spec['data_dir']}, where this replica's was made: mount its "
                 "disk there, or start Ray with this label on the machine that has it. If nothing was stored yet, "

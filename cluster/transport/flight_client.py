@@ -349,8 +349,27 @@ class ReplicaStream(_FlightStream):
         self._connection.close()
 
 
+class ElectionCalls:
+    """Calls of one other replica for elections: the PeerCalls of ElectionPeers."""
+
+    def __init__(self, connection: ShardConnection, sender: dict[str, Any]) -> None:
+        """Args: `sender`: which replica calls, and where it listens."""
+        self._connection = connection
+        self._sender = sender
+
+    def elect(self, frame: bytes, timeout_s: float) -> list[bytes]:
+        """Deliver a message. Returns: the messages that answer it. Raises: RayMQError."""
+        arguments = {"frame": frame.hex(), **self._sender}
+        answer = self._connection.call("elect", arguments, timeout=timeout_s)
+        return [bytes.fromhex(each) for each in answer["frames"]]
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._connection.close()
+
+
 class ReplicaTransport:
-    """Connects a leader's Replication to its follower."""
+    """Connects the replicas of one shard."""
 
     def __init__(self, token: str, *, cluster_id: str, shard: int) -> None:
         self._token = token
@@ -359,9 +378,16 @@ class ReplicaTransport:
 
     def connect(self, endpoint: str) -> ReplicaStream:
         """Open a stream to the follower at host:port. Raises: Unavailable."""
-        connection = ShardConnection(endpoint, self._token, self._cluster_id, self._shard)
+        connection = self._connection(endpoint)
         try:
             return connection.replica_stream()
         except BaseException:
             connection.close()
             raise
+
+    def election_calls(self, endpoint: str, sender: dict[str, Any]) -> ElectionCalls:
+        """Calls of the replica at host:port. Args: `sender`: as for ElectionCalls."""
+        return ElectionCalls(self._connection(endpoint), sender)
+
+    def _connection(self, endpoint: str) -> ShardConnection:
+        return ShardConnection(endpoint, self._token, self._cluster_id, self._shard)

@@ -48,19 +48,25 @@ class FollowedLog:
             self._apply_to_end()
             self._reput.on_run = None
 
-    def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
-        """`CommitLog.append_units`."""
+    def append_units(self, units: list[ChainUnit], data: memoryview, *, epoch: int = 0) -> None:
+        """`CommitLog.append_units`, for the leader of an epoch. Raises: Unavailable when that epoch is over."""
         with self._lock:
+            self._log.check_epoch(epoch)
             self._log.append_units(units, data)
 
-    def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
-        """`CommitLog.adopt_units`."""
+    def adopt_units(self, units: list[ChainUnit], data: memoryview, *, epoch: int = 0) -> None:
+        """`CommitLog.adopt_units`, for the leader of an epoch. Raises: Unavailable when that epoch is over."""
         with self._lock:
+            self._log.check_epoch(epoch)
             self._log.adopt_units(units, data)
 
-    def truncate(self, offset: int) -> None:
-        """`CommitLog.truncate`. The state loses the records that are cut."""
+    def truncate(self, offset: int, *, epoch: int = 0) -> None:
+        """`CommitLog.truncate`, for the leader of an epoch. The state loses the records that are cut.
+
+        Raises: Unavailable when that epoch is over.
+        """
         with self._lock:
+            self._log.check_epoch(epoch)
             self._log.truncate(offset)
             if offset < self.applied:
                 self._apply_again()

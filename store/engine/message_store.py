@@ -244,6 +244,7 @@ class MessageStore:
         if self.followed is not None:
             self.followed.end()
             self.snapshots.find_newest()
+            self.log.epoch = epoch
             self._begin_to_write()
             self.followed = None
         return self.begin_epoch(epoch)

@@ -54,6 +54,8 @@ QUEUES_DOUBTFUL = "queues_doubtful"
 TRUNCATING = "cut"
 #: in `raymq/meta`: the first start of a store that RocketMQ wrote is unfinished, so there are marks but no identity
 ADOPTING = "adopting"
+#: in `raymq/meta`: bytes that were not synced may be gone with the power; elections take note and clear it
+POWER_LOST = "power_lost"
 #: bytes written again at a time
 REWRITE_BYTES = 1 << 20
 
@@ -124,6 +126,8 @@ class CommitLog:
         self.meta = Meta.open(side / "meta", files=self.files)
         self._opened.callback(self.meta.close)
         self.is_own_store = fresh or self.meta.get("store_id") is not None
+        #: no start of RayMQ has opened it before
+        self.is_new = self.meta.get("boot_id") is None
 
         boot_id = self.files.boot_id()
         self.same_boot = self.meta.get("boot_id") == boot_id
@@ -163,6 +167,8 @@ class CommitLog:
         self.abort.create()
         #: of the units that this replica appends
         self.epoch = 0
+        #: bytes of a leader of an epoch below this one are refused: this replica has promised that to a newer one
+        self.epoch_floor = 0
         #: the epochs of units that the chain may lose, as far as the log's records were read
         self.epoch_starts = EpochStarts()
         #: prepares the next file and writes zeros ahead of the end; the host runs it in a thread
@@ -285,13 +291,25 @@ class CommitLog:
         if self.end >= self.end_max:
             self._next_file()
 
+    def check_epoch(self, epoch: int) -> None:
+        """Check that a leader's epoch is not over. Callers: with the put lock. Raises: Unavailable."""
+        if epoch < self.epoch_floor:
+            raise Unavailable(
+                f"epoch {epoch} of this replica's leader is over: epoch {self.epoch_floor} was heard; "
+                "nothing was stored",
+                field="epoch",
+                limit=self.epoch_floor,
+                status=PutStatus.SERVICE_NOT_AVAILABLE.value,
+            )
+
     def append(self, data: pa.Buffer | bytes, epoch: int) -> int:
         """Append one unit of records to the current file. Returns: its physical offset.
 
         Durable: after the flush service's sync. Order: bytes, chain, mark. The caller publishes the end afterwards.
         """
-        if self.poisoned is not None or self._closed:
+        if self.poisoned is not None or self._closed or epoch < self.epoch_floor:
             self._check_writable()
+            self.check_epoch(epoch)
         length, room = len(data), self.room()
         if length > room:
             raise broken("a unit fits its file", length=length, room=room)
@@ -667,7 +685,9 @@ class CommitLog:
         pool_name = self.pool.open(self.end)
         boot = {"format": 1, "clean": False, "pool": pool_name}
         ended = dict.fromkeys((TRUNCATING, QUEUES_DOUBTFUL, ADOPTING))
-        self.meta.update({**boot, **ended, **self._identity})
+        # In one update with the boot id: a start that ends early must not hide the loss from the next one.
+        lost = {} if self.same_boot or self.is_new else {POWER_LOST: True}
+        self.meta.update({**boot, **ended, **lost, **self._identity})
         if left_pool and pool_name is None:
             self.pool.remove()
 

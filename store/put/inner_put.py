@@ -77,7 +77,7 @@ class InnerPut:
         """
         with self._lock:
             log = self._log
-            if epoch <= log.last_epoch:
+            if epoch < log.last_epoch:
                 raise Rejected(
                     f"the log has records of epoch {log.last_epoch}; a leader's epoch is higher, not {epoch}",
                     field="epoch",
@@ -86,10 +86,9 @@ class InnerPut:
 
             body = epoch_body(epoch)
             encoded = self._records.encode_state_record(EPOCH, body)
-            # A snapshot or a blank that has to come first is of the epoch before.
-            self._snapshots.make_room(encoded.size)
             before, log.epoch = log.epoch, epoch
             try:
+                self._snapshots.make_room(encoded.size)
                 (appended,) = self._records.append([encoded], self._records.next_store_time_ms())
             except BaseException:
                 log.epoch = before

@@ -111,7 +111,8 @@ actor_classes.RETRY_S = 0.01
 actor_classes._was_restarted = lambda: False
 actor = actor_classes.CommitLogActor({
     "cluster": "c", "cluster_id": "c", "shard": 0, "shards": 1, "replica": 0,
-    "data_dir": sys.argv[1], "mode": sys.argv[2], "replicas": 1, "flush": "sync",
+    "data_dir": sys.argv[1], "replicas": 2, "candidates": (int(sys.argv[2]),), "flush": "sync",
+    "peers": {1: (sys.argv[1], "peer")}, "node": None, "formed": False,
     "options": {"segment_size_bytes": 262144, "prewrite_window_bytes": 65536}, "satellites": ("group_commit",),
     "token": "secret", "tls": False, "version": "1", "prepare": "__main__:prepare",
     "server": "raymq.cluster.transport.flight_server:serve",
@@ -126,11 +127,11 @@ actor.close(0.0)
 """
 
 
-@pytest.mark.parametrize("mode", ["leader", "follower"])
+@pytest.mark.parametrize("leader", [0, 1])
 def test_a_start_whose_endpoint_cannot_be_written_releases_everything_and_the_next_one_serves(
-    tmp_path, mode
+    tmp_path, leader
 ):
-    done = run(START, str(tmp_path), mode)
+    done = run(START, str(tmp_path), str(leader))
     # The first try's server is closed.
     assert done.stdout.splitlines() == [
         "OSError: [Errno 24] Too many open files",

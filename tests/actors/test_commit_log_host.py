@@ -16,9 +16,11 @@ import pytest
 
 from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.leader import appender
-from raymq.actors.leader.host import ANNOUNCED_ROWS_MAX, LeaderHost
+from raymq.actors.leader.leader import ANNOUNCED_ROWS_MAX
+from raymq.actors.replica import open_replica
 from raymq.actors.shared import append_wakeups
 from raymq.actors.shared.wakeup import wakeup_directory
+from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.store.base.errors import (
     Bug,
     Corrupt,
@@ -42,6 +44,7 @@ from raymq.store.records.requests import FetchRequest, PutRequest
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
 from tests.support.damaged_store import flip
+from tests.support.roles import leader_of
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,11 +77,11 @@ class Shard:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.host: LeaderHost
+        self.host: ReplicaHost
         self.flushers: list[subprocess.Popen[bytes]] = []
 
-    def open(self, config: StoreConfig = CONFIG) -> LeaderHost:
-        self.host = LeaderHost(
+    def open(self, config: StoreConfig = CONFIG) -> ReplicaHost:
+        self.host = open_replica(
             self.root,
             config,
             identity={"cluster_id": "c", "shard": 0},
@@ -379,7 +382,7 @@ def test_puts_of_one_message_wake_the_flusher_early_while_they_have_few_rows(
     monkeypatch.setattr(host.supervisor.appends, "announce", lambda: announced.append(True))
     half = [b"x"] * (ANNOUNCED_ROWS_MAX // 2)
     for bodies, expected in ((half, 1), ([*half, b"one more"], 1)):
-        until(lambda: not host.acks.waiting, lambda: threading.Event().wait(0.001))
+        until(lambda: not leader_of(host).acks.waiting, lambda: threading.Event().wait(0.001))
         for ticket in host.put_many([request(bodies), request(bodies, queue=1)]):
             assert isinstance(ticket, PutTicket)
             ticket.wait(30)
@@ -429,13 +432,13 @@ def test_large_batches_wait_for_space_before_they_are_appended(
     monkeypatch.setattr(appender, "LARGE_BYTES", 1000)
     monkeypatch.setattr(appender, "QUEUED_BYTES_MAX", 5000)
     queued: list[int] = []
-    append = serving.host._appender._append
+    append = leader_of(serving.host).appender._append
 
     def slow(checked: Any) -> Any:
-        queued.append(serving.host._appender._bytes)
+        queued.append(leader_of(serving.host).appender._bytes)
         return append(checked)
 
-    monkeypatch.setattr(serving.host._appender, "_append", slow)
+    monkeypatch.setattr(leader_of(serving.host).appender, "_append", slow)
     threads = [
         threading.Thread(
             target=lambda k=k: [
@@ -453,7 +456,7 @@ def test_large_batches_wait_for_space_before_they_are_appended(
         thread.join()
     assert len(queued) == 80
     assert max(queued) <= 5000
-    assert serving.host._appender._bytes == 0
+    assert leader_of(serving.host).appender._bytes == 0
 
 
 def test_an_error_after_an_append_is_answered_as_unknown_and_ends_the_shard(
@@ -500,7 +503,7 @@ def test_a_compaction_topic_is_served_compacted_and_scrub_reads_the_log(serving:
         rows = batch([body, body], properties=b"KEYS\x01k\x02")
         host.put(PutRequest("c", 0, rows, None, 0, 0, "quorum")).wait(30)
 
-    host.await_dispatch()
+    leader_of(host).await_dispatch()
     assert host.store.compaction.compact("c", 0, roll=True) is not None
     (part,) = host.fetch(FetchRequest("c", {0: 0}, 1 << 20, 100, 1000))
     assert part.records is not None
@@ -561,7 +564,7 @@ def test_delayed_messages_are_delivered_and_survive_the_host(
         host = serving.host
         message = InnerMessage("t", 0, body, properties, born_time_ms=host.clock.now_ms())
         (appended,) = host.store.put_inner([transform(message, host.clock.now_ms(), host.config)])
-        host.await_promise(appended)
+        leader_of(host).await_promise(appended)
 
     put(b"level", {"DELAY": "1"})
     put(b"soon", {"TIMER_DELAY_MS": "1"})

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.api.shard_api import PutTicket
-from raymq.actors.leader.host import LeaderHost
+from raymq.actors.replica import open_replica
 from raymq.actors.satellites.service import EXIT_BUG, EXIT_STOPPED_BY_COMMIT_LOG
+from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.store.base.errors import Bug, DeliveryUnknown, StorageFull, Unavailable
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
@@ -23,6 +24,7 @@ from raymq.store.log.transient_pool import NAME_FILE, SHM_DIR
 from raymq.store.records.requests import FetchRequest
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
+from tests.support.roles import leader_of
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,10 +73,11 @@ from pathlib import Path
 sys.path.insert(0, ".")
 from tests.actors.test_commit_service import config_of, identity_of, roles_of
 from tests.support.batches import request
-from raymq.actors.leader.host import LeaderHost
+from raymq.actors.replica import open_replica
+from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.store.base.errors import DeliveryUnknown, Unavailable
 
-host = LeaderHost(
+host = open_replica(
     Path(sys.argv[1]), config_of(sys.argv[2]), identity=identity_of(), roles=roles_of(sys.argv[2]))
 host.call("create_topic", {"name": "t", "queues": 1, "shards": [0]})
 number = 0
@@ -116,10 +119,10 @@ class Shard:
         self.roles = roles_of(flush)
         self.children: dict[str, list[subprocess.Popen[bytes]]] = {role: [] for role in self.roles}
         self.hosts: list[subprocess.Popen[str]] = []
-        self.host: LeaderHost | None = None
+        self.host: ReplicaHost | None = None
 
-    def open(self, config: StoreConfig | None = None, files: Files | None = None) -> LeaderHost:
-        self.host = LeaderHost(
+    def open(self, config: StoreConfig | None = None, files: Files | None = None) -> ReplicaHost:
+        self.host = open_replica(
             self.root,
             config or config_of(self.flush),
             identity=identity_of(),
@@ -128,7 +131,7 @@ class Shard:
         )
         return self.host
 
-    def serve(self) -> LeaderHost:
+    def serve(self) -> ReplicaHost:
         host = self.open()
         for role in self.roles:
             self.spawn(role)
@@ -227,14 +230,14 @@ def shard(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Shard]:
     made.close()
 
 
-def put(host: LeaderHost, number: int) -> PutTicket:
+def put(host: ReplicaHost, number: int) -> PutTicket:
     return host.put(request([b"%d/" % number + BODY], producer_id=5, sequence=number))
 
 
 class Writer:
     """Puts one message after the other, trying again as a producer does, until it is stopped."""
 
-    def __init__(self, host: LeaderHost) -> None:
+    def __init__(self, host: ReplicaHost) -> None:
         self.host = host
         self.acked = 0
         self.failure: BaseException | None = None
@@ -470,8 +473,8 @@ def test_an_older_committed_end_never_replaces_a_newer_one(tmp_path: Path):
     shard = Shard(tmp_path / "store", "async")
     try:
         host = shard.open()
-        with host.acks._progress_lock:
-            waiter = threading.Thread(target=host.acks.await_pool_space, daemon=True)
+        with leader_of(host).acks._progress_lock:
+            waiter = threading.Thread(target=leader_of(host).acks.await_pool_space, daemon=True)
             waiter.start()
             waiter.join(0.05)
             assert waiter.is_alive()
@@ -483,6 +486,6 @@ def test_an_older_committed_end_never_replaces_a_newer_one(tmp_path: Path):
 
 def test_a_pool_without_its_role_is_a_bug(tmp_path: Path):
     with pytest.raises(Bug):
-        LeaderHost(
+        open_replica(
             tmp_path / "s", config_of("sync"), identity=identity_of(), roles=("group_commit",)
         )

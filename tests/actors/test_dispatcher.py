@@ -276,7 +276,7 @@ def test_the_confirmed_end_that_a_power_loss_took_is_awaited_once(
     shard.start()
     # A mirror's leader after a power loss: the follower has not reported these yet.
     shard.store.put(PutRequest("t", 0, batch([b"x"] * 3), None, 0, 0, "quorum"))
-    shard.dispatcher.expected_end = shard.store.log.end
+    shard.dispatcher.expect(shard.store.log.end, is_needed=False)
 
     asked = threading.Thread(target=shard.dispatcher.await_confirmed)
     asked.start()
@@ -288,10 +288,10 @@ def test_the_confirmed_end_that_a_power_loss_took_is_awaited_once(
 
     # A follower that stays away delays only the first call.
     shard.store.put(PutRequest("t", 0, batch([b"x"]), None, 0, 0, "quorum"))
-    shard.dispatcher.expected_end = shard.store.log.end
+    shard.dispatcher.expect(shard.store.log.end, is_needed=False)
     monkeypatch.setattr(dispatcher_module, "CONFIRMED_WAIT_MS", 1)
     shard.dispatcher.await_confirmed()
-    assert shard.dispatcher.expected_end == 0
+    assert shard.dispatcher._expected_end == 0
 
 
 def test_a_dispatch_that_takes_too_long_is_an_error_and_not_a_lower_end(

@@ -9,17 +9,20 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.leader.host import LeaderHost
+from raymq.actors.replica import open_replica
 from raymq.actors.supervise.elections import BALLOT, Elections
+from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.replication.election import EpochBegun, LeaderHeard
 from raymq.replication.wire import ReplicaProcess
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import StorageFull, Unavailable
 from raymq.store.base.files import Data, Files
+from raymq.store.base.running_flags import RunningFlags
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.control_files.meta import read_meta
+from raymq.store.put.put_lock import PutLock
 from tests.support.batches import request
 from tests.support.replica_pair import wait_until
 
@@ -31,12 +34,12 @@ class Shard:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.host: LeaderHost | None = None
+        self.host: ReplicaHost | None = None
         self._incarnation = 0
 
-    def open(self, files: Files | None = None) -> LeaderHost:
+    def open(self, files: Files | None = None) -> ReplicaHost:
         self._incarnation += 1
-        self.host = LeaderHost(
+        self.host = open_replica(
             self.root,
             CONFIG,
             identity={"cluster_id": "c", "shard": 0, "incarnation": self._incarnation},
@@ -67,7 +70,7 @@ def test_each_start_begins_the_next_epoch_in_ballot_log_and_control_block(shard:
         host = shard.open()
         assert host.elections.leads
         assert host.log.last_epoch == host.store.state.log_epoch == epoch
-        assert host.supervisor.control.epoch == host.status()["epoch"] == epoch
+        assert host.supervisor.control.leadership.epoch == host.status()["epoch"] == epoch
         assert shard.ballot() == {"epoch": epoch, "voted_for": [0, epoch], "is_complete": True}
         assert host.log.synced == host.log.confirmed == host.log.end
         shard.close()
@@ -117,10 +120,9 @@ def test_a_full_disk_delays_the_epoch_and_until_then_only_reads_are_served(shard
         host.put(request([b"x"]))
 
     disk.is_full = False
-    wait_until(lambda: host.elections.leads, "the epoch begins")
-    wait_until(lambda: host.supervisor.control.epoch == 1, "the satellites get the epoch")
-    assert host.state == "RUNNING"
+    wait_until(lambda: host.state == "RUNNING", "the epoch begins")
     assert host.cause is None
+    assert host.supervisor.control.leadership.epoch == host.log.last_epoch == 1
 
 
 def test_a_ballot_that_was_not_synced_stops_the_start(shard: Shard) -> None:
@@ -138,11 +140,19 @@ def test_a_follower_notes_the_epoch_of_its_leader_and_never_an_older_one(tmp_pat
 
     def elections() -> Elections:
         me = ReplicaProcess(1, 7)
-        return Elections(log, me, members=(0, 1), candidates=(0,), clock=Clock())
+        return Elections(
+            log,
+            me,
+            members=(0, 1),
+            candidates=(0,),
+            clock=Clock(),
+            put_lock=PutLock(Clock()),
+            flags=RunningFlags(),
+        )
 
     leader = ReplicaProcess(0, 3)
     follower = elections()
-    assert follower.step(LeaderHeard(leader, 5)) == []
+    follower.step(LeaderHeard(leader, 5))
     assert follower.admits(leader, 5)
     assert elections().epoch == 5
     follower.step(LeaderHeard(ReplicaProcess(0, 1), 4))

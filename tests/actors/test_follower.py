@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from raymq.actors.follower.follower import FollowerSession
+from raymq.actors.follower.session import FollowerSession
 from raymq.replication.wire import (
     Ack,
     AppendEntries,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.leader.host import LeaderHost
+from raymq.actors.replica import open_replica
 from raymq.actors.shared import heartbeat
 from raymq.actors.shared.control_block import ControlBlock, shared_file
 from raymq.actors.shared.heartbeat import (
@@ -47,15 +47,14 @@ HOST = """
 import sys, threading
 from pathlib import Path
 from raymq.actors.shared import heartbeat
-from raymq.actors.leader.host import LeaderHost
-from raymq.actors.follower.host import FollowerHost
+from raymq.actors.replica import open_replica
 from raymq.store.config.store_config import StoreConfig
 heartbeat.PERIOD_MS = 50
-kind = {"leader": LeaderHost, "follower": FollowerHost}[sys.argv[3]]
-host = kind(
+replica = 0 if sys.argv[3] == "leader" else 1
+host = open_replica(
     Path(sys.argv[1]),
     StoreConfig(segment_size_bytes=262144, prewrite_window_bytes=65536),
-    identity={"cluster_id": "c", "shard": 0, "replica": 0, "incarnation": 1},
+    identity={"cluster_id": "c", "shard": 0, "replica": replica, "incarnation": 1},
     roles=(sys.argv[2],),
 )
 print(host.status()["state"], flush=True)
@@ -236,7 +235,7 @@ def test_a_commit_log_has_a_heartbeat_while_it_recovers(
         recover(store)
 
     monkeypatch.setattr(MessageStore, "_recover", slowly)
-    host = LeaderHost(
+    host = open_replica(
         tmp_path,
         StoreConfig(segment_size_bytes=256 * 1024, prewrite_window_bytes=64 * 1024),
         identity={"cluster_id": "c", "shard": 0},

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.follower.host import FollowerHost
-from raymq.actors.leader.host import LeaderHost
+from raymq.actors.replica import open_replica
 from raymq.actors.shared.maintenance import FIRST_PASS_MS, Maintenance
+from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.store.base.errors import OffsetOutOfRange, Unavailable
 from raymq.store.base.status import PutStatus
 from raymq.store.config.store_config import StoreConfig
@@ -25,6 +25,7 @@ from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm
 from tests.support.replica_pair import wait_until
+from tests.support.roles import log_of
 from tests.support.simulated_disk import SimulatedDisk
 from tests.support.waiting import until
 
@@ -130,9 +131,9 @@ def test_an_unexpected_error_ends_a_pass_and_not_the_loop(
 
 
 @pytest.fixture
-def leader(tmp_path: Path) -> Iterator[LeaderHost]:
+def leader(tmp_path: Path) -> Iterator[ReplicaHost]:
     """A leader without a flusher: nothing is synced unless the test does it."""
-    host = LeaderHost(
+    host = open_replica(
         tmp_path / "leader",
         replace(CONFIG, file_reserved_hours=0),
         identity={"cluster_id": "c", "shard": 0},
@@ -142,12 +143,12 @@ def leader(tmp_path: Path) -> Iterator[LeaderHost]:
     host.close(0.1)
 
 
-def test_a_leader_deletes_on_demand_and_its_status_says_so(leader: LeaderHost) -> None:
+def test_a_leader_deletes_on_demand_and_its_status_says_so(leader: ReplicaHost) -> None:
     leader.store.create_topic("t", 1, [0])
     fill(leader.store, 3)
     leader.store.log.sync()
     leader.store.log.note_confirmed(leader.store.log.end)
-    leader._dispatcher.wake()
+    leader.dispatcher.wake()
     until(lambda: leader.store.dispatched == leader.store.log.end, pause)
 
     assert leader.call("status", {})["min_offset"] == 0
@@ -167,7 +168,7 @@ def test_a_leader_deletes_on_demand_and_its_status_says_so(leader: LeaderHost) -
 
 
 def test_a_leader_writes_the_checkpoint_and_the_configuration_while_it_runs(
-    leader: LeaderHost, monkeypatch: pytest.MonkeyPatch
+    leader: ReplicaHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = leader.store
     monkeypatch.setattr(checkpoint_service, "PAUSE_MIN_MS", 0)
@@ -176,7 +177,7 @@ def test_a_leader_writes_the_checkpoint_and_the_configuration_while_it_runs(
     store.commit_offsets("g", "t", {0: 0})
     store.log.sync()
     store.log.note_confirmed(store.log.end)
-    leader._dispatcher.wake()
+    leader.dispatcher.wake()
 
     def look() -> None:
         leader.maintenance.wake()
@@ -190,7 +191,7 @@ def test_a_leader_writes_the_checkpoint_and_the_configuration_while_it_runs(
     assert leader.call("status", {})["upkeep"] == {"error": None}
 
 
-def test_an_error_of_the_upkeep_ends_the_loop(leader: LeaderHost) -> None:
+def test_an_error_of_the_upkeep_ends_the_loop(leader: ReplicaHost) -> None:
     def broken() -> None:
         raise OSError(errno.EIO, "the disk does not answer")
 
@@ -202,7 +203,7 @@ def test_an_error_of_the_upkeep_ends_the_loop(leader: LeaderHost) -> None:
 
 
 def test_a_columnar_put_that_says_wait_false_is_answered_before_any_sync(
-    leader: LeaderHost,
+    leader: ReplicaHost,
 ) -> None:
     leader.store.create_topic("t", 1, [0])
     put = request([b"x"])
@@ -221,7 +222,7 @@ def test_a_follower_deletes_below_the_confirmed_end_that_it_knows(tmp_path: Path
     source.create_topic("t", 1, [0])
     fill(source, 4)
 
-    follower = FollowerHost(
+    follower = open_replica(
         tmp_path / "follower",
         replace(CONFIG, file_reserved_hours=0),
         identity={"cluster_id": "c", "shard": 0, "replica": 1, "incarnation": 1},
@@ -230,12 +231,14 @@ def test_a_follower_deletes_below_the_confirmed_end_that_it_knows(tmp_path: Path
 
     try:
         for unit in source.log.chain.units(0, source.log.end):
-            follower.append_units([unit], memoryview(source.log.reads.raw(unit.start, unit.end)))
+            log_of(follower).append_units(
+                [unit], memoryview(source.log.reads.raw(unit.start, unit.end))
+            )
         follower.log.sync()
-        follower.advance_confirmed(2 * SIZE + 30_000)
+        log_of(follower).advance_confirmed(2 * SIZE + 30_000)
         wait_until(lambda: follower.store.dispatched > 2 * SIZE, "confirmed records are dispatched")
 
-        clean: Any = follower.maintenance._cleaner
+        clean: Any = follower.maintenance.cleaner
         # It delivers no delayed messages: it keeps 72 hours, whatever the configuration says.
         assert clean.run_once() == 0
         clean._reserved_hours_min = 0
@@ -246,9 +249,9 @@ def test_a_follower_deletes_below_the_confirmed_end_that_it_knows(tmp_path: Path
 
         # It can still answer the requests of a leader's new connection.
         (first,) = source.log.chain.units(2 * SIZE, 2 * SIZE + 1)
-        assert follower.chain_value_at(2 * SIZE) == first.previous
-        assert follower.chain_value_at(SIZE) is None
-        tail = follower.tail()
+        assert log_of(follower).chain_value_at(2 * SIZE) == first.previous
+        assert log_of(follower).chain_value_at(SIZE) is None
+        tail = log_of(follower).tail()
 
         with pytest.raises(Unavailable) as refused:
             follower.put(request([b"x"]))
@@ -256,12 +259,12 @@ def test_a_follower_deletes_below_the_confirmed_end_that_it_knows(tmp_path: Path
     finally:
         follower.close()
 
-    again = FollowerHost(
+    again = open_replica(
         tmp_path / "follower",
         CONFIG,
         identity={"cluster_id": "c", "shard": 0, "replica": 1, "incarnation": 2},
         roles=("group_commit",),
     )
-    assert again.tail() == tail
+    assert log_of(again).tail() == tail
     again.close()
     source.abandon()

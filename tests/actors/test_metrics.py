@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.leader.host import LeaderHost
 from raymq.actors.leader.leader_metrics import (
     LAGS_MAX,
     TOPICS_MAX,
@@ -24,6 +23,7 @@ from raymq.actors.leader.leader_metrics import (
     topic_messages,
 )
 from raymq.actors.leader.metrics import METRICS, Collector, MetricValues
+from raymq.actors.replica import open_replica
 from raymq.actors.satellites.satellite import Satellite
 from raymq.actors.shared.control_block import ROLES, ControlBlock, Registration
 from raymq.actors.shared.latency import (
@@ -35,12 +35,14 @@ from raymq.actors.shared.latency import (
 )
 from raymq.actors.shared.processes import ProcessIdentity
 from raymq.actors.shared.wakeup import wakeup_directory
+from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.store.base.errors import DeliveryUnknown, Rejected
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.records.requests import FetchRequest
 from tests.support.batches import request
 from tests.support.clock import ManualClock
+from tests.support.roles import leader_of
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -295,8 +297,8 @@ class Leader:
         self.root = root
         self.flushers: list[subprocess.Popen[bytes]] = []
 
-    def open(self, config: StoreConfig, role: str = "group_commit") -> LeaderHost:
-        self.host = LeaderHost(
+    def open(self, config: StoreConfig, role: str = "group_commit") -> ReplicaHost:
+        self.host = open_replica(
             self.root, config, identity={"cluster_id": "c", "shard": 0}, roles=(role,)
         )
         self.start_flusher(role)
@@ -396,7 +398,7 @@ def test_every_fsync_of_the_async_flush_service_is_measured(leader: Leader) -> N
     # The host syncs the bytes that were appended before the grant.
     until(lambda: host.supervisor.sync_latencies().total > 0, put)
     until(lambda: dict(host.metrics())["raymq_fsyncs_total"] != 0, wait_a_little)
-    assert host.acks.latency.read().total == puts
+    assert leader_of(host).acks.latency.read().total == puts
 
 
 def test_status_shows_the_same_values_as_json(leader: Leader) -> None:
@@ -458,7 +460,7 @@ def test_a_flusher_that_is_replaced_and_a_put_without_answer_are_counted(leader:
     leader.flushers[0].kill()
     leader.flushers[0].wait()
     ticket = host.put(request([b"y"], producer_id=7, sequence=1))
-    assert host.waiting_puts == 1
+    assert leader_of(host).waiting_puts == 1
     with pytest.raises(DeliveryUnknown):
         ticket.wait(30)
     leader.start_flusher()

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.follower.host import FollowerHost
-from raymq.actors.leader.host import LeaderHost
+from raymq.actors.replica import open_replica
 from raymq.actors.satellites.service import EXIT_BUG
 from raymq.actors.shared.control_block import ControlBlock, shared_file
 from raymq.actors.shared.failures import FailureFile
 from raymq.actors.shared.maintenance import Maintenance
+from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, StorageFull, Unavailable
@@ -30,6 +30,7 @@ from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import ChainUnit
 from raymq.store.records.requests import FetchRequest
 from tests.support.batches import request
+from tests.support.roles import log_of
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,8 +124,8 @@ class Shard:
         self.host = self.open()
         self.flusher = self.start_flusher()
 
-    def open(self) -> LeaderHost:
-        return LeaderHost(
+    def open(self) -> ReplicaHost:
+        return open_replica(
             self.root,
             CONFIG,
             identity={"cluster_id": "c", "shard": 0},
@@ -274,7 +275,7 @@ def test_status_names_a_full_disk_as_the_cause(shard: Shard) -> None:
 def test_status_names_the_followers_cause_until_replication_ends_it(tmp_path: Path) -> None:
     cause = "the follower refused: the disk is full"
     roles = ("group_commit", "replication")
-    host = LeaderHost(tmp_path, CONFIG, identity={"cluster_id": "c", "shard": 0}, roles=roles)
+    host = open_replica(tmp_path, CONFIG, identity={"cluster_id": "c", "shard": 0}, roles=roles)
     with contextlib.closing(host):
         # As Replication writes it.
         file = FailureFile(tmp_path, files=Files(), clock=Clock())
@@ -354,18 +355,18 @@ def test_a_flusher_that_cannot_open_a_file_is_replaced_and_poisons_nothing(shard
     assert shard.is_well()
 
 
-KIND_OF = {"leader": LeaderHost, "follower": FollowerHost}
 THREADS = {
     "leader": "heartbeat append acks dispatch delays allocate maintenance compaction scrub",
     "follower": "heartbeat acks dispatch allocate maintenance compaction scrub",
 }
 
 
-def start(root: Path, kind: str) -> LeaderHost | FollowerHost:
-    return KIND_OF[kind](
+def start(root: Path, kind: str) -> ReplicaHost:
+    replica = 0 if kind == "leader" else 1
+    return open_replica(
         root,
         CONFIG,
-        identity={"cluster_id": "c", "shard": 0, "replica": 0, "incarnation": 1},
+        identity={"cluster_id": "c", "shard": 0, "replica": replica, "incarnation": 1},
         roles=("group_commit",),
     )
 
@@ -408,7 +409,7 @@ def test_a_start_that_lacks_a_thread_releases_everything_and_the_next_one_works(
     host.close(0.0)
 
 
-@pytest.mark.parametrize("kind", list(KIND_OF))
+@pytest.mark.parametrize("kind", list(THREADS))
 def test_a_start_that_lacks_memory_releases_everything_and_the_next_one_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -429,9 +430,9 @@ def test_a_start_that_lacks_memory_releases_everything_and_the_next_one_works(
 
 
 @pytest.fixture
-def follower(tmp_path: Path) -> Iterator[tuple[FollowerHost, Disk, list[str]]]:
+def follower(tmp_path: Path) -> Iterator[tuple[ReplicaHost, Disk, list[str]]]:
     disk, gave_up = Disk(), []
-    host = FollowerHost(
+    host = open_replica(
         tmp_path / "store",
         CONFIG,
         identity={"cluster_id": "c", "shard": 0, "replica": 1, "incarnation": 1},
@@ -444,25 +445,25 @@ def follower(tmp_path: Path) -> Iterator[tuple[FollowerHost, Disk, list[str]]]:
 
 
 def test_a_follower_refuses_puts_so_that_the_producer_asks_for_the_leader(
-    follower: tuple[FollowerHost, Disk, list[str]],
+    follower: tuple[ReplicaHost, Disk, list[str]],
 ) -> None:
     host, _, _ = follower
     puts = [request([b"x"])] * 2
-    with pytest.raises(Unavailable, match="leader"):
+    with pytest.raises(Unavailable, match="does not lead"):
         host.put(puts[0])
     refusals = host.put_many(puts)
     assert [type(refusal) for refusal in refusals] == [Unavailable, Unavailable]
 
 
-def append(host: FollowerHost, data: bytes) -> None:
-    start, value, _ = host.tail()
-    host.append_units(
+def append(host: ReplicaHost, data: bytes) -> None:
+    start, value, _ = log_of(host).tail()
+    log_of(host).append_units(
         [ChainUnit(start, start + len(data), 0, crc32c(data), value)], memoryview(data)
     )
 
 
 def test_a_follower_stores_units_after_a_refused_write(
-    follower: tuple[FollowerHost, Disk, list[str]],
+    follower: tuple[ReplicaHost, Disk, list[str]],
 ) -> None:
     host, disk, gave_up = follower
     disk.refuse_appends(1)
@@ -477,7 +478,7 @@ def test_a_follower_stores_units_after_a_refused_write(
 
 
 def test_a_follower_whose_write_cannot_be_undone_ends_its_process(
-    follower: tuple[FollowerHost, Disk, list[str]],
+    follower: tuple[ReplicaHost, Disk, list[str]],
 ) -> None:
     host, disk, gave_up = follower
     disk.refuse_appends(2)

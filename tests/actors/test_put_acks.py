@@ -14,13 +14,14 @@ import pytest
 
 from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.leader import put_acks
-from raymq.actors.leader.host import LeaderHost
+from raymq.actors.replica import open_replica
 from raymq.actors.shared import append_wakeups, ring
 from raymq.store.base.errors import DeliveryUnknown
 from raymq.store.config.promise import Acks, Flush
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.records.requests import PutRequest
 from tests.support.batches import request
+from tests.support.roles import leader_of
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,7 +84,7 @@ class Leader:
             slave_timeout_ms=SLAVE_TIMEOUT_MS,
             flush=flush,
         )
-        self.host = LeaderHost(
+        self.host = open_replica(
             root,
             config,
             identity={"cluster_id": "c", "shard": 0},
@@ -167,10 +168,10 @@ def test_a_leaders_put_does_not_wait_for_another_producers_quorum_put(leader: Le
         assert leader.put("leader", producer_id=2).wait(30).count == 1
     # Without Replication no process answers the quorum's put.
     assert not quorum.done
-    assert leader.host.waiting_puts == 1
+    assert leader_of(leader.host).waiting_puts == 1
     leader.start("replication")
     assert status_of(quorum) == "FLUSH_SLAVE_TIMEOUT"
-    assert leader.host.waiting_puts == 0
+    assert leader_of(leader.host).waiting_puts == 0
 
 
 @pytest.mark.usefixtures("commit_log_is_silent")
@@ -184,7 +185,7 @@ def test_replication_reports_each_late_put_also_when_it_is_sent_again(
     assert not again.done
     assert status_of(again) == "FLUSH_SLAVE_TIMEOUT"
     # Stored once, and not shown before the follower has it.
-    assert leader.host.counters.duplicates == 1
+    assert leader_of(leader.host).counters.duplicates == 1
     assert leader.host.store.log.confirmed < leader.host.store.log.synced
 
 
@@ -233,10 +234,10 @@ def test_every_put_is_answered_despite_a_full_ring(
 
 def test_puts_that_wait_are_answered_as_unknown_when_the_shard_ends(leader: Leader) -> None:
     quorum = leader.put("quorum")
-    leader.host.acks.end()
+    leader_of(leader.host).acks.end()
     assert status_of(quorum) == "FLUSH_SLAVE_TIMEOUT"
     assert status_of(leader.put("quorum")) == "FLUSH_SLAVE_TIMEOUT"
-    assert leader.host.waiting_puts == 0
+    assert leader_of(leader.host).waiting_puts == 0
 
 
 def test_a_leaders_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
@@ -258,7 +259,7 @@ def test_a_leaders_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
 
 @pytest.mark.usefixtures("commit_log_is_silent")
 def test_nothing_is_acknowledged_or_shown_after_a_sync_has_failed(leader: Leader) -> None:
-    log, acks = leader.host.store.log, leader.host.acks
+    log, acks = leader.host.store.log, leader_of(leader.host).acks
     before = log.confirmed
     # The prewriting thread got the kernel's error. The ack loop has not checked yet.
     log.sync_failed = True

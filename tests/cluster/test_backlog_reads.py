@@ -30,14 +30,14 @@ class Backlog:
     def dispatch(self) -> None:
         """Let the dispatcher work."""
         self._allowed.set()
-        self.shard.host._dispatcher.wake()
+        self.shard.host.dispatcher.wake()
 
     def answer(self, call: Any) -> Any:
         """What `call` returns. It is begun before the first dispatch, and must wait for it."""
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(call)
             until(
-                lambda: asked.done() or self.shard.host._dispatcher._awaiting == 1,
+                lambda: asked.done() or self.shard.host.dispatcher._awaiting == 1,
                 lambda: threading.Event().wait(0.001),
             )
             assert self.shard.host.store.queue_range("t", 0) == (0, 0)

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.actors.leader.host import LeaderHost
+from raymq.actors.replica import open_replica
 from raymq.cluster.consume import shard_reader
 from raymq.cluster.consume.async_consumer import AsyncConsumer
 from raymq.cluster.consume.consumer import Consumer
@@ -26,6 +26,7 @@ from raymq.store.config.store_config import StoreConfig
 from raymq.store.queues.raw_records import decode_records
 from tests.support.batches import request
 from tests.support.damaged_store import FIRST_LOG, flip
+from tests.support.roles import leader_of
 
 CLUSTER_ID, TOKEN = "c" * 32, "t0ken"
 BODIES = [b"pay %03d EUR " % number * 20 for number in range(50)]
@@ -37,7 +38,7 @@ class Shard:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.host = LeaderHost(
+        self.host = open_replica(
             root,
             StoreConfig(segment_size_bytes=1 << 20, flush="async", scrub_bytes_per_s=0),
             identity={"cluster_id": CLUSTER_ID, "shard": 0, "incarnation": 1},
@@ -60,7 +61,7 @@ class Shard:
 
         self.host.call("create_topic", {"name": "t", "queues": 1, "shards": [0]})
         self.host.put(request(list(BODIES))).wait(30)
-        self.host.await_dispatch()
+        leader_of(self.host).await_dispatch()
 
     def position(self, offset: int) -> int:
         """The physical offset of a message's record."""
@@ -269,7 +270,7 @@ def test_damage_of_one_queue_is_not_an_error_of_another(shard: Shard) -> None:
     shard.host.call("create_topic", {"name": "two", "queues": 2, "shards": [0]})
     for queue in (0, 1):
         shard.host.put(request([b"a" * 100, b"b" * 100], topic="two", queue=queue)).wait(30)
-    shard.host.await_dispatch()
+    leader_of(shard.host).await_dispatch()
     position = int(shard.host.store.consume_queues.get("two", 0).read(0, 1)["position"][0])
     flip(shard.root / FIRST_LOG, position + 100)
     with Consumer(shard.cluster, "two", start="earliest") as consumer:

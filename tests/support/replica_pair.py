@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from raymq.actors.follower.follower import FollowerSession
+from raymq.actors.follower.session import FollowerSession
 from raymq.actors.satellites.replicator import Replicator
-from raymq.actors.shared.control_block import ControlBlock, shared_file
+from raymq.actors.shared.control_block import ControlBlock, Leadership, shared_file
 from raymq.actors.shared.processes import own_identity
 from raymq.actors.shared.ring import ReplicationRings
 from raymq.actors.shared.wakeup import Wakeup
@@ -25,10 +25,12 @@ from raymq.store.base.checksum import crc32c
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Unavailable
 from raymq.store.base.files import Files
+from raymq.store.base.running_flags import RunningFlags
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import Chain, ChainUnit
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
+from raymq.store.put.put_lock import PutLock
 
 CLUSTER_ID = "pair"
 TIMEOUT_S = 20.0
@@ -37,7 +39,15 @@ TIMEOUT_S = 20.0
 def new_session(port: CommitLogPort, identity: dict[str, Any]) -> FollowerSession:
     """The streams of a new follower process, with the ballot that earlier ones left."""
     me = ReplicaProcess(identity["replica"], identity["incarnation"])
-    elections = Elections(port.log, me, members=(0, 1, 2), candidates=(0,), clock=Clock())
+    elections = Elections(
+        port.log,
+        me,
+        members=(0, 1, 2),
+        candidates=(0,),
+        clock=Clock(),
+        put_lock=PutLock(Clock()),
+        flags=RunningFlags(),
+    )
     return FollowerSession(port, identity, elections)
 
 
@@ -73,6 +83,7 @@ class Leader:
 
         self.control.format(self.files.boot_id_hash())
         self.control.begin(7, own_identity(files=self.files), self.end, 0)
+        self.control.publish_leadership(Leadership(epoch=1, begun_end=0, incarnation=7))
         self.flusher = self.control.roles["group_commit"]
         self.flusher_token = self.flusher.give_grant(5, 0)
 

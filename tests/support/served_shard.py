@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from raymq.actors.leader.host import LeaderHost
+from raymq.actors.replica import open_replica
+from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.transport.flight_server import Server, serve
 from raymq.store.config.store_config import StoreConfig
@@ -47,7 +48,7 @@ class ServedShard:
         self._config = config
         self._flushers: list[subprocess.Popen[bytes]] = []
         self._server: Server | None = None
-        self.host: LeaderHost
+        self.host: ReplicaHost
         self.endpoints: dict[int, str] = {}
 
         self.cluster = Cluster(
@@ -62,7 +63,7 @@ class ServedShard:
     def up(self) -> None:
         """Open the store and serve it."""
         identity = {"cluster_id": CLUSTER_ID, "shard": 0, "shards": 1, "name": "served"}
-        self.host = LeaderHost(self.root, self._config, identity=identity, roles=self._roles)
+        self.host = open_replica(self.root, self._config, identity=identity, roles=self._roles)
         self._server = serve(self.host, host="127.0.0.1", port=0, token=TOKEN)
         self.endpoints = {0: f"127.0.0.1:{self._server.port}"}
         self.host.routes = {"0": self.endpoints[0]}

@@ -1,0 +1,149 @@
+"""The log of a replica as the streams of its leader change it: the `FollowerLog` of `session.FollowerSession`.
+
+It exists as long as the process does, because a leader learns from a stream that another replica leads now. It changes
+nothing before this replica follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+from raymq.actors.supervise.replica_host import ReplicaHost
+from raymq.replication.log_receiver import LogTail
+from raymq.store.base.errors import RayMQError, StorageFull, broken
+from raymq.store.config.promise import own_durable
+from raymq.store.engine.followed_log import FollowedLog
+from raymq.store.log.chain import ChainUnit
+
+logger = logging.getLogger("raymq.commit_log")
+
+#: how long a change of the log waits until a leadership of this replica has ended
+FOLLOW_WAIT_S = 3.0
+
+
+class FollowerLogPort:
+    """The log of one replica. Callers: one stream at a time changes it, the ack loop notes syncs, any thread reads."""
+
+    def __init__(self, host: ReplicaHost) -> None:
+        self._host = host
+        self._log = host.log
+        #: the epoch of the frame that is being served
+        self.frame_epoch: Callable[[], int] = int
+        #: held by changes of the log, and by its end
+        self._write_lock = threading.RLock()
+        #: notified when the synced end has moved
+        self._changed = threading.Condition()
+
+    # --- changes ----------------------------------------------------------------------------------
+
+    def append_units(self, units: list[ChainUnit], data: memoryview) -> None:
+        """Append units verbatim and wake the flush service. Raises: Corrupt when a CRC differs."""
+        with self._writing() as followed:
+            followed.append_units(units, data, epoch=self.frame_epoch())
+            self._publish()
+
+    def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
+        """Replace the chain from `units[0].start` on, and write the bytes after the log's end. Raises: Corrupt."""
+        with self._writing() as followed:
+            followed.adopt_units(units, data, epoch=self.frame_epoch())
+            self._publish()
+
+    def truncate(self, offset: int) -> None:
+        """Cut the log, durably. The satellites are stopped before and granted again after. Raises: Corrupt."""
+        host = self._host
+        with self._writing() as followed, host.heartbeat.blocking_call():
+            for role in host.supervisor.roles:
+                host.supervisor.revoke(role)
+            followed.truncate(offset, epoch=self.frame_epoch())
+            host.begin_satellites()
+
+    def advance_confirmed(self, confirmed: int) -> None:
+        """Note the leader's confirmed end, as far as this log reaches."""
+        if self._log.note_confirmed(min(confirmed, self._log.end)):
+            self._host.dispatcher.wake()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[FollowedLog]:
+        """Around a change of the log: status shows the error that refused the last one."""
+        host = self._host
+        host.check_serving()
+        host.await_follower(FOLLOW_WAIT_S)
+        with self._write_lock:
+            followed = host.store.followed
+            if followed is None:
+                # Only a later epoch than this frame's can have been begun meanwhile.
+                raise broken("a replica leads while it stores another leader's bytes")
+            try:
+                yield followed
+            except (OSError, StorageFull) as error:
+                host.failures.note("append", error)
+                raise
+            host.failures.clear("append")
+
+    def _publish(self) -> None:
+        self._host.supervisor.appends.publish(self._log.end)
+        self._host.supervisor.appends.wake_for_append()
+
+    # --- reads ------------------------------------------------------------------------------------
+
+    def same_until(self, units: list[ChainUnit], data: memoryview) -> int:
+        """The first offset at which the bytes differ from this log's."""
+        return self._log.same_until(units, data)
+
+    def tail(self) -> LogTail:
+        """The appended end, and the last unit's facts."""
+        last = self._log.chain.last
+        is_followed = self._host.store.followed is not None
+        if is_followed and last is not None and last.end != self._log.end:
+            # An adoption was interrupted.
+            self._log.complete_chain()
+            last = self._log.chain.last
+        return LogTail(self._log.end, self._log.chain.value, 0 if last is None else last.epoch)
+
+    def chain_value_at(self, offset: int) -> int | None:
+        """The chain value after the unit that ends at `offset`, or None if no unit ends there."""
+        return self._log.chain.value_at(offset)
+
+    def durable(self) -> int:
+        """The durable end: everything below it is held here as durably as the flush mode asks."""
+        return own_durable(self._host.config.flush, self._log.ends)
+
+    def confirmed(self) -> int:
+        """The confirmed end, as far as this follower knows."""
+        return self._log.confirmed
+
+    # --- syncs ------------------------------------------------------------------------------------
+
+    def note_synced(self, synced: int) -> None:
+        """Everything below is synced: wake the stream that acknowledges syncs. Callers: the ack loop."""
+        if synced > self._log.synced:
+            with self._changed:
+                self._log.note_synced(synced)
+                self._changed.notify_all()
+
+    def wait_durable(self, offset: int, timeout_ms: int) -> int:
+        """Wait until `durable() >= offset` or the time is up. Returns: the durable end."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.durable() >= offset or self._host.is_stopping(), timeout_ms / 1000
+            )
+        return self.durable()
+
+    def wake(self) -> None:
+        """Let the streams check whether the process is ending."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Close the store in order, after the change that is under way."""
+        store = self._host.store
+        with self._write_lock:
+            try:
+                store.close()
+            except (OSError, RayMQError) as error:
+                # As a crash leaves it: the next start recovers.
+                logger.warning("the follower did not stop in order: %s", error)
+                store.abandon()

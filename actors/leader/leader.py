@@ -1,0 +1,448 @@
+"""The CommitLog role of a leader: takes puts, answers clients, and runs the services of a leading store.
+
+`ReplicaHost` makes a `Leader` when its replica was elected and the EPOCH record of its epoch is in the log. A server
+receives the host as a `ShardBackend`, so that nothing here knows the network.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from raymq.actors.api.call_arguments import check_integer, check_known
+from raymq.actors.api.shard_api import PutTicket, notify_all_done
+from raymq.actors.shared.failures import FailureFile
+from raymq.actors.shared.latency import LatencyCounter
+from raymq.actors.shared.maintenance import Maintenance
+from raymq.actors.supervise.lease import FLUSH_ROLES
+from raymq.actors.supervise.replica_host import ReplicaHost
+from raymq.actors.supervise.role import Body, Role, not_leading
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import (
+    Bug,
+    DeliveryUnknown,
+    RayMQError,
+    StorageFull,
+    Unavailable,
+)
+from raymq.store.config.promise import own_durable, promises
+from raymq.store.log.clean import CleanService
+from raymq.store.put.small_unit import CheckedPut
+from raymq.store.records.requests import AppendedRows, FetchRequest, FetchSlice, PutRequest
+
+from . import leader_metrics
+from .admin_calls import AdminCalls
+from .appender import AppendedPut, Appender
+from .delays import Delays
+from .put_acks import PutAcks, PutCounters
+
+logger = logging.getLogger("raymq.commit_log")
+
+#: batches up to this are encoded in about the time that a process needs to wake up
+ANNOUNCED_ROWS_MAX = 16
+#: how long the record of an operation (a topic, an offset commit) waits for its promise
+OPERATION_TIMEOUT_S = 60.0
+#: replicas of a shard of which the others go on without one: reads of a new leader may wait for them
+FAILOVER_MEMBERS = 3
+
+
+class Leader(Role):
+    """The leader of a shard.
+
+    A put goes `put` -> Appender -> MessageStore -> PutAcks. Reads go to the Dispatcher, and operations to AdminCalls.
+    Threads: server threads call put, fetch and call. `loops` lists the threads of its own.
+    """
+
+    mode = "leader"
+    display_name = "shard"
+
+    def __init__(
+        self,
+        host: ReplicaHost,
+        *,
+        counters: PutCounters | None = None,
+        latency: LatencyCounter | None = None,
+    ) -> None:
+        """Args: `counters`, `latency`: totals over all leaderships of this process."""
+        store, log = host.store, host.log
+        self._host = host
+        self._clock = host.clock
+        self._appends = host.supervisor.appends
+        self.store = store
+        self._put_path = store.put_path
+        self.counters = counters or PutCounters()
+        #: the role has ended: nothing more is taken
+        self._ended = False
+        #: the last append was refused by the disk or the kernel
+        self._append_failed = False
+        #: the put that is being appended is small
+        self._small_put = False
+        # The real clock, whatever clock this replica has, because Replication's process wrote the times in the file.
+        self._replication_failure = FailureFile(host.root, files=host.files, clock=Clock())
+
+        rows = promises(host.config.flush, has_followers=host.has_followers)
+        self._confirmed_end = rows["quorum"].confirmed_end
+        self._note_confirmed()
+        if host.has_followers:
+            self._expect_acknowledged()
+
+        self._delays = Delays(host, store, self.await_promise)
+        self.acks = PutAcks(host, rows, self.counters, host.dispatcher.wake, latency=latency)
+        self.appender = Appender(self._append, self.acks.hand_over)
+        log.pool.on_full = self._await_pool_space
+        log.on_appended = self._on_appended
+        self._admin = AdminCalls(self)
+
+    def _note_confirmed(self) -> None:
+        """Raise the confirmed end to what the log itself knows."""
+        self._host.log.note_confirmed(self._confirmed_end(self._host.log.ends))
+
+    def _expect_acknowledged(self) -> None:
+        """Let reads wait for messages that the leader before may have acknowledged.
+
+        How far that was is known when the EPOCH record is confirmed. A process that leads again after a restart on the
+        same boot knows it already.
+        """
+        host, led = self._host, self._host.led
+        is_elected = led is not None and len(host.members) >= FAILOVER_MEMBERS
+        if is_elected or not host.log.same_boot:
+            host.dispatcher.expect(host.log.end, is_needed=is_elected)
+
+    def make_cleaner(self) -> CleanService:
+        """See `Role.make_cleaner`."""
+        return self.store.clean_service
+
+    def on_dispatched(self) -> None:
+        """See `Role.on_dispatched`."""
+        self._delays.note_dispatch()
+
+    def loops(self) -> dict[str, Body]:
+        """See `Role.loops`."""
+        return {
+            "append": lambda: self.appender.run(lambda: self._ended),
+            "delays": self._delays.run,
+        }
+
+    # --- puts ------------------------------------------------------------------------
+
+    def put(
+        self,
+        request: PutRequest,
+        notify: Callable[[], None] | None = None,
+        *,
+        producer_waits: bool = False,
+    ) -> PutTicket:
+        """Append a batch. The ticket completes when its promise is kept, or fails with the error that refused it.
+
+        `producer_waits`: the producer seems to send nothing before the answer, so that this thread may wait for it.
+        Raises: Rejected, Unavailable with nothing stored.
+        """
+        began = self._clock.monotonic()
+        if self._host.stop_error is not None or self._ended:
+            self.check_serving()
+        if not self.acks.waiting and request.batch.num_rows <= ANNOUNCED_ROWS_MAX:
+            # No earlier put keeps the flusher awake, so that it is woken here, while this put is encoded.
+            self._appends.announce()
+
+        try:
+            checked = self._put_path.check(request)
+        except RayMQError:
+            self.counters.rejected += 1
+            raise
+
+        ticket = PutTicket(notify, began)
+        # From here on the batch may be stored, so that nothing is raised and errors go to the ticket.
+        appended = self.appender.put(ticket, checked)
+        if producer_waits and appended:
+            self.acks.await_sync(ticket, request.acks, self.appender)
+        return ticket
+
+    def put_many(
+        self,
+        requests: Sequence[PutRequest],
+        notify: Callable[[], None] | None = None,
+        *,
+        producer_waits: bool = False,
+    ) -> list[PutTicket | RayMQError]:
+        """Append small batches together. Returns: the ticket, or the refusal, of each."""
+        began = self._clock.monotonic()
+        rows = sum(request.batch.num_rows for request in requests)
+        if not self.acks.waiting and rows <= ANNOUNCED_ROWS_MAX:
+            self._appends.announce()
+
+        results: list[PutTicket | RayMQError] = []
+        puts: list[tuple[PutTicket, CheckedPut]] = []
+        for request in requests:
+            checked = self._check_one(request)
+            if isinstance(checked, RayMQError):
+                results.append(checked)
+                continue
+            ticket = PutTicket(notify, began)
+            puts.append((ticket, checked))
+            results.append(ticket)
+
+        appended = self.appender.put_many(puts)
+        if producer_waits and appended:
+            self.acks.await_sync(puts[0][0], puts[0][1].request.acks, self.appender)
+        return results
+
+    def _check_one(self, request: PutRequest) -> CheckedPut | RayMQError:
+        """Check one of several puts: an error of one must not affect the others."""
+        try:
+            if self._host.stop_error is not None or self._ended:
+                self.check_serving()
+            return self._put_path.check(request)
+        except RayMQError as error:
+            self.counters.rejected += 1
+            return error
+        except Exception as error:
+            logger.exception("put")
+            return Bug(f"put: {error!r}")
+
+    def _on_appended(self) -> None:
+        """Let the flusher, which is awake for a small put, sync while the put is counted and handed over."""
+        if self._small_put and not self.appender.waiting:
+            self.acks.publish_early()
+
+    def _append(self, puts: list[CheckedPut]) -> list[AppendedRows | RayMQError]:
+        self._small_put = sum(put.encoded.count for put in puts) <= ANNOUNCED_ROWS_MAX
+        end = self._host.log.end
+        try:
+            results = self._put_path.append_many(puts)
+        except Exception as error:
+            if self._host.log.end != end:
+                # The shard's state and the log may differ now, and only a recovery makes them equal.
+                self._host.fail(Unavailable(f"append: {error!r}", field="store"))
+            raise
+        return [self._count_result(put, result) for put, result in zip(puts, results, strict=True)]
+
+    def _count_result(
+        self, put: CheckedPut, result: AppendedRows | RayMQError | OSError
+    ) -> AppendedRows | RayMQError:
+        """Count a put with its result. Returns: the result for the producer."""
+        counters = self.counters
+        if isinstance(result, AppendedRows):
+            if self._append_failed:
+                self._append_failed = False
+                self._host.failures.clear("append")
+            counters.puts += 1
+            counters.rows += result.count
+            counters.bytes += put.encoded.bytes_from(result.duplicates)
+            counters.duplicates += result.duplicates
+            return result
+
+        if isinstance(result, DeliveryUnknown):
+            counters.unknown += 1
+        else:
+            counters.rejected += 1
+        if isinstance(result, (DeliveryUnknown, StorageFull, Unavailable, OSError)):
+            self._append_failed = True
+            self._host.failures.note("append", result)
+        if isinstance(result, OSError):
+            return Unavailable(f"the log could not be written: {result}", field="store")
+        return result
+
+    def _await_pool_space(self) -> None:
+        self.check_serving()
+        self.acks.await_pool_space()
+
+    def step(self) -> None:
+        """See `Role.step`."""
+        if self._host.log.poisoned is not None and self._host.stop_error is None:
+            self._host.check_poisoned()
+        self.acks.step()
+
+    def answer_waiting(self) -> None:
+        """Answer the puts and reads that no thread will answer any more: not stored, or unknown."""
+        try:
+            self.appender.end()
+            self.acks.end()
+        finally:
+            self._host.dispatcher.wake_readers()
+
+    def drain(self, deadline_ms: int) -> None:
+        """See `Role.drain`."""
+        while (
+            (self.appender.busy or self.acks.waiting)
+            and self._host.stop_error is None
+            and self._clock.monotonic_ms() < deadline_ms
+        ):
+            self._clock.sleep_ms(5)
+
+    def stop(self) -> None:
+        """See `Role.stop`."""
+        self._ended = True
+        self.appender.wake()
+        self._delays.stop()
+
+    def end(self) -> None:
+        """See `Role.end`."""
+        self._ended = True
+        self.answer_waiting()
+        # A thread may still be appending. The next leader's process sees what it appended.
+        self.appender.await_idle()
+        self.acks.end()
+        self._delays.abandon()
+
+    def close(self) -> None:
+        """See `Role.close`."""
+        host = self._host
+        try:
+            if host.stop_error is None:
+                host.log.commit_pool()
+                host.log.sync()
+                self._note_confirmed()
+            self._delays.close()
+            self.store.close()
+        except (OSError, RayMQError) as error:
+            # As a crash leaves it: the next start finds the pool and recovers.
+            self._delays.abandon()
+            self.store.abandon()
+            raise Unavailable(
+                f"the shard's last writes before its stop failed: {error}; the next start completes them",
+                field="store",
+            ) from error
+
+    # --- the rest of ShardBackend -------------------------------------------------------------------
+
+    def fetch(self, request: FetchRequest) -> list[FetchSlice]:
+        """See `Dispatcher.fetch`. Raises: Rejected for a topic or queue that does not exist."""
+        self.counters.fetches += 1
+        topics = self.store.state.topics
+        info = topics[check_known(request.topic, topics)]
+        for queue_id in request.offsets:
+            if not 0 <= queue_id < info.queues:
+                check_integer("offsets", queue_id, 0, info.queues - 1)
+        return self._host.dispatcher.fetch(request)
+
+    def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """See `AdminCalls.call`."""
+        return self._admin.call(op, args)
+
+    # What AdminCalls uses beside the store.
+
+    @property
+    def maintenance(self) -> Maintenance:
+        """The maintenance loop of the process."""
+        return self._host.maintenance
+
+    def identity(self) -> dict[str, Any]:
+        """Cluster id, shard and other facts."""
+        return self._host.identity()
+
+    def check_serving(self) -> None:
+        """Raises: Unavailable, when the shard takes no writes here."""
+        self._host.check_serving()
+        if self._ended:
+            raise not_leading(self._host)
+
+    def hand_over(self, replica: int) -> None:
+        """See `ReplicaHost.hand_over`."""
+        self._host.hand_over(replica)
+
+    def await_dispatch(self) -> None:
+        """Wait until readers see all messages confirmed by now. Raises: Unavailable, when that takes too long."""
+        self._host.dispatcher.await_confirmed()
+
+    def await_promise(self, appended: AppendedRows) -> None:
+        """Wait until the promise of an operation's record is kept. Raises: DeliveryUnknown."""
+        ticket = PutTicket()
+        notify_all_done(self.acks.hand_over([AppendedPut(ticket, appended, "quorum")]))
+        ticket.wait(OPERATION_TIMEOUT_S)
+
+    # --- status -----------------------------------------------------------------------------------
+
+    @property
+    def waiting_puts(self) -> int:
+        """Puts that are not answered yet."""
+        return self.appender.waiting + self.acks.waiting
+
+    @property
+    def writable(self) -> bool:
+        """Whether puts are taken now, judged by the last one."""
+        return self._host.state == "RUNNING" and not self._append_failed
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether puts are taken, as far as the flags of the store say."""
+        return self.store.flags.writable
+
+    def causes(self) -> list[str]:
+        """See `Role.causes`."""
+        flags = self.store.flags
+        return [] if flags.writable else [f"puts are refused: {', '.join(flags.names())}"]
+
+    def failures(self) -> dict[str, str]:
+        """See `Role.failures`."""
+        found = {}
+        if self._host.log.allocator.last_error is not None:
+            found["allocate"] = str(self._host.log.allocator.last_error)
+        cause = self._stalled_followers()
+        if cause is not None:
+            found["replication"] = cause
+        return found
+
+    def _stalled_followers(self) -> str | None:
+        """Why followers get no log bytes; None: each of them does."""
+        return self._replication_failure.read() if self._host.has_followers else None
+
+    def status(self) -> dict[str, Any]:
+        """Counters, metrics and services, for status displays and benchmarks."""
+        host, store, log = self._host, self.store, self._host.log
+        return {
+            "writable": self.writable,
+            "min_offset": log.start,
+            "transient_pool": host.config.transient_pool,
+            "committed": log.committed,
+            "dispatched": store.dispatched,
+            "prewritten_bytes": log.allocator.ready,
+            "counters": vars(self.counters),
+            "damage": [{"message": str(error), **error.fields} for error in store.damage],
+            "compaction": {"error": host.compaction.last_error},
+            "metrics": leader_metrics.as_status(self.metrics()),
+            "flags": store.flags.names(),
+            "clean": {**store.clean_service.as_status(), "error": host.maintenance.last_error},
+            "upkeep": {"error": store.checkpoint_service.last_error},
+            "store_stats": store.stats.as_status(),
+        }
+
+    def metrics(self) -> dict[str, Any]:
+        """The values of METRICS. Callers: any thread; cheap enough for every few seconds, not for every put."""
+        host, store, log, counters = self._host, self.store, self._host.log, self.counters
+        roles: dict[str, dict[str, Any]] = host.supervisor.describe()["roles"]
+        flushers = [roles[role] for role in FLUSH_ROLES if role in roles]
+        confirmed = log.confirmed
+        lag = max(0, own_durable(host.config.flush, log.ends) - confirmed)
+
+        return {
+            "raymq_append_batches_total": counters.puts,
+            "raymq_append_messages_total": counters.rows - counters.duplicates,
+            "raymq_append_bytes_total": counters.bytes,
+            "raymq_append_seconds": self.acks.latency.read(),
+            "raymq_flush_seconds": host.supervisor.sync_latencies(),
+            "raymq_fsyncs_total": sum(flusher["syncs"] for flusher in flushers),
+            "raymq_duplicates_total": counters.duplicates,
+            "raymq_rejected_total": counters.rejected,
+            "raymq_unknown_total": counters.unknown,
+            "raymq_fetches_total": counters.fetches,
+            "raymq_role_restarts_total": sum(max(0, role["grants"] - 1) for role in roles.values()),
+            "raymq_scrub_bytes_total": host.scrub.counters.bytes,
+            "raymq_scrub_faults": leader_metrics.damaged_places(host.scrub, store),
+            "raymq_start_time_seconds": host.started_ms / 1000,
+            "raymq_writable": int(self.writable),
+            "raymq_waiting_puts": self.waiting_puts,
+            "raymq_log_start_bytes": log.start,
+            "raymq_log_appended_bytes": log.end,
+            "raymq_log_synced_bytes": log.synced,
+            "raymq_log_confirmed_bytes": confirmed,
+            "raymq_log_dispatched_bytes": store.dispatched,
+            "raymq_replication_lag_bytes": lag if host.has_followers else None,
+            "raymq_under_replicated": (
+                int(self._stalled_followers() is not None) if host.has_followers else None
+            ),
+            "raymq_consumer_lag_messages": leader_metrics.consumer_lags(store),
+            "raymq_topic_messages": leader_metrics.topic_messages(store),
+            "raymq_disk_used_bytes": leader_metrics.used_bytes(store),
+            "raymq_disk_free_bytes": leader_metrics.free_bytes(log),
+        }

@@ -1,0 +1,132 @@
+"""What the CommitLog process of a replica does while it leads, or while it follows: `Role`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from raymq.actors.api.shard_api import PutTicket
+from raymq.store.base.errors import RayMQError, Unavailable
+from raymq.store.base.status import PutStatus
+from raymq.store.log.clean import CleanService
+from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
+
+Body = Callable[[], None]
+
+
+class Role(ABC):
+    """One leadership, or the time between two of them. `ReplicaHost` makes one, and calls `end` before the next.
+
+    `put`, `put_many`, `fetch` and `call` are those of `shard_api.ShardBackend`.
+    """
+
+    #: "leader" or "follower"
+    mode: str
+    #: how error messages call this replica
+    display_name: str
+
+    @abstractmethod
+    def put(
+        self,
+        request: PutRequest,
+        notify: Callable[[], None] | None = None,
+        *,
+        producer_waits: bool = False,
+    ) -> PutTicket:
+        """Append a batch."""
+
+    @abstractmethod
+    def put_many(
+        self,
+        requests: Sequence[PutRequest],
+        notify: Callable[[], None] | None = None,
+        *,
+        producer_waits: bool = False,
+    ) -> list[PutTicket | RayMQError]:
+        """Append small batches together."""
+
+    @abstractmethod
+    def fetch(self, request: FetchRequest) -> list[FetchSlice]:
+        """Read queues."""
+
+    @abstractmethod
+    def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Run an administrative operation."""
+
+    @abstractmethod
+    def make_cleaner(self) -> CleanService:
+        """What deletes old files."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Wait for the satellites, supervise them, and note their progress. Raises: Unavailable, when poisoned."""
+
+    def loops(self) -> dict[str, Body]:
+        """The service loops of this role. After a transient error they begin again."""
+        return {}
+
+    def on_dispatched(self) -> None:
+        """Take note that messages were dispatched. It must not block or raise."""
+        return
+
+    def answer_waiting(self) -> None:
+        """Answer the requests that no thread will answer any more."""
+        return
+
+    def drain(self, deadline_ms: int) -> None:
+        """Wait until the puts under way are answered, or the time is up."""
+        return
+
+    def stop(self) -> None:
+        """End `loops` soon."""
+        return
+
+    def end(self) -> None:
+        """Leave the role, after `stop` and the end of its loops: the store stays open."""
+        self.answer_waiting()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the store in order, after `stop`. Raises: Unavailable when a step failed, with all released."""
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether this replica does what its role asks of it, puts included."""
+        return True
+
+    def causes(self) -> list[str]:
+        """Why less is served than usual."""
+        return []
+
+    def failures(self) -> dict[str, str]:
+        """part -> cause, of parts of this role that fail at present."""
+        return {}
+
+    def status(self) -> dict[str, Any]:
+        """For status displays."""
+        return {}
+
+    def metrics(self) -> dict[str, Any]:
+        """The values of METRICS; none while another replica leads."""
+        return {}
+
+
+class LeaderHint(Protocol):
+    """The part of `ReplicaHost` that knows who leads."""
+
+    def leader_hint(self) -> dict[str, Any]:
+        """`replica`, `epoch` and `endpoint` of the leader."""
+
+
+def not_leading(host: LeaderHint) -> Unavailable:
+    """The refusal of a replica that another one leads, with the address of the leader as far as it is known."""
+    hint = host.leader_hint()
+    where = f"replica {hint['replica']} does" if hint["replica"] is not None else "ask again"
+    return Unavailable(
+        f"this replica does not lead the shard: {where} (epoch {hint['epoch']}); nothing was stored",
+        field="leader",
+        limit=hint["endpoint"],
+        epoch=hint["epoch"],
+        status=PutStatus.SERVICE_NOT_AVAILABLE.value,
+    )
