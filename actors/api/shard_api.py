@@ -17,6 +17,10 @@ from raymq.store.records.requests import FetchRequest, FetchSlice, PutOutcome, P
 
 from .call_arguments import check_integer, check_name, wrong_value
 
+#: frames of a log stream as they arrive: header and log bytes
+Frames = Iterator[tuple[bytes, Any]]
+SendFrame = Callable[[bytes, Any], None]
+
 logger = logging.getLogger("raymq.commit_log")
 
 
@@ -103,9 +107,7 @@ class ShardBackend(Protocol):
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """Run an administrative operation. actors/protocol lists them."""
 
-    def replicate(
-        self, frames: Iterator[tuple[bytes, Any]], send: Callable[[bytes, Any], None]
-    ) -> None:
+    def replicate(self, frames: Frames, send: SendFrame) -> None:
         """Serve one stream of the leader's Replication until `frames` ends."""
 
 

@@ -1,5 +1,6 @@
-"""The CommitLog process of a shard's follower.
+"""The CommitLog process of a replica while it follows.
 
-host      the CommitLog role: stores the leader's units, and acknowledges them
-follower  the follower's side of replication in that process
+follower  the role: has the leader's bytes synced, sends clients to the leader
+session   the streams of a leader, and the frames that answer them
+log_port  the log as these streams change it
 """

@@ -8,7 +8,7 @@ from typing import Any
 
 from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.supervise.replica_host import ReplicaHost
-from raymq.actors.supervise.role import Role, not_leading
+from raymq.actors.supervise.role import ReplicaRole, not_leading
 from raymq.store.base.errors import RayMQError
 from raymq.store.log.clean import CleanService
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
@@ -25,7 +25,7 @@ BUSY_WAIT_MS = 10
 RESERVED_HOURS_MIN = 72
 
 
-class Follower(Role):
+class Follower(ReplicaRole):
     """A follower of a shard. `FollowerSession` serves the leader's streams. Clients are sent to the leader."""
 
     mode = display_name = "follower"
@@ -35,14 +35,15 @@ class Follower(Role):
         self._port = port
 
     def make_cleaner(self) -> CleanService:
-        """See `Role.make_cleaner`. No service that delivers delayed messages says here which records it needs."""
+        """See `ReplicaRole.make_cleaner`."""
+        # No service that delivers delayed messages says here which records it needs.
         store = self._host.store
         return CleanService(
             store.log, store, flags=store.flags, reserved_hours_min=RESERVED_HOURS_MIN
         )
 
     def step(self) -> None:
-        """See `Role.step`."""
+        """See `ReplicaRole.step`."""
         host, log = self._host, self._host.log
         host.supervisor.wait(BUSY_WAIT_MS if log.synced < log.end else IDLE_WAIT_MS)
         host.supervisor.tick()
@@ -78,9 +79,9 @@ class Follower(Role):
         raise not_leading(self._host)
 
     def answer_waiting(self) -> None:
-        """See `Role.answer_waiting`."""
+        """See `ReplicaRole.answer_waiting`."""
         self._port.wake()
 
     def close(self) -> None:
-        """See `Role.close`: what is confirmed is dispatched, and everything is synced."""
+        """See `ReplicaRole.close`: what is confirmed is dispatched, and everything is synced."""
         self._port.close()

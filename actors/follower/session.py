@@ -7,9 +7,9 @@ and acknowledgement happen under one lock, so no answer describes a log that ano
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from raymq.actors.api.shard_api import Frames, SendFrame
 from raymq.actors.supervise.elections import Elections
 from raymq.replication import log_receiver, wire
 from raymq.replication.election import LeaderHeard
@@ -20,9 +20,6 @@ from raymq.store.log.chain import ChainUnit
 ACK_WAIT_MS = 200
 #: between two checks of a log that is stopping, whose `wait_durable` returns at once
 STOPPING_WAIT_S = 0.002
-
-Frames = Iterator[tuple[bytes, Any]]
-SendFrame = Callable[[bytes, Any], None]
 
 
 class FollowerLog(log_receiver.LogView, Protocol):
@@ -161,7 +158,7 @@ class FollowerSession:
         return replies, acknowledges
 
     def _refusal_of_epoch(self, epoch: int) -> wire.Refusal:
-        """The refusal of a leader whose epoch is over (R4)."""
+        """The refusal of a leader whose epoch is over (rule R4 of docs/design.md)."""
         newest = self._elections.epoch
         text = f"epoch {epoch} is over, because this follower has heard epoch {newest}"
         return wire.Refusal(wire.Reason.EPOCH, newest, text)

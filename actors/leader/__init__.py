@@ -1,6 +1,6 @@
-"""The CommitLog process of a shard's leader.
+"""The CommitLog process of a replica while it leads.
 
-host            the CommitLog role: owns the log, answers clients
+leader          the role: takes puts, answers clients
 appender        appends the puts of many threads in groups
 put_acks        answers puts when their promise is kept, or as unknown
 delays          delivers delayed messages

@@ -17,7 +17,7 @@ from raymq.actors.shared.latency import LatencyCounter
 from raymq.actors.shared.maintenance import Maintenance
 from raymq.actors.supervise.lease import FLUSH_ROLES
 from raymq.actors.supervise.replica_host import ReplicaHost
-from raymq.actors.supervise.role import Body, Role, not_leading
+from raymq.actors.supervise.role import Body, ReplicaRole, not_leading
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
     Bug,
@@ -47,7 +47,7 @@ OPERATION_TIMEOUT_S = 60.0
 FAILOVER_MEMBERS = 3
 
 
-class Leader(Role):
+class Leader(ReplicaRole):
     """The leader of a shard.
 
     A put goes `put` -> Appender -> MessageStore -> PutAcks. Reads go to the Dispatcher, and operations to AdminCalls.
@@ -110,21 +110,21 @@ class Leader(Role):
             host.dispatcher.expect(host.log.end, is_needed=is_elected)
 
     def make_cleaner(self) -> CleanService:
-        """See `Role.make_cleaner`."""
+        """See `ReplicaRole.make_cleaner`."""
         return self.store.clean_service
 
     def on_dispatched(self) -> None:
-        """See `Role.on_dispatched`."""
+        """See `ReplicaRole.on_dispatched`."""
         self._delays.note_dispatch()
 
     def loops(self) -> dict[str, Body]:
-        """See `Role.loops`."""
+        """See `ReplicaRole.loops`."""
         return {
             "append": lambda: self.appender.run(lambda: self._ended),
             "delays": self._delays.run,
         }
 
-    # --- puts ------------------------------------------------------------------------
+    # --- puts -------------------------------------------------------------------------------------
 
     def put(
         self,
@@ -248,7 +248,7 @@ class Leader(Role):
         self.acks.await_pool_space()
 
     def step(self) -> None:
-        """See `Role.step`."""
+        """See `ReplicaRole.step`."""
         if self._host.log.poisoned is not None and self._host.stop_error is None:
             self._host.check_poisoned()
         self.acks.step()
@@ -262,7 +262,7 @@ class Leader(Role):
             self._host.dispatcher.wake_readers()
 
     def drain(self, deadline_ms: int) -> None:
-        """See `Role.drain`."""
+        """See `ReplicaRole.drain`."""
         while (
             (self.appender.busy or self.acks.waiting)
             and self._host.stop_error is None
@@ -271,13 +271,13 @@ class Leader(Role):
             self._clock.sleep_ms(5)
 
     def stop(self) -> None:
-        """See `Role.stop`."""
+        """See `ReplicaRole.stop`."""
         self._ended = True
         self.appender.wake()
         self._delays.stop()
 
     def end(self) -> None:
-        """See `Role.end`."""
+        """See `ReplicaRole.end`."""
         self._ended = True
         self.answer_waiting()
         # A thread may still be appending. The next leader's process sees what it appended.
@@ -286,7 +286,7 @@ class Leader(Role):
         self._delays.abandon()
 
     def close(self) -> None:
-        """See `Role.close`."""
+        """See `ReplicaRole.close`."""
         host = self._host
         try:
             if host.stop_error is None:
@@ -304,7 +304,7 @@ class Leader(Role):
                 field="store",
             ) from error
 
-    # --- the rest of ShardBackend -------------------------------------------------------------------
+    # --- the rest of ShardBackend -----------------------------------------------------------------
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """See `Dispatcher.fetch`. Raises: Rejected for a topic or queue that does not exist."""
@@ -369,12 +369,12 @@ class Leader(Role):
         return self.store.flags.writable
 
     def causes(self) -> list[str]:
-        """See `Role.causes`."""
+        """See `ReplicaRole.causes`."""
         flags = self.store.flags
         return [] if flags.writable else [f"puts are refused: {', '.join(flags.names())}"]
 
     def failures(self) -> dict[str, str]:
-        """See `Role.failures`."""
+        """See `ReplicaRole.failures`."""
         found = {}
         if self._host.log.allocator.last_error is not None:
             found["allocate"] = str(self._host.log.allocator.last_error)

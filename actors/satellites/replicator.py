@@ -6,8 +6,9 @@ far its follower is. The bytes that enough followers hold are replicated (replic
 that end with the leader's own ends into the outcomes of the puts that wait for replicas. Its acknowledged end is the
 position that Replication publishes. CommitLog acknowledges these puts by it and shows records to readers up to it,
 because both are one row of store/config/promise.py. Nothing below the end of the EPOCH record is published, because
-records of earlier epochs are not safe by the number of their copies (R6, R11). Late puts are reported as entries.
-Nothing here must survive: a new process finds the matches again, and CommitLog answers the puts that a dead one left.
+records of earlier epochs are not safe by the number of their copies (R6 and R11 of docs/design.md). Late puts are
+reported as entries. Nothing here must survive: a new process finds the matches again, and CommitLog answers the puts
+that a dead one left.
 """
 
 from __future__ import annotations

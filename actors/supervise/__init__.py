@@ -3,6 +3,8 @@
 supervisor    grants leases to satellites, combines their progress, fences the dead
 lease         the lease of one role, as CommitLog sees it
 elections     the election machine of the replica, with its ballot on disk
+election_peers  carries messages of elections to the other replicas
+role          what the process does while it leads, or while it follows
 dispatcher    dispatches confirmed messages, and holds reads that wait
-replica_host  base class of both CommitLog processes: start, ack loop, failure, stop
+replica_host  the process: start, roles, ack loop, failure, stop
 """

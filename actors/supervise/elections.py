@@ -49,7 +49,7 @@ BALLOT = "ballot"
 TICK_MS = 50
 
 #: sends an encoded message to a replica, soon or never
-SendFrame = Callable[[int, bytes], None]
+SendToReplica = Callable[[int, bytes], None]
 
 
 def _drop(replica: int, frame: bytes) -> None:
@@ -77,7 +77,7 @@ class Elections:
         """Args: `members`: ids of all replicas. `candidates`: those that may lead. `log`: recovered.
 
         `put_lock`: orders all writes of the log. `flags`: FENCED is set while this replica does not lead.
-        `is_new_complete`: whether a replica without a ballot counts as complete (R13).
+        `is_new_complete`: whether a replica without a ballot counts as complete (R13 of docs/design.md).
         """
         self._log = log
         self._clock = clock
@@ -97,7 +97,7 @@ class Elections:
         self.matched_end: Callable[[], int] = int
         #: called after a step that began or ended a leadership. It must not block
         self.on_leadership: Callable[[], None] = lambda: None
-        self.send_frame: SendFrame = _drop
+        self.send_frame: SendToReplica = _drop
         log.epoch_floor = ballot.epoch
 
     @property

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from raymq.actors.api.shard_api import PutTicket
+from raymq.actors.api.shard_api import Frames, PutTicket, SendFrame
 from raymq.actors.shared.control_block import COMMIT_REAL_TIME, Leadership
 from raymq.actors.shared.failures import ActiveFailures
 from raymq.actors.shared.heartbeat import Heartbeat
@@ -48,7 +48,7 @@ from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 from .dispatcher import Dispatcher
 from .election_peers import ElectionPeers, PeerCalls
 from .elections import Elections
-from .role import Body, Role
+from .role import Body, ReplicaRole
 from .supervisor import Supervisor
 
 logger = logging.getLogger("raymq.commit_log")
@@ -59,9 +59,6 @@ RETRY_S = 0.1
 LEAD_RETRY_MS = 5_000
 #: how long the end of a role waits for its threads
 ROLE_END_S = 2.0
-
-Frames = Iterator[tuple[bytes, Any]]
-SendFrame = Callable[[bytes, Any], None]
 
 
 class LeaderStreams(Protocol):
@@ -74,8 +71,8 @@ class LeaderStreams(Protocol):
 class RoleClasses(NamedTuple):
     """What a replica is made of. They are in packages above this one."""
 
-    leader: Callable[[ReplicaHost], Role]
-    follower: Callable[[ReplicaHost], Role]
+    leader: Callable[[ReplicaHost], ReplicaRole]
+    follower: Callable[[ReplicaHost], ReplicaRole]
     streams: Callable[[ReplicaHost], LeaderStreams]
 
 
@@ -93,7 +90,7 @@ class ReplicaHost:
     dispatcher: Dispatcher
     maintenance: Maintenance
     compaction: CompactionService
-    role: Role
+    role: ReplicaRole
 
     def __init__(
         self,
@@ -116,9 +113,9 @@ class ReplicaHost:
         """Args: `roles`: the satellites. `members`: all replicas of the shard. `candidates`: those that may lead.
 
         `connect_peer`: connects to another replica, for elections. `is_new_complete`: whether an empty directory may
-        be trusted to be a new one (R13). `note_leadership`: called with the epoch that this replica leads from now on.
-        `end_process`: ends this process soon, for a reason. Its successor recovers.
-        None: stay, read only.
+        be trusted to be a new one (rule R13 of docs/design.md). `note_leadership`: called with the epoch that this
+        replica leads from now on. `end_process`: ends this process soon, for a reason. Its successor recovers. None:
+        stay, read only.
         """
         require(
             (COMMIT_REAL_TIME in roles) == config.transient_pool,
@@ -391,7 +388,7 @@ class ReplicaHost:
         logger.info("this replica follows; epoch %d", self.elections.epoch)
 
     def _change_role(
-        self, make: Callable[[ReplicaHost], Role], before: Callable[[], None] | None = None
+        self, make: Callable[[ReplicaHost], ReplicaRole], before: Callable[[], None] | None = None
     ) -> None:
         """End the present role, and begin another one. Args: `before`: called between the two."""
         self._end_role_threads()
@@ -739,6 +736,10 @@ class ReplicaHost:
         """Ends and satellites, for status displays."""
         log, recovered = self.log, self.log.recovered
         leader = self.elections.leader
+        recovery = None
+        if recovered is not None:
+            recovery = {"row": recovered.row.name, "end": recovered.end}
+
         return {
             **self.identity_facts,
             "mode": self.role.mode,
@@ -751,9 +752,7 @@ class ReplicaHost:
             "epoch": self.elections.epoch,
             "leader": None if leader is None else leader.id,
             "is_complete": self.elections.is_complete,
-            "recovery": None
-            if recovered is None
-            else {"row": recovered.row.name, "end": recovered.end},
+            "recovery": recovery,
             "scrub": self.scrub.status(),
             "supervisor": self.supervisor.describe(),
             **self.role.status(),

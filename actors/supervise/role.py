@@ -1,4 +1,4 @@
-"""What the CommitLog process of a replica does while it leads, or while it follows: `Role`."""
+"""What the CommitLog process of a replica does while it leads, or while it follows: `ReplicaRole`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 Body = Callable[[], None]
 
 
-class Role(ABC):
+class ReplicaRole(ABC):
     """One leadership, or the time between two of them. `ReplicaHost` makes one, and calls `end` before the next.
 
     `put`, `put_many`, `fetch` and `call` are those of `shard_api.ShardBackend`.

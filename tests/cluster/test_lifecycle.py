@@ -84,11 +84,10 @@ def test_a_mirrored_shard_gets_its_five_actors_followers_first(
         "shard-0:replica-0:replication",
     ]
     leader = ray.actors["raymq:default:shard-0:replica-0:commit_log"].spec
-    assert leader["mode"] == "leader"
+    assert leader["candidates"] == (0,)
     directory = str(tmp_path / "data" / "shard-0" / "replica-1")
     assert leader["peers"] == {1: [directory, "raymq:default:shard-0:replica-1:commit_log"]}
     assert leader["data_dir"] == str(tmp_path / "data" / "shard-0" / "replica-0")
-    assert ray.actors["raymq:default:shard-0:replica-1:commit_log"].spec["mode"] == "follower"
 
 
 def test_every_actor_outlives_its_starter_restarts_and_never_retries(
@@ -187,7 +186,7 @@ def test_a_shard_that_only_reads_is_up_and_says_why(
 ) -> None:
     def reading(actor: FakeActor) -> None:
         if actor.spec["shard"] == 1:
-            actor.states = [{"state": "READ_ONLY", "endpoint": "127.0.0.1:7001", "error": "EIO"}]
+            actor.states = [{**actor.states[0], "state": "READ_ONLY", "error": "EIO"}]
 
     ray.on_create = reading
     lines: list[str] = []

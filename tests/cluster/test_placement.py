@@ -127,7 +127,7 @@ def spec(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         "cluster_id": "ab" * 16,
         "shard": 0,
         "replica": 0,
-        "mode": "leader",
+        "candidates": (0,),
         "cluster_dir": str(root),
         "data_dir": str(root / "shard-0" / "replica-0"),
         "node": "a",
@@ -188,7 +188,7 @@ def test_a_leader_does_not_begin_again_on_an_empty_disk(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="mount its disk"):
         placement.prepare_replica(spec(tmp_path), restarted=True)
     # A follower gets everything from its leader again.
-    follower = spec(tmp_path, formed=True, mode="follower", replica=1)
+    follower = spec(tmp_path, formed=True, replica=1)
     placement.prepare_replica(follower, restarted=True)
 
 

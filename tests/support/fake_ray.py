@@ -33,7 +33,13 @@ class FakeActor:
         self.spec = spec
         #: what `ready` answers, one after the other. The last one stays
         self.states: list[Any] = [
-            {"state": "RUNNING", "endpoint": f"127.0.0.1:{7000 + spec['shard']}", "error": None}
+            {
+                "state": "RUNNING",
+                "endpoint": f"127.0.0.1:{7000 + spec['shard']}",
+                "error": None,
+                "mode": "leader" if spec.get("replica") == 0 else "follower",
+                "epoch": 1,
+            }
         ]
         self.routes: dict[str, str] | None = None
         self.close_failure: Exception | None = None
@@ -61,7 +67,7 @@ class FakeActor:
         names = ("cluster_id", "shards", "token", "ca", "placement")
         return {name: self.spec[name] for name in names}
 
-    def on_set_routes(self, routes: dict[str, str]) -> None:
+    def on_set_routes(self, routes: dict[str, str], replicas: dict[str, dict[str, str]]) -> None:
         self.routes = routes
 
     def on_close(self, timeout_s: float | None = None) -> None:
