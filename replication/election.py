@@ -47,6 +47,8 @@ class ElectionLimits:
 
     #: a follower that hears no leader for this long, and up to as long again, asks for votes
     election_ms: int = 1_000
+    #: between two checks of a leader, which are its heartbeats too
+    heartbeat_ms: int = 300
     #: a leader that no majority answers for this long steps down
     majority_silence_ms: int = 2_000
     #: between two questions that were not answered
@@ -102,7 +104,10 @@ class Received(NamedTuple):
 
 
 class LeaderHeard(NamedTuple):
-    """A frame of log bytes, or a heartbeat, came from the leader of an epoch. `admits` says whether to take it."""
+    """A frame of a log stream came from the leader of an epoch. `admits` says whether to take it.
+
+    The leader's id counts: an epoch has one leader, whose log streams may come from another of its processes.
+    """
 
     leader: ReplicaProcess
     epoch: int
@@ -204,6 +209,15 @@ class ElectionState(Enum):
     LEADER = "leader"
 
 
+class _WaitingJoin(NamedTuple):
+    """A join that waits for a check that began after it."""
+
+    sender: ReplicaProcess
+    nonce: int
+    #: number of the last check before the join came
+    after: int
+
+
 @dataclass
 class _Leadership:
     """What a leader knows of its epoch."""
@@ -214,13 +228,12 @@ class _Leadership:
     durable_ends: dict[int, int] = field(default_factory=dict)
     #: replica -> when its last answer came, ms
     heard_ms: dict[int, int] = field(default_factory=dict)
-    #: number of the check whether this is still the newest epoch, and its answers
+    #: number of the last check whether this is still the newest epoch, and when it began
     check_number: int = 0
-    answers: dict[int, bool] = field(default_factory=dict)
-    #: joins that wait for the present check, and those that came after it began
-    joins: list[tuple[ReplicaProcess, int]] = field(default_factory=list)
-    later_joins: list[tuple[ReplicaProcess, int]] = field(default_factory=list)
-    asked_ms: int = 0
+    checked_ms: int = 0
+    #: replica -> the newest check that it has answered, and whether it is complete
+    answers: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    joins: list[_WaitingJoin] = field(default_factory=list)
     hand_over_to: int | None = None
     hand_over_until_ms: int = 0
 
@@ -241,7 +254,7 @@ class ElectionMachine:
         self.me = me
         self.ballot = ballot
         self.state = ElectionState.FOLLOWER
-        #: the leader of the epoch of the ballot, as far as it is known
+        #: the leader of the epoch of the ballot, as far as it is known; its id counts
         self.leader: ReplicaProcess | None = None
         #: the confirmed end, as far as this process led it
         self.confirmed = 0
@@ -308,7 +321,10 @@ class ElectionMachine:
     def admits(self, leader: ReplicaProcess, epoch: int) -> bool:
         """Whether a frame of log bytes may be taken. Callers: after `step(LeaderHeard)` and its effects."""
         return (
-            epoch == self.epoch and self.leader == leader and self.state is ElectionState.FOLLOWER
+            epoch == self.epoch
+            and self.leader is not None
+            and self.leader.id == leader.id
+            and self.state is ElectionState.FOLLOWER
         )
 
     # --- epochs -----------------------------------------------------------------------------------
@@ -373,7 +389,8 @@ class ElectionMachine:
         if isinstance(message, PreVote):
             self._answer_pre_vote(sender, epoch, message)
         elif isinstance(message, AskEpoch):
-            self._send(sender, EpochReply(message.number, self.ballot.is_complete))
+            if not self._is_led():
+                self._send(sender, EpochReply(message.number, self.ballot.is_complete))
         elif isinstance(message, EpochReply):
             self._take_epoch(sender, epoch, message)
         else:
@@ -383,6 +400,8 @@ class ElectionMachine:
                 self._answer_vote(sender, epoch, message, is_new=is_new)
             elif epoch == self.epoch:
                 self._receive_in_epoch(sender, message)
+            elif isinstance(message, CheckLeader):
+                self._send(sender, wire.NewerEpoch())
 
     def _receive_in_epoch(self, sender: ReplicaProcess, message: wire.Election) -> None:
         """Take a message of this replica's epoch."""
@@ -391,6 +410,7 @@ class ElectionMachine:
         elif isinstance(message, VoteReply):
             self._take_vote(sender, message)
         elif isinstance(message, CheckLeader):
+            self._follow(sender)
             self._send(sender, CheckLeaderReply(message.number, self.ballot.is_complete))
         elif isinstance(message, CheckLeaderReply):
             self._take_check(sender, message)
@@ -411,7 +431,7 @@ class ElectionMachine:
         """Do what is due: a leader's checks, a join, an election."""
         if self._election_ms is None:
             self._await_leader()
-            if self._is_sole and self.ballot.is_complete:
+            if self._is_sole:
                 # No other replica can lead: there is nothing to wait for.
                 self._election_ms = self._now_ms
 
@@ -443,17 +463,19 @@ class ElectionMachine:
 
     def _answer_pre_vote(self, sender: ReplicaProcess, epoch: int, message: PreVote) -> None:
         """Say whether this replica would vote. One that hears a leader says no (R5)."""
-        heard_ms = self._leader_heard_ms
-        is_led = self.state is ElectionState.LEADER or (
-            heard_ms is not None and self._now_ms - heard_ms < self._limits.election_ms
-        )
-
         granted = (
-            not is_led
+            not self._is_led()
             and epoch >= self.epoch
             and (message.last_epoch, message.end) >= self._log.recency
         )
         self._send(sender, PreVoteReply(message.number, granted, self.ballot.is_complete))
+
+    def _is_led(self) -> bool:
+        """Whether this replica leads, or hears a leader."""
+        heard_ms = self._leader_heard_ms
+        return self.state is ElectionState.LEADER or (
+            heard_ms is not None and self._now_ms - heard_ms < self._limits.election_ms
+        )
 
     def _take_pre_vote(self, sender: ReplicaProcess, message: PreVoteReply) -> None:
         """Count one answer to the present question."""
@@ -527,12 +549,12 @@ class ElectionMachine:
 
         self.state = ElectionState.LEADER
         self.leader = self.me
-        heard = dict.fromkeys(self._answers, self._now_ms)
-        self._leadership = _Leadership(heard_ms=heard, asked_ms=self._now_ms)
+        self._leadership = _Leadership(heard_ms=dict.fromkeys(self._answers, self._now_ms))
         if not self.ballot.is_complete:
             # Every replica voted, and no log is ahead of this one: it has all that was ever confirmed.
             self.ballot = self.ballot._replace(is_complete=True)
             self._effects.append(Persist(self.ballot))
+        self._begin_check()
         self._effects.append(BeginEpoch(self.epoch))
 
     # --- the follower -----------------------------------------------------------------------------
@@ -540,11 +562,16 @@ class ElectionMachine:
     def _hear_leader(self, event: LeaderHeard) -> None:
         """Follow the leader of the newest epoch. An older one learns of the newer epoch by the refusal."""
         self._observe(event.epoch)
-        if event.epoch < self.epoch or self.state is ElectionState.LEADER:
+        if event.epoch == self.epoch:
+            self._follow(event.leader)
+
+    def _follow(self, leader: ReplicaProcess) -> None:
+        """Note that the leader of the present epoch was heard: there is nothing to elect for now."""
+        if self.state is ElectionState.LEADER:
             return
 
         self.state = ElectionState.FOLLOWER
-        self.leader = event.leader
+        self.leader = leader
         self._leader_heard_ms = self._now_ms
         self._await_leader()
         if not self.ballot.is_complete:
@@ -562,14 +589,15 @@ class ElectionMachine:
 
         is_due = self._now_ms - self._join_sent_ms >= self._limits.retry_ms
         if target is None and self.leader is not None and (not self._nonce or is_due):
-            self._last_nonce += 1
-            self._nonce, self._join_sent_ms = self._last_nonce, self._now_ms
-            self._send(self.leader, Join(self._nonce))
+            if not self._nonce:
+                self._nonce = self._last_nonce = self._last_nonce + 1
+            self._join_sent_ms = self._now_ms
+            self._send(ReplicaProcess(self.leader.id, 0), Join(self._nonce))
 
     # --- the leader -------------------------------------------------------------------------------
 
     def _tick_leader(self) -> None:
-        """Step down without a majority (R16); repeat a check; end a hand-over that came to nothing."""
+        """Step down without a majority (R16); send a heartbeat; end a hand-over that came to nothing."""
         leadership, limits = self._leadership, self._limits
         heard = [
             member
@@ -580,7 +608,7 @@ class ElectionMachine:
             self._step_down(f"no majority was heard for {limits.majority_silence_ms} ms")
             return
 
-        if leadership.joins and self._now_ms - leadership.asked_ms >= limits.retry_ms:
+        if self._now_ms - leadership.checked_ms >= limits.heartbeat_ms:
             self._begin_check()
 
         if leadership.hand_over_to is not None and self._now_ms >= leadership.hand_over_until_ms:
@@ -617,47 +645,50 @@ class ElectionMachine:
             return
 
         leadership = self._leadership
-        waiting = leadership.later_joins if leadership.joins else leadership.joins
-        waiting[:] = [each for each in waiting if each[0].id != sender.id]
-        waiting.append((sender, message.nonce))
-
-        if waiting is leadership.joins:
-            self._begin_check()
+        waiting = [each for each in leadership.joins if each.sender.id == sender.id]
+        if (sender, message.nonce) in [each[:2] for each in waiting]:
+            # A repeated question. The answers since the first one count.
+            return
+        for each in waiting:
+            leadership.joins.remove(each)
+        leadership.joins.append(_WaitingJoin(sender, message.nonce, leadership.check_number))
+        self._begin_check()
 
     def _begin_check(self) -> None:
-        """Ask all whether this is still the newest epoch: only answers to a question of now count."""
-        leadership = self._leadership
-        leadership.joins += leadership.later_joins
-        leadership.later_joins = []
-
-        leadership.check_number += 1
-        leadership.asked_ms = self._now_ms
-        leadership.answers = {self.me.id: self.ballot.is_complete}
-        self._ask_others(CheckLeader(leadership.check_number))
+        """Ask all whether this is still the newest epoch. They also learn so who leads it."""
+        self._leadership.check_number += 1
+        self._leadership.checked_ms = self._now_ms
+        self._ask_others(CheckLeader(self._leadership.check_number))
         self._after_check()
 
     def _take_check(self, sender: ReplicaProcess, message: CheckLeaderReply) -> None:
-        """Count one answer to the present check."""
-        if self.state is ElectionState.LEADER and message.number == self._leadership.check_number:
-            self._leadership.heard_ms[sender.id] = self._now_ms
-            self._leadership.answers[sender.id] = message.is_complete
+        """Count one answer to a check, present or past: a slow answer is one, too."""
+        if self.state is not ElectionState.LEADER:
+            return
+
+        leadership = self._leadership
+        leadership.heard_ms[sender.id] = self._now_ms
+        if message.number > leadership.answers.get(sender.id, (0, False))[0]:
+            leadership.answers[sender.id] = message.number, message.is_complete
             self._after_check()
 
     def _after_check(self) -> None:
-        """Name the log's end to all that wait, once enough replicas said that this epoch is the newest (R15)."""
+        """Name the log's end to each that waits, once enough replicas said that this epoch is the newest (R15)."""
         leadership = self._leadership
-        if not leadership.joins or not self._leads_newest_epoch():
-            return
+        for join in list(leadership.joins):
+            if self._led_newest_epoch(join.after):
+                leadership.joins.remove(join)
+                self._send(join.sender, JoinReply(join.nonce, self._log.end))
 
-        for sender, nonce in leadership.joins:
-            self._send(sender, JoinReply(nonce, self._log.end))
-        leadership.joins, leadership.later_joins = leadership.later_joins, []
-        if leadership.joins:
-            self._begin_check()
-
-    def _leads_newest_epoch(self) -> bool:
-        """Whether the answers to the present check prove that no later leader was elected before it."""
-        members, answers = len(self._members), self._leadership.answers
+    def _led_newest_epoch(self, after: int) -> bool:
+        """Whether answers to checks after that one prove that no later leader was elected before they began."""
+        answers = {
+            member: is_complete
+            for member, (number, is_complete) in self._leadership.answers.items()
+            if number > after
+        }
+        answers[self.me.id] = self.ballot.is_complete
+        members = len(self._members)
         enough = self._is_sole or len(answers) >= majority(members)
         return enough and sees_all_confirmed(members, answers)
 

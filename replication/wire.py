@@ -180,7 +180,7 @@ class EpochReply(NamedTuple):
 
 
 class CheckLeader(NamedTuple):
-    """Am I still the leader of the newest epoch that you know?"""
+    """Am I still the leader of the newest epoch that you know? A leader's heartbeat."""
 
     number: int
 
@@ -210,7 +210,7 @@ class TakeOver(NamedTuple):
 
 
 class NewerEpoch(NamedTuple):
-    """A follower refused log bytes: it serves the epoch of this message."""
+    """Log bytes or a CheckLeader are refused: the sender serves the epoch of this message."""
 
 
 Stream: TypeAlias = (

@@ -90,8 +90,8 @@ class JoinsWithoutAFreshRound(ElectionMachine):
     """Rule R15: a leader names the end to reach after a check that began later."""
 
     def _after_check(self) -> None:
-        for sender, nonce in self._leadership.joins:
-            self._send(sender, wire.JoinReply(nonce, self._log.end))
+        for join in self._leadership.joins:
+            self._send(join.sender, wire.JoinReply(join.nonce, self._log.end))
         self._leadership.joins = []
 
 
@@ -138,5 +138,5 @@ BOUNDS: dict[type[ElectionMachine], Bounds] = {
     ConfirmsEarlierEpochs: Bounds(restarts=0, losses=0, records=2),
     CountsIncompleteFollowers: Bounds(restarts=0, records=0),
     JoinsWithoutAFreshRound: Bounds(restarts=0, records=0),
-    ReusesAnEpoch: Bounds(restarts=0, records=0, holds=True, led=False),
+    ReusesAnEpoch: Bounds(restarts=0, records=0, holds=(wire.VoteReply,), led=False),
 }

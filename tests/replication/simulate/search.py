@@ -12,14 +12,18 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import combinations
-from typing import Any
+from itertools import combinations, product
+from typing import Any, TypeAlias
 
 from raymq.replication import election as r
+from raymq.replication import wire
 from raymq.replication.election import Ballot, ElectionMachine, ElectionState, LogFacts
 from raymq.replication.wire import ReplicaProcess
 
 from .world import Broken
+
+#: a replica, and the kind of its message that comes twice
+Hold: TypeAlias = tuple[int, type[wire.Election]]
 
 MEMBERS = (0, 1, 2)
 RECORD_BYTES = 10
@@ -80,7 +84,6 @@ class State:
             leadership.heard_ms = dict(leadership.heard_ms)
             leadership.answers = dict(leadership.answers)
             leadership.joins = list(leadership.joins)
-            leadership.later_joins = list(leadership.later_joins)
             other.members.append(twin)
         return other
 
@@ -94,7 +97,7 @@ class State:
             led = (
                 leadership.begun_end,
                 tuple(sorted(leadership.durable_ends.items())),
-                tuple(leadership.joins),
+                tuple(_waiting(leadership)),
                 leadership.check_number if self.holds else 0,
             )
             members.append(
@@ -155,24 +158,24 @@ class State:
             self.confirmed = records
 
     def deliver(
-        self, reached: tuple[int, ...], sent: list[tuple[int, r.Received]], *, hold: int | None
+        self, reached: tuple[int, ...], sent: list[tuple[int, r.Received]], *, hold: Hold | None
     ) -> None:
         """Deliver messages among the replicas that reach each other, until there are none.
 
-        Args: `hold`: the last message of this replica will arrive a second time.
+        Args: `hold`: the last message of this replica and kind will arrive a second time.
         """
         queue = deque(sent)
         while queue:
             target, message = queue.popleft()
             if target not in reached:
                 continue
-            if message.sender.id == hold:
+            if (message.sender.id, type(message.message)) == hold:
                 self.held = (target, message)
             more: list[tuple[int, r.Received]] = []
             self.step(self.members[target], message, more)
             queue.extend(more)
 
-    def elect(self, candidate: int, others: tuple[int, ...], hold: int | None = None) -> None:
+    def elect(self, candidate: int, others: tuple[int, ...], hold: Hold | None = None) -> None:
         """A replica hears no leader, and reaches some others."""
         self.now += ROUND_MS
         sent: list[tuple[int, r.Received]] = []
@@ -248,10 +251,21 @@ class Bounds:
     losses: int = 1
     restarts: int = 1
     records: int = 4
-    #: an answer may come twice
-    holds: bool = False
+    #: answers of these kinds may come twice
+    holds: tuple[type[wire.Election], ...] = ()
     #: replica 0 leads at the beginning, and all follow
     led: bool = True
+
+
+def _waiting(leadership: r._Leadership) -> Iterator[tuple[Any, ...]]:
+    """The joins that wait, each with the answers that count for it. The numbers of checks make no difference."""
+    for sender, nonce, after in leadership.joins:
+        newer = [
+            (member, is_complete)
+            for member, (number, is_complete) in sorted(leadership.answers.items())
+            if number > after
+        ]
+        yield sender, nonce, tuple(newer)
 
 
 def _subsets(number: int) -> list[tuple[int, ...]]:
@@ -284,10 +298,10 @@ def actions(state: State, bounds: Bounds) -> Iterator[tuple[str, Callable[[State
         else:
             for others in _subsets(number):
                 yield f"{number} asks {others}", lambda s, n=number, o=others: s.elect(n, o)
-                if bounds.holds and state.held is None:
-                    for late in others:
+                if state.held is None:
+                    for late in product(others, bounds.holds):
                         yield (
-                            f"{number} asks {others}, and the answer of {late} comes twice",
+                            f"{number} asks {others}, and {late[1].__name__} of {late[0]} comes twice",
                             lambda s, n=number, o=others, h=late: s.elect(n, o, h),
                         )
         if state.losses < bounds.losses and not [each for each in incomplete if each != number]:
@@ -312,7 +326,7 @@ class Found:
 def search(machine: type[ElectionMachine] = ElectionMachine, bounds: Bounds | None = None) -> Found:
     """Visit all states within bounds. Returns: the first schedule that breaks an invariant, if there is one."""
     bounds = bounds or Bounds()
-    first = State(machine, holds=bounds.holds)
+    first = State(machine, holds=bool(bounds.holds))
     if bounds.led:
         first.elect(0, (1, 2))
         first.stream(0, 1, (2,))

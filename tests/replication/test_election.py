@@ -1,0 +1,271 @@
+"""Single steps of elections: what one machine sends and decides, message by message."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.replication import election as r
+from raymq.replication import wire
+from raymq.replication.election import (
+    Ballot,
+    ElectionLimits,
+    ElectionMachine,
+    ElectionState,
+    LogFacts,
+)
+from raymq.replication.wire import ReplicaProcess
+
+LIMITS = ElectionLimits()
+LOG = LogFacts(last_epoch=1, end=100, durable=100)
+
+
+def process(replica: int) -> ReplicaProcess:
+    return ReplicaProcess(replica, 10 + replica)
+
+
+class Replica:
+    """One machine, its clock, and what it has sent since the last look."""
+
+    def __init__(self, me: int = 0, members: int = 3, ballot: Ballot | None = None, **options):
+        self.machine = ElectionMachine(
+            process(me), range(members), ballot or Ballot(epoch=1), **options
+        )
+        self.now_ms = 0
+        self.log = LOG
+        self.effects: list[r.ElectionEffect] = []
+        self.step(r.ElectionTick(0.0))
+
+    def step(self, event: r.ElectionEvent) -> None:
+        self.effects += self.machine.step(event, self.now_ms, self.log)
+
+    def tick(self, ms: int) -> None:
+        self.now_ms += ms
+        self.step(r.ElectionTick(0.0))
+
+    def hear(self, sender: int, message: wire.Election, epoch: int | None = None) -> None:
+        """Take a message, of this machine's epoch if none is given."""
+        epoch = self.machine.epoch if epoch is None else epoch
+        self.step(r.Received(process(sender), self.machine.me, epoch, message))
+
+    def sent(self, kind: type[wire.Election]) -> list[r.SendElection]:
+        """The messages of one kind since the last call, which forgets all effects."""
+        effects, self.effects = self.effects, []
+        return [
+            each
+            for each in effects
+            if isinstance(each, r.SendElection) and isinstance(each.message, kind)
+        ]
+
+    def had(self, kind: type[r.ElectionEffect]) -> list[r.ElectionEffect]:
+        return [each for each in self.effects if isinstance(each, kind)]
+
+    def checks(self) -> list[int]:
+        """Numbers of the checks sent, once for each check."""
+        return sorted({each.message.number for each in self.sent(wire.CheckLeader)})
+
+
+def follower(**options) -> Replica:
+    """Replica 1, which hears replica 0 lead epoch 5."""
+    replica = Replica(1, **options)
+    replica.hear(0, wire.CheckLeader(1), epoch=5)
+    return replica
+
+
+def leader(members: int = 3, *, begun: bool = True, **options) -> Replica:
+    """Replica 0, which leads the epoch after its ballot's by the votes of all."""
+    replica = Replica(0, members, **options)
+    others = range(1, members)
+    replica.tick(2 * LIMITS.election_ms)
+    for other in others:
+        replica.hear(other, wire.PreVoteReply(1, True, True))
+    for other in others:
+        replica.hear(other, wire.VoteReply(True, True))
+    assert replica.machine.state is ElectionState.LEADER
+    if begun:
+        replica.log = LogFacts(replica.machine.epoch, end=120, durable=120)
+        replica.step(r.EpochBegun(replica.machine.epoch, 120))
+    return replica
+
+
+# --- heartbeats -----------------------------------------------------------------------------------
+
+
+def test_a_leader_sends_heartbeats_from_its_election_on():
+    replica = leader(begun=False)
+    assert [each.addressee.id for each in replica.sent(wire.CheckLeader)] == [1, 2]
+    for _ in range(3):
+        replica.tick(LIMITS.heartbeat_ms - 1)
+        assert not replica.sent(wire.CheckLeader)
+        replica.tick(1)
+        assert [each.addressee.id for each in replica.sent(wire.CheckLeader)] == [1, 2]
+
+
+def test_each_heartbeat_is_a_new_check():
+    replica = leader()
+    numbers = replica.checks()
+    for _ in range(3):
+        replica.tick(LIMITS.heartbeat_ms)
+        numbers += replica.checks()
+    assert numbers == [1, 2, 3, 4]
+
+
+def test_a_replica_alone_sends_nothing():
+    replica = leader(1)
+    for _ in range(100):
+        replica.tick(LIMITS.heartbeat_ms)
+    assert replica.machine.leads
+    assert not replica.had(r.SendElection)
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_sole_candidate_that_needs_no_other_begins_at_once(is_complete: bool):
+    replica = Replica(0, 1, Ballot(1, is_complete=is_complete))
+    assert replica.had(r.BeginEpoch) == [r.BeginEpoch(2)]
+
+
+def test_answers_to_heartbeats_keep_a_leader_whose_log_streams_are_silent():
+    replica = leader()
+    for _ in range(20):
+        replica.tick(LIMITS.heartbeat_ms)
+        replica.hear(2, wire.CheckLeaderReply(replica.checks()[-1], True))
+    assert replica.machine.leads
+
+
+def test_a_slow_answer_keeps_a_leader_too():
+    replica = leader()
+    for _ in range(20):
+        replica.tick(LIMITS.heartbeat_ms)
+        # Four heartbeats have been sent meanwhile.
+        replica.hear(2, wire.CheckLeaderReply(max(1, replica.checks()[0] - 4), True))
+    assert replica.machine.leads
+
+
+def test_a_leader_that_hears_no_majority_steps_down():
+    replica = leader()
+    for _ in range(LIMITS.majority_silence_ms // LIMITS.heartbeat_ms + 1):
+        replica.tick(LIMITS.heartbeat_ms)
+    (down,) = replica.had(r.StepDown)
+    assert "no majority" in down.reason
+    assert replica.machine.leader is None
+
+
+def test_a_follower_that_hears_heartbeats_begins_no_election():
+    replica = follower()
+    replica.effects.clear()
+    for number in range(2, 50):
+        replica.tick(LIMITS.heartbeat_ms)
+        replica.hear(0, wire.CheckLeader(number))
+        assert replica.sent(wire.CheckLeaderReply) == [
+            r.SendElection(process(0), 5, wire.CheckLeaderReply(number, True))
+        ]
+    assert replica.machine.state is ElectionState.FOLLOWER
+    assert replica.machine.leader == process(0)
+
+    replica.hear(2, wire.PreVote(1, 9, 999))
+    (reply,) = replica.sent(wire.PreVoteReply)
+    assert not reply.message.granted
+
+
+def test_a_follower_that_hears_a_leader_names_its_epoch_to_no_candidate():
+    replica = follower()
+    replica.hear(2, wire.AskEpoch(1))
+    assert not replica.sent(wire.EpochReply)
+    replica.tick(LIMITS.election_ms)
+    replica.hear(2, wire.AskEpoch(2))
+    assert replica.sent(wire.EpochReply) == [
+        r.SendElection(process(2), 5, wire.EpochReply(2, True))
+    ]
+
+
+def test_a_candidate_follows_the_leader_of_its_epoch():
+    replica = follower()
+    replica.tick(2 * LIMITS.election_ms)
+    assert replica.machine.state is ElectionState.PRE_CANDIDATE
+    replica.hear(0, wire.CheckLeader(9))
+    assert replica.machine.state is ElectionState.FOLLOWER
+
+    replica.tick(2 * LIMITS.election_ms)
+    (_, question) = (each.message.number for each in replica.sent(wire.PreVote)[-2:])
+    replica.hear(2, wire.PreVoteReply(question, True, True))
+    assert replica.machine.state is ElectionState.CANDIDATE
+    assert replica.machine.epoch == 6
+    replica.hear(2, wire.CheckLeader(1), epoch=6)
+    assert replica.machine.state is ElectionState.FOLLOWER
+    assert replica.machine.leader == process(2)
+
+    # A vote that comes late does not make a leader of a follower.
+    replica.hear(0, wire.VoteReply(True, True))
+    assert replica.machine.state is ElectionState.FOLLOWER
+
+
+def test_a_heartbeat_of_an_older_epoch_is_answered_with_the_newer_one():
+    replica = follower()
+    replica.sent(wire.CheckLeaderReply)
+    replica.hear(2, wire.CheckLeader(7), epoch=4)
+    assert replica.effects == [r.SendElection(process(2), 5, wire.NewerEpoch())]
+    assert replica.machine.leader == process(0)
+
+
+def test_log_bytes_of_another_process_of_the_leader_are_admitted_in_its_epoch_alone():
+    replica = follower()
+    stream = ReplicaProcess(0, 777)
+    replica.step(r.LeaderHeard(stream, 5))
+    assert replica.machine.admits(stream, 5)
+    replica.step(r.LeaderHeard(stream, 4))
+    assert not replica.machine.admits(stream, 4)
+    assert not replica.machine.admits(process(2), 5)
+
+
+# --- joins ----------------------------------------------------------------------------------------
+
+
+def test_a_join_counts_only_answers_to_checks_that_began_after_it():
+    replica = leader()
+    replica.tick(LIMITS.heartbeat_ms)
+    earlier = replica.checks()[-1]
+    replica.hear(2, wire.Join(1))
+    (present,) = replica.checks()
+    for other in (1, 2):
+        replica.hear(other, wire.CheckLeaderReply(earlier, other == 1))
+    assert not replica.sent(wire.JoinReply)
+    for other in (1, 2):
+        replica.hear(other, wire.CheckLeaderReply(present, other == 1))
+    assert replica.sent(wire.JoinReply) == [r.SendElection(process(2), 2, wire.JoinReply(1, 120))]
+
+
+def test_a_second_join_during_a_check_waits_for_the_next_one():
+    replica = leader()
+    replica.sent(wire.CheckLeader)
+    replica.hear(1, wire.Join(1))
+    (first,) = replica.checks()
+    replica.hear(2, wire.Join(1))
+    (second,) = replica.checks()
+    assert second > first
+    for other in (1, 2):
+        replica.hear(other, wire.CheckLeaderReply(first, False))
+    assert [each.addressee.id for each in replica.sent(wire.JoinReply)] == [1]
+    for other in (1, 2):
+        replica.hear(other, wire.CheckLeaderReply(second, False))
+    assert [each.addressee.id for each in replica.sent(wire.JoinReply)] == [2]
+
+
+def test_a_join_ends_although_answers_take_longer_than_the_time_between_heartbeats():
+    joiner = follower(ballot=Ballot(5, is_complete=False))
+    led = leader(ballot=Ballot(4))
+    joins, checks = joiner.sent(wire.Join), led.checks()
+    for _ in range(5):
+        for replica in (joiner, led):
+            replica.tick(LIMITS.heartbeat_ms)
+        joiner.hear(0, wire.CheckLeader(1))
+        # Join and check are both repeated before an answer comes.
+        joins += joiner.sent(wire.Join)
+        led.hear(1, joins[-1].message)
+        checks += led.checks()
+
+    for other in (1, 2):
+        led.hear(other, wire.CheckLeaderReply(checks[-3], other == 2))
+    (reply,) = led.sent(wire.JoinReply)
+    joiner.hear(0, reply.message)
+    joiner.tick(LIMITS.heartbeat_ms)
+    # It knows the end that it must reach, and asks no more.
+    assert not joiner.sent(wire.Join)
