@@ -77,8 +77,9 @@ class LogFacts(NamedTuple):
     end: int
     #: end of what is durable
     durable: int
-    #: the log equals that of the present epoch's leader up to here; of a follower
+    #: of a follower: the log equals that of a leader up to here, and the epoch of that leader
     matched: int = 0
+    matched_epoch: int = 0
 
     @property
     def recency(self) -> tuple[int, int]:
@@ -579,9 +580,11 @@ class ElectionMachine:
 
     def _join(self) -> None:
         """Become complete: ask the leader for an end, and reach it (R15)."""
-        target = self._join_target
-        if target is not None and self.leader is not None and self._log.matched >= target:
-            if self._log.durable >= target:
+        target, log = self._join_target, self._log
+        # Heartbeats name a new leader while the log is still compared with that of the leader before.
+        matched = log.matched if log.matched_epoch == self.epoch else 0
+        if target is not None and self.leader is not None and matched >= target:
+            if log.durable >= target:
                 self.ballot = self.ballot._replace(is_complete=True)
                 self._effects.append(Persist(self.ballot))
                 self._nonce, self._join_target = 0, None

@@ -219,6 +219,20 @@ def test_log_bytes_of_another_process_of_the_leader_are_admitted_in_its_epoch_al
 # --- joins ----------------------------------------------------------------------------------------
 
 
+def test_a_match_with_the_log_of_an_earlier_leader_makes_no_replica_complete():
+    joiner = follower(ballot=Ballot(5, is_complete=False))
+    joiner.log = LogFacts(5, end=200, durable=200, matched=200, matched_epoch=5)
+    joiner.hear(2, wire.CheckLeader(1), epoch=6)
+    (join,) = joiner.sent(wire.Join)[-1:]
+    joiner.hear(2, wire.JoinReply(join.message.nonce, 200))
+    joiner.tick(1)
+    assert not joiner.machine.ballot.is_complete
+
+    joiner.log = LogFacts(6, end=200, durable=200, matched=200, matched_epoch=6)
+    joiner.tick(1)
+    assert joiner.machine.ballot.is_complete
+
+
 def test_a_join_counts_only_answers_to_checks_that_began_after_it():
     replica = leader()
     replica.tick(LIMITS.heartbeat_ms)

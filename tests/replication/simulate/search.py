@@ -47,11 +47,10 @@ class Member:
     def process(self) -> ReplicaProcess:
         return ReplicaProcess(self.id, self.incarnation)
 
-    def facts(self, machine: ElectionMachine) -> LogFacts:
+    def facts(self) -> LogFacts:
         end = len(self.log) * RECORD_BYTES
         epoch, records = self.matched
-        matched = records * RECORD_BYTES if epoch == machine.epoch else 0
-        return LogFacts(self.log[-1] if self.log else 0, end, end, matched)
+        return LogFacts(self.log[-1] if self.log else 0, end, end, records * RECORD_BYTES, epoch)
 
 
 class State:
@@ -130,7 +129,7 @@ class State:
     ) -> None:
         machine = member.replica
         assert machine is not None
-        for effect in machine.step(event, self.now, member.facts(machine)):
+        for effect in machine.step(event, self.now, member.facts()):
             if isinstance(effect, r.Persist):
                 member.ballot = effect.ballot
             elif isinstance(effect, r.SendElection):

@@ -122,8 +122,11 @@ class Node:
 
     def facts(self) -> LogFacts:
         assert self.receiver is not None
-        matched = self.receiver.matched_end if self.receiver.matched else 0
-        return LogFacts(self.log.last_epoch, len(self.log.data), self.log.durable(), matched)
+        log, receiver = self.log, self.receiver
+        matched = receiver.matched_end if receiver.matched else 0
+        return LogFacts(
+            log.last_epoch, len(log.data), log.durable(), matched, receiver.highest_epoch
+        )
 
 
 class World:
