@@ -12,8 +12,9 @@ A leader begins its epoch with an EPOCH record at its log's end. It confirms not
 durably, because records of earlier epochs are not safe by their number of copies alone.
 
 A replica that is not complete (see `quorum`) votes, and its answers say so. It leads only if all replicas vote for it.
-It becomes complete when its log equals the leader's up to an end that the leader named after a check that began later:
-the epoch of a leader without such a check may be over. The rules R2 to R16 are in docs/design.md.
+It becomes complete when its log equals the leader's up to an end that the leader named after a check that began later
+and that all answered: otherwise the epoch of the leader may be over, or end by a vote that the replica has forgotten.
+The rules R2 to R16 are in docs/design.md.
 """
 
 from __future__ import annotations
@@ -676,7 +677,7 @@ class ElectionMachine:
             self._after_check()
 
     def _after_check(self) -> None:
-        """Name the log's end to each that waits, once enough replicas said that this epoch is the newest (R15)."""
+        """Name the log's end to each that waits, once all replicas said that this epoch is the newest (R15)."""
         leadership = self._leadership
         for join in list(leadership.joins):
             if self._led_newest_epoch(join.after):
@@ -684,16 +685,20 @@ class ElectionMachine:
                 self._send(join.sender, JoinReply(join.nonce, self._log.end))
 
     def _led_newest_epoch(self, after: int) -> bool:
-        """Whether answers to checks after that one prove that no later leader was elected before they began."""
+        """Whether answers to checks after that one prove that no later epoch can use what a joining replica forgot.
+
+        A candidate of a later epoch may have got its vote, and have no majority yet. Only an answer of that candidate
+        itself shows that its candidacy is over. A sole candidate has no others.
+        """
         answers = {
             member: is_complete
             for member, (number, is_complete) in self._leadership.answers.items()
             if number > after
         }
         answers[self.me.id] = self.ballot.is_complete
-        members = len(self._members)
-        enough = self._is_sole or len(answers) >= majority(members)
-        return enough and sees_all_confirmed(members, answers)
+        if self._is_sole:
+            return sees_all_confirmed(len(self._members), answers)
+        return len(answers) == len(self._members)
 
     # --- hand-over --------------------------------------------------------------------------------
 

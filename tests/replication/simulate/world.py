@@ -311,10 +311,13 @@ class World:
         self.now += ms
         for node in self.nodes:
             if node.is_up and not node.is_paused:
-                self.step(node, r.ElectionTick(self.rng.random()))
-                self.acknowledge(node)
-                for follower in list(node.streams):
-                    self.step_stream(node, follower, ClockTick())
+                self.tick_node(node)
+
+    def tick_node(self, node: Node) -> None:
+        self.step(node, r.ElectionTick(self.rng.random()))
+        self.acknowledge(node)
+        for follower in list(node.streams):
+            self.step_stream(node, follower, ClockTick())
 
     # --- streams ----------------------------------------------------------------------------------
 
