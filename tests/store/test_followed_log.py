@@ -11,6 +11,7 @@ from raymq.store.base.errors import Corrupt, StorageFull
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.followed_log import FollowedLog
 from raymq.store.engine.message_store import MessageStore
+from raymq.store.log.recovery.snapshot_head import snapshot_starts
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from tests.support.batches import request
 from tests.support.clock import ManualClock
@@ -257,6 +258,45 @@ def test_replicas_that_lead_in_turn_have_the_same_state_and_queues() -> None:
         confirm(first)
         assert state_of(first) == state_of(second)
         assert bodies(first) == bodies(second)
+
+
+def test_a_take_over_applies_records_of_several_files() -> None:
+    leader, follower = open_leader(), open_follower(SimulatedDisk())
+    confirm_upto(follower, send(leader, follower))
+    before = len(leader.log.segments.files)
+    for turn in range(16):
+        put_some(leader, 12, first_sequence=30 * turn)
+    send(leader, follower)
+    assert len(follower.log.segments.files) > before + 1
+
+    follower.lead(2)
+    leader.begin_epoch(2)
+    assert state_of(follower) == state_of(leader)
+    confirm(follower)
+    confirm(leader)
+    assert bodies(follower) == bodies(leader)
+
+
+def test_a_cut_makes_the_state_of_several_files_again() -> None:
+    disk = SimulatedDisk()
+    leader, follower = open_leader(), open_follower(disk)
+    confirm_upto(follower, send(leader, follower))
+    # The state outgrows a file, so that the next files begin without a snapshot of it.
+    for number in range(300):
+        leader.commit_offsets(f"group-{number}-{'x' * 40}", "t", {0: number})
+    put_some(leader, 40)
+    end, before = send(leader, follower), state_of(leader)
+    newest = next(snapshot_starts(follower.log, end))
+    assert len([file for file in follower.log.segments.files if file.start > newest]) > 1
+    put_some(leader, 2, first_sequence=100)
+    send(leader, follower)
+    follower.abandon()
+
+    again = open_follower(disk)
+    followed(again).truncate(end)
+    assert state_of(again) == before
+    confirm_upto(again, send(leader, again))
+    assert state_of(again) == state_of(leader)
 
 
 def test_units_that_do_not_continue_the_log_change_nothing() -> None:
