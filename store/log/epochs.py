@@ -6,7 +6,7 @@ the EPOCH records again, so that rebuilt units have their epochs.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 from raymq.store.records import properties, rows
@@ -14,17 +14,28 @@ from raymq.store.state.shard_state import SNAPSHOT, ShardState
 
 
 class EpochStarts:
-    """Offsets at which epochs are known to begin, in order. Before the first of them the epochs are not known."""
+    """Offsets at which epochs are known to begin. Before the first of them the epochs are not known.
+
+    Invariant: offsets and epochs rise together, because a log's epochs never fall.
+    """
 
     def __init__(self) -> None:
         self._offsets: list[int] = []
         self._epochs: list[int] = []
 
     def note(self, offset: int, epoch: int) -> None:
-        """An epoch begins at `offset`, or before. One that is not above the last one noted is known already."""
-        if not self._epochs or epoch > self._epochs[-1]:
-            self._offsets.append(offset)
-            self._epochs.append(epoch)
+        """An epoch begins at `offset`, or before. Epoch 0 says nothing. Callers: in any order.
+
+        Of two notes that contradict each other, the higher epoch counts: a unit that was made again before its epoch
+        was known has a lower one.
+        """
+        low = bisect_left(self._offsets, offset)
+        if epoch <= self.epoch_at(offset):
+            return
+        # Later starts of no higher epoch are not the first ones.
+        high = bisect_right(self._epochs, epoch)
+        self._offsets[low:high] = [offset]
+        self._epochs[low:high] = [epoch]
 
     def epoch_at(self, offset: int) -> int:
         """The epoch of the byte at `offset`; 0 if no start at or below it is known."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
+from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Rejected
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
+from raymq.store.log.chain import ChainUnit
 from raymq.store.log.epochs import EpochStarts
 from raymq.store.state.shard_state import INTERNAL_TOPIC
 from raymq.store.tools.inspect import dump, verify
@@ -170,6 +173,50 @@ def test_a_cut_before_an_epoch_record_ends_that_epoch() -> None:
     assert store.log.epoch == store.log.last_epoch == 3
 
 
+def unit_of(store: MessageStore, start: int, end: int, previous: int) -> ChainUnit:
+    """A unit of the bytes [start, end), as a leader makes it that has lost its chain."""
+    crc = crc32c(store.log.reads.raw(start, end))
+    return ChainUnit(start, end, store.log.last_epoch, crc, previous)
+
+
+def test_a_cut_below_an_adopted_range_leaves_each_byte_its_epoch() -> None:
+    leader = open_store(SimulatedDisk())
+    follower = MessageStore.open(
+        ROOT, config=CONFIG, files=SimulatedDisk(), clock=ManualClock(), follows=True
+    )
+    assert follower.followed is not None
+    log = leader.log
+
+    # Units of several records, of which each but the first begins an epoch.
+    units: list[ChainUnit] = []
+    for epoch in (1, 2, 3):
+        start = log.end
+        leader.begin_epoch(epoch)
+        if epoch == 1:
+            leader.create_topic("t", 1, [0])
+            start = 0
+        fill(leader, 1)
+        middle = log.end
+        fill(leader, 1)
+        units.append(unit_of(leader, start, log.end, units[-1].value if units else 0))
+    follower.followed.append_units(units[:2], memoryview(log.reads.raw(0, units[1].end)))
+    third = units[2]
+    data = memoryview(log.reads.raw(third.start, third.end))
+    follower.followed.append_units([third], data)
+
+    # Another leader has the bytes of the last epoch in smaller units.
+    first = unit_of(leader, third.start, middle, third.previous)
+    second = unit_of(leader, middle, third.end, first.value)
+    follower.followed.adopt_units([first, second], data)
+    begun = units[1].start
+    cut = next(
+        int(at) for at in log.reads.walk(begun, units[1].end).walk.positions.tolist() if at > begun
+    )
+    follower.followed.truncate(cut)
+    assert epochs_of(follower) == [(0, 1), (begun, 2)]
+    assert follower.log.last_epoch == 2
+
+
 def test_a_rebuilt_chain_has_the_epoch_of_every_record(tmp_path: Path) -> None:
     store = MessageStore.open(tmp_path, config=CONFIG, clock=ManualClock())
     store.create_topic("t", 1, [0])
@@ -199,3 +246,28 @@ def test_starts_of_epochs_are_found_by_offset() -> None:
     assert [starts.next_start(offset) for offset in (0, 10, 30, 90)] == [10, 30, 90, None]
     starts.truncate(30)
     assert (starts.epoch_at(99), starts.next_start(10)) == (1, None)
+
+
+def test_starts_of_epochs_may_be_noted_in_any_order() -> None:
+    noted = [(10, 1), (20, 1), (30, 4), (40, 4), (50, 7)]
+    for order in itertools.permutations(noted):
+        starts = EpochStarts()
+        for offset, epoch in order:
+            starts.note(offset, epoch)
+        assert [starts.epoch_at(offset) for offset in (9, 10, 29, 30, 49, 50)] == [0, 1, 1, 4, 4, 7]
+        assert [starts.next_start(offset) for offset in (0, 10, 30, 50)] == [10, 30, 50, None]
+        starts.truncate(45)
+        assert (starts.epoch_at(99), starts.next_start(10)) == (4, 30)
+
+
+def test_epochs_never_fall_along_the_log() -> None:
+    starts = EpochStarts()
+    starts.note(30, 4)
+    # Units that were made again before their epoch was known have a lower one, or 0.
+    for offset, epoch in [(40, 2), (30, 3), (10, 0), (50, 0)]:
+        starts.note(offset, epoch)
+    assert [starts.epoch_at(offset) for offset in (10, 30, 60)] == [0, 4, 4]
+    assert starts.next_start(0) == 30
+    starts.note(20, 5)
+    assert [starts.epoch_at(offset) for offset in (19, 20, 30)] == [0, 5, 5]
+    assert starts.next_start(20) is None
