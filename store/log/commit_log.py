@@ -422,6 +422,9 @@ class CommitLog:
         self._check_writable()
         base = units[0].start
         check_units(units, data)
+        if base < self.synced:
+            # A power loss may take the end of a unit. Of its bytes the marks alone say which were synced before.
+            self.marks.sync()
         self._note_epochs_from(base)
         self.chain.truncate_to(base)
         for unit in units:

@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Corrupt, StorageFull
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.followed_log import FollowedLog
 from raymq.store.engine.message_store import MessageStore
+from raymq.store.log.chain import ChainUnit
 from raymq.store.log.recovery.snapshot_head import snapshot_starts
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm
+from tests.support.crash_states import last_states
 from tests.support.simulated_disk import SimulatedDisk
 
 CONFIG = StoreConfig(segment_size_bytes=32 * 1024, consume_queue_file_size_bytes=2000)
@@ -297,6 +300,34 @@ def test_a_cut_makes_the_state_of_several_files_again() -> None:
     assert state_of(again) == before
     confirm_upto(again, send(leader, again))
     assert state_of(again) == state_of(leader)
+
+
+def test_a_power_loss_in_an_adoption_takes_no_synced_bytes() -> None:
+    disk = SimulatedDisk()
+    leader, follower = open_leader(), open_follower(disk)
+    put_some(leader, 4)
+    synced = send(leader, follower)
+    confirm_upto(follower, synced)
+    follower.sync_queues()
+    begin = next(u.start for u in leader.log.chain.units(0, synced) if u.end > synced // 2)
+    put_some(leader, 4, first_sequence=10)
+
+    # The leader has lost its chain: one unit has bytes that are on the disk and later ones.
+    end, previous = leader.log.end, follower.log.chain.value_at(begin)
+    assert begin < synced < end
+    assert previous is not None
+    data = leader.log.reads.raw(begin, end)
+    unit = ChainUnit(begin, end, 1, crc32c(data), previous)
+    followed(follower).adopt_units([unit], memoryview(data))
+    # The kernel writes the chain before the log and the marks.
+    follower.log.chain.sync()
+
+    _, lost = last_states(disk, 128, 0)
+    assert len(lost) > 20
+    for image in lost:
+        again = open_follower(image)
+        assert again.log.end >= synced
+        again.abandon()
 
 
 def test_units_that_do_not_continue_the_log_change_nothing() -> None:

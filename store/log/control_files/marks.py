@@ -88,7 +88,7 @@ class Marks:
         """Note that consume queues are rebuilt from `offset` on. Durable: at return."""
         self._words[_QUEUES_SYNCED] = min(offset, self._words[_QUEUES_SYNCED])
         self._words[_DISPATCHED] = 0
-        self._files.sync(self._fd)
+        self.sync()
 
     def lower(self, offset: int) -> None:
         """Lower every mark to `offset`, before a cut. Durable: at return."""
@@ -98,6 +98,10 @@ class Marks:
         for index in range(_WORDS):
             if self._words[index] > offset:
                 self._words[index] = offset
+        self.sync()
+
+    def sync(self) -> None:
+        """Make all marks durable: at return."""
         self._files.sync(self._fd)
 
     def close(self) -> None:
