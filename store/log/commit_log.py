@@ -630,9 +630,12 @@ class CommitLog:
             # Zeros follow the end, but perhaps in reserved blocks only: write them ahead again.
             tail.prewritten = end - tail.start
 
-        self.chain.truncate_to(min(found.proven_end, end))
-        self.chain.sync()
         self.epoch_starts.truncate(end)
+        proven_end = min(found.proven_end, end)
+        # A unit that has lost its end may begin before the walk, and before all EPOCH records that were read.
+        self._note_epochs_from(proven_end)
+        self.chain.truncate_to(proven_end)
+        self.chain.sync()
         self.complete_chain()
         self.epoch = self.last_epoch
         # From now on these units prove the recovered bytes, after another power loss too.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,52 @@ def test_a_cut_below_an_adopted_range_leaves_each_byte_its_epoch() -> None:
     follower.followed.truncate(cut)
     assert epochs_of(follower) == [(0, 1), (begun, 2)]
     assert follower.log.last_epoch == 2
+
+
+def test_a_unit_that_begins_before_the_walk_keeps_its_epoch_when_its_end_is_lost() -> None:
+    config = replace(CONFIG, snapshot_interval_bytes=3000)
+    disk = SimulatedDisk()
+
+    def lead(files: SimulatedDisk) -> MessageStore:
+        store = MessageStore.open(ROOT, config=config, files=files, clock=ManualClock())
+        store.begin_epoch(1)
+        store.create_topic("t", 1, [0])
+        store.begin_epoch(2)
+        fill(store, 7)
+        return store
+
+    # Both have the same bytes, of which a power loss took the last ones from the first replica.
+    first, second = lead(disk), lead(SimulatedDisk())
+    (_, begun) = [start for start, epoch in epochs_of(first) if epoch]
+    middle = first.log.end
+    assert begun < max(first.log.marks.snapshots) < middle
+    fill(second, 2)
+    confirm(first)
+    first.sync_queues()
+
+    # The second one has lost its chain. It makes one unit of bytes that are on the disk and of later ones.
+    before = first.log.chain.value_at(begun)
+    assert before is not None
+    wide = unit_of(second, begun, second.log.end, before)
+    first.follow()
+    assert first.followed is not None
+    first.followed.adopt_units([wide], memoryview(second.log.reads.raw(begun, wide.end)))
+    first.log.chain.sync()
+
+    _, lost = last_states(disk, 64, 0)
+    made_again = 0
+    for image in lost:
+        again = MessageStore.open(
+            ROOT, config=config, files=image, clock=ManualClock(), follows=True
+        )
+        recovered = again.log.recovered
+        assert recovered is not None
+        assert middle <= again.log.end
+        assert [epoch for _, epoch in epochs_of(again)] == [0, 1, 2]
+        assert epochs_of(again)[-1][0] == begun
+        made_again += recovered.begin > begun and recovered.proven_end == begun
+        again.abandon()
+    assert made_again
 
 
 def test_a_rebuilt_chain_has_the_epoch_of_every_record(tmp_path: Path) -> None:
