@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from raymq.store.base.errors import require
 from raymq.store.log.chain import ChainUnit
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.recovery.snapshot_head import snapshot_starts
@@ -67,6 +68,14 @@ class FollowedLog:
         """
         with self._lock:
             self._log.check_epoch(epoch)
+            dispatched = self._reput.dispatched
+            # The consume queues would keep units of the records that are cut.
+            require(
+                offset >= dispatched,
+                "a follower dispatches confirmed records only, and none of them is cut",
+                offset=offset,
+                dispatched=dispatched,
+            )
             self._log.truncate(offset)
             if offset < self.applied:
                 self._apply_again()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raymq.store.base.checksum import crc32c
-from raymq.store.base.errors import Corrupt, StorageFull
+from raymq.store.base.errors import Bug, Corrupt, StorageFull
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.followed_log import FollowedLog
 from raymq.store.engine.message_store import MessageStore
@@ -133,6 +133,22 @@ def test_a_cut_after_a_restart_takes_the_cut_records_out_of_the_state() -> None:
     assert state_of(again) == state_of(leader)
     confirm(leader)
     assert bodies(again) == bodies(leader)
+
+
+def test_a_cut_below_dispatched_records_is_refused() -> None:
+    leader, follower = open_leader(), open_follower(SimulatedDisk())
+    put_some(leader, 4)
+    below = send(leader, follower)
+    put_some(leader, 2, first_sequence=10)
+    end = send(leader, follower)
+    confirm_upto(follower, end)
+    before, seen = state_of(follower), bodies(follower)
+    # Marks that were made again do not have the confirmed end.
+    follower.log.marks.lower(below)
+    with pytest.raises(Bug, match="dispatches confirmed records only"):
+        followed(follower).truncate(below)
+    assert follower.log.end == end
+    assert (state_of(follower), bodies(follower)) == (before, seen)
 
 
 def test_a_restart_in_the_middle_of_unconfirmed_records_applies_none_twice() -> None:
