@@ -35,7 +35,7 @@ def open_replica(root: Path, config: StoreConfig, **options: Any) -> ReplicaHost
             leader_id=host.sole_candidate,
         )
         port.frame_epoch = lambda: session.epoch
-        host.elections.matched_end = session.matched_end
+        host.elections.matched = session.matched
         return session
 
     classes = RoleClasses(

@@ -78,11 +78,10 @@ class FollowerSession:
         """The epoch of the frame that is being served."""
         return self._machine.highest_epoch
 
-    def matched_end(self) -> int:
-        """The log equals that of the newest epoch's leader up to here; 0: not compared yet."""
+    def matched(self) -> tuple[int, int]:
+        """Up to where the log equals that of a leader, 0 before it was compared; and the epoch of that leader."""
         machine = self._machine
-        is_newest = machine.highest_epoch == self._elections.epoch
-        return machine.matched_end if machine.matched and is_newest else 0
+        return machine.matched_end if machine.matched else 0, machine.highest_epoch
 
     def run(self, frames: Frames, send: SendFrame) -> None:
         """Serve one stream until it ends, a newer stream replaces it, or a frame is refused.

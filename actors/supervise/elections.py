@@ -93,8 +93,8 @@ class Elections:
 
         self.me = me
         self.members = tuple(members)
-        #: the log equals that of the present epoch's leader up to here
-        self.matched_end: Callable[[], int] = int
+        #: up to where the log equals that of a leader, and the epoch of that leader
+        self.matched: Callable[[], tuple[int, int]] = lambda: (0, 0)
         #: called after a step that began or ended a leadership. It must not block
         self.on_leadership: Callable[[], None] = lambda: None
         self.send_frame: SendToReplica = _drop
@@ -221,7 +221,7 @@ class Elections:
     def _facts(self) -> LogFacts:
         log = self._log
         durable = own_durable(log.config.flush, log.ends)
-        return LogFacts(log.last_epoch, log.end, durable, self.matched_end())
+        return LogFacts(log.last_epoch, log.end, durable, *self.matched())
 
 
 def _read_ballot(

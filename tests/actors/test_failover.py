@@ -1,0 +1,238 @@
+"""Three replicas of a shard in one process: one leads, and when it is gone another one does.
+
+Messages of elections are calls of memory here, whose links a test can cut. No satellite runs: what is elected does not
+depend on them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.replica import open_replica
+from raymq.actors.supervise.replica_host import ReplicaHost
+from raymq.replication.election import ElectionLimits
+from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
+from raymq.store.config.store_config import StoreConfig
+from tests.support.batches import request
+from tests.support.replica_pair import wait_until
+
+CONFIG = StoreConfig(segment_size_bytes=256 * 1024, prewrite_window_bytes=64 * 1024)
+LIMITS = ElectionLimits(election_ms=200, heartbeat_ms=60, majority_silence_ms=400, hand_over_ms=400)
+
+
+class Link:
+    """Calls of one replica by another one."""
+
+    def __init__(self, shard: Shard, caller: int, called: int) -> None:
+        self._shard = shard
+        self._caller = caller
+        self._called = called
+
+    def elect(self, frame: bytes, timeout_s: float) -> list[bytes]:
+        self._check(self._caller, self._called)
+        answers = self._shard.hosts[self._called].elect(frame)
+        self._check(self._called, self._caller)
+        return answers
+
+    def _check(self, source: int, target: int) -> None:
+        if (source, target) in self._shard.cut or self._called not in self._shard.hosts:
+            raise Unavailable("no answer")
+
+    def close(self) -> None:
+        return
+
+
+class Shard:
+    def __init__(self, root: Path, members: int = 3) -> None:
+        self.root = root
+        self.members = members
+        self.hosts: dict[int, ReplicaHost] = {}
+        #: (from, to) of messages that are lost
+        self.cut: set[tuple[int, int]] = set()
+        self._incarnation = 0
+        #: epoch -> replicas that led it
+        self.led: dict[int, set[int]] = {}
+
+    def start(self, replica: int) -> ReplicaHost:
+        self._incarnation += 1
+        self.hosts[replica] = open_replica(
+            self.root / str(replica),
+            CONFIG,
+            identity={
+                "cluster_id": "c",
+                "shard": 0,
+                "replica": replica,
+                "incarnation": self._incarnation,
+            },
+            roles=("group_commit", "replication"),
+            members=range(self.members),
+            candidates=range(self.members),
+            connect_peer=lambda other: Link(self, replica, other),
+            limits=LIMITS,
+            note_leadership=lambda epoch: self.led.setdefault(epoch, set()).add(replica),
+        )
+        return self.hosts[replica]
+
+    def start_all(self) -> None:
+        for replica in range(self.members):
+            self.start(replica)
+
+    def kill(self, replica: int) -> None:
+        """End it without a word to the others. Its answers under way get lost."""
+        host = self.hosts.pop(replica)
+        host.close(0.0)
+
+    def isolate(self, replica: int) -> None:
+        """Lose all messages to and from a replica."""
+        for other in range(self.members):
+            self.cut |= {(replica, other), (other, replica)}
+
+    def leaders(self) -> list[int]:
+        return [
+            replica
+            for replica, host in self.hosts.items()
+            if host.leads and host.mode == "leader" and host.store.flags.writable
+        ]
+
+    def wait_leader(self, *, other_than: int | None = None) -> int:
+        """Wait until a replica leads, other than a certain one, and takes puts."""
+
+        def found() -> list[int]:
+            return [each for each in self.leaders() if each != other_than]
+
+        wait_until(found, "a replica leads")
+        return found()[-1]
+
+    def close(self) -> None:
+        for replica in list(self.hosts):
+            self.kill(replica)
+        assert all(len(replicas) == 1 for replicas in self.led.values()), "an epoch had two leaders"
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[Shard]:
+    made = Shard(tmp_path)
+    yield made
+    made.close()
+
+
+def test_three_replicas_elect_one_leader_and_the_others_name_it(shard: Shard) -> None:
+    shard.start_all()
+    leader = shard.wait_leader()
+    host = shard.hosts[leader]
+    epoch = host.elections.epoch
+    assert host.log.last_epoch == epoch
+    for replica, other in shard.hosts.items():
+        wait_until(lambda o=other: o.leader_hint()["replica"] == leader, "all know the leader")
+        if replica != leader:
+            assert other.mode == "follower"
+            with pytest.raises(Unavailable, match="does not lead") as refused:
+                other.put(request([b"x"]))
+            assert refused.value.fields["field"] == "leader"
+            assert refused.value.fields["epoch"] == epoch
+
+
+def test_a_leader_that_is_gone_is_replaced_in_a_later_epoch_and_follows_when_it_returns(
+    shard: Shard,
+) -> None:
+    shard.start_all()
+    first = shard.wait_leader()
+    epoch = shard.hosts[first].elections.epoch
+    shard.kill(first)
+    second = shard.wait_leader(other_than=first)
+    assert shard.hosts[second].elections.epoch > epoch
+    returned = shard.start(first)
+    wait_until(lambda: returned.leader_hint()["replica"] is not None, "it hears the leader")
+    assert returned.mode == "follower"
+
+
+def test_a_single_replica_of_three_leads_nothing(shard: Shard) -> None:
+    host = shard.start(0)
+    wait_until(lambda: host.elections._machine._question >= 3, "it has asked three times")
+    assert host.elections.epoch == 0
+    assert host.mode == "follower"
+    with pytest.raises(Unavailable, match="does not lead"):
+        host.put(request([b"x"]))
+
+
+def test_a_leader_that_hears_no_majority_takes_no_puts_and_its_waiting_puts_are_unknown(
+    shard: Shard,
+) -> None:
+    shard.start_all()
+    first = shard.wait_leader()
+    host = shard.hosts[first]
+    assert host.store.create_topic("t", 1, [0]) is not None
+    # No satellite syncs it, so that it waits.
+    ticket = host.put(request([b"waits"]))
+    shard.isolate(first)
+    second = shard.wait_leader(other_than=first)
+    wait_until(lambda: host.mode == "follower", "the old leader steps down")
+    with pytest.raises(DeliveryUnknown):
+        ticket.wait(5)
+    with pytest.raises(Unavailable):
+        host.put(request([b"late"]))
+
+    shard.cut.clear()
+    wait_until(lambda: host.leader_hint()["replica"] == second, "it hears the new leader")
+    assert host.mode == "follower"
+    assert host.elections.epoch == shard.hosts[second].elections.epoch
+
+
+def test_a_vote_ends_the_leaders_epoch_before_any_byte_more_is_written(shard: Shard) -> None:
+    shard.start_all()
+    first = shard.wait_leader()
+    host = shard.hosts[first]
+    assert host.store.create_topic("t", 1, [0]) is not None
+    end = host.log.end
+    epoch = host.elections.epoch
+    host.log.epoch_floor = epoch + 1
+    ticket = host.put(request([b"of an epoch that is over"]))
+    with pytest.raises(Unavailable, match="is over"):
+        ticket.wait(5)
+    assert host.log.end == end
+
+
+def test_a_replica_that_a_leader_names_takes_over(shard: Shard) -> None:
+    shard.start_all()
+    first = shard.wait_leader()
+    host = shard.hosts[first]
+    with pytest.raises(Rejected, match="cannot lead"):
+        host.call("move_leader", {"replica": 7})
+    with pytest.raises(Rejected, match="cannot lead"):
+        host.call("move_leader", {"replica": first})
+
+
+def test_puts_of_many_threads_meet_a_change_of_the_leader_and_each_is_answered(
+    shard: Shard,
+) -> None:
+    shard.start_all()
+    first = shard.wait_leader()
+    host = shard.hosts[first]
+    assert host.store.create_topic("t", 1, [0]) is not None
+    answers: list[str] = []
+    began = threading.Event()
+
+    def send() -> None:
+        while host.mode == "leader" or not answers:
+            try:
+                ticket = host.put(request([b"x"]))
+                began.set()
+                ticket.wait(10)
+                answers.append("stored")
+            except RayMQError as error:
+                answers.append(type(error).__name__)
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    began.wait(10)
+    shard.isolate(first)
+    shard.wait_leader(other_than=first)
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert set(answers) <= {"DeliveryUnknown", "Unavailable"}
