@@ -412,7 +412,7 @@ class ElectionMachine:
         elif isinstance(message, VoteReply):
             self._take_vote(sender, message)
         elif isinstance(message, CheckLeader):
-            self._follow(sender)
+            self._hear_heartbeat(sender)
             self._send(sender, CheckLeaderReply(message.number, self.ballot.is_complete))
         elif isinstance(message, CheckLeaderReply):
             self._take_check(sender, message)
@@ -562,20 +562,26 @@ class ElectionMachine:
     # --- the follower -----------------------------------------------------------------------------
 
     def _hear_leader(self, event: LeaderHeard) -> None:
-        """Follow the leader of the newest epoch. An older one learns of the newer epoch by the refusal."""
+        """Follow the leader of the newest epoch. An older one learns of the newer epoch by the refusal.
+
+        The process that streams the log outlives the one that leads. So the election is not put off.
+        """
         self._observe(event.epoch)
         if event.epoch == self.epoch:
             self._follow(event.leader)
 
-    def _follow(self, leader: ReplicaProcess) -> None:
-        """Note that the leader of the present epoch was heard: there is nothing to elect for now."""
-        if self.state is ElectionState.LEADER:
-            return
-
-        self.state = ElectionState.FOLLOWER
-        self.leader = leader
+    def _hear_heartbeat(self, leader: ReplicaProcess) -> None:
+        """Follow the leader of the present epoch, whose process lives: there is nothing to elect for now."""
         self._leader_heard_ms = self._now_ms
         self._await_leader()
+        self._follow(leader)
+
+    def _follow(self, leader: ReplicaProcess) -> None:
+        """Note who leads the present epoch."""
+        if self.state is ElectionState.LEADER:
+            return
+        self.state = ElectionState.FOLLOWER
+        self.leader = leader
         if not self.ballot.is_complete:
             self._join()
 
