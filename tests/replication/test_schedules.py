@@ -71,8 +71,8 @@ def test_a_vote_given_before_the_disk_was_lost_makes_no_leader_without_confirmed
     ids = [node.id for node in (leading, lost, third, voter)]
     assert leading.log.confirmed_end == len(leading.log.data)
 
-    # The candidate hears no leader for a while, and its election is the first that is due. It gets one vote, whose answer
-    # takes long, and so does its next request.
+    # The candidate hears no leader for a while, and its election is the first that is due. It gets one vote, whose
+    # answer takes long, and so does its next request.
     world.now += 1_500
     assert candidate.replica is not None
     candidate.replica._election_ms = world.now

@@ -1,0 +1,222 @@
+"""A shard of several replicas in a Ray of its own, whose processes a test kills and stops under load."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import raymq
+from raymq.actors.ray.replica_files import read_endpoint
+from raymq.cluster.consume.range_reader import read_range
+from raymq.cluster.deploy import owned_ray, ray_host
+from raymq.cluster.messages.columns import message_batch
+from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.transport.flight_client import ShardConnection
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import RayMQError
+from raymq.store.base.files import Files
+from tests.support.history import History, Load, Read, faults
+from tests.support.lean_ray import LEAN
+from tests.support.waiting import until
+
+TOPIC, ASIDE = "load", "aside"
+PRODUCERS, QUEUES = 2, 3
+
+
+class ReplicatedShard:
+    """One shard of several replicas in its own Ray, started as a user does, outside of this process."""
+
+    def __init__(self, place: Path, replicas: int) -> None:
+        self.replicas = range(replicas)
+        self.paths = ClusterPaths(place / "data")
+        self.environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("RAY")},
+            **LEAN,
+            "RAYMQ_HOME": str(place / "home"),
+            "RAY_AUTH_TOKEN_PATH": str(place / "ray-token"),
+        }
+        self.cluster: raymq.Cluster
+
+    def command(self, *words: str) -> dict[str, Any]:
+        """Run `raymq` and take its answer."""
+        done = subprocess.run(
+            [sys.executable, "-m", "raymq", *words, "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=self.environment,
+            timeout=120,
+        )
+        assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return answer
+
+    def start(self, *options: str) -> None:
+        """Create or resume it."""
+        self.command("start", self.paths.data_dir, *options)
+
+    def owned(self) -> ray_host.OwnedRay:
+        """The Ray that `start` started."""
+        owned = ray_host.load_owned(self.paths, Files())
+        assert owned is not None
+        return owned
+
+    def status(self, replica: int) -> dict[str, Any]:
+        """A replica's own word. Raises: RayMQError while it does not answer."""
+        endpoint = read_endpoint(self.paths.replica(0, replica))
+        assert endpoint is not None
+        connection = ShardConnection(endpoint, self.cluster.token, self.cluster.cluster_id, shard=0)
+        try:
+            return connection.call("status", timeout=2.0)
+        finally:
+            connection.close()
+
+    def leader(self) -> int | None:
+        """The replica that leads and takes puts, of those that answer; None: none does."""
+        epochs: dict[int, int] = {}
+        for replica in self.replicas:
+            with contextlib.suppress(RayMQError):
+                facts = self.status(replica)
+                if facts["mode"] == "leader" and facts["writable"]:
+                    epochs[replica] = facts["epoch"]
+        return max(epochs, key=lambda each: epochs[each], default=None)
+
+    def lease(self, replica: int, role: str) -> dict[str, Any]:
+        """{"pid", "granted"} of the process that has a role now; {} while CommitLog does not answer."""
+        try:
+            facts = self.status(replica)
+        except RayMQError:
+            return {}
+        if facts.get("state") != "RUNNING":
+            return {}
+        if role == "commit_log":
+            return {"pid": facts["pid"], "granted": True}
+        lease: dict[str, Any] = facts["supervisor"]["roles"][role]
+        return lease if lease["granted"] else {}
+
+    def commit_log(self, replica: int, stop: int) -> bytes:
+        """The replica's log, up to a byte offset."""
+        files = sorted((self.paths.replica(0, replica) / "commitlog").iterdir())
+        return b"".join(path.read_bytes() for path in files)[:stop]
+
+    def read(self, topic: str) -> Iterator[Read]:
+        """Every message that is visible now."""
+        for facts in self.cluster.describe_topic(topic)["queues"]:
+            queue, shard = facts["queue_id"], facts["shard"]
+            low, high = facts["min_offset"], facts["max_offset"]
+            for records in read_range(self.cluster, topic, queue, shard, low, high):
+                rows = message_batch(shard, records)
+                offsets = rows.column("offset").to_pylist()
+                for offset, text in zip(offsets, rows.column("body").to_pylist(), strict=True):
+                    yield Read(queue, offset, text)
+
+
+class Target:
+    """A process pinned by a descriptor: a signal never reaches another that got its pid."""
+
+    def __init__(self, pid: int) -> None:
+        self._descriptor = os.pidfd_open(pid)
+
+    def __enter__(self) -> Target:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.send(signal.SIGCONT)
+        os.close(self._descriptor)
+
+    def ended(self) -> bool:
+        """Whether the process has ended."""
+        # Not select(): it refuses a descriptor above 1,023.
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal; one that has ended needs none."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, number)
+
+
+def wait_for_writes(load: Load) -> None:
+    """Both producers get receipts for what they send from now on."""
+    sent = load.history.sent()
+    until(lambda: load.history.acked_beyond(sent), load.pause)
+
+
+def wait_for_lease(
+    shard: ReplicatedShard, load: Load, replica: int, role: str, *, but: int = 0
+) -> int:
+    """The pid of the process that works in a role, once it is another than `but`."""
+    lease: dict[str, Any] = {}
+
+    def look() -> None:
+        lease.clear()
+        lease.update(shard.lease(replica, role))
+        load.pause()
+
+    until(lambda: bool(lease) and lease["pid"] != but, look)
+    return int(lease["pid"])
+
+
+def pause() -> None:
+    """Wait for a moment."""
+    threading.Event().wait(Load.PACE_S)
+
+
+def wait_for_leader(shard: ReplicatedShard, *, but: int | None = None) -> int:
+    """The replica that leads and takes puts, once it is another than `but`."""
+    found: list[int] = []
+
+    def look() -> None:
+        leader = shard.leader()
+        found[:] = [] if leader in (None, but) else [leader]
+        if not found:
+            pause()
+
+    until(lambda: bool(found), look)
+    return found[0]
+
+
+@contextlib.contextmanager
+def started_shard(replicas: int, name: str) -> Iterator[ReplicatedShard]:
+    """A shard with the topics TOPIC and ASIDE."""
+    # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
+    place = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
+    world = ReplicatedShard(place, replicas)
+    try:
+        world.start(
+            *("--name", name, "--shards", "1", "--replicas", str(replicas)),
+            *("--segment-size-bytes", str(1 << 20)),
+        )
+        world.cluster = raymq.connect(world.paths.data_dir)
+        world.cluster.create_topic(TOPIC, queues=QUEUES)
+        world.cluster.create_topic(ASIDE, queues=1)
+        with world.cluster:
+            yield world
+    finally:
+        owned_ray.stop_owned(world.paths, files=Files(), clock=Clock())
+        shutil.rmtree(place)
+
+
+def check(shard: ReplicatedShard, history: History) -> int:
+    """Every acknowledged message is there once and in order. Returns: how many are there."""
+    acked = history.acked()
+    # Messages that only the leader acknowledged become visible when the follower has them.
+    leader = wait_for_leader(shard)
+    end = shard.status(leader)["appended"]
+    until(lambda: shard.status(leader)["confirmed"] >= end, pause)
+    reads = list(shard.read(TOPIC))
+    found = faults(acked, reads, history.sent())
+    assert not found, f"{len(found)} faults, such as {found[:5]}"
+    return len(reads)
