@@ -251,8 +251,12 @@ class ElectionMachine:
         *,
         candidates: Sequence[int] | None = None,
         limits: ElectionLimits | None = None,
+        is_preferred: bool = False,
     ) -> None:
-        """Args: `members`: ids of all replicas, this one included. `candidates`: those that may lead (default: all)."""
+        """Args: `members`: ids of all replicas, this one included. `candidates`: those that may lead (default: all).
+
+        `is_preferred`: this replica asks for votes as soon as it starts, unless another one leads by then.
+        """
         self.me = me
         self.ballot = ballot
         self.state = ElectionState.FOLLOWER
@@ -266,6 +270,7 @@ class ElectionMachine:
         electable = tuple(members if candidates is None else candidates)
         self._may_be_candidate = me.id in electable
         self._is_sole = electable == (me.id,)
+        self._is_preferred = is_preferred
         self._limits = limits or ElectionLimits()
 
         self._now_ms = 0
@@ -433,8 +438,8 @@ class ElectionMachine:
         """Do what is due: a leader's checks, a join, an election."""
         if self._election_ms is None:
             self._await_leader()
-            if self._is_sole:
-                # No other replica can lead: there is nothing to wait for.
+            if self._is_sole or self._is_preferred:
+                # A replica that hears a leader refuses its vote, so that nothing is lost by asking.
                 self._election_ms = self._now_ms
 
         if self.state is ElectionState.LEADER:

@@ -73,11 +73,13 @@ class Elections:
         shard: int = 0,
         limits: ElectionLimits | None = None,
         is_new_complete: bool = True,
+        is_preferred: bool = False,
     ) -> None:
         """Args: `members`: ids of all replicas. `candidates`: those that may lead. `log`: recovered.
 
         `put_lock`: orders all writes of the log. `flags`: FENCED is set while this replica does not lead.
-        `is_new_complete`: whether a replica without a ballot counts as complete (R13 of docs/design.md).
+        `is_preferred`: see ElectionMachine. `is_new_complete`: whether a replica without a ballot counts as complete
+        (R13 of docs/design.md).
         """
         self._log = log
         self._clock = clock
@@ -86,7 +88,9 @@ class Elections:
         self._cluster = cluster_key(cluster_id)
         self._shard = shard
         self._stored, ballot = _read_ballot(log, candidates, is_new_complete=is_new_complete)
-        self._machine = ElectionMachine(me, members, ballot, candidates=candidates, limits=limits)
+        self._machine = ElectionMachine(
+            me, members, ballot, candidates=candidates, limits=limits, is_preferred=is_preferred
+        )
         #: messages of steps whose ballot is not on disk yet
         self._unsent: list[SendElection] = []
         self._ticked_ms = -TICK_MS

@@ -256,6 +256,8 @@ class ReplicaHost:
             shard=int(facts["shard"]),
             limits=self._limits,
             is_new_complete=self._is_new_complete,
+            # Where replica 0 is decides where shards are led first: leaders are spread so.
+            is_preferred=self._replica_id == 0,
         )
         if self.sole_candidate is not None:
             self.elections.tick()

@@ -74,11 +74,15 @@ class ReplicatedShard:
 
     def status(self, replica: int) -> dict[str, Any]:
         """A replica's own word. Raises: RayMQError while it does not answer."""
+        return self.call(replica, "status", {})
+
+    def call(self, replica: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Run an operation at one replica. Raises: RayMQError when it refuses or does not answer."""
         endpoint = read_endpoint(self.paths.replica(0, replica))
         assert endpoint is not None
         connection = ShardConnection(endpoint, self.cluster.token, self.cluster.cluster_id, shard=0)
         try:
-            return connection.call("status", timeout=2.0)
+            return connection.call(op, args, timeout=2.0)
         finally:
             connection.close()
 

@@ -1,0 +1,157 @@
+"""A shard of three replicas under load while its leaders are killed, stopped and replaced: no promise is broken.
+
+Every leader is lost in some way, and the producers go on: a receipt means that the message is there for good, in its
+place, once. At the end all logs are the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from raymq.store.base.clock import Clock
+from raymq.store.tools.inspect import verify
+from tests.support.history import History, Load, Reader
+from tests.support.replicated_shard import (
+    PRODUCERS,
+    QUEUES,
+    TOPIC,
+    ReplicatedShard,
+    Target,
+    check,
+    pause,
+    started_shard,
+    wait_for_leader,
+    wait_for_lease,
+    wait_for_writes,
+)
+from tests.support.waiting import until
+
+#: kills of a leader's CommitLog
+KILLS = int(os.environ.get("RAYMQ_FAILOVERS", "6"))
+#: longer than any timeout of elections: the others have a leader by then
+STOPPED_S = 4.0
+
+
+@pytest.fixture(scope="module")
+def shard() -> Iterator[ReplicatedShard]:
+    with started_shard(3, "failover") as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def load(shard: ReplicatedShard) -> Iterator[Load]:
+    with Load(shard.cluster, TOPIC, History(), producers=PRODUCERS, queues=QUEUES) as running:
+        until(lambda: len(running.history.acked()) == PRODUCERS * QUEUES, running.pause)
+        yield running
+
+
+@pytest.fixture(scope="module", autouse=True)
+def reader(shard: ReplicatedShard, load: Load) -> Iterator[Reader]:
+    """A consumer that sees the same log all the time, whoever leads."""
+    with Reader(shard.cluster, TOPIC) as running:
+        yield running
+
+
+@pytest.mark.slow
+def test_another_replica_takes_puts_after_kill_9_of_each_leader(
+    shard: ReplicatedShard, load: Load
+) -> None:
+    clock = Clock()
+    gaps_ms = []
+    for _ in range(KILLS):
+        leader = wait_for_leader(shard)
+        old = wait_for_lease(shard, load, leader, "commit_log")
+        began_ms = clock.monotonic_ms()
+        with Target(old) as target:
+            target.send(signal.SIGKILL)
+        wait_for_writes(load)
+        gaps_ms.append(clock.monotonic_ms() - began_ms)
+        assert wait_for_leader(shard, but=leader) != leader
+        # Its process returns as a follower, and catches up.
+        wait_for_lease(shard, load, leader, "commit_log", but=old)
+    print(f"writes were back after {sorted(gaps_ms)} ms")
+
+
+@pytest.mark.slow
+def test_a_leader_that_stood_still_confirms_nothing_when_it_goes_on(
+    shard: ReplicatedShard, load: Load
+) -> None:
+    leader = wait_for_leader(shard)
+    pid = wait_for_lease(shard, load, leader, "commit_log")
+    # Its flusher first: a satellite would end a CommitLog that is silent for too long.
+    flusher = wait_for_lease(shard, load, leader, "group_commit")
+    with Target(flusher) as second, Target(pid) as first:
+        second.send(signal.SIGSTOP)
+        first.send(signal.SIGSTOP)
+        successor = wait_for_leader(shard, but=leader)
+        wait_for_writes(load)
+        load.ended.wait(STOPPED_S)
+    wait_for_writes(load)
+    until(lambda: shard.leader() == successor, pause)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["group_commit", "replication"])
+def test_writes_come_back_after_kill_9_of_a_leaders_satellite(
+    shard: ReplicatedShard, load: Load, role: str
+) -> None:
+    leader = wait_for_leader(shard)
+    old = wait_for_lease(shard, load, leader, role)
+    with Target(old) as target:
+        target.send(signal.SIGKILL)
+    wait_for_writes(load)
+    wait_for_lease(shard, load, leader, role, but=old)
+
+
+@pytest.mark.slow
+def test_without_one_follower_every_promise_is_kept(shard: ReplicatedShard, load: Load) -> None:
+    leader = wait_for_leader(shard)
+    follower = next(each for each in shard.replicas if each != leader)
+    roles = ("group_commit", "replication", "commit_log")
+    with contextlib.ExitStack() as targets:
+        for pid in [wait_for_lease(shard, load, follower, role) for role in roles]:
+            targets.enter_context(Target(pid)).send(signal.SIGSTOP)
+        wait_for_writes(load)
+        assert shard.leader() == leader
+
+
+@pytest.mark.slow
+def test_a_leader_hands_over_on_request_and_writes_go_on(
+    shard: ReplicatedShard, load: Load
+) -> None:
+    leader = wait_for_leader(shard)
+    successor = next(each for each in shard.replicas if each != leader)
+    wait_for_lease(shard, load, successor, "replication")
+    shard.call(leader, "move_leader", {"replica": successor})
+    wait_for_leader(shard, but=leader)
+    wait_for_writes(load)
+
+
+@pytest.mark.slow
+def test_every_acknowledged_message_survived_the_leaders(
+    shard: ReplicatedShard, load: Load
+) -> None:
+    assert check(shard, load.history) > 0
+
+
+@pytest.mark.slow
+def test_all_logs_are_the_same_bytes_up_to_the_confirmed_end(
+    shard: ReplicatedShard, load: Load
+) -> None:
+    load.stop()
+    confirmed = int(shard.status(wait_for_leader(shard))["confirmed"])
+    for replica in shard.replicas:
+        until(lambda each=replica: shard.status(each)["synced"] >= confirmed, pause)
+    logs = [shard.commit_log(replica, confirmed) for replica in shard.replicas]
+    assert len(logs[0]) == confirmed
+    assert logs[1] == logs[0]
+    assert logs[2] == logs[0]
+    assert check(shard, load.history) > 0
+    assert shard.command("stop", shard.paths.data_dir)["clean"]
+    for replica in shard.replicas:
+        assert verify(shard.paths.replica(0, replica)) == []
