@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.epochs import EpochVisitor, state_records
-from raymq.store.put.inner_message import GroupRange
 from raymq.store.records import rows
 from raymq.store.state.shard_state import (
     INTERNAL_TOPIC,
+    NO_GROUP,
     PROGRESS,
     ShardState,
+    group_range,
     reading_state_record,
 )
 
@@ -28,7 +27,7 @@ class StateApplier:
         #: a snapshot was read, so that the records since then are all of the state
         self.has_snapshot = False
         #: the group that the last PROGRESS record begins
-        self.group = GroupRange(0, 0)
+        self.group = NO_GROUP
 
     def apply(self, run: rows.RowRun) -> None:
         """Apply consecutive rows of one queue. Those of the internal topic need their bodies.
@@ -55,6 +54,6 @@ class StateApplier:
         for kind, body, at in state_records(run):
             with reading_state_record(kind, at):
                 if kind == PROGRESS:
-                    self.group = GroupRange(at, int(json.loads(body)["end"]))
+                    self.group = group_range(at, body)
                 self.has_snapshot |= self._state.apply_state_record(kind, body)
             self._epochs.note(kind, at)

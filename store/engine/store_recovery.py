@@ -14,11 +14,10 @@ from typing import NamedTuple
 from raymq.store.log.commit_log import QUEUES_DOUBTFUL, CommitLog
 from raymq.store.log.recovery.recovery_table import ENDS_IN_ZEROS
 from raymq.store.log.recovery.snapshot_head import snapshot_starts
-from raymq.store.put.inner_message import GroupRange
 from raymq.store.put.snapshot_writer import SnapshotWriter
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.records import record, rows
-from raymq.store.state.shard_state import ShardState
+from raymq.store.state.shard_state import NO_GROUP, ShardState
 from raymq.store.state.topics import QueueKey
 
 from .state_applier import COLUMNS, StateApplier
@@ -213,7 +212,7 @@ class StoreRecovery:
         # In memory mode the confirmed end may have followed the page cache into the group, which a power loss took.
         log.marks.lower(start)
         log.truncate(start)
-        self._applier.group = GroupRange(0, 0)
+        self._applier.group = NO_GROUP
         self._state.clear()
         for file in log.segments.files:
             if scan_start - file.size < file.start < log.end:

@@ -4,6 +4,7 @@ commit_log        appends, cuts and opens the log
 log_reads         what everything outside the log reads of it, and the damage met
 record_reads      records at given offsets, checked
 chain             a CRC for each append unit, linked to the unit before
+unit_bounds       where a unit that is made again ends
 epochs            where epochs begin, read again from the log's records
 flush             GroupCommit and FlushRealTime: when to sync
 transient_pool    shared memory for appends

@@ -45,6 +45,7 @@ from .epochs import EpochStarts
 from .flush import FlushFailed
 from .log_pool import LogPool
 from .log_reads import LogReads
+from .unit_bounds import RecordStarts, unit_bytes
 
 logger = logging.getLogger("raymq.store")
 
@@ -614,7 +615,14 @@ class CommitLog:
         Raises: Corrupt, with nothing changed, if the decision table says so.
         """
         self.pool.restore(self.marks.appended_end)
-        found = self._scan(scan_from, visit, queues_end)
+        starts = RecordStarts()
+
+        def visit_and_note(view: memoryview, base: int, walk: record.Walk) -> None:
+            starts.note(walk.positions)
+            if visit is not None:
+                visit(view, base, walk)
+
+        found = self._scan(scan_from, visit_and_note, queues_end)
         end = found.end
 
         if found.row.decision is Decision.TRUNCATE:
@@ -636,7 +644,7 @@ class CommitLog:
         self._note_epochs_from(proven_end)
         self.chain.truncate_to(proven_end)
         self.chain.sync()
-        self.complete_chain()
+        self.complete_chain(starts)
         self.epoch = self.last_epoch
         # From now on these units prove the recovered bytes, after another power loss too.
         self.chain.sync()
@@ -697,20 +705,24 @@ class CommitLog:
         if left_pool and pool_name is None:
             self.pool.remove()
 
-    def complete_chain(self) -> None:
-        """Make units for log bytes that have none: the chain is a cache. `epoch_starts` has their epochs."""
+    def complete_chain(self, starts: RecordStarts | None = None) -> None:
+        """Make units for log bytes that have none: the chain is a cache. `epoch_starts` has their epochs.
+
+        Args: `starts`: places at which records begin, as far as they are known.
+        """
         position = self.start if self.chain.last is None else self.chain.last.end
         while position < self.end:
-            stop = min(self.end, self._file_end(position), position + self.config.append_unit_bytes)
+            stop = min(self.end, self._file_end(position))
             if position < self.synced:
                 # No unit mixes bytes that must be on disk with bytes that a power loss may take.
                 stop = min(stop, self.synced)
             # No unit has bytes of two epochs.
             stop = min(stop, self.epoch_starts.next_start(position) or stop)
             epoch = max(self.last_epoch, self.epoch_starts.epoch_at(position))
-            crc = crc32c(self.reads.raw(position, stop))
-            self.chain.append(ChainUnit(position, stop, epoch, crc, self.chain.value))
-            position = stop
+            data = unit_bytes(self.reads.raw, position, stop, self.config.append_unit_bytes, starts)
+            unit = ChainUnit(position, position + len(data), epoch, crc32c(data), self.chain.value)
+            self.chain.append(unit)
+            position = unit.end
 
     def _note_epochs_from(self, offset: int) -> None:
         """Remember the epochs of the units that the chain is about to lose, but for bytes that it keeps."""

@@ -50,13 +50,6 @@ class ServiceProgress(NamedTuple):
     values: Mapping[str, Any]
 
 
-class GroupRange(NamedTuple):
-    """The place of a group in the log, as physical offsets."""
-
-    start: int
-    end: int
-
-
 class EncodedInner:
     """A message encoded but for the fields that need the put lock: queue offset, physical offset, store time."""
 

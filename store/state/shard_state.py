@@ -35,6 +35,26 @@ PROGRESS = "PROGRESS"
 CLEANUP_POLICY, COMPACTION, DELETE = "cleanup.policy", "COMPACTION", "DELETE"
 
 
+class GroupRange(NamedTuple):
+    """The place of a group in the log, as physical offsets."""
+
+    start: int
+    end: int
+
+    def is_cut_at(self, offset: int) -> bool:
+        """Whether a log that ends at `offset` ends in half of the group."""
+        return self.start < offset < self.end
+
+
+#: no group
+NO_GROUP = GroupRange(0, 0)
+
+
+def group_range(at: int, body: bytes) -> GroupRange:
+    """The group that a PROGRESS record at physical offset `at` begins. Raises: as `apply_state_record`."""
+    return GroupRange(at, int(json.loads(body)["end"]))
+
+
 @dataclass(frozen=True)
 class TopicInfo:
     """A topic: queue q is on shard `shards[q % len(shards)]`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from raymq.store.log.chain import Chain, ChainUnit
 from raymq.store.log.control_files import checkpoint
 from raymq.store.log.control_files.marks import FILE_BYTES
 from raymq.store.log.epochs import EpochStarts, EpochVisitor
+from raymq.store.log.segments.log_files import read_of
+from raymq.store.log.unit_bounds import RecordStarts, unit_bytes
 from raymq.store.queues.consume_queue import ConsumeQueue, queue_directory
 from raymq.store.queues.queue_files import OpenFiles
 from raymq.store.records import rows
@@ -111,22 +114,26 @@ def rebuild_chain(store: ReadOnlyStore) -> None:
     """Rebuild the whole chain, in units of the largest append of one epoch, as recovery makes them."""
     files, target = store.files, store.root / "raymq" / "chain"
     size = store.segment_size_bytes
-    unit_bytes = StoreConfig(segment_size_bytes=size).append_unit_bytes
+    bytes_max = StoreConfig(segment_size_bytes=size).append_unit_bytes
     made = Chain(make_empty(target, files=files), size, files=files)
     made.load()
 
     epochs = EpochStarts()
     _state(store, epochs)
+    starts = RecordStarts()
+    for part in store.records:
+        starts.note(part.positions)
     position = store.start
     while position < store.end and store.log is not None:
         file = store.log.find(position)
         if file is None:
             break
-        stop = min(store.end, file.start + size, position + unit_bytes)
-        stop = min(stop, epochs.next_start(position) or stop)
-        crc = crc32c(file.read(position - file.start, stop - file.start))
-        made.append(ChainUnit(position, stop, epochs.epoch_at(position), crc, made.value))
-        position = stop
+        stop = min(store.end, file.start + size, epochs.next_start(position) or store.end)
+        read = partial(read_of, store.log, end=store.end)
+        data = unit_bytes(read, position, stop, bytes_max, starts)
+        end, epoch = position + len(data), epochs.epoch_at(position)
+        made.append(ChainUnit(position, end, epoch, crc32c(data), made.value))
+        position = end
         store.progress("chain", position - store.start, store.end - store.start)
 
     made.sync()
