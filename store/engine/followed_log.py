@@ -13,6 +13,8 @@ from raymq.store.base.errors import require
 from raymq.store.log.chain import ChainUnit
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.recovery.snapshot_head import snapshot_starts
+from raymq.store.log.segments.segment_paths import segment_start_of
+from raymq.store.log.unit_bounds import whole_range
 from raymq.store.put.put_lock import PutLock
 from raymq.store.queues.reput_service import ReputService
 from raymq.store.records import record, rows
@@ -62,9 +64,11 @@ class FollowedLog:
             self._log.adopt_units(units, data)
 
     def truncate(self, offset: int, *, epoch: int = 0) -> None:
-        """`CommitLog.truncate`, for the leader of an epoch. The state loses the records that are cut.
+        """Cut the log, for the leader of an epoch, at `offset` or before: at the start of the record or group that it is
+        in. The state loses the records that are cut.
 
-        Raises: Unavailable when that epoch is over.
+        Two leaders' records may begin alike, so their bytes differ somewhere inside. Durable, Raises: as
+        `CommitLog.truncate`; Unavailable when that epoch is over.
         """
         with self._lock:
             self._log.check_epoch(epoch)
@@ -76,9 +80,24 @@ class FollowedLog:
                 offset=offset,
                 dispatched=dispatched,
             )
-            self._log.truncate(offset)
-            if offset < self.applied:
+            end = self._end_of_whole(offset)
+            self._log.truncate(end)
+            if end < self.applied:
                 self._apply_again()
+
+    def _end_of_whole(self, offset: int) -> int:
+        """The end of the last record or group that ends at or below `offset`, which is not below the confirmed end."""
+        log = self._log
+        unit = log.chain.unit_at(offset)
+        # Each of these begins a record.
+        begin = max(
+            self._reput.dispatched,
+            segment_start_of(offset, log.config.segment_size_bytes),
+            log.chain.end if unit is None else unit.start,
+        )
+        if begin >= offset:
+            return offset
+        return max(whole_range(log.reads.raw(begin, offset), begin).end, log.confirmed)
 
     def _apply_again(self) -> None:
         """Make the state from the newest snapshot that is left, and the records after it."""

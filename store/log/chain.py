@@ -189,6 +189,11 @@ class Chain:
         starts = [start for start, used in self._used.items() if used]
         return self._unit(min(starts), 0).start if starts else 0
 
+    @property
+    def end(self) -> int:
+        """End of the last unit; 0 for an empty chain."""
+        return 0 if self.last is None else self.last.end
+
     def unit_at(self, offset: int) -> ChainUnit | None:
         """The unit that holds the byte at `offset`; None if no unit does."""
         segment_start = segment_start_of(offset, self._size)

@@ -407,22 +407,20 @@ class CommitLog:
         check_units(units, data)
         for unit in units:
             if unit.start != self.end or unit.previous != self.chain.value:
-                raise Rejected(
-                    f"unit [{unit.start}, {unit.end}) does not continue the log, which ends at {self.end}",
-                    field="prev_end",
-                    limit=self.end,
-                )
+                raise self._does_not_continue(unit)
             self._begin_file_at_end()
             self._append_unit(data[unit.start - base : unit.end - base], unit)
 
     def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
         """Replace this log's chain units from `units[0].start` with the leader's, and write the missing bytes.
 
-        The bytes that this log has are the same: the caller compared them. Raises: Corrupt if a CRC differs.
+        The bytes that this log has are the same: the caller compared them. Raises: as `append_units`.
         """
         self._check_writable()
         base = units[0].start
         check_units(units, data)
+        if base > self.end:
+            raise self._does_not_continue(units[0])
         if base < self.synced:
             # A power loss may take the end of a unit. Of its bytes the marks alone say which were synced before.
             self.marks.sync()
@@ -435,6 +433,13 @@ class CommitLog:
                 self.end = unit.end
             self.chain.append(unit)
             self.marks.appended_end = self.end
+
+    def _does_not_continue(self, unit: ChainUnit) -> Rejected:
+        return Rejected(
+            f"unit [{unit.start}, {unit.end}) does not continue the log, which ends at {self.end}",
+            field="prev_end",
+            limit=self.end,
+        )
 
     def same_until(self, units: list[ChainUnit], data: memoryview) -> int:
         """The first offset at which this log's bytes differ from those of another replica's units, or the lower end of

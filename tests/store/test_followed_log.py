@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 
 from raymq.store.base.checksum import crc32c
-from raymq.store.base.errors import Bug, Corrupt, StorageFull
+from raymq.store.base.errors import Bug, Corrupt, Rejected, StorageFull
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.followed_log import FollowedLog
 from raymq.store.engine.message_store import MessageStore
+from raymq.store.engine.state_applier import COLUMNS
 from raymq.store.log.chain import ChainUnit
+from raymq.store.log.epochs import state_records
 from raymq.store.log.recovery.snapshot_head import snapshot_starts
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
+from raymq.store.records import rows
+from raymq.store.state.shard_state import INTERNAL_TOPIC, NO_GROUP, PROGRESS, group_range
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm
@@ -43,10 +47,15 @@ def followed(store: MessageStore) -> FollowedLog:
 
 def send(leader: MessageStore, follower: MessageStore) -> int:
     """Bring all that the follower lacks. Returns: the end."""
-    units = leader.log.chain.units(follower.log.end, leader.log.end)
+    end = follower.log.end
+    cut = leader.log.chain.unit_at(end)
+    units = leader.log.chain.units(end if cut is None else cut.start, leader.log.end)
     for unit in units:
-        data = leader.log.reads.raw(unit.start, unit.end)
-        followed(follower).append_units([unit], memoryview(data))
+        data = memoryview(leader.log.reads.raw(unit.start, unit.end))
+        if unit.start < end:
+            followed(follower).adopt_units([unit], data)
+        else:
+            followed(follower).append_units([unit], data)
     return follower.log.end
 
 
@@ -133,6 +142,80 @@ def test_a_cut_after_a_restart_takes_the_cut_records_out_of_the_state() -> None:
     assert state_of(again) == state_of(leader)
     confirm(leader)
     assert bodies(again) == bodies(leader)
+
+
+def places_of_cuts(leader: MessageStore, begin: int) -> list[tuple[int, int]]:
+    """Each record from `begin` on: an offset inside of it, and where it or its group begins."""
+    found, group = [], NO_GROUP
+    walk = leader.log.reads.walk(begin, leader.log.end)
+    for run in rows.runs(*walk[:2], walk.walk.positions, walk.walk.sizes, columns=COLUMNS):
+        if run.topic == INTERNAL_TOPIC:
+            for kind, body, at in state_records(run):
+                group = group_range(at, body) if kind == PROGRESS else group
+        for at in run.positions.tolist():
+            found.append((at + 9, group.start if group.start <= at < group.end else at))
+    return found
+
+
+def test_a_cut_in_a_record_or_a_group_is_made_at_its_start() -> None:
+    disk = SimulatedDisk()
+    leader, follower = open_leader(), open_follower(disk)
+    put_some(leader, 4)
+    confirmed = send(leader, follower)
+    confirm_upto(follower, confirmed)
+    put_some(leader, 2, first_sequence=10)
+    places = places_of_cuts(leader, confirmed)
+    assert len({start for _, start in places}) < len(places)
+    for offset, start in places:
+        send(leader, follower)
+        follower.log.sync()
+        followed(follower).truncate(offset)
+        assert follower.log.end == start
+        # A kill before the leader's bytes are written finds whole records.
+        follower.abandon()
+        follower = open_follower(disk)
+        assert follower.log.end == start
+    confirm_upto(follower, send(leader, follower))
+    confirm(leader)
+    assert state_of(follower) == state_of(leader)
+    assert bodies(follower) == bodies(leader)
+
+
+def test_a_cut_before_the_bytes_of_an_adoption_leaves_whole_records() -> None:
+    disk = SimulatedDisk()
+    old, new, third = open_leader(), open_follower(disk), open_follower(SimulatedDisk())
+    put_some(old, 4)
+    for store in (new, third):
+        confirm_upto(store, send(old, store))
+    confirmed = new.log.end
+    put_some(old, 2, first_sequence=10)
+    send(old, third)
+    new.lead(2)
+    put_some(new, 2, first_sequence=10)
+
+    # The first bytes of both records are the same: size, magic and more.
+    units = new.log.chain.units(confirmed, new.log.end)
+    data = memoryview(new.log.reads.raw(confirmed, units[-1].end))
+    differs = third.log.same_until(units, data)
+    assert confirmed < differs < units[0].end
+    followed(third).truncate(differs)
+    assert third.log.end == confirmed
+    followed(third).adopt_units(units, data)
+    confirm_upto(third, third.log.end)
+    confirm(new)
+    assert state_of(third) == state_of(new)
+    assert bodies(third) == bodies(new)
+
+
+def test_units_that_leave_a_gap_are_not_adopted() -> None:
+    leader, follower = open_leader(), open_follower(SimulatedDisk())
+    end = send(leader, follower)
+    put_some(leader)
+    units = leader.log.chain.units(end, leader.log.end)[1:]
+    data = memoryview(leader.log.reads.raw(units[0].start, units[-1].end))
+    with pytest.raises(Rejected, match="does not continue the log"):
+        followed(follower).adopt_units(units, data)
+    assert follower.log.end == follower.log.chain.units(0, end)[-1].end == end
 
 
 def test_a_cut_below_dispatched_records_is_refused() -> None:
