@@ -18,7 +18,7 @@ from raymq.store.log.unit_bounds import whole_range
 from raymq.store.put.put_lock import PutLock
 from raymq.store.queues.reput_service import ReputService
 from raymq.store.records import record, rows
-from raymq.store.state.shard_state import INTERNAL_TOPIC, ShardState
+from raymq.store.state.shard_state import INTERNAL_TOPIC, NO_GROUP, GroupRange, ShardState
 
 from .state_applier import COLUMNS, StateApplier
 
@@ -27,14 +27,24 @@ class FollowedLog:
     """The writing side of a store that follows. Callers: one thread writes, the dispatching thread applies."""
 
     def __init__(
-        self, log: CommitLog, state: ShardState, *, put_lock: PutLock, reput: ReputService
+        self,
+        log: CommitLog,
+        state: ShardState,
+        *,
+        put_lock: PutLock,
+        reput: ReputService,
+        last_group: GroupRange = NO_GROUP,
     ) -> None:
-        """Callers: after recovery, or a leadership, which have applied all records."""
+        """Callers: after recovery, or a leadership, which have applied all records.
+
+        Args: `last_group`: the last group that recovery has read. The log may end in half of it.
+        """
         self._log = log
         self._state = state
         self._lock = put_lock
         self._reput = reput
         self._applier = StateApplier(log, state)
+        self._applier.group = last_group
         #: records below this are in the state
         self.applied = log.end
         with put_lock:
@@ -45,10 +55,18 @@ class FollowedLog:
     def end(self) -> None:
         """Apply the rest of the log, because this replica leads now. It takes as long as the unconfirmed records.
 
-        Callers: nothing is appended any more, and no dispatch runs.
+        Half a group at the end is cut off: what the leader begins after it would be read as the rest.
+        Callers: nothing is appended any more, no dispatch and no satellite runs.
+        Raises: Corrupt if a record that was not confirmed is damaged, or half a group was: another replica has to lead.
         """
         with self._lock:
             self._apply_to_end()
+            log, group = self._log, self._applier.group
+            if self.applied < log.end:
+                raise log.reads.damage(self.applied, "it ends the records of the log")
+            if group.is_cut_at(log.end):
+                log.truncate(group.start)
+                self._apply_again()
             self._reput.on_run = None
 
     def append_units(self, units: list[ChainUnit], data: memoryview, *, epoch: int = 0) -> None:

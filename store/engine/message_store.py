@@ -49,7 +49,14 @@ from raymq.store.queues.reput_service import ReputService
 from raymq.store.records.requests import AppendedRows, FetchSlice, PutRequest
 from raymq.store.services.checkpoint_service import CheckpointService
 from raymq.store.state.producer_table import ProducerTable
-from raymq.store.state.shard_state import OFFSETS, TOPIC, ShardState, offsets_body, topic_body
+from raymq.store.state.shard_state import (
+    NO_GROUP,
+    OFFSETS,
+    TOPIC,
+    ShardState,
+    offsets_body,
+    topic_body,
+)
 from raymq.store.state.topics import check_new_topic
 
 from .followed_log import FollowedLog
@@ -128,6 +135,8 @@ class MessageStore:
 
         #: recovery read a snapshot
         self._has_snapshot = False
+        #: the last group that recovery read, until this replica leads
+        self._last_group = NO_GROUP
         #: the consume queues that are being rebuilt
         self._rebuilding: LostQueues | None = None
         #: ends of the records of topics that were created since the store was opened, and the log's end at that time
@@ -203,7 +212,7 @@ class MessageStore:
             store = cls(log)
             if on_locked is not None:
                 on_locked()
-            store._recover()
+            store._recover(follows)
             if follows:
                 store.follow()
             else:
@@ -215,7 +224,7 @@ class MessageStore:
 
     # --- recovery ---------------------------------------------------------------------------------
 
-    def _recover(self) -> None:
+    def _recover(self, follows: bool) -> None:
         """Make log, state, consume queues, index and compacted queues agree."""
         self.consume_queues.on_differing = self._distrust_queue_ends
         found = StoreRecovery(
@@ -223,17 +232,25 @@ class MessageStore:
             self.state,
             queues=self.consume_queues,
             snapshots=self.snapshots,
+            follows=follows,
         ).run()
         self.reput.dispatched = found.dispatched
         self._queues_exact = found.queues_exact
         self._has_snapshot = found.has_snapshot
         self._rebuilding = found.rebuilding
+        self._last_group = found.group
         self._recover_index()
         self.compaction.load()
 
     def follow(self) -> None:
         """Let another replica write the log, through `followed`. Callers: no put is under way, and none comes."""
-        self.followed = FollowedLog(self.log, self.state, put_lock=self.put_lock, reput=self.reput)
+        self.followed = FollowedLog(
+            self.log,
+            self.state,
+            put_lock=self.put_lock,
+            reput=self.reput,
+            last_group=self._last_group,
+        )
 
     def lead(self, epoch: int) -> AppendedRows:
         """End `follow`, and begin the epoch of a leader with an EPOCH record.
@@ -243,6 +260,7 @@ class MessageStore:
         """
         if self.followed is not None:
             self.followed.end()
+            self._last_group = NO_GROUP
             self.snapshots.find_newest()
             self.log.epoch = epoch
             self._begin_to_write()

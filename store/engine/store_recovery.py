@@ -17,7 +17,7 @@ from raymq.store.log.recovery.snapshot_head import snapshot_starts
 from raymq.store.put.snapshot_writer import SnapshotWriter
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.records import record, rows
-from raymq.store.state.shard_state import NO_GROUP, ShardState
+from raymq.store.state.shard_state import NO_GROUP, GroupRange, ShardState
 from raymq.store.state.topics import QueueKey
 
 from .state_applier import COLUMNS, StateApplier
@@ -58,6 +58,8 @@ class RecoveredStore(NamedTuple):
     has_snapshot: bool
     #: None: no consume queue was lost
     rebuilding: LostQueues | None
+    #: the last group of the log, of which a follower may have half
+    group: GroupRange
 
 
 class StoreRecovery:
@@ -70,11 +72,14 @@ class StoreRecovery:
         *,
         queues: ConsumeQueues,
         snapshots: SnapshotWriter,
+        follows: bool = False,
     ) -> None:
+        """Args: `follows`: as for `MessageStore.open`."""
         self._log = log
         self._state = state
         self._queues = queues
         self._snapshots = snapshots
+        self._follows = follows
 
         self._trust = QueueTrust(-1, -1, only_synced=False, stay_closed=False)
         #: `trusted_end`, until the walk finds damage or the queues begin again
@@ -113,7 +118,9 @@ class StoreRecovery:
             log.marks.dispatched_end = dispatched
 
         self._snapshots.find_newest()
-        return RecoveredStore(dispatched, exact, self._applier.has_snapshot, rebuilding)
+        return RecoveredStore(
+            dispatched, exact, self._applier.has_snapshot, rebuilding, self._applier.group
+        )
 
     # --- consume queues before the walk -----------------------------------------------------------
 
@@ -204,11 +211,18 @@ class StoreRecovery:
         self._queues.truncate(min(end, trusted_end))
 
     def _drop_half_group(self, scan_start: int) -> None:
-        """Cut off a group of messages if a crash left only its first ones: it was never acknowledged."""
+        """Cut off a group of messages if a crash left only its first ones: it was never acknowledged.
+
+        A follower may have acknowledged these bytes to a leader whose units end inside of the group. It waits for the
+        rest, or drops them when it leads (`FollowedLog.end`). After a power loss with flush=async it has to catch up
+        anyway, and the confirmed end may be inside of the group.
+        """
         log = self._log
-        start, end = self._applier.group
-        if end <= log.end:
+        if not self._applier.group.is_cut_at(log.end):
             return
+        if self._follows and (log.same_boot or log.config.flush == "sync"):
+            return
+        start = self._applier.group.start
         # In memory mode the confirmed end may have followed the page cache into the group, which a power loss took.
         log.marks.lower(start)
         log.truncate(start)

@@ -221,7 +221,7 @@ def test_a_commit_log_has_a_heartbeat_while_it_recovers(
     recover = MessageStore._recover
     seen: list[int] = []
 
-    def slowly(store: MessageStore) -> None:
+    def slowly(store: MessageStore, follows: bool) -> None:
         page = ControlBlock.open(shared_file(str(tmp_path), "control"), files=FILES)
         try:
             assert page.heartbeat_on
@@ -232,7 +232,7 @@ def test_a_commit_log_has_a_heartbeat_while_it_recovers(
             )
         finally:
             page.close()
-        recover(store)
+        recover(store, follows)
 
     monkeypatch.setattr(MessageStore, "_recover", slowly)
     host = open_replica(

@@ -18,7 +18,13 @@ from raymq.store.log.epochs import state_records
 from raymq.store.log.recovery.snapshot_head import snapshot_starts
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.records import rows
-from raymq.store.state.shard_state import INTERNAL_TOPIC, NO_GROUP, PROGRESS, group_range
+from raymq.store.state.shard_state import (
+    INTERNAL_TOPIC,
+    NO_GROUP,
+    PROGRESS,
+    GroupRange,
+    group_range,
+)
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm
@@ -205,6 +211,94 @@ def test_a_cut_before_the_bytes_of_an_adoption_leaves_whole_records() -> None:
     confirm(new)
     assert state_of(third) == state_of(new)
     assert bodies(third) == bodies(new)
+
+
+def half_group(leader: MessageStore, follower: MessageStore) -> tuple[GroupRange, int]:
+    """Let a leader whose units end inside of a group send the first one. Returns: the group, and the follower's end."""
+    put_some(leader, 4)
+    send(leader, follower)
+    start = leader.log.end
+    appended = leader.put_inner(
+        [InnerMessage("t", 0, b"of a half")] * 3, progress=ServiceProgress("levels", {"2": 77})
+    )
+    end = appended[2].physical_offset
+    data = leader.log.reads.raw(start, end)
+    unit = ChainUnit(start, end, 1, crc32c(data), leader.log.chain.units(start, end)[0].previous)
+    followed(follower).append_units([unit], memoryview(data))
+    follower.log.sync()
+    return GroupRange(start, leader.log.end), end
+
+
+@pytest.mark.parametrize("reboots", [0, 1])
+def test_a_start_keeps_half_a_group_that_a_follower_acknowledged(reboots: int) -> None:
+    disk = SimulatedDisk()
+    leader, follower = open_leader(), open_follower(disk)
+    _, end = half_group(leader, follower)
+    follower.log.note_confirmed(end)
+    follower.abandon()
+    disk.boot += reboots
+
+    again = open_follower(disk)
+    assert (again.log.end, again.log.confirmed) == (end, end)
+    confirm_upto(again, send(leader, again))
+    confirm(leader)
+    assert state_of(again) == state_of(leader)
+    assert bodies(again) == bodies(leader)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_take_over_drops_half_a_group(restarts: bool) -> None:
+    disk = SimulatedDisk()
+    leader, follower = open_leader(), open_follower(disk)
+    confirm_upto(follower, send(leader, follower))
+    group, end = half_group(leader, follower)
+    if restarts:
+        follower.abandon()
+        follower = open_follower(disk)
+        assert (follower.log.end, follower.state.progress["levels"]["2"]) == (end, 77)
+
+    begun = follower.lead(2)
+    assert begun.physical_offset == group.start
+    assert list(follower.state.progress["levels"]) == ["1"]
+    put_some(follower, 4, first_sequence=10)
+    confirm(follower)
+    assert follower.log.end > group.end
+    read = [body for found in bodies(follower).values() for body in found]
+    assert len(read) > 40
+    assert not [body for body in read if b"of a half" in body]
+
+    # No later start takes what follows for the rest of the group.
+    known = state_of(follower)
+    follower.abandon()
+    again = open_follower(disk)
+    assert state_of(again) == known
+
+
+def test_half_a_group_that_is_confirmed_is_never_cut() -> None:
+    leader, follower = open_leader(), open_follower(SimulatedDisk())
+    _, end = half_group(leader, follower)
+    confirm_upto(follower, end)
+    with pytest.raises(Corrupt, match="below its confirmed end"):
+        follower.lead(2)
+    # It still follows a leader that has the rest.
+    confirm_upto(follower, send(leader, follower))
+    confirm(leader)
+    assert state_of(follower) == state_of(leader)
+    assert bodies(follower) == bodies(leader)
+
+
+def test_a_damaged_record_that_was_not_applied_ends_a_take_over() -> None:
+    disk = SimulatedDisk()
+    leader, follower = open_leader(), open_follower(disk)
+    confirm_upto(follower, send(leader, follower))
+    at = put_some(leader, 4) or follower.log.end
+    send(leader, follower)
+    file = follower.log.segments.find(at)
+    assert file is not None
+    file.pwrite(b"\xff" * 8, at - file.start)
+    with pytest.raises(Corrupt):
+        follower.lead(2)
+    assert follower.followed is not None
 
 
 def test_units_that_leave_a_gap_are_not_adopted() -> None:

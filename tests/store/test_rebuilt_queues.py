@@ -33,9 +33,13 @@ class Boot(Files):
         return f"boot {self._number}"
 
 
-def open_store(root: Path, boot: int = 1, *, flush: str = "sync") -> MessageStore:
+def open_store(
+    root: Path, boot: int = 1, *, flush: str = "sync", follows: bool = False
+) -> MessageStore:
     config = CONFIG if flush == "sync" else StoreConfig(**{**vars(CONFIG), "flush": "async"})
-    return MessageStore.open(root, config=config, files=Boot(boot), clock=ManualClock())
+    return MessageStore.open(
+        root, config=config, files=Boot(boot), clock=ManualClock(), follows=follows
+    )
 
 
 @pytest.fixture
@@ -107,9 +111,10 @@ def test_a_queue_without_messages_any_more_is_lost_only_once(root: Path) -> None
     check(again)
 
 
+@pytest.mark.parametrize("follows", [False, True])
 @pytest.mark.parametrize("unit_lost", [False, True])
 def test_half_a_group_that_memory_mode_had_confirmed_is_cut_after_a_power_loss(
-    tmp_path: Path, unit_lost: bool
+    tmp_path: Path, unit_lost: bool, follows: bool
 ) -> None:
     store = open_store(tmp_path, flush="async")
     store.put_inner([InnerMessage("t", 0, b"before")])
@@ -128,7 +133,8 @@ def test_half_a_group_that_memory_mode_had_confirmed_is_cut_after_a_power_loss(
         with chain.open("r+b") as file:
             file.truncate(chain.stat().st_size - 40)
     for _ in range(2):
-        again = open_store(tmp_path, boot=2, flush="async")
+        again = open_store(tmp_path, boot=2, flush="async", follows=follows)
         assert again.log.end == start
+        assert again.log.confirmed <= start
         assert again.state.progress == {}
         again.abandon()
