@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -371,7 +371,7 @@ class ReplicaHost:
         if self.clock.monotonic_ms() < self._next_lead_ms:
             return
         # All that was written for earlier leaders is in the log, and nothing more comes: `CommitLog.epoch_floor`.
-        with self.dispatcher.paused():
+        with self.dispatcher.paused(), self._satellites_paused_for_cut():
             self._begin_epoch()
         if self.led is None:
             return
@@ -381,6 +381,21 @@ class ReplicaHost:
         self._change_role(self._classes.leader)
         self._publish_leadership()
         logger.info("this replica leads epoch %d", self.led.epoch)
+
+    @contextlib.contextmanager
+    def _satellites_paused_for_cut(self) -> Iterator[None]:
+        """Around a take-over: end the satellites if it has to cut the log, which is after a power loss at most."""
+        followed = self.store.followed
+        if followed is None or not followed.apply_all():
+            yield
+            return
+
+        for role in self.supervisor.roles:
+            self.supervisor.revoke(role)
+        try:
+            yield
+        finally:
+            self.begin_satellites()
 
     def _follow(self) -> None:
         """Let another replica write the log. The puts under way are unknown."""

@@ -56,18 +56,27 @@ class FollowedLog:
         """Apply the rest of the log, because this replica leads now. It takes as long as the unconfirmed records.
 
         Half a group at the end is cut off: what the leader begins after it would be read as the rest.
-        Callers: nothing is appended any more, no dispatch and no satellite runs.
+        Callers: nothing is appended any more, and no dispatch runs. If half a group is cut off, no satellite runs.
         Raises: Corrupt if a record that was not confirmed is damaged, or half a group was: another replica has to lead.
+        """
+        ends_in_half_group = self.apply_all()
+        with self._lock:
+            if ends_in_half_group:
+                self._log.truncate(self._applier.group.start)
+                self._apply_again()
+            self._reput.on_run = None
+
+    def apply_all(self) -> bool:
+        """Apply the rest of the log. Returns: whether it ends in half a group, which `end` cuts off.
+
+        Raises: Corrupt if a record that was not confirmed is damaged.
         """
         with self._lock:
             self._apply_to_end()
-            log, group = self._log, self._applier.group
+            log = self._log
             if self.applied < log.end:
                 raise log.reads.damage(self.applied, "it ends the records of the log")
-            if group.is_cut_at(log.end):
-                log.truncate(group.start)
-                self._apply_again()
-            self._reput.on_run = None
+            return self._applier.group.is_cut_at(log.end)
 
     def append_units(self, units: list[ChainUnit], data: memoryview, *, epoch: int = 0) -> None:
         """`CommitLog.append_units`, for the leader of an epoch. Raises: Unavailable when that epoch is over."""
@@ -82,11 +91,11 @@ class FollowedLog:
             self._log.adopt_units(units, data)
 
     def truncate(self, offset: int, *, epoch: int = 0) -> None:
-        """Cut the log, for the leader of an epoch, at `offset` or before: at the start of the record or group that it is
-        in. The state loses the records that are cut.
+        """Cut the log for the leader of an epoch. The state loses the records that are cut.
 
-        Two leaders' records may begin alike, so their bytes differ somewhere inside. Durable, Raises: as
-        `CommitLog.truncate`; Unavailable when that epoch is over.
+        The cut is at the start of the record or group that `offset` is in, if it is inside of one. Two leaders' records
+        may begin alike, so their bytes differ somewhere inside. Durable, Raises: as `CommitLog.truncate`; Unavailable
+        when that epoch is over.
         """
         with self._lock:
             self._log.check_epoch(epoch)
