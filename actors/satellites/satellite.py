@@ -16,7 +16,7 @@ from pathlib import Path
 from raymq.actors.shared import control_block
 from raymq.actors.shared.append_wakeups import AppendWaiter
 from raymq.actors.shared.heartbeat import PERIOD_MS, HeartbeatMonitor
-from raymq.actors.shared.processes import new_incarnation, own_identity
+from raymq.actors.shared.processes import ProcessHandle, new_incarnation, own_identity
 from raymq.actors.shared.ring import ReplicationRings
 from raymq.actors.shared.wakeup import Wakeup
 from raymq.store.base.clock import Clock
@@ -102,6 +102,8 @@ class Satellite:
         self.commit_log_incarnation = 0
 
         self._boot = files.boot_id_hash()
+        #: the process of CommitLog, while it leads
+        self._commit_log: ProcessHandle | None = None
         self._sync_began_s = 0.0
         self._stopping = threading.Event()
         self._attached = False
@@ -219,8 +221,22 @@ class Satellite:
 
     @property
     def leadership(self) -> control_block.Leadership | None:
-        """The epoch that this replica leads; None: it follows."""
-        return self._control.leadership
+        """The epoch that this replica leads; None: it follows, or the process that led has ended."""
+        led = self._control.leadership
+        return None if led is not None and self._commit_log_ended() else led
+
+    def _commit_log_ended(self) -> bool:
+        """Whether the process of the CommitLog that has granted this satellite is gone."""
+        process = self._control.process
+        if self._commit_log is None or self._commit_log.identity != process:
+            self._close_commit_log()
+            self._commit_log = ProcessHandle.open(process, files=self._files)
+        return self._commit_log is None or self._commit_log.exited()
+
+    def _close_commit_log(self) -> None:
+        if self._commit_log is not None:
+            self._commit_log.close()
+            self._commit_log = None
 
     def publish_follower(self, replica: int, progress: control_block.FollowerProgress) -> None:
         """Report how far a follower is. Callers: Replication."""
@@ -287,6 +303,7 @@ class Satellite:
         self._attached = False
         self._heartbeat_stop.set()
         self._heartbeat.join()
+        self._close_commit_log()
         self._undo.close()
 
     def _run_heartbeat(self) -> None:
