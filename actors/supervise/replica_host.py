@@ -259,6 +259,7 @@ class ReplicaHost:
             # Where replica 0 is decides where shards are led first: leaders are spread so.
             is_preferred=self._replica_id == 0,
         )
+
         if self.sole_candidate is not None:
             self.elections.tick()
         self._begin_epoch()

@@ -196,7 +196,7 @@ def _start(parsers: Any) -> None:
     )
     start.number(
         "--replicas N",
-        "copies of each shard: 1, 2, 3 or 5, without failover (first start only; default: 1)",
+        "copies of each shard: 1, 2, 3 or 5; 3 or 5 elect another leader by themselves (first start only; default: 1)",
     )
 
     start.option(
