@@ -107,13 +107,14 @@ def start(
         shards: number of commit logs over which topics are spread, 1 to 256 (default 1). Each shard costs at least two
             processes and one file of `segment_size_bytes`.
         replicas: copies of each shard: 1 (default), 2, 3 or 5, at as many times the disk space. With `acks` "quorum" a
-            receipt waits for 2, 2 and 3 of them, the leader included. 3 replicas go on without any one of them, 5 without
-            any two: they elect another leader within seconds. 2 wait for the one that is away, and replica 0 leads.
+            receipt waits for 2, 2 and 3 of them, the leader included. 3 replicas go on without any one of them, 5
+            without any two: they elect another leader within seconds. 2 wait for the one that is away.
         flush: "sync" (default) acknowledges after fdatasync. "async" acknowledges after the write to the page cache: a
             power loss may lose the last 0.5 s, or 10 s of a trickle. May change at each start.
-        transient_pool: with 1 or 2 replicas, leaders append to a pool in shared memory (2 x 64 MiB each), and CommitRealTime moves the bytes
+        transient_pool: leaders append to a pool in shared memory (2 x 64 MiB each), and CommitRealTime moves the bytes
             to the files. Readers and followers see a message after that, about 200 ms later with `flush="async"`. A
-            crash of the machine then loses the bytes in the pool. May change at each start; False by default.
+            crash of the machine then loses the bytes in the pool. Only with 1 or 2 replicas. May change at each start;
+            False by default.
         file_reserved_hours: hours after its newest message for which a full file is kept; 72 by default. May change at
             each start. More hours cost disk space.
         address: the Ray to run in, as `ray.init` takes it. Default: the Ray to which this process is connected, else
