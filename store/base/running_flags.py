@@ -38,7 +38,7 @@ NAMES = {
 BLOCKS_DISPATCH = (
     NOT_WRITEABLE | WRITE_LOGICS_QUEUE_ERROR | WRITE_INDEX_FILE_ERROR | LOGIC_DISK_FULL
 )
-#: any of these flags refuses puts
+#: any of these flags refuses puts, also those of the store's services. FENCED refuses state records, too
 BLOCKS_PUTS = BLOCKS_DISPATCH | DISK_FULL | FENCED
 
 

@@ -45,12 +45,12 @@ class FollowedLog:
         self._reput = reput
         self._applier = StateApplier(log, state)
         self._applier.group = last_group
-        #: records below this are in the state
-        self.applied = log.end
         with put_lock:
+            #: records below this are in the state
+            self.applied = log.end
             # A leader remembers what it appended. A new leader may cut some of it off.
             reput.forget_appended()
-        reput.on_run = self._apply_dispatched
+            reput.on_run = self._apply_dispatched
 
     def end(self) -> None:
         """Apply the rest of the log, because this replica leads now. It takes as long as the unconfirmed records.

@@ -182,6 +182,7 @@ class MessageStore:
             records=records,
             snapshots=snapshots,
             check_open=put_path.check_open,
+            check_leads=put_path.check_leads,
         )
         return snapshots, put_path, inner_put
 
@@ -243,7 +244,8 @@ class MessageStore:
         self.compaction.load()
 
     def follow(self) -> None:
-        """Let another replica write the log, through `followed`. Callers: no put is under way, and none comes."""
+        """Let another replica write the log, through `followed`. From now on every other append is refused."""
+        self.put_path.follows = True
         self.followed = FollowedLog(
             self.log,
             self.state,
@@ -263,6 +265,7 @@ class MessageStore:
             self._last_group = NO_GROUP
             self.snapshots.find_newest()
             self.log.epoch = epoch
+            self.put_path.follows = False
             self._begin_to_write()
             self.followed = None
         return self.begin_epoch(epoch)
@@ -319,7 +322,11 @@ class MessageStore:
         return self.inner_put.put(messages, progress=progress)
 
     def begin_epoch(self, epoch: int) -> AppendedRows:
-        """Begin the epoch of a leader with an EPOCH record: `InnerPut.begin_epoch`."""
+        """Begin the epoch of a leader with an EPOCH record: `InnerPut.begin_epoch`.
+
+        Raises: also Unavailable while another replica writes the log: `lead` ends that.
+        """
+        self.put_path.check_writes_log()
         return self.inner_put.begin_epoch(epoch)
 
     # --- dispatch ---------------------------------------------------------------------------------

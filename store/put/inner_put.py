@@ -41,8 +41,11 @@ class InnerPut:
         records: ServiceRecords,
         snapshots: SnapshotWriter,
         check_open: Callable[[], None],
+        check_leads: Callable[[], None],
     ) -> None:
-        """Args: `check_open`: raises Unavailable or StorageFull while the store takes no puts."""
+        """Args: `check_open`: raises Unavailable or StorageFull while the store takes no puts. `check_leads`: raises
+        Unavailable unless this replica leads.
+        """
         self._log = log
         self._config = log.config
         self._clock = log.clock
@@ -52,10 +55,12 @@ class InnerPut:
         self._records = records
         self._snapshots = snapshots
         self._check_open = check_open
+        self._check_leads = check_leads
 
     def put_state_record(self, kind: str, body: bytes) -> AppendedRows:
-        """Append one record of the internal topic and apply it to the state."""
+        """Append one record of the internal topic and apply it to the state. Raises: as `PutPath.append`."""
         with self._lock:
+            self._check_leads()
             return self._append_state_record(kind, body)
 
     def init_producer(self, producer_id: int) -> tuple[int, AppendedRows]:
@@ -63,9 +68,11 @@ class InnerPut:
 
         The lock is held throughout: the limit may drop entries that puts extend, and no two calls may get the same
         epoch.
-        Raises: Rejected if the shard already remembers as many producers as it may. Nothing was stored.
+        Raises: Rejected if the shard already remembers as many producers as it may; as `PutPath.append`. Nothing was
+        stored.
         """
         with self._lock:
+            self._check_leads()
             epoch = self._state.next_epoch(producer_id)
             return epoch, self._append_state_record(PRODUCER, producer_body(producer_id, epoch))
 
@@ -166,6 +173,7 @@ class InnerPut:
             )
 
         with self._lock:
+            self._check_leads()
             return self._append_unit(head, encoded, total)
 
     def _append_unit(

@@ -12,7 +12,7 @@ import numpy as np
 
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import Bug, DeliveryUnknown, RayMQError, Rejected, Unavailable, require
-from raymq.store.base.running_flags import BLOCKS_PUTS, RunningFlags
+from raymq.store.base.running_flags import BLOCKS_PUTS, FENCED, RunningFlags
 from raymq.store.base.status import PutStatus
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queues import ConsumeQueues
@@ -73,6 +73,8 @@ class PutPath:
         self._record_bytes_max = log.config.record_bytes_max
 
         self.closed = False
+        #: another replica writes the log. Set without the lock, it stops every append that comes after
+        self.follows = False
 
     def put(self, request: PutRequest) -> AppendedRows:
         """Check and append one batch of one queue."""
@@ -84,7 +86,7 @@ class PutPath:
         Raises: Rejected, Unavailable, StorageFull; nothing was stored.
         """
         try:
-            if self.closed or self._flags.bits or self._lock.begin_ms:
+            if self.closed or self.follows or self._flags.bits or self._lock.begin_ms:
                 self.check_serving()
             return self._check(before_batch(self._hooks, request))
         except RayMQError:
@@ -95,8 +97,9 @@ class PutPath:
     def check_serving(self) -> None:
         """Refuse a put if the store takes none now.
 
-        Raises: Unavailable, SERVICE_NOT_AVAILABLE: the store is closed or a running flag forbids puts. Unavailable,
-        OS_PAGE_CACHE_BUSY: an append is taking too long. StorageFull: the flag is that of a full disk.
+        Raises: Unavailable, SERVICE_NOT_AVAILABLE: the store is closed, another replica writes its log, or a running
+        flag forbids puts. Unavailable, OS_PAGE_CACHE_BUSY: an append is taking too long. StorageFull: the flag is that
+        of a full disk.
         Source: HookUtils#checkBeforePutMessage. A busy page cache refuses puts so that they do not pile up.
         """
         self.check_open()
@@ -114,7 +117,26 @@ class PutPath:
             raise Unavailable(
                 "the store is closed", field="store", status=PutStatus.SERVICE_NOT_AVAILABLE.value
             )
+        self.check_writes_log()
         if self._flags.bits & BLOCKS_PUTS:
+            self._flags.check_writable()
+
+    def check_writes_log(self) -> None:
+        """Refuse an append while another replica writes the log. Raises: Unavailable."""
+        if self.follows:
+            raise Unavailable(
+                "the store takes no puts at present (another replica writes its log)",
+                field="flags",
+                status=PutStatus.SERVICE_NOT_AVAILABLE.value,
+            )
+
+    def check_leads(self) -> None:
+        """Refuse an append unless this replica leads: `check` may have come before the end of its epoch.
+
+        Callers: each append, with the put lock. Raises: Unavailable.
+        """
+        self.check_writes_log()
+        if self._flags.bits & FENCED:
             self._flags.check_writable()
 
     def _check(self, request: PutRequest) -> CheckedPut:
@@ -230,6 +252,7 @@ class PutPath:
 
     def _begin_small_unit(self) -> SmallUnit:
         """An empty unit at the end of the log. Raises: as `append`."""
+        self.check_leads()
         self._snapshots.begin_segment()
         return SmallUnit(
             self._log.end,
@@ -304,6 +327,7 @@ class PutPath:
 
     def _append_unstored(self, checked: CheckedPut) -> AppendedRows:
         """Append the rows that are not stored yet."""
+        self.check_leads()
         request, encoded = checked.request, checked.encoded
         count = encoded.count
         stored_rows, appended = self._admit(request, count)
