@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.replication.log_receiver import LogTail
-from raymq.store.base.errors import RayMQError, StorageFull, broken
+from raymq.store.base.errors import RayMQError, StorageFull, Unavailable
 from raymq.store.config.promise import own_durable
 from raymq.store.engine.followed_log import FollowedLog
 from raymq.store.log.chain import ChainUnit
@@ -73,9 +73,9 @@ class FollowerLogPort:
         host.await_follower(FOLLOW_WAIT_S)
         with self._write_lock:
             followed = host.store.followed
-            if followed is None:
+            if followed is None or followed.ended:
                 # Only a later epoch than this frame's can have been begun meanwhile.
-                raise broken("a replica leads while it stores another leader's bytes")
+                raise Unavailable("this replica leads a later epoch", field="role")
             try:
                 yield followed
             except (OSError, StorageFull) as error:

@@ -274,8 +274,6 @@ class ReplicaHost:
         except (StorageFull, Unavailable) as error:
             self.failures.note("lead", error)
             self._next_lead_ms = self.clock.monotonic_ms() + LEAD_RETRY_MS
-            if self.store.followed is None:
-                self.store.follow()
             return
         self.elections.step(EpochBegun(epoch, begun.end_offset))
         self.led = Leadership(epoch, begun.end_offset, self.elections.me.incarnation)
@@ -364,8 +362,14 @@ class ReplicaHost:
         elected = self.elections.elected_epoch
         if self.led is not None and elected != self.led.epoch:
             self._follow()
-        if elected is not None and self.led is None:
+        if self.led is not None:
+            return
+        if elected is not None:
             self._lead()
+        elif self.store.followed is not None and self.store.followed.ended:
+            # The epoch could not begin, and is over now.
+            with self.dispatcher.paused():
+                self.store.follow()
 
     def _lead(self) -> None:
         """Begin the epoch that this replica was elected to lead, and take puts."""
@@ -444,9 +448,14 @@ class ReplicaHost:
         """Wait until this replica follows, after a newer leader was heard. Raises: Unavailable."""
         with self._role_changed:
             if not self._role_changed.wait_for(
-                lambda: self.store.followed is not None or self._stopping, timeout_s
+                lambda: self._follows() or self._stopping, timeout_s
             ):
                 raise Unavailable("this replica has not ended its own leadership yet", field="role")
+
+    def _follows(self) -> bool:
+        """Whether another replica may write the log."""
+        followed = self.store.followed
+        return followed is not None and not followed.ended
 
     @property
     def leads(self) -> bool:

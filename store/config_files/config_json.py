@@ -20,6 +20,7 @@ from raymq.store.base.errors import Corrupt, RayMQError
 from raymq.store.base.failpoints import fail_point
 from raymq.store.config.delay_levels import LEVELS_SERVICE
 from raymq.store.put.inner_message import ServiceProgress
+from raymq.store.put.inner_put import InnerPut
 from raymq.store.state import shard_state
 from raymq.store.state.shard_state import INTERNAL_TOPIC, TopicInfo
 from raymq.store.state.topics import QUEUES_MAX, is_system_topic
@@ -72,10 +73,11 @@ def tables_of(store: MessageStore) -> Tables:
     )
 
 
-def import_changed(store: MessageStore) -> list[str]:
+def import_changed(store: MessageStore, put: InnerPut) -> list[str]:
     """Import each file that is not known yet. Returns: their names. Durable: after the next sync.
 
     From a known file only missing values are imported, and only if RocketMQ deleted the snapshots that had them.
+    Args: `put` appends the records.
     Callers: a store that was recovered and is not in use yet. A crash on the way imports once more, which is harmless.
     Raises: Corrupt when neither a file nor its `.bak` is a configuration of RocketMQ.
     """
@@ -92,13 +94,13 @@ def import_changed(store: MessageStore) -> list[str]:
 
         import_table, _ = _FILES[name]
         try:
-            import_table(store, table, is_new)
+            import_table(store, put, table, is_new)
         except (AttributeError, TypeError, ValueError) as error:
             raise _not_rocketmqs(name, str(error)) from error
 
         if is_new:
             fail_point("config.imported")
-            store.put_inner([], progress=ServiceProgress(IMPORT_SERVICE, {name: crc}))
+            put.put([], progress=ServiceProgress(IMPORT_SERVICE, {name: crc}))
             changed.append(name)
     return changed
 
@@ -202,7 +204,7 @@ def _remember(store: MessageStore, name: str, crcs: list[int]) -> None:
 # --- topics ---------------------------------------------------------------------------------------
 
 
-def _import_topics(store: MessageStore, table: Table, is_new: bool) -> None:
+def _import_topics(store: MessageStore, put: InnerPut, table: Table, is_new: bool) -> None:
     """Put a TOPIC record for each user topic of the file that is unknown, or that a new file changes."""
     shard = int(store.log.meta.get("shard") or 0)
     for name, config in _rows(table, "topicConfigTable", TOPICS):
@@ -224,7 +226,7 @@ def _import_topics(store: MessageStore, table: Table, is_new: bool) -> None:
         changed = (queues, attributes) != (known.queues, dict(known.attributes))
         if changed and (is_new or not known.queues):
             body = shard_state.topic_body(name, queues, known.shards, attributes)
-            store.inner_put.put_state_record(shard_state.TOPIC, body)
+            put.put_state_record(shard_state.TOPIC, body)
 
 
 def _export_topics(tables: Tables, table: Table) -> None:
@@ -269,7 +271,7 @@ def _new_topic(name: str) -> Table:
 # --- offsets and groups ---------------------------------------------------------------------------
 
 
-def _import_offsets(store: MessageStore, table: Table, is_new: bool) -> None:
+def _import_offsets(store: MessageStore, put: InnerPut, table: Table, is_new: bool) -> None:
     """Put an OFFSETS record for each group and topic whose offsets in the file are to be imported."""
     for name, offsets in _rows(table, "offsetTable", CONSUMER_OFFSETS):
         topic, _, group = name.partition("@")
@@ -278,7 +280,7 @@ def _import_offsets(store: MessageStore, table: Table, is_new: bool) -> None:
         changes = {queue: found[queue] for queue in _keys_to_import(found, have, is_new)}
         if changes:
             body = shard_state.offsets_body(group, topic, changes)
-            store.inner_put.put_state_record(shard_state.OFFSETS, body)
+            put.put_state_record(shard_state.OFFSETS, body)
 
 
 def _keys_to_import(found: Table, have: Table, is_new: bool) -> list[Any]:
@@ -303,7 +305,7 @@ def add_offsets(table: Table, known: Mapping[tuple[str, str], Mapping[int, int]]
         offsets[f"{topic}@{group}"] = {**{int(queue): at for queue, at in theirs.items()}, **ours}
 
 
-def _import_groups(store: MessageStore, table: Table, is_new: bool) -> None:
+def _import_groups(store: MessageStore, put: InnerPut, table: Table, is_new: bool) -> None:
     """Nothing is imported: a group exists as soon as it commits offsets, and its settings stay in the file."""
 
 
@@ -339,13 +341,13 @@ def _new_group(name: str) -> Table:
 # --- delay levels ---------------------------------------------------------------------------------
 
 
-def _import_levels(store: MessageStore, table: Table, is_new: bool) -> None:
+def _import_levels(store: MessageStore, put: InnerPut, table: Table, is_new: bool) -> None:
     """Note the offset of each delay level as the progress of the delay service."""
     found = {str(level): int(offset) for level, offset in table.get("offsetTable", {}).items()}
     changes = _keys_to_import(found, store.state.progress.get(LEVELS_SERVICE, {}), is_new)
     if changes:
         values = {level: found[level] for level in changes}
-        store.put_inner([], progress=ServiceProgress(LEVELS_SERVICE, values))
+        put.put([], progress=ServiceProgress(LEVELS_SERVICE, values))
 
 
 def _export_levels(tables: Tables, table: Table) -> None:
@@ -371,7 +373,7 @@ def _not_rocketmqs(name: str, reason: str) -> Corrupt:
     )
 
 
-_Import = Callable[["MessageStore", Table, bool], None]
+_Import = Callable[["MessageStore", InnerPut, Table, bool], None]
 _Export = Callable[[Tables, Table], None]
 #: file name -> the function that imports the file, and the one that makes its content
 _FILES: dict[str, tuple[_Import, _Export]] = {

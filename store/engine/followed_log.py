@@ -45,6 +45,8 @@ class FollowedLog:
         self._reput = reput
         self._applier = StateApplier(log, state)
         self._applier.group = last_group
+        #: all records are in the state, and this replica may append
+        self.ended = False
         with put_lock:
             #: records below this are in the state
             self.applied = log.end
@@ -56,21 +58,26 @@ class FollowedLog:
         """Apply the rest of the log, because this replica leads now. It takes as long as the unconfirmed records.
 
         Half a group at the end is cut off: what the leader begins after it would be read as the rest.
-        Callers: nothing is appended any more, and no dispatch runs. If half a group is cut off, no satellite runs.
+        Callers: nothing is appended any more. If half a group is cut off, no satellite runs.
         Raises: Corrupt if a record that was not confirmed is damaged, or half a group was: another replica has to lead.
         """
+        if self.ended:
+            return
         ends_in_half_group = self.apply_all()
         with self._lock:
             if ends_in_half_group:
                 self._log.truncate(self._applier.group.start)
                 self._apply_again()
             self._reput.on_run = None
+            self.ended = True
 
     def apply_all(self) -> bool:
         """Apply the rest of the log. Returns: whether it ends in half a group, which `end` cuts off.
 
         Raises: Corrupt if a record that was not confirmed is damaged.
         """
+        if self.ended:
+            return False
         with self._lock:
             self._apply_to_end()
             log = self._log

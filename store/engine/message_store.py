@@ -115,7 +115,7 @@ class MessageStore:
         self.reput = ReputService(
             log, self.consume_queues, put_lock=self.put_lock, flags=self.flags
         )
-        self.snapshots, self.put_path, self.inner_put = self._make_put_parts()
+        self.snapshots, self.put_path, self.inner_put, self._first_put = self._make_put_parts()
 
         #: the writing side while another replica leads; None: this one appends
         self.followed: FollowedLog | None = None
@@ -135,6 +135,8 @@ class MessageStore:
 
         #: recovery read a snapshot
         self._has_snapshot = False
+        #: the EPOCH record of a `lead` that has not ended
+        self._begun: AppendedRows | None = None
         #: the last group that recovery read, until this replica leads
         self._last_group = NO_GROUP
         #: the consume queues that are being rebuilt
@@ -151,8 +153,11 @@ class MessageStore:
         self._queues_doubtful = False
         self._sync_lock = threading.Lock()
 
-    def _make_put_parts(self) -> tuple[SnapshotWriter, PutPath, InnerPut]:
-        """The parts that append: they share the put lock and the writer of service records."""
+    def _make_put_parts(self) -> tuple[SnapshotWriter, PutPath, InnerPut, InnerPut]:
+        """The parts that append: they share the put lock and the writer of service records.
+
+        The last one appends while nothing else may: before the first put, and before `lead` has ended.
+        """
         log, state, put_lock = self.log, self.state, self.put_lock
         records = ServiceRecords(
             log, state, put_lock=put_lock, store_times=self.store_times, reput=self.reput
@@ -174,17 +179,23 @@ class MessageStore:
             snapshots=snapshots,
         )
 
-        inner_put = InnerPut(
-            log,
-            state,
-            put_lock=put_lock,
-            stats=self.stats,
-            records=records,
-            snapshots=snapshots,
-            check_open=put_path.check_open,
-            check_leads=put_path.check_leads,
+        inner_put, first_put = (
+            InnerPut(
+                log,
+                state,
+                put_lock=put_lock,
+                stats=self.stats,
+                records=records,
+                snapshots=snapshots,
+                check_open=check_open,
+                check_leads=check_leads,
+            )
+            for check_open, check_leads in (
+                (put_path.check_open, put_path.check_leads),
+                (lambda: None, lambda: None),
+            )
         )
-        return snapshots, put_path, inner_put
+        return snapshots, put_path, inner_put, first_put
 
     @classmethod
     def open(
@@ -240,41 +251,54 @@ class MessageStore:
         self._has_snapshot = found.has_snapshot
         self._rebuilding = found.rebuilding
         self._last_group = found.group
+        self._opened_end = self.log.end
         self._recover_index()
         self.compaction.load()
 
     def follow(self) -> None:
-        """Let another replica write the log, through `followed`. From now on every other append is refused."""
+        """Let another replica write the log, through `followed`. From now on every other append is refused.
+
+        Callers: also after a `lead` that failed.
+        """
         self.put_path.follows = True
-        self.followed = FollowedLog(
-            self.log,
-            self.state,
-            put_lock=self.put_lock,
-            reput=self.reput,
-            last_group=self._last_group,
-        )
+        self._begun = None
+        if self.followed is None or self.followed.ended:
+            self.followed = FollowedLog(
+                self.log,
+                self.state,
+                put_lock=self.put_lock,
+                reput=self.reput,
+                last_group=self._last_group,
+            )
 
     def lead(self, epoch: int) -> AppendedRows:
-        """End `follow`, and begin the epoch of a leader with an EPOCH record.
+        """End `follow`, and begin the epoch of a leader with an EPOCH record: all that it appends is of that epoch.
 
-        Callers: no unit is being appended, and no dispatch runs. Returns, Raises: as `begin_epoch`. It may be called
-        again after an error.
+        Callers: no unit is being appended, and no satellite runs. Returns: as `begin_epoch`.
+        Raises: as `FollowedLog.end` and `begin_epoch`. Afterwards the caller repeats the call, or calls `follow`.
         """
-        if self.followed is not None:
-            self.followed.end()
+        followed = self.followed
+        if followed is None:
+            return self.begin_epoch(epoch)
+        if self._begun is None or self.log.last_epoch != epoch:
+            followed.end()
             self._last_group = NO_GROUP
             self.snapshots.find_newest()
-            self.log.epoch = epoch
-            self.put_path.follows = False
-            self._begin_to_write()
-            self.followed = None
-        return self.begin_epoch(epoch)
+            self._begun = self.inner_put.begin_epoch(epoch)
+        begun = self._begun
+        self._import_config()
+        self._begun = self.followed = None
+        self.put_path.follows = False
+        return begun
 
     def _begin_to_write(self) -> None:
         """Append what an empty log begins with, and what RocketMQ's configuration files say that the state does not."""
         if not self.log.segments.files:
             self.snapshots.begin_log()
-        config_json.import_changed(self)
+        self._import_config()
+
+    def _import_config(self) -> None:
+        config_json.import_changed(self, self._first_put)
         self._opened_end = self.log.end
 
     def _distrust_queue_ends(self) -> None:

@@ -56,6 +56,8 @@ class InnerPut:
         self._snapshots = snapshots
         self._check_open = check_open
         self._check_leads = check_leads
+        #: the epoch whose EPOCH record could not be appended yet
+        self._unfinished_epoch: int | None = None
 
     def put_state_record(self, kind: str, body: bytes) -> AppendedRows:
         """Append one record of the internal topic and apply it to the state. Raises: as `PutPath.append`."""
@@ -79,12 +81,14 @@ class InnerPut:
     def begin_epoch(self, epoch: int) -> AppendedRows:
         """Append the EPOCH record of a leader's epoch. It and all later records are of that epoch.
 
-        Raises: Rejected if the log has that epoch already; as `PutPath.append`. Nothing was stored, and the epoch is
-        as before.
+        If the file has no room for it, or does not begin with a whole snapshot, a blank and a snapshot come first. They
+        are of that epoch, too: at the same place the leader before may have appended other bytes.
+        Raises: Rejected if the log has that epoch already; as `PutPath.append`. The record was not stored then, and the
+        call may be repeated.
         """
         with self._lock:
-            log = self._log
-            if epoch < log.last_epoch:
+            log, state = self._log, self._state
+            if epoch <= log.last_epoch and epoch != self._unfinished_epoch:
                 raise Rejected(
                     f"the log has records of epoch {log.last_epoch}; a leader's epoch is higher, not {epoch}",
                     field="epoch",
@@ -93,14 +97,16 @@ class InnerPut:
 
             body = epoch_body(epoch)
             encoded = self._records.encode_state_record(EPOCH, body)
-            before, log.epoch = log.epoch, epoch
+            self._unfinished_epoch = epoch
+            before, state.log_epoch, log.epoch = state.log_epoch, epoch, epoch
             try:
-                self._snapshots.make_room(encoded.size)
+                self._snapshots.make_room(encoded.size, with_due=False)
                 (appended,) = self._records.append([encoded], self._records.next_store_time_ms())
             except BaseException:
-                log.epoch = before
+                log.epoch = log.last_epoch
+                state.log_epoch = max(before, log.epoch)
                 raise
-            self._state.apply_state_record(EPOCH, body)
+            self._unfinished_epoch = None
             return appended
 
     def _append_state_record(self, kind: str, body: bytes) -> AppendedRows:

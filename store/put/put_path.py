@@ -117,9 +117,18 @@ class PutPath:
             raise Unavailable(
                 "the store is closed", field="store", status=PutStatus.SERVICE_NOT_AVAILABLE.value
             )
-        self.check_writes_log()
+        self.check_leads()
         if self._flags.bits & BLOCKS_PUTS:
             self._flags.check_writable()
+
+    def check_leads(self) -> None:
+        """Refuse an append unless this replica leads. Raises: Unavailable.
+
+        Callers: each append, with the put lock: `check` may have come before the end of the epoch.
+        """
+        if self._flags.bits & FENCED:
+            self._flags.check_writable()
+        self.check_writes_log()
 
     def check_writes_log(self) -> None:
         """Refuse an append while another replica writes the log. Raises: Unavailable."""
@@ -129,15 +138,6 @@ class PutPath:
                 field="flags",
                 status=PutStatus.SERVICE_NOT_AVAILABLE.value,
             )
-
-    def check_leads(self) -> None:
-        """Refuse an append unless this replica leads: `check` may have come before the end of its epoch.
-
-        Callers: each append, with the put lock. Raises: Unavailable.
-        """
-        self.check_writes_log()
-        if self._flags.bits & FENCED:
-            self._flags.check_writable()
 
     def _check(self, request: PutRequest) -> CheckedPut:
         guard = self._guards.get(request.topic)

@@ -39,9 +39,23 @@ class SnapshotWriter:
     def begin_segment(self) -> None:
         """Write a snapshot of the state at the start of each segment, before anything else.
 
+        A large segment gets further snapshots, so that recovery reads little however full the segment is.
+        """
+        self._begin_with_snapshot()
+        log = self._log
+        if log.end >= self._due:
+            parts, needed = self._encode_snapshot()
+            # Else the next segment, which is near, begins with one.
+            if needed <= min(self._config.snapshot_bytes_max, log.room()):
+                self._append_snapshot(parts, needed)
+            else:
+                self._due = log.end + self._config.snapshot_interval_bytes
+
+    def _begin_with_snapshot(self) -> None:
+        """Write a snapshot at the start of the segment, unless it begins with one.
+
         After a snapshot that a crash or a full disk broke off, a whole one follows. If the whole snapshot does not fit,
-        the segment ends. A state too large for a file is left out, so that recovery begins earlier. A large segment
-        gets further snapshots, so that recovery reads little however full the segment is.
+        the segment ends. A state too large for a file is left out, so that recovery begins earlier.
         """
         log, size = self._log, self._config.segment_size_bytes
         # Every put comes here, so the start of the segment is computed without a call of segment_start_of.
@@ -63,15 +77,8 @@ class SnapshotWriter:
                     needed,
                     self._config.snapshot_bytes_max,
                 )
-            self.segment = log.end - log.end % size
 
-        if log.end >= self._due:
-            parts, needed = self._encode_snapshot()
-            # Else the next segment, which is near, begins with one.
-            if needed <= min(self._config.snapshot_bytes_max, log.room()):
-                self._append_snapshot(parts, needed)
-            else:
-                self._due = log.end + self._config.snapshot_interval_bytes
+            self.segment = log.end - log.end % size
 
     def begin_log(self) -> None:
         """Begin an empty log with its first file and snapshot."""
@@ -110,10 +117,16 @@ class SnapshotWriter:
         self._due = self._log.end + interval
         fail_point("log.after_snapshot")
 
-    def make_room(self, nbytes: int) -> None:
-        """Let records of so many bytes follow each other in one file."""
-        self.begin_segment()
+    def make_room(self, nbytes: int, *, with_due: bool = True) -> None:
+        """Let records of so many bytes follow each other in one file.
+
+        Args: `with_due`: a further snapshot of the segment comes before them if it is due.
+        """
+        if with_due:
+            self.begin_segment()
+        else:
+            self._begin_with_snapshot()
         self._log.ensure_room(nbytes)
         if self._log.room() < nbytes:
             self._log.seal(self._log.epoch)
-            self.begin_segment()
+            self._begin_with_snapshot()

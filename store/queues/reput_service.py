@@ -204,8 +204,10 @@ class ReputService:
 
         levels_ms = self._log.config.delay_levels_ms
         for run in rows.runs(view, base, walk.positions, walk.sizes, columns=rows.RUN_COLUMNS):
-            if self.on_run is not None:
-                self.on_run(view, base, run)
+            # Another thread may end the following meanwhile.
+            on_run = self.on_run
+            if on_run is not None:
+                on_run(view, base, run)
             self._append_units(run, rows.tags_codes(run.topic, run.batch, levels_ms))
 
         self.dispatched = self._log.reads.next_walk_start(at, walk)

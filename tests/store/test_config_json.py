@@ -85,7 +85,7 @@ def test_topics_and_offsets_of_rocketmq_become_ours_once(tmp_path):
     assert store.state.offsets == {("g", "T"): {0: 12, 3: 1}, ("g", "%RETRY%g"): {0: 2}}
     assert store.state.progress["delay"] == {"1": 5, "3": 2}
     end = store.log.end
-    assert import_changed(store) == []
+    assert import_changed(store, store.inner_put) == []
     store.abandon()
     again = open_store(tmp_path)
     assert again.log.end == end

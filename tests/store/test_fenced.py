@@ -100,6 +100,8 @@ def test_a_fenced_store_refuses_every_append(store: MessageStore, name: str) -> 
 def test_a_store_that_follows_refuses_every_append(store: MessageStore, name: str) -> None:
     store.follow()
     check_refused(store, APPENDS[name])
+    store.flags.set(DISK_FULL)
+    check_refused(store, APPENDS[name])
 
 
 @pytest.mark.parametrize("fence", [lambda s: s.flags.set(FENCED), lambda s: s.follow()])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from raymq.store.base.checksum import crc32c
-from raymq.store.base.errors import Bug, Corrupt, Rejected, StorageFull
+from raymq.store.base.errors import Bug, Corrupt, Rejected, StorageFull, Unavailable
+from raymq.store.base.running_flags import FENCED
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.followed_log import FollowedLog
 from raymq.store.engine.message_store import MessageStore
@@ -521,6 +524,217 @@ def test_a_power_loss_in_an_adoption_takes_no_synced_bytes() -> None:
         again = open_follower(image)
         assert again.log.end >= synced
         again.abandon()
+
+
+def units_from(store: MessageStore, start: int) -> list[ChainUnit]:
+    return store.log.chain.units(start, store.log.end)
+
+
+def kinds_from(store: MessageStore, start: int) -> list[str]:
+    """The kinds of the state records from `start` on, where a record or a blank begins."""
+    found = []
+    while start < store.log.end:
+        view, base, walk = store.log.reads.walk(start, store.log.end)
+        for run in rows.runs(view, base, walk.positions, walk.sizes, columns=COLUMNS):
+            if run.topic == INTERNAL_TOPIC:
+                found += [kind for kind, _, _ in state_records(run)]
+        start = store.log.reads.next_walk_start(start, walk)
+    return found
+
+
+def put_config(disk: SimulatedDisk) -> None:
+    """RocketMQ had the store open: it left a topic and offsets in its files."""
+    disk.make_dirs(ROOT / "config")
+    topics = {"topicConfigTable": {"new": {"readQueueNums": 3, "writeQueueNums": 3}}}
+    offsets = {"offsetTable": {"new@g": {"0": 5}}}
+    for name, table in [("topics.json", topics), ("consumerOffset.json", offsets)]:
+        disk.write_file_atomic(ROOT / "config" / name, json.dumps(table).encode())
+
+
+def check_lead(follower: MessageStore, epoch: int) -> list[str]:
+    """Let a replica lead: all of its bytes are of its epoch, in the chain and in the records. Returns: their kinds."""
+    before = follower.log.end
+    follower.flags.set(FENCED)
+    begun = follower.lead(epoch)
+    follower.flags.clear(FENCED)
+    assert {unit.epoch for unit in units_from(follower, before)} == {epoch}
+    kinds = kinds_from(follower, before)
+    assert kinds.index("EPOCH") == len(kinds_from(follower, before)) - len(
+        kinds_from(follower, begun.physical_offset)
+    )
+    assert follower.state.log_epoch == follower.log.epoch == follower.log.last_epoch == epoch
+    return kinds
+
+
+def test_what_a_new_leader_imports_is_of_its_epoch() -> None:
+    disk = SimulatedDisk()
+    leader, follower = open_leader(), open_follower(disk)
+    put_some(leader, 4)
+    confirm_upto(follower, send(leader, follower))
+    follower.abandon()
+    put_config(disk)
+
+    follower = open_follower(disk)
+    kinds = check_lead(follower, 2)
+    assert kinds == ["EPOCH", "TOPIC", "PROGRESS", "OFFSETS", "PROGRESS"]
+    assert follower.state.topics["new"].queues == 3
+    assert follower.state.offsets["g", "new"] == {0: 5}
+    # Imported once.
+    follower.abandon()
+    again = open_follower(disk)
+    assert check_lead(again, 3) == ["EPOCH"]
+
+
+def test_an_import_that_failed_is_tried_again_in_the_same_epoch() -> None:
+    disk = SimulatedDisk()
+    leader, follower = open_leader(), open_follower(disk)
+    put_some(leader, 4)
+    confirm_upto(follower, send(leader, follower))
+    put_config(disk)
+    before = follower.log.end
+    # The EPOCH record and its unit are two writes.
+    disk.fail("pwrite", at=4, error=errno.ENOSPC)
+    with pytest.raises(StorageFull):
+        follower.lead(2)
+    disk.heal()
+    with pytest.raises(Unavailable):
+        follower.commit_offsets("g", "t", {0: 1})
+    assert follower.lead(2).physical_offset == before
+    assert kinds_from(follower, before).count("EPOCH") == 1
+    assert follower.state.topics["new"].queues == 3
+    put_some(follower, 2, first_sequence=10)
+
+
+def test_a_replica_whose_take_over_failed_follows_again() -> None:
+    for at in range(1, 5):
+        disk = SimulatedDisk()
+        leader, follower, other = open_leader(), open_follower(disk), open_follower(SimulatedDisk())
+        put_some(leader, 4)
+        confirmed = send(leader, follower)
+        send(leader, other)
+        put_config(disk)
+        disk.fail("pwrite", at=at, error=errno.ENOSPC)
+        with pytest.raises(StorageFull):
+            follower.lead(2)
+        disk.heal()
+
+        other.lead(3)
+        put_some(other, 2, first_sequence=10)
+        follower.follow()
+        followed(follower).truncate(confirmed)
+        confirm_upto(follower, send(other, follower))
+        confirm(other)
+        assert state_of(follower) == state_of(other)
+        assert bodies(follower) == bodies(other)
+
+
+def test_a_leader_of_an_empty_log_writes_all_of_it_in_its_epoch() -> None:
+    follower = open_follower(SimulatedDisk())
+    assert check_lead(follower, 4) == ["SNAPSHOT", "EPOCH"]
+    follower.create_topic("t", 2, [0])
+    put_some(follower)
+
+
+def test_two_leaders_write_no_different_bytes_in_one_epoch() -> None:
+    leader = open_leader()
+    for turn in range(4):
+        put_some(leader, 14, first_sequence=35 * turn)
+    assert len(leader.log.segments.files) > 1
+    seen = set()
+    disk = SimulatedDisk()
+    for unit in units_from(leader, 0):
+        follower = open_follower(disk)
+        data = memoryview(leader.log.reads.raw(unit.start, unit.end))
+        followed(follower).append_units([unit], data)
+        follower.abandon()
+        # Another leader may begin wherever the log of the first one ends on a follower.
+        image, _ = last_states(disk, 1, 0)
+        new = open_follower(image)
+        seen.add(check_lead(new, 2)[0])
+        new.abandon()
+        again = open_follower(image)
+        assert again.state.log_epoch == 2
+        again.abandon()
+    assert seen == {"EPOCH", "SNAPSHOT"}
+
+
+def fill_file(leader: MessageStore, room: int) -> None:
+    """Put records until the file has only so much room."""
+    start = leader.log.end
+    leader.put(request([b"x" * 100]))
+    other_bytes = leader.log.end - start - 100
+    while leader.log.room() > 8000:
+        leader.put(request([b"x" * 3000]))
+    leader.put(request([b"x" * (leader.log.room() - room - other_bytes)]))
+    assert leader.log.room() == room
+
+
+def test_a_file_without_room_is_ended_in_the_new_epoch() -> None:
+    disk = SimulatedDisk()
+    leader, follower = open_leader(), open_follower(disk)
+    fill_file(leader, 50)
+    end = send(leader, follower)
+    assert check_lead(follower, 2) == ["SNAPSHOT", "EPOCH"]
+    blank = follower.log.chain.units(end, follower.log.end)[0]
+    assert blank.end == CONFIG.segment_size_bytes
+    follower.log.sync()
+    follower.abandon()
+
+    # The snapshot names the epoch, so that the records alone say it.
+    for name in disk.list(ROOT / "raymq" / "chain"):
+        disk.unlink(ROOT / "raymq" / "chain" / name)
+    again = open_follower(disk)
+    made = units_from(again, blank.end)
+    assert made
+    assert {unit.epoch for unit in made} == {2}
+
+
+def test_an_epoch_begins_after_each_write_that_may_fail() -> None:
+    for at in range(1, 8):
+        disk = SimulatedDisk()
+        leader, follower = open_leader(), open_follower(disk)
+        fill_file(leader, 50)
+        end = send(leader, follower)
+        disk.fail("pwrite", at=at, error=errno.ENOSPC)
+        failed = False
+        try:
+            follower.lead(2)
+        except StorageFull:
+            failed = True
+            disk.heal()
+            begun = follower.lead(2)
+            assert begun.end_offset == follower.log.end
+        assert failed == (at <= 6)
+        disk.heal()
+        assert {unit.epoch for unit in units_from(follower, end)} == {2}
+        kinds = kinds_from(follower, end)
+        assert (kinds.count("EPOCH"), kinds[-1]) == (1, "EPOCH")
+        with pytest.raises(Rejected, match="records of epoch 2"):
+            follower.lead(2)
+        put_some(follower, 2)
+        confirm(follower)
+
+
+def test_a_snapshot_that_is_due_comes_after_the_epoch() -> None:
+    config = replace(CONFIG, segment_size_bytes=256 * 1024, snapshot_interval_bytes=3000)
+    leader = MessageStore.open(ROOT, config=config, files=SimulatedDisk(), clock=ManualClock())
+    leader.begin_epoch(1)
+    leader.create_topic("t", 2, [0])
+    follower = MessageStore.open(
+        ROOT, config=config, files=SimulatedDisk(), clock=ManualClock(), follows=True
+    )
+    while leader.log.end < 100_000:
+        leader.put(request([b"x" * 20_000]))
+    # The follower's log ends where the leader would have written a snapshot.
+    newest = max(leader.log.marks.snapshots)
+    assert newest > 0
+    for unit in leader.log.chain.units(0, newest):
+        data = memoryview(leader.log.reads.raw(unit.start, unit.end))
+        followed(follower).append_units([unit], data)
+    end = follower.log.end
+    assert check_lead(follower, 2) == ["EPOCH"]
+    follower.put(request([b"y"]))
+    assert kinds_from(follower, end) == ["EPOCH", "SNAPSHOT"]
 
 
 def test_units_that_do_not_continue_the_log_change_nothing() -> None:
