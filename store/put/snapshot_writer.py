@@ -87,6 +87,8 @@ class SnapshotWriter:
 
     def find_newest(self) -> None:
         """Find the newest snapshots of the log, so that the next one is written when it is due."""
+        # What this writer knows may have been cut since: another replica wrote the log.
+        self.segment, self._due = -1, 0
         log = self._log
         tail = log.segments.find(log.end)
         if tail is not None:

@@ -18,7 +18,7 @@ from raymq.store.engine.message_store import MessageStore
 from raymq.store.engine.state_applier import COLUMNS
 from raymq.store.log.chain import ChainUnit
 from raymq.store.log.epochs import state_records
-from raymq.store.log.recovery.snapshot_head import snapshot_starts
+from raymq.store.log.recovery.snapshot_head import read_head, snapshot_starts
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.records import rows
 from raymq.store.state.shard_state import (
@@ -735,6 +735,23 @@ def test_a_snapshot_that_is_due_comes_after_the_epoch() -> None:
     assert check_lead(follower, 2) == ["EPOCH"]
     follower.put(request([b"y"]))
     assert kinds_from(follower, end) == ["EPOCH", "SNAPSHOT"]
+
+
+def test_a_file_whose_snapshot_was_cut_gets_a_new_one() -> None:
+    store, other = open_leader(), open_follower(SimulatedDisk())
+    sequence = 0
+    while len(store.log.segments.files) < 2:
+        confirmed = send(store, other)
+        put_some(store, 2, first_sequence=sequence)
+        sequence += 5
+    begin = store.log.segments.files[-1].start
+    assert confirmed < begin
+    store.log.sync()
+    store.follow()
+    followed(store).truncate(begin)
+    assert check_lead(store, 2)[-2:] == ["SNAPSHOT", "EPOCH"]
+    (whole, _) = read_head(store.log.segments.files[-1])
+    assert whole is not None
 
 
 def test_units_that_do_not_continue_the_log_change_nothing() -> None:
