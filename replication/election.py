@@ -52,10 +52,17 @@ class ElectionLimits:
     heartbeat_ms: int = 300
     #: a leader that no majority answers for this long steps down
     majority_silence_ms: int = 2_000
+    #: a leader whose log streams reach no majority for this long lets another replica lead. Each such leadership that
+    #: follows another one in a row lasts twice as long, because no other replica may be able to lead
+    stream_silence_ms: int = 10_000
     #: between two questions that were not answered
     retry_ms: int = 200
     #: how long a leader waits for the replica that takes over
     hand_over_ms: int = 1_000
+
+
+#: of `stream_silence_ms`: ten seconds become ten minutes
+MOST_DOUBLINGS = 6
 
 
 class Ballot(NamedTuple):
@@ -224,12 +231,16 @@ class _WaitingJoin(NamedTuple):
 class _Leadership:
     """What a leader knows of its epoch."""
 
+    #: when the election was won
+    since_ms: int = 0
     #: end of the EPOCH record; None: it is not in the log yet
     begun_end: int | None = None
     #: follower -> durable and matched end
     durable_ends: dict[int, int] = field(default_factory=dict)
     #: replica -> when its last answer came, ms
     heard_ms: dict[int, int] = field(default_factory=dict)
+    #: follower -> when its last ack came over its log stream, ms
+    streamed_ms: dict[int, int] = field(default_factory=dict)
     #: number of the last check whether this is still the newest epoch, and when it began
     check_number: int = 0
     checked_ms: int = 0
@@ -286,6 +297,8 @@ class ElectionMachine:
         self._answers: dict[int, bool] = {}
         self._highest_epoch = 0
         self._leadership = _Leadership()
+        #: leaderships in a row that ended because the log streams were silent
+        self._silent_leaderships = 0
         #: nonce of the join under way, 0 without one; when it was sent; the end that it must reach
         self._nonce = self._last_nonce = 0
         self._join_sent_ms = 0
@@ -358,9 +371,10 @@ class ElectionMachine:
             self.state = ElectionState.FOLLOWER
             self._await_leader()
 
-    def _await_leader(self) -> None:
+    def _await_leader(self, times: int = 1) -> None:
         """Begin an election later, unless a leader is heard before."""
-        self._election_ms = self._now_ms + int(self._limits.election_ms * (1 + self._chance))
+        wait_ms = int(self._limits.election_ms * (1 + self._chance))
+        self._election_ms = self._now_ms + times * wait_ms
 
     def _send(self, addressee: ReplicaProcess, message: wire.Election) -> None:
         """Send one message under this replica's epoch."""
@@ -556,7 +570,8 @@ class ElectionMachine:
 
         self.state = ElectionState.LEADER
         self.leader = self.me
-        self._leadership = _Leadership(heard_ms=dict.fromkeys(self._answers, self._now_ms))
+        heard_ms = dict.fromkeys(self._answers, self._now_ms)
+        self._leadership = _Leadership(since_ms=self._now_ms, heard_ms=heard_ms)
         if not self.ballot.is_complete:
             # Every replica voted, and no log is ahead of this one: it has all that was ever confirmed.
             self.ballot = self.ballot._replace(is_complete=True)
@@ -614,13 +629,19 @@ class ElectionMachine:
     def _tick_leader(self) -> None:
         """Step down without a majority (R16); send a heartbeat; end a hand-over that came to nothing."""
         leadership, limits = self._leadership, self._limits
-        heard = [
-            member
-            for member, heard_ms in leadership.heard_ms.items()
-            if self._now_ms - heard_ms <= limits.majority_silence_ms
-        ]
-        if len({self.me.id, *heard}) < majority(len(self._members)) and not self._is_sole:
+        if self._misses_majority(leadership.heard_ms, limits.majority_silence_ms):
             self._step_down(f"no majority was heard for {limits.majority_silence_ms} ms")
+            return
+        silence_ms = limits.stream_silence_ms << min(self._silent_leaderships, MOST_DOUBLINGS)
+        is_old = self._now_ms - leadership.since_ms > silence_ms
+        if is_old and self._misses_majority(leadership.streamed_ms, silence_ms):
+            self._silent_leaderships += 1
+            self._step_down(
+                f"the log streams reached no majority for {silence_ms} ms, although a majority "
+                "answers: is the Replication process of the leader running?"
+            )
+            # Another replica has the first try.
+            self._await_leader(times=2)
             return
 
         if self._now_ms - leadership.checked_ms >= limits.heartbeat_ms:
@@ -630,13 +651,23 @@ class ElectionMachine:
             self._effects.append(ResumePuts(f"replica {leadership.hand_over_to} did not take over"))
             leadership.hand_over_to = None
 
+    def _misses_majority(self, last_ms: dict[int, int], silence_ms: int) -> bool:
+        """Whether no majority was heard for so long. A sole candidate stays, because no other can lead.
+
+        Args: `last_ms`: replica -> when it was heard last.
+        """
+        heard = [member for member, at_ms in last_ms.items() if self._now_ms - at_ms <= silence_ms]
+        return len({self.me.id, *heard}) < majority(len(self._members)) and not self._is_sole
+
     def _hear_follower(self, event: FollowerHeard) -> None:
         """Count what a follower holds durably, if it is complete (R11, R14)."""
         if not self._is_leader_of(event.epoch):
             return
 
         leadership = self._leadership
-        leadership.heard_ms[event.follower] = self._now_ms
+        leadership.heard_ms[event.follower] = leadership.streamed_ms[event.follower] = self._now_ms
+        if 1 + len(leadership.streamed_ms) >= majority(len(self._members)):
+            self._silent_leaderships = 0
         if event.is_complete:
             known = leadership.durable_ends.get(event.follower, 0)
             leadership.durable_ends[event.follower] = max(known, event.durable_end)

@@ -74,17 +74,22 @@ def follower(**options) -> Replica:
 def leader(members: int = 3, *, begun: bool = True, **options) -> Replica:
     """Replica 0, which leads the epoch after its ballot's by the votes of all."""
     replica = Replica(0, members, **options)
-    others = range(1, members)
-    replica.tick(2 * LIMITS.election_ms)
-    for other in others:
-        replica.hear(other, wire.PreVoteReply(1, True, True))
-    for other in others:
-        replica.hear(other, wire.VoteReply(True, True))
-    assert replica.machine.state is ElectionState.LEADER
-    if begun:
-        replica.log = LogFacts(replica.machine.epoch, end=120, durable=120)
-        replica.step(r.EpochBegun(replica.machine.epoch, 120))
+    win(replica, begun=begun)
     return replica
+
+
+def win(replica: Replica, *, begun: bool = True) -> None:
+    """All others vote for this replica."""
+    machine = replica.machine
+    replica.tick(4 * LIMITS.election_ms)
+    for other in machine._others:
+        replica.hear(other, wire.PreVoteReply(machine._question, True, True))
+    for other in machine._others:
+        replica.hear(other, wire.VoteReply(True, True))
+    assert machine.state is ElectionState.LEADER
+    if begun:
+        replica.log = LogFacts(machine.epoch, end=120, durable=120)
+        replica.step(r.EpochBegun(machine.epoch, 120))
 
 
 # --- heartbeats -----------------------------------------------------------------------------------
@@ -214,6 +219,77 @@ def test_log_bytes_of_another_process_of_the_leader_are_admitted_in_its_epoch_al
     replica.step(r.LeaderHeard(stream, 4))
     assert not replica.machine.admits(stream, 4)
     assert not replica.machine.admits(process(2), 5)
+
+
+# --- silent log streams ---------------------------------------------------------------------------
+
+
+def lead_on(replica: Replica, ms: int, *, streams: tuple[int, ...] = ()) -> None:
+    """All replicas answer the heartbeats for so long, and these ones over their log streams too."""
+    for _ in range(ms // LIMITS.heartbeat_ms):
+        replica.tick(LIMITS.heartbeat_ms)
+        check = wire.CheckLeaderReply(replica.machine._leadership.check_number, True)
+        for other in replica.machine._others:
+            replica.hear(other, check)
+            if other in streams:
+                heard = r.FollowerHeard(other, replica.machine.epoch, 0, other % 2 == 0)
+                replica.step(heard)
+
+
+@pytest.mark.parametrize("members", [2, 3, 5])
+def test_a_leader_whose_log_streams_are_silent_for_long_lets_another_lead(members: int):
+    replica = leader(members)
+    lead_on(replica, LIMITS.stream_silence_ms)
+    assert replica.machine.leads
+    lead_on(replica, LIMITS.heartbeat_ms)
+    (down,) = replica.had(r.StepDown)
+    assert "reached no majority for 10000 ms" in down.reason
+
+    # It waits for twice as long as the others before it asks.
+    replica.effects.clear()
+    replica.tick(2 * LIMITS.election_ms - 1)
+    assert not replica.had(r.SendElection)
+    replica.tick(1)
+    assert len(replica.sent(wire.PreVote)) == members - 1
+
+
+@pytest.mark.parametrize(("members", "streams"), [(2, (1,)), (3, (1,)), (3, (2,)), (5, (3, 4))])
+def test_a_leader_whose_log_streams_reach_a_majority_stays(members: int, streams: tuple[int, ...]):
+    replica = leader(members)
+    lead_on(replica, 3 * LIMITS.stream_silence_ms, streams=streams)
+    assert replica.machine.leads
+
+
+def test_a_leader_that_no_other_can_replace_is_silent_for_twice_as_long_the_next_time():
+    replica = leader(2)
+    for silence_ms in (10_000, 20_000, 40_000):
+        lead_on(replica, silence_ms)
+        assert replica.machine.leads
+        lead_on(replica, LIMITS.heartbeat_ms)
+        assert f"{silence_ms} ms" in replica.had(r.StepDown)[-1].reason
+        win(replica)
+    lead_on(replica, LIMITS.heartbeat_ms, streams=(1,))
+    lead_on(replica, LIMITS.stream_silence_ms + LIMITS.heartbeat_ms)
+    assert "10000 ms" in replica.had(r.StepDown)[-1].reason
+
+
+def test_one_log_stream_of_five_is_no_majority():
+    replica = leader(5)
+    lead_on(replica, LIMITS.stream_silence_ms + LIMITS.heartbeat_ms, streams=(3,))
+    assert replica.had(r.StepDown)
+
+
+def test_a_leader_that_cannot_begin_its_epoch_lets_another_lead():
+    replica = leader(begun=False)
+    lead_on(replica, LIMITS.stream_silence_ms + LIMITS.heartbeat_ms)
+    assert replica.had(r.StepDown)
+
+
+def test_a_replica_that_alone_may_lead_stays_the_leader():
+    replica = leader(candidates=(0,))
+    for _ in range(100):
+        replica.tick(LIMITS.heartbeat_ms)
+    assert replica.machine.state is ElectionState.LEADER
 
 
 # --- joins ----------------------------------------------------------------------------------------
