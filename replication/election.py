@@ -644,12 +644,13 @@ class ElectionMachine:
             self._await_leader(times=2)
             return
 
-        if self._now_ms - leadership.checked_ms >= limits.heartbeat_ms:
-            self._begin_check()
-
         if leadership.hand_over_to is not None and self._now_ms >= leadership.hand_over_until_ms:
             self._effects.append(ResumePuts(f"replica {leadership.hand_over_to} did not take over"))
             leadership.hand_over_to = None
+
+        if self._now_ms - leadership.checked_ms >= limits.heartbeat_ms:
+            self._begin_check()
+            self._hand_over()
 
     def _misses_majority(self, last_ms: dict[int, int], silence_ms: int) -> bool:
         """Whether no majority was heard for so long. A sole candidate stays, because no other can lead.
@@ -756,7 +757,7 @@ class ElectionMachine:
         self._hand_over()
 
     def _hand_over(self) -> None:
-        """Let the successor ask for votes as soon as its log has all of this one."""
+        """Let the successor ask for votes as soon as its log has all of this one. Lost requests are repeated."""
         to = self._leadership.hand_over_to
         if to is not None and self._leadership.durable_ends.get(to, 0) >= self._log.end:
             self._send(ReplicaProcess(to, 0), TakeOver())

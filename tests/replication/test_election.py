@@ -359,3 +359,79 @@ def test_a_join_ends_although_answers_take_longer_than_the_time_between_heartbea
     joiner.tick(LIMITS.heartbeat_ms)
     # It knows the end that it must reach, and asks no more.
     assert not joiner.sent(wire.Join)
+
+
+# --- hand-over ------------------------------------------------------------------------------------
+
+
+def handing_over() -> Replica:
+    """A leader that hands over to replica 1, whose log has all of its own."""
+    replica = leader()
+    replica.step(r.FollowerHeard(1, 2, 120, is_complete=True))
+    replica.effects.clear()
+    replica.step(r.HandOver(1))
+    return replica
+
+
+def test_a_leader_takes_no_puts_and_asks_once_the_successor_has_all():
+    replica = leader()
+    replica.step(r.FollowerHeard(1, 2, 119, is_complete=True))
+    replica.step(r.HandOver(1))
+    assert replica.had(r.StopPuts)
+    assert not replica.sent(wire.TakeOver)
+    replica.step(r.FollowerHeard(1, 2, 120, is_complete=True))
+    assert replica.sent(wire.TakeOver) == [r.SendElection(ReplicaProcess(1, 0), 2, wire.TakeOver())]
+
+
+def test_a_lost_request_to_take_over_is_repeated_with_each_heartbeat_until_the_leader_gives_up():
+    replica = handing_over()
+    asked = len(replica.sent(wire.TakeOver))
+    for _ in range(3):
+        replica.tick(LIMITS.heartbeat_ms)
+        assert not replica.had(r.ResumePuts)
+        asked += len(replica.sent(wire.TakeOver))
+    assert asked == 4
+
+    replica.tick(LIMITS.heartbeat_ms)
+    assert replica.had(r.ResumePuts) == [r.ResumePuts("replica 1 did not take over")]
+    assert not replica.sent(wire.TakeOver)
+    replica.tick(LIMITS.heartbeat_ms)
+    assert not replica.had(r.ResumePuts)
+    assert not replica.sent(wire.TakeOver)
+    assert replica.machine.leads
+
+
+def test_the_successor_asks_for_votes_at_once_and_once():
+    replica = follower()
+    replica.effects.clear()
+    for _ in range(3):
+        replica.hear(0, wire.TakeOver(), epoch=5)
+    votes = replica.sent(wire.RequestVote)
+    assert [(each.addressee.id, each.epoch) for each in votes] == [(0, 6), (2, 6)]
+
+
+def test_a_leader_that_handed_over_steps_down_and_resumes_no_puts_when_the_successor_fails():
+    replica = handing_over()
+    # The successor asks, and its log lacks a record: it gets no vote.
+    replica.hear(1, wire.RequestVote(2, 119), epoch=3)
+    assert len(replica.had(r.StepDown)) == 1
+    (reply,) = replica.sent(wire.VoteReply)
+    assert not reply.message.granted
+    for _ in range(10):
+        replica.tick(LIMITS.heartbeat_ms)
+    assert not replica.had(r.ResumePuts)
+
+    # It takes puts again only as the leader of a new epoch.
+    replica.effects.clear()
+    win(replica)
+    assert replica.had(r.BeginEpoch) == [r.BeginEpoch(replica.machine.epoch)]
+    replica.tick(LIMITS.heartbeat_ms)
+    assert not replica.sent(wire.TakeOver)
+    assert not replica.had(r.ResumePuts)
+
+
+@pytest.mark.parametrize("options", [{"candidates": (0, 2)}, {"ballot": Ballot(5, None, False)}])
+def test_a_replica_that_may_not_lead_does_not_take_over(options: dict):
+    replica = follower(**options)
+    replica.hear(0, wire.TakeOver())
+    assert not replica.sent(wire.RequestVote)
