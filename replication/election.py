@@ -419,6 +419,9 @@ class ElectionMachine:
             self._observe(epoch)
             if isinstance(message, RequestVote):
                 self._answer_vote(sender, epoch, message, is_new=is_new)
+            elif isinstance(message, PreVoteReply):
+                # Its question has a number, and raised no epoch: the other replica may not have heard of this one.
+                self._take_pre_vote(sender, message)
             elif epoch == self.epoch:
                 self._receive_in_epoch(sender, message)
             elif isinstance(message, CheckLeader):
@@ -426,9 +429,7 @@ class ElectionMachine:
 
     def _receive_in_epoch(self, sender: ReplicaProcess, message: wire.Election) -> None:
         """Take a message of this replica's epoch."""
-        if isinstance(message, PreVoteReply):
-            self._take_pre_vote(sender, message)
-        elif isinstance(message, VoteReply):
+        if isinstance(message, VoteReply):
             self._take_vote(sender, message)
         elif isinstance(message, CheckLeader):
             self._hear_heartbeat(sender)

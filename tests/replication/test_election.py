@@ -203,6 +203,13 @@ def test_a_candidate_follows_the_leader_of_its_epoch():
     assert replica.machine.state is ElectionState.FOLLOWER
 
 
+def test_a_candidate_counts_pre_votes_of_replicas_that_have_not_heard_its_epoch():
+    replica = Replica(0, ballot=Ballot(epoch=9))
+    replica.tick(2 * LIMITS.election_ms)
+    replica.hear(2, wire.PreVoteReply(1, True, True), epoch=3)
+    assert [each.epoch for each in replica.sent(wire.RequestVote)] == [10, 10]
+
+
 def test_a_heartbeat_of_an_older_epoch_is_answered_with_the_newer_one():
     replica = follower()
     replica.sent(wire.CheckLeaderReply)
