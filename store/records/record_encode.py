@@ -19,7 +19,7 @@ from raymq.store.base.arrays import Int64s
 from raymq.store.base.checksum import body_crc, body_crcs
 from raymq.store.base.errors import Rejected, require
 
-from .binary_columns import value_lengths
+from .binary_columns import one_value, value_lengths
 from .keys import Keyed, keyed_column
 from .producer_stamp import STAMP_BYTES, Stamp, stamp_column
 from .properties import PROPERTY_SEPARATOR, TAG_NAME
@@ -187,18 +187,20 @@ def _tag_piece(tag: pa.StringArray) -> tuple[Any, Int64s, Int64s]:
 
     Empty and null tags write nothing.
     """
+    count = len(tag)
+    same = one_value(tag)
+    if same is not None:
+        tags = TAG_NAME + same + PROPERTY_SEPARATOR
+        return (
+            pa.scalar(tags, pa.binary()),
+            np.full(count, len(tags), dtype=np.int64),
+            np.full(count, fmt.tags_code(same.decode()), dtype=np.int64),
+        )
+
     encoded = tag.dictionary_encode()
     values = encoded.dictionary.to_pylist()
     written = [TAG_NAME + value.encode() + PROPERTY_SEPARATOR if value else b"" for value in values]
     codes = list(map(fmt.tags_code, values))
-    count = len(tag)
-    if len(values) == 1 and not tag.null_count:
-        return (
-            pa.scalar(written[0], pa.binary()),
-            np.full(count, len(written[0]), dtype=np.int64),
-            np.full(count, codes[0], dtype=np.int64),
-        )
-
     # The null index -1 takes the entry after the last value.
     index = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     piece = pa.array(written, pa.binary()).take(encoded.indices)
