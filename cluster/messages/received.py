@@ -20,6 +20,7 @@ from .keys import key_of
 from .message import INDEX_KEY_SEPARATOR, INDEX_KEYS, SYSTEM_PROPERTIES, Message
 
 _SHORT = struct.Struct(">h")
+_SYS_FLAG = fmt.HeaderFields._fields.index("sys_flag")
 
 
 class _DecodedField:
@@ -28,7 +29,7 @@ class _DecodedField:
     Two threads may decode one message: both store the same values.
     """
 
-    def __init__(self, decode: Callable[[dict[str, Any]], None], *default: Any) -> None:
+    def __init__(self, decode: Callable[[dict[str, Any]], object], *default: Any) -> None:
         """Args: `decode`: sets this field, and perhaps others. `default`: of the constructor, if it has one."""
         self._decode = decode
         self._default = default
@@ -47,7 +48,7 @@ class _DecodedField:
         return values[self._name]
 
 
-def _decoded(decode: Callable[[dict[str, Any]], None], *default: Any) -> Any:
+def _decoded(decode: Callable[[dict[str, Any]], object], *default: Any) -> Any:
     return _DecodedField(decode, *default)
 
 
@@ -58,44 +59,45 @@ def _decode_record(values: dict[str, Any]) -> None:
         return
 
     header = fmt.HEADER
-    header_fields = fmt.HeaderFields._make(header.unpack_from(record))
-    if header_fields.sys_flag & fmt.SYS_ANY_HOST_V6:
-        born_v6 = bool(header_fields.sys_flag & fmt.SYS_BORN_HOST_V6)
-        header = fmt.header_struct(born_v6, bool(header_fields.sys_flag & fmt.SYS_STORE_HOST_V6))
-        header_fields = fmt.HeaderFields._make(header.unpack_from(record))
+    fields = header.unpack_from(record)
+    if fields[_SYS_FLAG] & fmt.SYS_ANY_HOST_V6:
+        born_v6 = bool(fields[_SYS_FLAG] & fmt.SYS_BORN_HOST_V6)
+        header = fmt.header_struct(born_v6, bool(fields[_SYS_FLAG] & fmt.SYS_STORE_HOST_V6))
+        fields = header.unpack_from(record)
+    _, magic, _, queue_id, _, offset, physical_offset, _, born, _, stored, host, _, _, size = fields
 
-    topic_at = header.size + header_fields.body_length
-    body = record[header.size : topic_at]
-    if header_fields.magic == fmt.MAGIC_V1:
+    topic_at = header.size + size
+    values["body"] = record[header.size : topic_at]
+    if magic == fmt.MAGIC_V1:
         topic_bytes, topic_at = record[topic_at], topic_at + 1
     else:
         topic_bytes, topic_at = _SHORT.unpack_from(record, topic_at)[0], topic_at + 2
     topic_end = topic_at + topic_bytes
-    (property_bytes,) = _SHORT.unpack_from(record, topic_end)
-
-    values.update(
-        topic=record[topic_at:topic_end].decode(),
-        body=body,
-        queue_id=header_fields.queue_id,
-        offset=header_fields.queue_offset,
-        store_time_ms=header_fields.store_time_ms,
-        born_time_ms=header_fields.born_time_ms,
-        _properties=record[topic_end + 2 : topic_end + 2 + property_bytes],
-        _place=(header_fields.store_host, header_fields.physical_offset),
-    )
+    values["topic"] = record[topic_at:topic_end].decode()
+    # The record ends with its properties. Their length comes before them.
+    values["_properties"] = record[topic_end + 2 :]
+    values["queue_id"] = queue_id
+    values["offset"] = offset
+    values["store_time_ms"] = stored
+    values["born_time_ms"] = born
+    values["_place"] = host, physical_offset
     values["_record"] = None
 
 
-def _decode_properties(values: dict[str, Any]) -> None:
+def _decode_key_and_tag(values: dict[str, Any]) -> dict[str, str]:
+    """Set key and tag. Returns: all properties."""
     _decode_record(values)
     properties = decode_properties(values["_properties"])
+    values["key"] = key_of(properties)
+    values["tag"] = properties.get(TAGS)
+    return properties
+
+
+def _decode_properties(values: dict[str, Any]) -> None:
+    properties = _decode_key_and_tag(values)
     words = properties.get(INDEX_KEYS, "")
-    values.update(
-        key=key_of(properties),
-        tag=properties.get(TAGS),
-        index_keys=tuple(filter(None, words.split(INDEX_KEY_SEPARATOR))) if words else (),
-        properties={n: v for n, v in properties.items() if n not in SYSTEM_PROPERTIES},
-    )
+    values["index_keys"] = tuple(filter(None, words.split(INDEX_KEY_SEPARATOR))) if words else ()
+    values["properties"] = {n: v for n, v in properties.items() if n not in SYSTEM_PROPERTIES}
 
 
 def _decode_message_id(values: dict[str, Any]) -> None:
@@ -108,8 +110,8 @@ def _decode_message_id(values: dict[str, Any]) -> None:
 class ReceivedMessage(Message):
     """A message as a consumer returns it.
 
-    Its fields are decoded when one of them is first read: body, topic, offset and times together, then key, tag and
-    properties together. Until then it holds its record, a few hundred bytes more than its body.
+    Its fields are decoded when one of them is first read: body, topic, offset and times together, key and tag together,
+    index keys and properties together. Until then it holds its record, a few hundred bytes more than its body.
     """
 
     shard: int
@@ -122,8 +124,8 @@ class ReceivedMessage(Message):
     store_time_ms: int = _decoded(_decode_record)
     #: when the producer made it, by the producer's clock
     born_time_ms: int = _decoded(_decode_record)
-    key: bytes | None = _decoded(_decode_properties, None)
-    tag: str | None = _decoded(_decode_properties, None)
+    key: bytes | None = _decoded(_decode_key_and_tag, None)
+    tag: str | None = _decoded(_decode_key_and_tag, None)
     index_keys: tuple[str, ...] = _decoded(_decode_properties, ())
     properties: dict[str, str] = _decoded(_decode_properties)
     #: RocketMQ's offset message id: store host and physical offset
@@ -141,6 +143,8 @@ def received_messages(shard: int, records: pa.Array) -> list[ReceivedMessage]:
     for record in records.to_pylist():
         message = new(ReceivedMessage)
         # A frozen dataclass sets each field by a call of its own.
-        message.__dict__.update(shard=shard, deliver_at_ms=None, _record=record)
+        values = message.__dict__
+        values["shard"] = shard
+        values["_record"] = record
         found.append(message)
     return found

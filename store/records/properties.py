@@ -56,10 +56,11 @@ def decode(data: bytes) -> dict[str, str]:
     The last separator may be missing. An incomplete pair is dropped, and the last duplicate wins.
     """
     found: dict[str, str] = {}
-    for pair in bytes(data).split(PROPERTY_SEPARATOR):
-        name, separator, value = pair.partition(NAME_VALUE_SEPARATOR)
-        if name and separator and value:
-            found[name.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
+    # Bytes that are not UTF-8 are replaced. They never take a separator with them.
+    for pair in str(data, "utf-8", "replace").split("\x02"):
+        name, _, value = pair.partition("\x01")
+        if name and value:
+            found[name] = value
     return found
 
 
