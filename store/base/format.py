@@ -101,6 +101,15 @@ QUEUE_UNIT_BYTES = QUEUE_UNIT_DTYPE.itemsize
 QUEUE_UNIT = struct.Struct(">qiq")
 
 
+def pack_queue_units(positions: Any, sizes: Any, tags_codes: Any) -> bytes:
+    """The consume queue units of many messages, from arrays."""
+    units = np.empty(len(positions), dtype=QUEUE_UNIT_DTYPE)
+    units["position"] = positions
+    units["size"] = sizes
+    units["tags_code"] = tags_codes
+    return units.tobytes()
+
+
 @lru_cache(maxsize=4)
 def header_dtype(born_v6: bool = False, store_v6: bool = False) -> np.dtype[Any]:
     """The fixed part of a record, up to and including body_length, as a packed numpy record."""

@@ -468,11 +468,6 @@ class PutPath:
         """Account for rows [row, stop), which are in the log now."""
         offset, start, end = appended.first_offset, appended.physical_offset, appended.end_offset
         store_time_ms = appended.store_time_ms
-        sizes = encoded.sizes[row:stop]
-        if len(sizes) > 1:
-            physical_starts = start + np.cumsum(sizes) - sizes
-        else:
-            physical_starts = np.array([start])
         self._reput.remember(
             UndispatchedUnit(
                 start=start,
@@ -480,9 +475,7 @@ class PutPath:
                 topic=request.topic,
                 queue_id=request.queue_id,
                 first_offset=offset,
-                positions=physical_starts,
-                sizes=sizes,
-                tags_codes=encoded.tags_codes[row:stop],
+                queue_units=encoded.queue_units(row, stop, start),
                 store_time_ms=store_time_ms,
                 keyed=None if encoded.keyed is None else encoded.keyed.rows(row, stop),
             )

@@ -5,9 +5,8 @@ A call appends all of its records as one unit, or raises and appends none.
 
 from __future__ import annotations
 
-import numpy as np
-
 from raymq.store.base.clock import StoreTimeClock
+from raymq.store.base.format import QUEUE_UNIT
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.reput_service import ReputService, UndispatchedUnit
 from raymq.store.records.keys import keyed_rows
@@ -112,6 +111,8 @@ class ServiceRecords:
             tags_code_of(topic, each.properties, first.store_time_ms, levels) for each in stored
         ]
 
+        positions = [each.physical_offset for each in appended]
+        sizes = [each.size for each in stored]
         self._reput.remember(
             UndispatchedUnit(
                 start=first.physical_offset,
@@ -119,9 +120,7 @@ class ServiceRecords:
                 topic=topic,
                 queue_id=queue_id,
                 first_offset=first.first_offset,
-                positions=np.array([each.physical_offset for each in appended], dtype=np.int64),
-                sizes=np.array([each.size for each in stored], dtype=np.int64),
-                tags_codes=np.array(codes, dtype=np.int64),
+                queue_units=b"".join(map(QUEUE_UNIT.pack, positions, sizes, codes)),
                 store_time_ms=first.store_time_ms,
                 keyed=keyed_rows([each.properties for each in stored]),
             )

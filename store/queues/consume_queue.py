@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from raymq.store.base import format as fmt
-from raymq.store.base.arrays import Bools, Int64s, Structs, leading
+from raymq.store.base.arrays import Bools, Structs, leading
 from raymq.store.base.errors import Corrupt, require
 from raymq.store.base.files import Files
 
@@ -20,10 +20,9 @@ QueueUnits = Structs
 
 #: size of a blank unit, which has no message. Its position and its tags code are 0
 BLANK_SIZE = 0x7FFFFFFF
+_BLANK_UNIT = fmt.QUEUE_UNIT.pack(0, BLANK_SIZE, 0)
 #: last files that are checked at the start after an orderly stop
 CLEAN_FILES = 3
-#: up to so many units are packed one by one, which costs less than arrays
-FEW_UNITS = 16
 #: units read at a time while searching for the end, and units of the first read, which is enough for most queues
 SCAN_UNITS, SCAN_UNITS_FIRST = 8192, 200
 
@@ -201,29 +200,24 @@ class ConsumeQueue:
             last = self._span(end - 1, end)[0]
             self.max_physical_offset = int(last["position"]) + int(last["size"])
 
-    def append(
-        self, queue_offset: int, positions: Int64s, sizes: Int64s, tags_codes: Int64s
-    ) -> None:
-        """Write the units of consecutive messages, the first of which has `queue_offset`.
+    def append(self, queue_offset: int, units: bytes) -> None:
+        """Write the packed units of consecutive messages, the first of which has `queue_offset`.
 
         Units written before are left out, so dispatching again is harmless. A gap in the queue offsets (foreign stores
         may have one) is filled with blanks. Raises: StorageFull, Corrupt for a gap of more than a file.
         Source: ConsumeQueue#putMessagePositionInfo, which would shift all offsets after a gap.
         """
-        require(
-            len(positions) == len(sizes) == len(tags_codes),
-            "one unit per message",
-            positions=len(positions),
-            sizes=len(sizes),
-            tags_codes=len(tags_codes),
-        )
+        count, rest = divmod(len(units), fmt.QUEUE_UNIT_BYTES)
+        require(not rest, "units are whole", found=len(units))
 
         skip = 0
-        if len(positions) and positions[0] < self.max_physical_offset:
-            skip = int(np.searchsorted(positions + sizes, self.max_physical_offset, side="right"))
+        if units and fmt.QUEUE_UNIT.unpack_from(units)[0] < self.max_physical_offset:
+            found = np.frombuffer(units, dtype=fmt.QUEUE_UNIT_DTYPE)
+            ends = found["position"].astype(np.int64) + found["size"]
+            skip = int(np.searchsorted(ends, self.max_physical_offset, side="right"))
         if self._queue.files:
             skip = max(skip, self.max_offset - queue_offset)
-        if skip >= len(positions):
+        if skip >= count:
             return
 
         offset = queue_offset + skip
@@ -244,17 +238,11 @@ class ConsumeQueue:
                 found=offset,
             )
 
-        rows = len(positions) - skip
-        if gap or rows > FEW_UNITS:
-            data = _units_after_gap(gap, positions[skip:], sizes[skip:], tags_codes[skip:])
-        else:
-            columns = (positions[skip:], sizes[skip:], tags_codes[skip:])
-            data = b"".join(map(fmt.QUEUE_UNIT.pack, *(column.tolist() for column in columns)))
-
         self._dirty_from = min(self._dirty_from, self.max_offset)
-        self._write(self.max_offset, data)
-        self.max_physical_offset = int(positions[-1] + sizes[-1])
-        self.max_offset += gap + rows
+        self._write(self.max_offset, _BLANK_UNIT * gap + units[skip * fmt.QUEUE_UNIT_BYTES :])
+        position, size, _ = fmt.QUEUE_UNIT.unpack_from(units, len(units) - fmt.QUEUE_UNIT_BYTES)
+        self.max_physical_offset = position + size
+        self.max_offset = offset + count - skip
 
     def begin_at(self, queue_offset: int) -> bool:
         """Make an empty queue without files continue at an offset. Returns: False, with no change, if it has files."""
@@ -262,10 +250,8 @@ class ConsumeQueue:
             return False
         file = self._queue.create_next(queue_offset * fmt.QUEUE_UNIT_BYTES)
         first = file.start // fmt.QUEUE_UNIT_BYTES
-        blanks = np.zeros(queue_offset - first, dtype=fmt.QUEUE_UNIT_DTYPE)
-        blanks["size"] = BLANK_SIZE
         self._dirty_from = min(self._dirty_from, first)
-        self._write(first, blanks.tobytes())
+        self._write(first, _BLANK_UNIT * (queue_offset - first))
         self.min_offset = self.max_offset = queue_offset
         return True
 
@@ -423,16 +409,6 @@ class ConsumeQueue:
     def close(self) -> None:
         """Close every file."""
         self._queue.close()
-
-
-def _units_after_gap(gap: int, positions: Int64s, sizes: Int64s, tags_codes: Int64s) -> bytes:
-    """So many blank units, then one unit per message."""
-    units = np.zeros(gap + len(positions), dtype=fmt.QUEUE_UNIT_DTYPE)
-    units["size"][:gap] = BLANK_SIZE
-    units["position"][gap:] = positions
-    units["size"][gap:] = sizes
-    units["tags_code"][gap:] = tags_codes
-    return units.tobytes()
 
 
 def _is_blank(units: QueueUnits) -> Bools:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from raymq.store.base import format as fmt
-from raymq.store.base.arrays import Int64s
 from raymq.store.base.format import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.store.base.running_flags import BLOCKS_DISPATCH, WRITE_LOGICS_QUEUE_ERROR, RunningFlags
 from raymq.store.log.commit_log import CommitLog
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 
 #: most appended units that are kept in memory for dispatch. If there are more, dispatch reads all of them from the log
 PENDING_MAX = 2048
+#: most of them that are dispatched together
+UNITS_MAX = 64
 #: longest time for which dispatch holds the interpreter
 SLICE_MS = 2.0
 _DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
@@ -42,9 +43,8 @@ class UndispatchedUnit(NamedTuple):
     topic: str
     queue_id: int
     first_offset: int
-    positions: Int64s
-    sizes: Int64s
-    tags_codes: Int64s
+    #: their units for the consume queue
+    queue_units: bytes
     store_time_ms: int
     #: the records' properties, if one of them has a key
     keyed: Keyed | None
@@ -138,46 +138,68 @@ class ReputService:
     def _run(self, confirmed: int) -> None:
         deadline_s = self._clock.monotonic() + SLICE_MS / 1000
         while self.dispatched < confirmed:
-            with self._put_lock:
-                while self._pending and self._pending[0].start < self.dispatched:
-                    self._pending.popleft()
-                unit = self._pending[0] if self._pending else None
-
-            if unit is not None and unit.start == self.dispatched:
-                if unit.end > confirmed:
-                    break
-                self._append_units(unit, unit.tags_codes)
-                self.dispatched = unit.end
-                if self.index is not None:
-                    self._index(self.index, unit)
-            else:
-                upto = confirmed if unit is None else min(confirmed, unit.start)
+            units, remembered_from = self._next_units(confirmed)
+            if units:
+                self._append_remembered(units)
+            elif remembered_from > self.dispatched:
                 start = self.dispatched
-                if not self._from_log(upto):
+                if not self._from_log(min(confirmed, remembered_from)):
                     break
                 if self.index is not None:
                     self.index.add_from_log(start, self.dispatched)
+            else:
+                break
 
             if self._clock.monotonic() > deadline_s:
                 break
 
-    def _append_units(self, found: UndispatchedUnit | rows.RowRun, tags_codes: Int64s) -> None:
-        """Append the units of neighbouring records of one queue, and note that the queue changed."""
-        queue = self._queues.get(found.topic, found.queue_id)
+    def _next_units(self, confirmed: int) -> tuple[list[UndispatchedUnit], int]:
+        """The confirmed units that are remembered from the dispatched end on, and where remembered units begin."""
+        units: list[UndispatchedUnit] = []
+        end = self.dispatched
+        with self._put_lock:
+            while self._pending and self._pending[0].start < end:
+                self._pending.popleft()
+            for unit in self._pending:
+                if unit.start != end or unit.end > confirmed or len(units) == UNITS_MAX:
+                    break
+                units.append(unit)
+                end = unit.end
+            return units, self._pending[0].start if self._pending else confirmed
+
+    def _append_remembered(self, units: list[UndispatchedUnit]) -> None:
+        """Dispatch neighbours in the log: one write for each queue."""
+        runs: dict[QueueKey, list[UndispatchedUnit]] = {}
+        for unit in units:
+            runs.setdefault((unit.topic, unit.queue_id), []).append(unit)
+        for key, run in runs.items():
+            self._append(key, run[0].first_offset, b"".join([unit.queue_units for unit in run]))
+        self.dispatched = units[-1].end
+
+        if self.index is not None:
+            for unit in units:
+                self._index(self.index, unit)
+
+    def _append(self, key: QueueKey, first_offset: int, queue_units: bytes) -> None:
+        """Append the units of neighbouring messages of one queue, and note that the queue changed."""
+        queue = self._queues.get(*key)
         if self._skipped_ranges:
-            self._point_into_damage(queue, found.first_offset, int(found.positions[0]))
-        queue.append(found.first_offset, found.positions, found.sizes, tags_codes)
-        self._changed_queues.add((found.topic, found.queue_id))
-        if found.topic in _DELAY_TOPICS:
+            position = fmt.QUEUE_UNIT.unpack_from(queue_units)[0]
+            self._point_into_damage(queue, first_offset, position)
+        queue.append(first_offset, queue_units)
+        self._changed_queues.add(key)
+        if key[0] in _DELAY_TOPICS:
             self.delayed += 1
 
     def _index(self, index: IndexBuilder, unit: UndispatchedUnit) -> None:
         keyed = None
         if unit.keyed is not None:
-            keyed = KeyedUnit(unit.topic, unit.positions, unit.store_time_ms, unit.keyed)
+            found = np.frombuffer(unit.queue_units, dtype=fmt.QUEUE_UNIT_DTYPE)
+            positions = found["position"].astype(np.int64)
+            keyed = KeyedUnit(unit.topic, positions, unit.store_time_ms, unit.keyed)
         index.add(unit.start, unit.end, keyed)
         if index.full:
-            index.run(self.dispatched)
+            index.run(unit.end)
 
     @property
     def index_behind(self) -> bool:
@@ -208,7 +230,9 @@ class ReputService:
             on_run = self.on_run
             if on_run is not None:
                 on_run(view, base, run)
-            self._append_units(run, rows.tags_codes(run.topic, run.batch, levels_ms))
+            codes = rows.tags_codes(run.topic, run.batch, levels_ms)
+            units = fmt.pack_queue_units(run.positions, run.sizes, codes)
+            self._append((run.topic, run.queue_id), run.first_offset, units)
 
         self.dispatched = self._log.reads.next_walk_start(at, walk)
         if self.dispatched == at and walk.reason is not record.WalkStop.STOPPED:
@@ -240,5 +264,5 @@ class ReputService:
             count = min(missing, (stop - start) // fmt.RECORD_MIN_BYTES)
             if count > 0 and 0 <= queue.max_physical_offset <= start and stop <= position:
                 positions = start + fmt.RECORD_MIN_BYTES * np.arange(count, dtype=np.int64)
-                sizes = np.full(count, fmt.RECORD_MIN_BYTES, dtype=np.int64)
-                queue.append(queue.max_offset, positions, sizes, np.zeros(count, dtype=np.int64))
+                units = fmt.pack_queue_units(positions, fmt.RECORD_MIN_BYTES, 0)
+                queue.append(queue.max_offset, units)

@@ -55,6 +55,12 @@ class EncodedBatch:
         """Bytes of the records from `row` on."""
         return int(self.sizes[row:].sum())
 
+    def queue_units(self, start: int, stop: int, position: int) -> bytes:
+        """The consume queue units of rows [start, stop). Args: `position`: physical offset of row `start`."""
+        sizes = self.sizes[start:stop]
+        positions = position + np.cumsum(sizes) - sizes
+        return fmt.pack_queue_units(positions, sizes, self.tags_codes[start:stop])
+
     def records(
         self, start: int, stop: int, *, queue_offset: int, physical_offset: int, store_time_ms: int
     ) -> pa.Buffer:

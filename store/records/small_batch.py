@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -158,12 +159,12 @@ class EncodedSmallBatch:
         """Bytes of each record."""
         return np.array(self._record_sizes, dtype=np.int64)
 
-    @property
-    def tags_codes(self) -> Int64s:
-        """The consume queue's tags code of each row."""
-        return np.array(
-            [fmt.tags_code(tag) if tag else 0 for tag in self._batch.tags], dtype=np.int64
-        )
+    def queue_units(self, start: int, stop: int, position: int) -> bytes:
+        """The consume queue units of rows [start, stop). Args: `position`: physical offset of row `start`."""
+        sizes = self._record_sizes[start:stop]
+        positions = accumulate(sizes, initial=position)
+        codes = [fmt.tags_code(tag) if tag else 0 for tag in self._batch.tags[start:stop]]
+        return b"".join(map(fmt.QUEUE_UNIT.pack, positions, sizes, codes))
 
     def bytes_from(self, row: int) -> int:
         """Bytes of the records from `row` on."""

@@ -16,6 +16,7 @@ import numpy as np
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import Files
+from raymq.store.base.format import pack_queue_units
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.config_files import config_json
 from raymq.store.log.chain import Chain, ChainUnit
@@ -100,7 +101,8 @@ def _append_records(store: ReadOnlyStore, queues: dict[QueueKey, ConsumeQueue], 
             queue = queues.get((group.topic, group.queue_id))
             if queue is not None:
                 for run in group.runs():
-                    queue.append(int(run.offsets[0]), run.positions, run.sizes, run.tags_codes)
+                    units = pack_queue_units(run.positions, run.sizes, run.tags_codes)
+                    queue.append(int(run.offsets[0]), units)
 
 
 def _queues_of_log(store: ReadOnlyStore) -> set[QueueKey]:

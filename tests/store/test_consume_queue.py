@@ -45,7 +45,7 @@ def opened(tmp_path: Path) -> Iterator[Opener]:
 def put(queue: ConsumeQueue, first: int, count: int, *, shift: int = 0) -> None:
     """Units [first, first + count); the record of queue offset n stands at n * SIZE + shift."""
     rows = np.arange(first, first + count, dtype=np.int64)
-    queue.append(first, rows * SIZE + shift, np.full(count, SIZE), rows % 3 - 1)
+    queue.append(first, fmt.pack_queue_units(rows * SIZE + shift, SIZE, rows % 3 - 1))
 
 
 def offsets(queue: ConsumeQueue) -> list[int]:
@@ -95,7 +95,7 @@ def test_a_read_is_cut_at_the_end(opened):
 
 def test_units_are_rocketmqs_bytes(opened):
     queue = opened()
-    queue.append(0, np.array([0]), np.array([245]), np.array([2598919]))
+    queue.append(0, fmt.QUEUE_UNIT.pack(0, 245, 2598919))
     data = (queue.directory / file_name(0)).read_bytes()
     assert data[:20].hex() == "0000000000000000000000f5000000000027a807"
     assert data[20:] == bytes(FILE_SIZE - 20)
@@ -162,9 +162,9 @@ def test_a_gap_of_a_file_is_corrupt_and_writes_nothing(opened):
     assert queue.max_offset == 1
 
 
-def test_columns_of_different_lengths_are_our_bug(opened):
+def test_a_part_of_a_unit_is_our_bug(opened):
     with pytest.raises(Bug):
-        opened().append(0, np.array([1, 2]), np.array([1]), np.array([1]))
+        opened().append(0, bytes(fmt.QUEUE_UNIT_BYTES + 1))
 
 
 @pytest.mark.parametrize("keep", [0, 1, 9, 10, 11, 20, 24, 25])

@@ -145,6 +145,6 @@ def test_appending_the_same_units_makes_the_same_file(root, tmp_path):
     source.close()
     target = ConsumeQueue(tmp_path / "RollT" / "0", 6_000_000, files=Files())
     columns = [units[name].astype("i8") for name in ("position", "size", "tags_code")]
-    target.append(0, *columns)
+    target.append(0, fmt.pack_queue_units(*columns))
     target.close()
     assert (tmp_path / "RollT" / "0" / file_name(0)).read_bytes() == golden

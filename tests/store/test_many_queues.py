@@ -14,6 +14,7 @@ import pytest
 
 from raymq.store.base.errors import Corrupt, StorageFull
 from raymq.store.base.files import Data, Files, PathLike
+from raymq.store.base.format import pack_queue_units
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.control_files.marks import Marks
@@ -25,7 +26,7 @@ from raymq.store.records.requests import PutRequest
 from raymq.store.tools.inspect import verify
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
-from tests.support.confirming import confirm, confirm_with_index, dispatch_all
+from tests.support.confirming import confirm, confirm_only, confirm_with_index, dispatch_all
 from tests.support.simulated_disk import SimulatedDisk
 
 QUEUES, TOPICS = 300, 3
@@ -47,6 +48,8 @@ class Watched(Files):
         self.boot = boot
         self.calls: Counter[str] = Counter()
         self.read_bytes = 0
+        #: the number of a write that fails; 0: none does
+        self.refused_write = 0
         self._queue_fds: set[int] = set()
 
     def boot_id(self) -> str:
@@ -73,6 +76,13 @@ class Watched(Files):
     def list(self, path: PathLike) -> list[str]:
         self.calls["list"] += "/consumequeue" in str(path)
         return super().list(path)
+
+    def pwrite(self, fd: int, data: Data, offset: int) -> None:
+        if fd in self._queue_fds:
+            self.calls["pwrite"] += 1
+            if self.calls["pwrite"] == self.refused_write:
+                raise OSError(errno.EIO, "the disk does not answer")
+        super().pwrite(fd, data, offset)
 
     def sync_data(self, fd: int) -> None:
         self.calls["sync"] += fd in self._queue_fds
@@ -117,6 +127,49 @@ def many(tmp_path: Path) -> Iterator[tuple[MessageStore, Watched]]:
     store.log.note_confirmed(store.log.end)
     yield store, files
     store.abandon()
+
+
+def test_what_waits_for_one_queue_is_written_together(tmp_path: Path) -> None:
+    store, files = open_store(tmp_path / "s")
+    store.create_topic("t", 2, [0])
+    confirm(store)
+    before = files.calls["pwrite"]
+    for number in range(10):
+        store.put(request([b"%d" % number], queue=number % 2))
+    confirm(store)
+    assert files.calls["pwrite"] == before + 2
+    assert [store.queue_range("t", queue) for queue in (0, 1)] == [(0, 5), (0, 5)]
+    store.abandon()
+
+
+@pytest.mark.parametrize("refused", [1, 2, 3])
+def test_a_dispatch_that_fails_between_two_queues_leaves_and_repeats_no_unit(
+    tmp_path: Path, refused: int
+) -> None:
+    stored = []
+    for name, refused_write in (("whole", 0), ("failing", refused)):
+        store, files = open_store(tmp_path / name)
+        store.create_topic("t", 3, [0])
+        confirm(store)
+        for number in range(12):
+            store.put(request([b"%d" % number], queue=number % 3))
+        confirm_only(store)
+
+        files.refused_write = files.calls["pwrite"] + refused_write if refused_write else 0
+        before = store.dispatched
+        if refused_write:
+            with pytest.raises(OSError, match="does not answer"):
+                store.dispatch(store.log.confirmed)
+            assert store.dispatched == before
+        dispatch_all(store)
+        stored.append([path.read_bytes() for path in queue_paths(store)])
+        store.abandon()
+    assert stored[0] == stored[1]
+
+
+def queue_paths(store: MessageStore) -> list[Path]:
+    found = (store.log.root / "consumequeue" / "t").rglob("*")
+    return sorted(path for path in found if path.is_file())
 
 
 def test_the_first_messages_of_many_queues_wait_for_no_sync_and_take_a_block_each(
@@ -338,7 +391,7 @@ def queue_on(files: Files, root: Path, opened: OpenFiles | None = None) -> Consu
 
 def append(queue: ConsumeQueue, first: int, count: int) -> None:
     rows = np.arange(first, first + count, dtype=np.int64)
-    queue.append(first, rows * 100, np.full(count, 100), rows)
+    queue.append(first, pack_queue_units(rows * 100, 100, rows))
 
 
 def test_a_file_that_is_used_again_takes_the_place_of_the_one_that_was_not_used_for_longest(
