@@ -370,7 +370,8 @@ def reopened(width: int) -> Trace:
             *_, image = kill_states(trace.disk)
         trace.begin_with_crash(image, power=power)
         trace.go_on()
-        trace.put(life % 2, 1, 100)
+        for queue in (life % 2, 1 - life % 2):
+            trace.put(queue, 1, 100)
 
     trace.ack()
     return trace
