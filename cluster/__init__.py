@@ -2,6 +2,7 @@
 
 start           start, connect and stop: the life cycle of a cluster
 cluster         `Cluster`, the handle from which producers and consumers are made
+replica_status  what every replica says of itself; moving a leader
 cluster_record  the options that a cluster keeps from its first start, and the clusters of this user
 paths           paths and names of a cluster: data directory, run directory, actors
 arguments       checks of a caller's arguments

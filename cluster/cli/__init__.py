@@ -2,6 +2,7 @@
 
 main              the grammar, with the help of each option
 commands          commands on a cluster and this machine
+shard_commands    `raymq shard ...`
 message_commands  `raymq produce` and `raymq consume`
 put_back          printed messages as arguments of `send`
 status_text       the lines of `raymq status`

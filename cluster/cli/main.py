@@ -22,7 +22,7 @@ from raymq import __version__
 from raymq.store.base.errors import RayMQError, Unavailable
 from raymq.store.config.promise import ACKS, FLUSHES
 
-from . import commands, message_commands, store_commands
+from . import commands, message_commands, shard_commands, store_commands
 from .console import EXIT_USAGE, Console, exit_code
 
 #: a command: it returns its exit code
@@ -134,6 +134,7 @@ def build_parser() -> argparse.ArgumentParser:
     parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _start(parsers)
     _stop_and_status(parsers)
+    _shards(parsers)
     _topics(parsers)
     _produce(parsers)
     _consume(parsers)
@@ -264,6 +265,26 @@ def _stop_and_status(parsers: Any) -> None:
     status.flag(
         "-v --verbose", "also positions in bytes, process ids, endpoints (--json has them always)"
     )
+
+
+def _shards(parsers: Any) -> None:
+    verbs = _group(parsers, "shard", "leaders and replicas of the shards")
+    _command(
+        verbs, "list", shard_commands.shard_list, "leader and health of each shard", cluster=True
+    )
+    describe = _command(
+        verbs, "describe", shard_commands.shard_describe, "each replica of a shard", cluster=True
+    )
+    describe.number("shard SHARD", "number of the shard, from 0", least=0)
+    move = _command(
+        verbs,
+        "move-leader",
+        shard_commands.shard_move_leader,
+        "let another replica lead a shard; sends wait for less than a second",
+        cluster=True,
+    )
+    move.number("shard SHARD", "number of the shard, from 0", least=0)
+    move.number("--to REPLICA", "the replica that shall lead", least=0, required=True)
 
 
 def _topics(parsers: Any) -> None:

@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.certificates import make_certificates
+from tests.support.namespace_ray import ray_node
 from tests.support.network_namespaces import ip
-from tests.support.waiting import until
 
 #: a network for tests and documentation
 HOSTS = {"a": "198.51.100.1", "b": "198.51.100.2"}
@@ -91,44 +90,6 @@ def place() -> Iterator[Path]:
     shutil.rmtree(place, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def ray_node(
-    node: str, name: str, place: Path, environment: dict[str, str], *words: str
-) -> Iterator[None]:
-    """`ray start --block` in the namespace; yields when it says that it is up."""
-    log = place / f"ray-{node}.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [
-                *("ip", "netns", "exec", name),
-                *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
-                *(f"--node-ip-address={HOSTS[node]}", f"--labels=raymq-node={node}"),
-                *("--num-cpus=1", "--object-store-memory=100000000", "--disable-usage-stats"),
-                *("--min-worker-port=0", "--max-worker-port=0", *words),
-            ],
-            stdout=out,
-            stderr=out,
-            env=environment,
-            start_new_session=True,
-        )
-    try:
-
-        def wait() -> None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.2)
-                raise RuntimeError(f"Ray ended: {log.read_text()}")
-
-        until(lambda: b"Ray runtime started." in log.read_bytes(), wait)
-        yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
 @pytest.mark.network
 @pytest.mark.slow
 @pytest.mark.timeout(180)
@@ -151,8 +112,8 @@ def test_a_mirror_over_two_networks_with_tls_survives_a_cut(
     address = f"{HOSTS['a']}:{PORT}"
     head = ("--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={place}/ray")
     with (
-        ray_node("a", namespaces["a"], place, environment, *head),
-        ray_node("b", namespaces["b"], place, environment, f"--address={address}"),
+        ray_node("a", HOSTS["a"], namespaces["a"], place, environment, *head),
+        ray_node("b", HOSTS["b"], namespaces["b"], place, environment, f"--address={address}"),
     ):
         done = subprocess.run(
             [

@@ -1,0 +1,84 @@
+"""The commands on shards and their replicas."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from itertools import groupby
+from typing import Any
+
+from raymq.cluster import replica_status
+
+from .console import EXIT_FAULT, EXIT_OK, Console, cluster_of
+
+
+def shard_list(options: argparse.Namespace, console: Console) -> int:
+    """raymq shard list"""
+    with cluster_of(options, console) as cluster:
+        rows = replica_status.statuses(cluster)
+    shards = [
+        _summary(shard, list(group)) for shard, group in groupby(rows, lambda row: row["shard"])
+    ]
+    console.result(options, {"shards": shards}, *map(_line, shards))
+    return EXIT_OK if all(shard["healthy"] for shard in shards) else EXIT_FAULT
+
+
+def shard_describe(options: argparse.Namespace, console: Console) -> int:
+    """raymq shard describe SHARD"""
+    with cluster_of(options, console) as cluster:
+        rows = replica_status.statuses(cluster, options.shard)
+    facts = {**_summary(options.shard, rows), "replicas": rows}
+    console.result(options, facts, _line(facts), *(_replica_line(row) for row in rows))
+    return EXIT_OK if facts["healthy"] else EXIT_FAULT
+
+
+def shard_move_leader(options: argparse.Namespace, console: Console) -> int:
+    """raymq shard move-leader SHARD --to REPLICA"""
+    with cluster_of(options, console) as cluster:
+        replica_status.move_leader(cluster, options.shard, options.to, pause=time.sleep)
+    facts = {"shard": options.shard, "leader": options.to}
+    console.result(options, facts, f"replica {options.to} leads shard {options.shard}")
+    return EXIT_OK
+
+
+def _summary(shard: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Leader, epoch and health of one shard."""
+    leader = replica_status.leader_of(rows)
+    up = [row for row in rows if row["state"] == "RUNNING"]
+    complete = [row for row in up if row["is_complete"]]
+    ends = [int(row["synced"]) for row in up]
+    return {
+        "shard": shard,
+        "leader": leader,
+        "epoch": max((int(row["epoch"]) for row in up), default=None),
+        "replicas": len(rows),
+        "running": len(up),
+        "complete": len(complete),
+        "lag_bytes": max(ends) - min(ends) if ends else None,
+        "healthy": leader is not None and len(complete) == len(rows),
+    }
+
+
+def _line(shard: dict[str, Any]) -> str:
+    leader = "no replica leads" if shard["leader"] is None else f"replica {shard['leader']} leads"
+    return (
+        f"shard {shard['shard']}: {leader}, epoch {shard['epoch']}; {shard['running']} of "
+        f"{_count(shard)} replicas run, {shard['complete']} complete; lag {shard['lag_bytes']} bytes"
+    )
+
+
+def _count(shard: dict[str, Any]) -> int:
+    replicas = shard["replicas"]
+    return len(replicas) if isinstance(replicas, list) else int(replicas)
+
+
+def _replica_line(row: dict[str, Any]) -> str:
+    where = row["endpoint"] if row["node"] is None else f"{row['endpoint']} on {row['node']}"
+    if row["mode"] is None:
+        return f"  replica {row['replica']}  {where}  {row['state']} ({row['error']})"
+    complete = "complete" if row["is_complete"] else "not complete"
+    error = f" ({row['error']})" if row["error"] else ""
+    return (
+        f"  replica {row['replica']}  {where}  {row['mode']}, {row['state']}, {complete}; "
+        f"synced {row['synced']}, confirmed {row['confirmed']}{error}"
+    )

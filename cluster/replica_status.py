@@ -1,0 +1,141 @@
+"""What every replica of a cluster says of itself, for operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from raymq.store.base.errors import RayMQError, Rejected, Unavailable
+
+from .transport.ask import ask, in_thread
+from .transport.flight_client import ShardConnection
+from .transport.routes import Routes
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+#: how long a replica may take to answer
+STATUS_TIMEOUT_S = 2.0
+#: how long a hand-over may take
+MOVE_TIMEOUT_S = 15.0
+#: between two looks whether the leader has changed
+MOVE_STEP_S = 0.1
+
+#: fields of a replica's status that an operator sees
+_SHOWN = (
+    "mode",
+    "state",
+    "epoch",
+    "is_complete",
+    "appended",
+    "synced",
+    "confirmed",
+    "dispatched",
+    "pid",
+    "error",
+)
+
+
+def replica_endpoints(cluster: Cluster) -> dict[int, dict[int, str]]:
+    """shard -> replica -> host:port, as the shards know them. Raises: Unavailable when no replica answers."""
+    found: Mapping[str, Mapping[str, str]] = Routes.of(cluster).first(
+        "replicas", {}, STATUS_TIMEOUT_S
+    )
+    return {
+        int(shard): {int(replica): str(endpoint) for replica, endpoint in sorted(rows.items())}
+        for shard, rows in sorted(found.items(), key=lambda row: int(row[0]))
+    }
+
+
+def statuses(cluster: Cluster, shard: int | None = None) -> list[dict[str, Any]]:
+    """A row for each replica, of all shards or one, in order. One that does not answer has only its error.
+
+    Raises: Unavailable when no replica answers at all; Rejected for a shard that does not exist.
+    """
+    known = replica_endpoints(cluster)
+    if shard is not None:
+        known = {shard: _of_shard(known, shard)}
+    endpoints = [
+        (each, replica, endpoint)
+        for each, rows in known.items()
+        for replica, endpoint in rows.items()
+    ]
+
+    def begin(number: int) -> Future[dict[str, Any]]:
+        each, replica, endpoint = endpoints[number]
+        return in_thread(lambda: _status(cluster, each, endpoint), f"raymq-status-{each}-{replica}")
+
+    answers: dict[int, dict[str, Any] | RayMQError] = {}
+    for number, answer in ask(range(len(endpoints)), begin, timeout_s=STATUS_TIMEOUT_S):
+        answers[number] = answer
+    return [
+        _row(each, replica, endpoint, answers[number], _node(cluster, each, replica))
+        for number, (each, replica, endpoint) in enumerate(endpoints)
+    ]
+
+
+def _status(cluster: Cluster, shard: int, endpoint: str) -> dict[str, Any]:
+    with closing(
+        ShardConnection(endpoint, cluster.token, cluster.cluster_id, shard, ca=cluster.ca)
+    ) as connection:
+        return connection.call("status", timeout=STATUS_TIMEOUT_S)
+
+
+def _row(
+    shard: int,
+    replica: int,
+    endpoint: str,
+    answer: dict[str, Any] | RayMQError,
+    node: str | None,
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"shard": shard, "replica": replica, "endpoint": endpoint, "node": node}
+    if isinstance(answer, RayMQError):
+        return {**row, "mode": None, "state": "DOWN", "error": answer.message}
+    return {**row, **{name: answer.get(name) for name in _SHOWN}}
+
+
+def _node(cluster: Cluster, shard: int, replica: int) -> str | None:
+    return None if cluster.placement is None else cluster.placement[shard][replica]
+
+
+def _of_shard(known: dict[int, dict[int, str]], shard: int) -> dict[int, str]:
+    if shard not in known:
+        raise Rejected(
+            f"there is no shard {shard}; the cluster has {', '.join(map(str, known))}",
+            field="shard",
+            limit=max(known),
+            found=shard,
+        )
+    return known[shard]
+
+
+def leader_of(rows: list[dict[str, Any]]) -> int | None:
+    """The replica that leads, of the rows of one shard; None: none says so."""
+    leading = [row for row in rows if row["mode"] == "leader" and row["state"] == "RUNNING"]
+    newest = max(leading, key=lambda row: row["epoch"], default=None)
+    return None if newest is None else int(newest["replica"])
+
+
+def move_leader(
+    cluster: Cluster, shard: int, replica: int, *, pause: Callable[[float], None]
+) -> None:
+    """Let a replica lead a shard, and wait until it does. Args: `pause`: called with seconds to wait.
+
+    Raises: Rejected when it cannot lead; Unavailable when it does not lead within MOVE_TIMEOUT_S: the shard is led by
+    the same replica as before.
+    """
+    if leader_of(statuses(cluster, shard)) == replica:
+        return
+    Routes.of(cluster).call(shard, "move_leader", {"replica": replica})
+    for _ in range(int(MOVE_TIMEOUT_S / MOVE_STEP_S)):
+        if leader_of(statuses(cluster, shard)) == replica:
+            return
+        pause(MOVE_STEP_S)
+    raise Unavailable(
+        f"replica {replica} does not lead shard {shard} after {MOVE_TIMEOUT_S:g} s: it may lag, or not answer. See "
+        f"`raymq shard describe {shard}`",
+        field="replica",
+        shard=shard,
+    )
