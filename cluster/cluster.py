@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import raymq
@@ -17,7 +17,7 @@ from raymq.store.state.topics import SYSTEM_PREFIX
 from .arguments import takes_options_of
 from .consume.consumer_config import ConsumerConfig, ConsumerOptions
 from .produce.producer_config import ProducerConfig, ProducerOptions
-from .transport.ask import moved
+from .transport.ask import may_lead_no_more, moved
 from .transport.tls import parse_url
 from .unclosed import warn_unclosed
 
@@ -85,19 +85,26 @@ class Cluster:
     placement: tuple[tuple[str, ...], ...] | None = None
     #: how shards are reached: "flight", or "ray" for programs that can reach only Ray's port
     transport: Transport = "flight"
+    #: copies of each shard. With more than two any of them may lead
+    replicas: int = 1
+    #: shard -> replica -> its last known host:port, to find the leaders when they have changed
+    replica_endpoints: dict[int, dict[int, str]] = field(default_factory=dict)
 
     def __post_init__(self, stop_on_exit: bool) -> None:
         self.endpoints = dict(self.endpoints)
+        self.replica_endpoints = dict(self.replica_endpoints)
         self._stop_on_exit = stop_on_exit
         self._lock = threading.Lock()
         self._connections: dict[int, Connection] = {}
+        #: the routes of this handle's calls, if the leaders may change: they keep what was learned about them
+        self._followed: Routes | None = None
 
     def __repr__(self) -> str:
         return f"<Cluster {self.name!r} {self.cluster_id[:8]} shards={self.shards}>"
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        del state["_lock"], state["_connections"], state["_stop_on_exit"]
+        del state["_lock"], state["_connections"], state["_stop_on_exit"], state["_followed"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -127,8 +134,17 @@ class Cluster:
         with closing(ShardConnection(endpoint, token, ca=ca)) as first:
             facts = first.call("describe", {}, timeout=_CALL_TIMEOUT_S)
             routes = first.call("routes", {}, timeout=_CALL_TIMEOUT_S)
-        endpoints = {int(shard): str(routes[shard]) for shard in routes}
-        endpoints[int(facts["shard"])] = endpoint
+            shard, replicas = int(facts["shard"]), int(facts.get("replicas", 1))
+            leader, others = {"replica": 0, "endpoint": None}, {}
+            if replicas > 2:
+                leader = first.call("leader", {}, timeout=_CALL_TIMEOUT_S)
+                others = first.call("replicas", {}, timeout=_CALL_TIMEOUT_S)
+
+        endpoints = {int(each): str(routes[each]) for each in routes}
+        if facts.get("replica", 0) == leader["replica"]:
+            endpoints[shard] = endpoint
+        elif leader["endpoint"] is not None:
+            endpoints[shard] = str(leader["endpoint"])
         return cls(
             name=str(facts["name"]),
             cluster_id=str(facts["cluster_id"]),
@@ -136,6 +152,11 @@ class Cluster:
             token=token,
             endpoints=endpoints,
             ca=ca,
+            replicas=replicas,
+            replica_endpoints={
+                int(each): {int(replica): str(there) for replica, there in found.items()}
+                for each, found in others.items()
+            },
         )
 
     def describe(self) -> dict[str, Any]:
@@ -161,11 +182,12 @@ class Cluster:
         RUNNING, "DOWN" when no shard answers, else "DEGRADED". Never raises for a shard that does not answer.
         """
         found = self._ask_status(range(self.shards))
-        failed = {each: error for each, error in found.items() if isinstance(error, RayMQError)}
-        elsewhere = [shard for shard, error in failed.items() if moved(error)]
+        elsewhere = {shard for shard, answer in found.items() if self._may_lead_elsewhere(answer)}
         if elsewhere:
-            self.refresh()
-            found |= self._ask_status(elsewhere)
+            new = self._find(elsewhere)
+            # A silent replica is not waited for again, unless another one leads.
+            silent = {each for each in elsewhere if isinstance(found[each], DeliveryUnknown)}
+            found |= self._ask_status(elsewhere - silent | elsewhere & new)
 
         shards = [
             {**_facts(shard, answer), "endpoint": self.endpoints.get(shard)}
@@ -182,6 +204,12 @@ class Cluster:
             "data_dir": self.data_dir,
             "ray_address": self.ray_address,
         }
+
+    def _may_lead_elsewhere(self, answer: dict[str, Any] | RayMQError) -> bool:
+        """Whether an answer to `status` may not be that of the shard's leader."""
+        if not isinstance(answer, RayMQError):
+            return answer.get("mode") == "follower"
+        return may_lead_no_more(answer) if self.replicas > 2 else moved(answer)
 
     def _ask_status(self, shards: Iterable[int]) -> dict[int, dict[str, Any] | RayMQError]:
         """The status of each shard, or its error."""
@@ -363,13 +391,15 @@ class Cluster:
         """Call one administrative operation of one shard; None asks all shards and returns the first answer.
 
         A call whose connection fails is repeated once, at the endpoint that is known then: every operation may be
-        repeated.
+        repeated. With more than two replicas the call follows the leader for up to `timeout_s`.
 
         Raises:
             RayMQError: the shard's error.
             Unavailable: nothing listens there.
             DeliveryUnknown: no answer comes within `timeout_s`.
         """
+        if self.replicas > 2:
+            return self._call_leader(shard, op, args, timeout_s)
         try:
             return self._call_once(shard, op, args, timeout_s)
         except RayMQError as error:
@@ -379,6 +409,18 @@ class Cluster:
                 self._drop(shard)
             self.refresh()
             return self._call_once(shard, op, args, timeout_s)
+
+    def _call_leader(
+        self, shard: int | None, op: str, args: dict[str, Any], timeout_s: float
+    ) -> dict[str, Any]:
+        """Call an operation of a shard whose leader may change. None: of the first shard that answers."""
+        routes = self._routes()
+        try:
+            if shard is None:
+                return routes.first(op, args, timeout_s)
+            return routes.call(shard, op, args, timeout_s)
+        finally:
+            self._keep(routes)
 
     def _call_once(
         self, shard: int | None, op: str, args: dict[str, Any], timeout_s: float
@@ -397,18 +439,40 @@ class Cluster:
 
         Returns: shard -> host:port. Never raises: a shard that does not answer keeps its last endpoint.
         """
-        # The names of actors, by which transport="ray" reaches the shards, never change.
-        if self.transport != "ray":
-            routes = self._routes()
-            routes.refresh()
-            self.endpoints.update(routes.endpoints)
+        self._find(range(self.shards))
         return dict(self.endpoints)
+
+    def _find(self, shards: Iterable[int]) -> set[int]:
+        """Look up the leaders of these shards, if they may change, else the endpoints of all.
+
+        Returns: the shards of which an endpoint is new.
+        """
+        routes = self._routes()
+        known = dict(routes.endpoints)
+        if routes.fails_over:
+            routes.find_leaders(shards)
+        else:
+            routes.refresh()
+        self._keep(routes)
+        return {shard for shard, there in routes.endpoints.items() if known.get(shard) != there}
 
     def _routes(self) -> Routes:
         # Imported on use: start and stop need no Arrow.
         from .transport.routes import Routes
 
-        return Routes.of(self)
+        if self.replicas <= 2:
+            return Routes.of(self)
+        with self._lock:
+            if self._followed is None:
+                self._followed = Routes.of(self)
+            return self._followed
+
+    def _keep(self, routes: Routes) -> None:
+        """Keep what was learned about the shards, for the clients that this handle makes, and for its copies."""
+        # With transport="ray" the shards are reached by the names of their actors, which never change.
+        if self.transport != "ray":
+            self.endpoints.update(routes.endpoints)
+            self.replica_endpoints.update(routes.replica_endpoints)
 
     def _drop(self, shard: int) -> None:
         with self._lock:

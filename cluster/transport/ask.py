@@ -14,14 +14,40 @@ from raymq.store.base.status import PutStatus
 
 Answer = TypeVar("Answer")
 
+#: between two searches for the leader of a shard: doubled with each one
+SEARCH_PAUSE_MS = 50
+SEARCH_PAUSE_MS_MAX = 400
+#: a stream or call without an answer for this long may be at a replica that leads no more: the others are asked
+SILENT_MS = 2_000
+
 #: fields of the error by which a server says that it is another shard
 _IDENTITY = ("cluster_id", "shard")
+#: fields of the refusals that `leads_no_more` recognises
+_LEADERSHIP = ("leader", "flags", "shard")
 
 
 def moved(error: RayMQError) -> bool:
     """Whether the shard no longer answers at its last known endpoint: nothing listens there, or another shard does."""
     stranger = isinstance(error, Rejected) and error.fields.get("field") in _IDENTITY
     return stranger or isinstance(error, Unavailable)
+
+
+def may_lead_no_more(error: RayMQError) -> bool:
+    """Whether another replica may lead: this one does not answer, refuses, or does not know an outcome."""
+    return isinstance(error, DeliveryUnknown) or moved(error)
+
+
+def leads_no_more(error: RayMQError) -> bool:
+    """Whether an error is the refusal of a replica that does not lead, or whose epoch has not begun or is over."""
+    return isinstance(error, Unavailable) and error.fields.get("field") in _LEADERSHIP
+
+
+def search_pauses() -> Iterator[int]:
+    """The pauses between the searches for a leader, in milliseconds, without an end."""
+    pause_ms = SEARCH_PAUSE_MS
+    while True:
+        yield pause_ms
+        pause_ms = min(2 * pause_ms, SEARCH_PAUSE_MS_MAX)
 
 
 def in_thread(call: Callable[[], Answer], name: str) -> Future[Answer]:
@@ -43,8 +69,9 @@ def ask(
 ) -> Iterator[tuple[int, Answer | RayMQError]]:
     """Begin a call at every shard. Yields: (shard, answer or error), the fastest first.
 
-    A shard without an answer after `timeout_s` yields DeliveryUnknown. Its call goes on until its own end. The caller
-    may leave Ray before that, and a process that uses Ray while leaving it dies. So a thread must not call Ray.
+    `shards` may be other numbers that `begin` knows. A shard without an answer after `timeout_s` yields
+    DeliveryUnknown. Its call goes on until its own end. The caller may leave Ray before that, and a process that uses
+    Ray while leaving it dies. So a thread must not call Ray.
     """
     begun: dict[Future[Answer], int] = {}
     for shard in shards:

@@ -57,6 +57,8 @@ class Shard:
             resolver=None,
             ca=None,
             shards=1,
+            replicas=1,
+            replica_endpoints={},
         )
 
         self.host.call("create_topic", {"name": "t", "queues": 1, "shards": [0]})

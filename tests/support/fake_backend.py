@@ -353,6 +353,8 @@ class FakeCluster:
         self.ca: bytes | None = None
         self.transport = "flight"
         self.shards = shards
+        self.replicas = 1
+        self.replica_endpoints: dict[int, dict[int, str]] = {}
         self.backends = [FakeBackend(shard) for shard in range(shards)]
         self.servers: dict[int, Server] = {}
         self.endpoints: dict[int, str] = {}
