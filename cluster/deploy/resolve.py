@@ -6,7 +6,7 @@ import contextlib
 import json
 from dataclasses import dataclass
 
-from raymq.actors.ray.replica_files import read_endpoint
+from raymq.actors.ray.replica_files import read_endpoint, read_json
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.base.files import Files
 
@@ -27,10 +27,22 @@ class FileResolver:
         routes: dict[int, str] = {}
         for shard in range(self.shards):
             with contextlib.suppress(OSError, KeyError, TypeError):
-                endpoint = read_endpoint(paths.replica(shard, 0))
+                endpoint = read_endpoint(paths.replica(shard, _leader(paths, shard)))
                 if endpoint is not None:
                     routes[shard] = endpoint
         return routes
+
+
+def _leader(paths: ClusterPaths, shard: int) -> int:
+    """The replica that led a shard last, by the epoch that each wrote. Raises: OSError, KeyError, TypeError."""
+    epochs: dict[int, int] = {}
+    for entry in Files().list(paths.replica(shard, 0).parent):
+        replica = entry.removeprefix("replica-")
+        if replica != entry and replica.isdecimal():
+            led = read_json(paths.replica(shard, int(replica)), "leadership")
+            if led is not None:
+                epochs[int(replica)] = int(led["epoch"])
+    return max(epochs, key=epochs.__getitem__, default=0)
 
 
 @dataclass(frozen=True)
