@@ -101,20 +101,21 @@ class BatchSender:
         until_ms = self._clock.monotonic_ms() + self.config.max_block_ms
         while True:
             try:
-                return self._ask_for(name)
+                return self._ask_for(name, follow_s=0)
             except Unavailable:
                 if self._clock.monotonic_ms() >= until_ms:
                     raise
             if self._look_ups_stopped.wait(LOOK_UP_PAUSE_S):
                 raise closed_error()
 
-    def _ask_for(self, name: str) -> TopicRoute:
+    def _ask_for(self, name: str, *, follow_s: float | None = None) -> TopicRoute:
         """Look a topic up once. A shard that does not answer has stored nothing of the send that needs the topic.
 
+        Args: `follow_s`: see `Routes.topic`.
         Raises: Rejected; Unavailable.
         """
         try:
-            return self._routes.topic(name)
+            return self._routes.topic(name, follow_s=follow_s)
         except RayMQError as error:
             if not error.retriable:
                 raise

@@ -26,7 +26,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from raymq.cluster.transport.ask import moved
+from raymq.cluster.transport.ask import (
+    SEARCH_PAUSE_MS,
+    SEARCH_PAUSE_MS_MAX,
+    SILENT_MS,
+    leads_no_more,
+    moved,
+)
 from raymq.store.base.errors import (
     Bug,
     DeliveryUnknown,
@@ -135,9 +141,13 @@ Effects: TypeAlias = list[Complete | WarnResend]
 class SendWindow:
     """The batches of one shard that have no outcome yet. One thread at a time."""
 
-    def __init__(self, shard: int, config: ProducerConfig) -> None:
+    def __init__(self, shard: int, config: ProducerConfig, *, fails_over: bool = False) -> None:
+        """Args: `fails_over`: another replica may lead the shard soon, so that pauses are short."""
         self._shard = shard
         self._config = config
+        self._pauses_ms = (BACKOFF_MS, BACKOFF_MS_MAX)
+        if fails_over:
+            self._pauses_ms = (SEARCH_PAUSE_MS, SEARCH_PAUSE_MS_MAX)
 
         #: unacknowledged bytes that the shard allows; None: it set no limit
         self._stream_limit_bytes: int | None = None
@@ -154,8 +164,8 @@ class SendWindow:
         self._writable = False
         #: nothing is written until all acks are in
         self.draining = False
-        #: a refusal says that the shard may have moved: look it up before the resend
-        self._look_up_shard = False
+        #: a refusal that says that the shard may have moved: look it up before the resend
+        self.moved_refusal: Unavailable | None = None
         self._in_flight_bytes = 0
         self._number = 0
         #: number of the batch that was answered last
@@ -315,7 +325,10 @@ class SendWindow:
                 queue.unknown_reason += "; resend the messages before it first"
         elif error.retriable:
             self._last_error = error
-            self._look_up_shard = self._look_up_shard or isinstance(error, Unavailable)
+            if isinstance(error, Unavailable) and (
+                self.moved_refusal is None or leads_no_more(error)
+            ):
+                self.moved_refusal = error
 
         batch.note_full(error, now_ms)
         if isinstance(error, DeliveryUnknown):
@@ -339,11 +352,11 @@ class SendWindow:
             return 0
         self.failures += 1
         # If the shard may have moved, the pause is that of `reconnect_pause_ms`.
-        return 0 if self._look_up_shard else self._backoff_ms()
+        return 0 if self.moved_refusal is not None else self._backoff_ms()
 
     def resume(self, now_ms: int, effects: Effects) -> bool:
         """Put the batches to resend back into their order. Returns: whether to look the shard up again."""
-        reconnect = self._look_up_shard
+        reconnect = self.moved_refusal is not None
         if reconnect:
             self.disconnected()
         self._restore_order(now_ms, effects)
@@ -384,7 +397,8 @@ class SendWindow:
         return self._backoff_ms() if self.failures and self.waiting else 0
 
     def _backoff_ms(self) -> int:
-        return min(BACKOFF_MS << min(self.failures - 1, 10), BACKOFF_MS_MAX)
+        least_ms, most_ms = self._pauses_ms
+        return min(least_ms << min(self.failures - 1, 10), most_ms)
 
     def is_late(self, now_ms: int) -> bool:
         """Whether to leave the stream: the shard is silent, or a batch's time is up."""
@@ -393,6 +407,10 @@ class SendWindow:
         oldest = (self.unacked or self.waiting)[0]
         silent = now_ms - self.progress_ms >= self._config.request_timeout_ms
         return silent or now_ms >= oldest.deadline_ms
+
+    def is_silent(self, now_ms: int) -> bool:
+        """Whether the shard has not answered for so long that another replica may lead it."""
+        return bool(self.unacked or self.waiting) and now_ms - self.progress_ms >= SILENT_MS
 
     # --- order is restored ------------------------------------------------------------------------
 
@@ -413,7 +431,7 @@ class SendWindow:
         Batches that were certainly not stored give their sequence numbers to the batches after them.
         """
         batches = self._take_all()
-        self.draining = self._look_up_shard = False
+        self.draining, self.moved_refusal = False, None
         queues = {batch.queue for batch in batches} | self._queues_to_reorder
         self._queues_to_reorder = set()
         for batch in batches:

@@ -11,10 +11,11 @@ import logging
 import math
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from raymq.actors.protocol.small_puts import SmallPut
 from raymq.cluster.transport.connection import Connection, PutStream
-from raymq.cluster.transport.routes import Routes
+from raymq.cluster.transport.routes import LeaderRoute, Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Unavailable
 from raymq.store.records.record import SmallBatch
@@ -58,12 +59,13 @@ class ShardSender:
         #: guards everything below; used directly, because a condition's `with` costs two more calls
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._window = SendWindow(shard, config)
+        self._window = SendWindow(shard, config, fails_over=routes.fails_over)
         self._turn = ReadTurn(self._lock)
         #: the stream that is written to; None as soon as a write failed
         self._stream: PutStream | None = None
-        #: the stream whose acks are read
+        #: the stream whose acks are read, and its route
         self._receiving: PutStream | None = None
+        self._route = LeaderRoute("")
         self._writing = False
 
         self._thread = threading.Thread(target=self._run, name=f"raymq-sender-{shard}", daemon=True)
@@ -161,13 +163,15 @@ class ShardSender:
             connection: Connection | None = None
             stream: PutStream | None = None
             try:
-                connection = self._routes.connect(self._shard)
+                connection, self._route = self._routes.connect_leader(self._shard)
                 stream = connection.put_stream()
                 if not self._open(stream):
                     return
                 self.write_ready()
                 self._receive(stream)
             except RayMQError as error:
+                if connection is not None:
+                    self._routes.heed(self._shard, self._route, error)
                 self._broke(error)
             finally:
                 self._detach(stream, connection)
@@ -176,7 +180,8 @@ class ShardSender:
         """Wait until there is something to send and the pause after failures is over. Returns: not closed."""
         window = self._window
         with self._lock:
-            self._wait_unless_closed(window.reconnect_pause_ms())
+            if not self._routes.knows_next(self._shard):
+                self._wait_unless_closed(window.reconnect_pause_ms())
             self._changed.wait_for(lambda: window.waiting or window.closed)
             if window.closed:
                 return False
@@ -235,6 +240,9 @@ class ShardSender:
         """All acks of a drain are in: resume. Returns: whether on the same stream."""
         effects: Effects = []
         with self._lock:
+            refusal = self._window.moved_refusal
+            if refusal is not None:
+                self._routes.heed(self._shard, self._route, refusal)
             self._wait_unless_closed(self._window.begin_resume())
             reconnect = self._window.resume(self._clock.monotonic_ms(), effects)
         self._perform(effects)
@@ -378,14 +386,28 @@ class ShardSender:
         )
 
     def check(self) -> None:
-        """Break a stream that has been silent for too long. Called about every second."""
+        """Break a stream that has been silent for too long. Called about every second.
+
+        If the leader may change, the other replicas are asked much earlier whether it has.
+        """
         with self._lock:
-            stream, window = self._receiving, self._window
+            stream, route, window = self._receiving, self._route, self._window
             if stream is None or not (window.unacked or window.waiting):
                 return
             now_ms = self._clock.monotonic_ms()
             caller_read_too_long = self._turn.is_too_long(now_ms, window.progress_ms)
             if caller_read_too_long or window.is_late(now_ms):
+                stream.abort()
+                return
+            silent = window.is_silent(now_ms)
+
+        if silent and self._routes.fails_over:
+            self._routes.ask_who_leads(self._shard, route, partial(self._leave, stream))
+
+    def _leave(self, stream: PutStream) -> None:
+        """Break a stream, unless it is closed already: another replica leads."""
+        with self._lock:
+            if self._receiving is stream:
                 stream.abort()
 
     def close(self) -> None:

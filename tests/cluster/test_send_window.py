@@ -20,6 +20,7 @@ from raymq.cluster.produce.send_window import (
     SendWindow,
     WarnResend,
 )
+from raymq.cluster.transport.ask import SILENT_MS
 from raymq.store.base.errors import (
     Bug,
     DeliveryUnknown,
@@ -363,6 +364,48 @@ def test_the_pause_doubles_with_each_failure_and_ends_with_a_receipt() -> None:
     assert window.reconnect_pause_ms() == 0
 
 
+def test_the_pauses_are_short_if_another_replica_may_lead_soon() -> None:
+    window, queue = SendWindow(0, ProducerConfig(), fails_over=True), make_queue()
+    add(window, queue)
+    pauses = []
+    for _ in range(5):
+        window.broke(Unavailable("cut"), 0, [])
+        pauses.append(window.reconnect_pause_ms())
+    assert pauses == [50, 100, 200, 400, 400]
+
+
+def test_a_shard_without_an_answer_for_two_seconds_is_silent() -> None:
+    window, queue = make_window(), make_queue()
+    assert not window.is_silent(SILENT_MS)
+    add(window, queue)
+    write_all(window, 10)
+    assert not window.is_silent(SILENT_MS + 9)
+    assert window.is_silent(SILENT_MS + 10)
+    window.received(SILENT_MS, None)
+    assert not window.is_silent(SILENT_MS + 10)
+    window.ack(stored(1), SILENT_MS, [])
+    assert not window.is_silent(9 * SILENT_MS)
+
+
+def test_of_several_refusals_the_one_that_says_who_leads_counts() -> None:
+    window, queue = make_window(), make_queue()
+    for _ in range(4):
+        add(window, queue)
+    write_all(window)
+    leader = Unavailable("does not lead", field="leader", limit="b", epoch=2)
+    late = DeliveryUnknown("the epoch is over", status="SERVICE_NOT_AVAILABLE")
+    for number, error in enumerate((late, Unavailable("away"), leader, Unavailable("away")), 1):
+        window.ack(refused(number, error), 0, [])
+    assert window.moved_refusal is not None
+    assert window.moved_refusal.fields == leader.fields
+    effects: Effects = []
+    assert reconnects(window, 0, effects)
+    assert window.moved_refusal is None
+    # All go to the new leader, with the same sequences.
+    window.connected(None)
+    assert numbers(write_all(window)) == [(1, 0), (2, 1), (3, 2), (4, 3)]
+
+
 @pytest.mark.parametrize(
     ("now_ms", "progress_ms", "expected"),
     [
@@ -597,3 +640,129 @@ def test_in_any_interleaving_order_is_kept_and_nothing_is_lost_or_stored_twice(b
             raise AssertionError(f"seed {seed}: {error}") from error
         kinds |= {type(outcome).__name__ for outcome in world.outcome_of.values()}
     assert {"BatchReceipt", "DeliveryUnknown", "Rejected", "Unavailable"} <= kinds
+
+
+# --- the leader changes ---------------------------------------------------------------------------
+
+
+@dataclass
+class Stored:
+    """A batch in the leader's log. Its ack is written when a majority has it."""
+
+    stream: Stream
+    number: int
+    queue_id: int
+    producer_id: int
+    bodies: tuple[bytes, ...]
+
+
+class MovingWorld(World):
+    """A shard of several replicas: a new leader has all confirmed batches, and some of the others."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        #: in the order of the log
+        self.unconfirmed: list[Stored] = []
+        self.moves = 0
+
+    def answer_request(self, stream: Stream) -> None:
+        number, queue_id, producer_id, sequence, bodies = stream.requests.popleft()
+        known = self.sequences.setdefault((producer_id, queue_id), [])
+        if sequence > len(known):
+            stream.acks.append(refused(number, GAP))
+            return
+        if sequence < len(known):
+            assert tuple(known[sequence : sequence + len(bodies)]) == bodies, "two rows"
+        else:
+            known += bodies
+            self.rows[queue_id] += bodies
+            self.stored_as[bodies] = (producer_id, sequence)
+        self.unconfirmed.append(Stored(stream, number, queue_id, producer_id, bodies))
+
+    def serve(self) -> None:
+        if self.stream is not None and self.stream.requests:
+            self.answer_request(self.stream)
+
+    def confirm(self) -> None:
+        """A majority has the next batch."""
+        if self.unconfirmed:
+            each = self.unconfirmed.pop(0)
+            each.stream.acks.append(stored(each.number, len(each.bodies)))
+
+    def move(self) -> None:
+        """Another replica leads: the old leader steps down, or is gone."""
+        self.moves += 1
+        kept = self.random.randint(0, len(self.unconfirmed))
+        lost, self.unconfirmed = self.unconfirmed[kept:], []
+        steps_down = self.stream is not None and self.random.random() < 0.5
+        if steps_down:
+            self.step_down()
+        for each in reversed(lost):
+            self.cut(each)
+        if self.stream is not None and not steps_down:
+            self.break_stream()
+
+    def step_down(self) -> None:
+        """Waiting puts are unknown, and those that come later are refused."""
+        stream = self.stream
+        assert stream is not None
+        answered = {ack["id"] for ack in stream.acks}
+        late = DeliveryUnknown("the epoch is over", status="SERVICE_NOT_AVAILABLE")
+        leader = Unavailable("does not lead", field="leader", limit="b", epoch=self.moves)
+        requested = [request[0] for request in stream.requests]
+        stream.requests.clear()
+        for batch_under_way in list(self.window.unacked):
+            number = batch_under_way.number
+            if number not in answered:
+                error = leader if number in requested else late
+                stream.acks.append(refused(number, error))
+        while self.stream is stream and stream.acks:
+            self.read_ack()
+
+    def cut(self, each: Stored) -> None:
+        """The new leader does not have this batch."""
+        rows = self.rows[each.queue_id]
+        if tuple(rows[len(rows) - len(each.bodies) :]) != each.bodies:
+            # It was stored before, and is recognised again.
+            return
+        known = self.sequences[each.producer_id, each.queue_id]
+        del rows[len(rows) - len(each.bodies) :]
+        del known[len(known) - len(each.bodies) :]
+        del self.stored_as[each.bodies]
+
+    def run(self, steps: int) -> None:
+        actions = [self.add, self.connect, self.write, self.write, self.serve, self.serve]
+        actions += [self.confirm, self.confirm, self.read_ack, self.read_ack, self.tick]
+        for _ in range(steps):
+            if self.random.random() < 0.02:
+                self.move()
+            self.random.choice(actions)()
+        self.finish()
+
+    def finish(self) -> None:
+        """No more faults: everything gets an outcome."""
+        for _ in range(10_000):
+            if len(self.outcome_of) == len(self.bodies_of):
+                return
+            for action in (self.connect, self.write, self.serve, self.confirm, self.read_ack):
+                action()
+        raise AssertionError("a batch has no outcome")
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_whenever_the_leader_changes_every_batch_is_stored_once_and_in_order(block: int) -> None:
+    moves = 0
+    for seed in range(block * 40, block * 40 + 40):
+        world = MovingWorld(seed)
+        world.faults = 0.0
+        try:
+            world.run(400)
+            world.check()
+            kinds = {type(outcome).__name__ for outcome in world.outcome_of.values()}
+            # Only the time of a batch may end its resends.
+            assert kinds <= {"BatchReceipt", "DeliveryUnknown", "Unavailable"}, kinds
+            assert not any("gap" in str(outcome) for outcome in world.outcome_of.values())
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        moves += world.moves
+    assert moves > 200
