@@ -113,9 +113,11 @@ class Consumer(OpenClient):
         # The wire takes no other integers, such as numpy's.
         wanted = list(map(int, wanted))
 
+        self._state = ReadState(
+            topic, config.fetch_bytes, config.fetch_records, config.unavailable_timeout_ms
+        )
         #: queue_id -> offset of the next message that `poll` returns
         self._positions = self._begin(wanted, shards, config.start)
-        self._state = ReadState(topic, config.fetch_bytes, config.fetch_records)
         self._state.fetch_from = dict(self._positions)
         #: messages of `_iterating_fetched` that iteration has not returned yet, in order
         self._iterating: deque[ReceivedMessage] = deque()
@@ -145,6 +147,7 @@ class Consumer(OpenClient):
             ranges = self._ranges(sorted({self._route.shard_of(queue_id) for queue_id in missing}))
             side = 0 if start == "earliest" else 1
             return found | {queue_id: ranges[queue_id][side] for queue_id in missing}
+        self._state.chosen.update(missing)
         if isinstance(start, int):
             check_offsets(dict.fromkeys(missing, start))
             return found | dict.fromkeys(missing, start)
@@ -311,6 +314,7 @@ class Consumer(OpenClient):
         """Continue from `offset`, "earliest" or "latest". An offset that the queue does not hold fails in `poll`."""
         self._check_open()
         shard = self._route.shard_of(self._own(queue_id))
+        chosen = not isinstance(offset, str)
 
         if isinstance(offset, str):
             check_choice("offset", offset, ("earliest", "latest"))
@@ -327,6 +331,9 @@ class Consumer(OpenClient):
             state.ahead[shard] = sum(fetched.shard == shard for fetched in kept)
             state.unread = kept
             state.queue_errors.pop(queue_id, None)
+            state.behind_since_ms.pop(queue_id, None)
+            if chosen:
+                state.chosen.add(queue_id)
             state.fetch_from[queue_id] = offset
             self._positions[queue_id] = offset
             self._readers[shard].restart()

@@ -13,7 +13,7 @@ from raymq.cluster.messages.message import queue_offsets
 from raymq.cluster.transport.connection import FetchStream
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Unavailable
+from raymq.store.base.errors import OffsetOutOfRange, RayMQError, Unavailable
 from raymq.store.records.requests import FetchRequest
 
 from .verify_crcs import verify_slices
@@ -68,6 +68,14 @@ class RangeReader:
                 self._routes.refresh()
                 continue
 
+            behind = self._routes.fails_over and any(
+                ends_before(part.error, first) for part in found
+            )
+            if behind and self._clock.monotonic() <= deadline_s:
+                # A new leader does not know yet how far the queue was confirmed before.
+                self._clock.sleep_ms(RETRY_MS)
+                continue
+
             # One queue was asked for, so there is one part at most.
             for part in found:
                 if part.error is not None or part.records is None:
@@ -86,6 +94,11 @@ class RangeReader:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
+
+
+def ends_before(error: RayMQError | None, offset: int) -> bool:
+    """Whether a shard says that a queue ends before an offset."""
+    return isinstance(error, OffsetOutOfRange) and offset > int(error.fields.get("max", offset))
 
 
 def read_range(

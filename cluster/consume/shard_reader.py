@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from raymq.cluster.transport.ask import moved
+from raymq.cluster.transport.ask import SEARCH_PAUSE_MS, moved, search_pauses
 from raymq.cluster.transport.connection import FetchStream
 from raymq.cluster.transport.fetch_thread import FetchThread
 from raymq.cluster.transport.routes import Routes
@@ -18,6 +18,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Unavailable
 from raymq.store.records.requests import FetchRequest, FetchSlice
 
+from .range_reader import ends_before
 from .verify_crcs import verify_slices
 
 #: longest wait of one fetch at the shard
@@ -41,6 +42,8 @@ class ReadState:
     topic: str
     fetch_bytes: int
     fetch_records: int
+    #: how long a new leader may take to know the end of a queue that was read before
+    catch_up_ms: float
     changed: threading.Condition = field(default_factory=threading.Condition)
     #: `notify` also calls it, on any thread. It must not block
     listener: Callable[[], None] | None = None
@@ -50,6 +53,10 @@ class ReadState:
     ahead: Counter[int] = field(default_factory=Counter)
     #: queue_id -> offset to fetch next. A queue that failed is missing until `seek`
     fetch_from: dict[int, int] = field(default_factory=dict)
+    #: queues whose offset the caller chose: no shard has said yet that the queue holds it
+    chosen: set[int] = field(default_factory=set)
+    #: queue_id -> since when a new leader lacks messages that were read before, in ms
+    behind_since_ms: dict[int, int] = field(default_factory=dict)
     #: queue_id -> why it cannot be read
     queue_errors: dict[int, RayMQError] = field(default_factory=dict)
     #: shard -> (when it became unreachable, in ms; why)
@@ -75,6 +82,7 @@ class ShardReader(FetchThread):
         self._state = state
         self._clock = clock
         self._turn = 0
+        self._pauses = search_pauses()
         name = f"raymq-reader-{shard}"
         super().__init__(routes, shard, state.changed, lambda: state.closed, name=name)
 
@@ -109,12 +117,22 @@ class ShardReader(FetchThread):
             FetchRequest(state.topic, wanted, state.fetch_bytes, state.fetch_records, WAIT_MS)
         )
         found = verify_slices(found, self._routes, state.topic, self.shard)
+        self._pauses = search_pauses()
+
         with state.changed:
             state.down.pop(self.shard, None)
+            if not found:
+                state.chosen -= {
+                    queue_id
+                    for queue_id in wanted
+                    if state.fetch_from.get(queue_id) == wanted[queue_id]
+                }
             for part in found:
                 self._take(part, wanted)
             if found:
                 state.notify()
+            if any(queue_id in state.behind_since_ms for queue_id in wanted):
+                state.changed.wait_for(must_return, SEARCH_PAUSE_MS / 1000)
         return True
 
     def _take(self, part: FetchSlice, wanted: dict[int, int]) -> None:
@@ -122,6 +140,9 @@ class ShardReader(FetchThread):
         state, queue_id = self._state, part.queue_id
         if queue_id not in wanted or state.fetch_from.get(queue_id) != wanted[queue_id]:
             return
+        if self._is_behind(part, wanted[queue_id]):
+            return
+
         if part.error is not None or part.records is None:
             del state.fetch_from[queue_id]
             state.queue_errors[queue_id] = part.error or Unavailable(
@@ -130,12 +151,26 @@ class ShardReader(FetchThread):
             return
         if part.first_offset != wanted[queue_id] or not len(part.records):
             return
+        state.chosen.discard(queue_id)
         state.fetch_from[queue_id] = part.next_offset
         fetched = FetchedRecords(
             self.shard, queue_id, part.first_offset, part.next_offset, part.records
         )
         state.unread.append(fetched)
         state.ahead[self.shard] += 1
+
+    def _is_behind(self, part: FetchSlice, offset: int) -> bool:
+        """Whether a new leader does not know yet how far the queue was confirmed: it is asked again. Needs the lock."""
+        state, queue_id = self._state, part.queue_id
+        since_ms = state.behind_since_ms.pop(queue_id, None)
+        if not (self._routes.fails_over and ends_before(part.error, offset)):
+            return False
+        now_ms = self._clock.monotonic_ms()
+        since_ms = now_ms if since_ms is None else since_ms
+        if queue_id in state.chosen or now_ms - since_ms >= state.catch_up_ms:
+            return False
+        state.behind_since_ms[queue_id] = since_ms
+        return True
 
     def _handle_failure(self, error: RayMQError, stream: FetchStream | None) -> bool:
         """Record a failure. False: no pause is needed, because the consumer broke the stream itself or was closed."""
@@ -146,7 +181,12 @@ class ShardReader(FetchThread):
             if error.retriable or moved(error):
                 state.down.setdefault(self.shard, (self._clock.monotonic_ms(), error))
                 state.notify()
-                return True
+                if not self._routes.fails_over:
+                    return True
+                # Another replica may lead soon: the pauses are shorter here.
+                if not self._routes.knows_next(self.shard):
+                    state.changed.wait_for(lambda: state.closed, next(self._pauses) / 1000)
+                return False
             # Such a failure does not pass by itself: a wrong token, for example.
             state.fatal_error = error
             state.notify()
