@@ -92,13 +92,13 @@ class CoordinatorCalls:
         """
         if self._cluster.data_dir is None and self._cluster.transport != "ray":
             return
-        leader = actor_name(self._cluster.name, self._shard, 0, "commit_log")
-        try:
-            ray.get_actor(leader, namespace=NAMESPACE)
-        except ValueError as error:
-            raise Unavailable(
-                f"queue {self._queue!r}: {not_in_this_ray(self._cluster)}", field=_COORDINATOR
-            ) from error
+        for replica in range(self._cluster.replicas):
+            name = actor_name(self._cluster.name, self._shard, replica, "commit_log")
+            with contextlib.suppress(ValueError):
+                ray.get_actor(name, namespace=NAMESPACE)
+                return
+        message = f"queue {self._queue!r}: {not_in_this_ray(self._cluster)}"
+        raise Unavailable(message, field=_COORDINATOR)
 
     def submit(self, method: str, *arguments: Any) -> Any:
         """Send a call through Ray, without waiting. Returns: its object reference."""

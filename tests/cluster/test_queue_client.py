@@ -6,10 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from raymq.cluster.deploy import ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
+from raymq.cluster.paths import actor_name
+from raymq.cluster.queue.coordinator_calls import CoordinatorCalls
 from raymq.cluster.queue.queue_client import not_in_this_ray
+from raymq.store.base.errors import Unavailable
+from tests.support.moving_shard import ReplicatedShard
 
 
 @pytest.mark.parametrize(
@@ -31,3 +36,23 @@ def test_a_queue_says_which_cluster_it_looked_for_and_what_to_do(
     assert words in said
     if runs_at is not None:
         assert "ray.init(raymq.connect('orders').ray_address)" in said
+
+
+def test_a_queue_starts_its_coordinator_if_any_replica_of_its_shard_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = {actor_name("fake", 0, 2, "commit_log")}
+
+    def get_actor(name: str, namespace: str) -> str:
+        if name not in there:
+            raise ValueError(name)
+        return name
+
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    shard = ReplicatedShard()
+    calls = CoordinatorCalls(shard.cluster(transport="ray"), "jobs", 0, {})
+    calls._check_running()
+    there.clear()
+    with pytest.raises(Unavailable, match="jobs"):
+        calls._check_running()
+    shard.close()

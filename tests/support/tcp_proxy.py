@@ -1,4 +1,4 @@
-"""A TCP proxy that can cut every connection: a server that dies in mid-flight, seen from outside."""
+"""A TCP proxy that can cut or freeze every connection: a server that dies or stops in mid-flight, seen from outside."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ class TcpProxy:
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._refusing = False
+        self._flows = threading.Event()
+        self._flows.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -46,6 +48,7 @@ class TcpProxy:
     def _copy(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                self._flows.wait()
                 sink.sendall(data)
         for each in (source, sink):
             with self._lock:
@@ -70,7 +73,19 @@ class TcpProxy:
         if target_port is not None:
             self.target_port = target_port
 
+    def freeze(self) -> None:
+        """Let nothing pass until `thaw`, and keep all connections open: the server is stopped."""
+        self._flows.clear()
+
+    def thaw(self) -> None:
+        """Let everything pass again, also what was sent meanwhile."""
+        self._flows.set()
+
     def close(self) -> None:
         """Stop listening and cut all."""
+        self._flows.set()
+        with contextlib.suppress(OSError):
+            # Closing alone does not wake the thread that accepts.
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut(refuse=True)
