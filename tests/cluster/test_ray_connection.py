@@ -7,6 +7,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 from unittest.mock import Mock
 
@@ -27,8 +28,13 @@ from raymq.actors.ray.concurrency_groups import GROUP_OF, GROUPS
 from raymq.actors.ray.ray_methods import EARLY_MAX, STREAMS_MAX, RayMethods
 from raymq.cluster import cluster as cluster_module
 from raymq.cluster.cluster import Cluster
+from raymq.cluster.consume.consumer import Consumer
 from raymq.cluster.deploy import ray_client
+from raymq.cluster.produce import batch_sender as batch_sender_module
+from raymq.cluster.produce import send_window
 from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.transport import connection as connection_module
+from raymq.cluster.transport import routes as routes_module
 from raymq.cluster.transport.connection import open_connection
 from raymq.cluster.transport.ray_connection import (
     CALLS_MAX,
@@ -39,6 +45,7 @@ from raymq.cluster.transport.ray_connection import (
 )
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import (
+    DeliveryUnknown,
     OffsetOutOfRange,
     RayMQError,
     Rejected,
@@ -52,6 +59,8 @@ from raymq.store.records.requests import FetchRequest, PutOutcome
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend
+from tests.support.replicated_shard import ReplicatedShard
+from tests.support.waiting import until
 
 TOPIC = "t"
 
@@ -699,6 +708,117 @@ def test_an_unknown_transport_is_refused() -> None:
     with pytest.raises(Rejected) as caught:
         raymq.connect("somewhere", transport="pigeon")  # type: ignore[arg-type]
     assert caught.value.field == "transport"
+
+
+# --- the leader changes ---------------------------------------------------------------------------
+
+
+class Actors:
+    """The actors of a shard's replicas, by their names."""
+
+    def __init__(self, shard: ReplicatedShard) -> None:
+        self.handles = {
+            f"raymq:fake:shard-0:replica-{replica.number}:commit_log": Handle(RayMethods(replica))
+            for replica in shard.replicas
+        }
+        #: set at the end: until then a stopped replica answers nothing
+        self.end = threading.Event()
+
+    def handle(self, replica: int) -> Handle:
+        return list(self.handles.values())[replica]
+
+    def kill(self, replica: int) -> None:
+        """End an actor: its calls fail."""
+
+        def fail(method: str, args: tuple[Any, ...]) -> None:
+            raise ray.exceptions.ActorUnavailableError("restarting", None)
+
+        self.handle(replica).before = fail
+
+    def stop(self, replica: int) -> None:
+        """Stop an actor like SIGSTOP: its calls are not answered."""
+        self.handle(replica).before = lambda method, args: None if self.end.wait(60) else None
+
+    def close(self) -> None:
+        self.end.set()
+        for handle in self.handles.values():
+            handle.close()
+
+
+class ActorConnection(FakeConnection):
+    """A connection to the actor of one replica."""
+
+    def __init__(self, actors: Actors, name: str) -> None:
+        super().__init__(actors.handles[name])
+        self.endpoint = name
+
+    def call(
+        self, op: str, args: dict[str, Any] | None = None, timeout: float = 30.0
+    ) -> dict[str, Any]:
+        """Call without `ray.get`."""
+        try:
+            return self.begin(op, args or {}).result(timeout)
+        except FutureTimeoutError as error:
+            raise DeliveryUnknown("no answer in time", status="UNKNOWN_ERROR") from error
+
+
+@pytest.fixture
+def replicated(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplicatedShard]:
+    monkeypatch.setattr(routes_module, "LEADER_TIMEOUT_S", 0.5)
+    for module in (send_window, connection_module, routes_module):
+        monkeypatch.setattr(module, "SILENT_MS", 100)
+    for module in (batch_sender_module, connection_module):
+        monkeypatch.setattr(module, "CHECK_S", 0.02)
+    monkeypatch.setattr(connection_module, "FOLLOWED_WAIT_MS", 50)
+    shard = ReplicatedShard()
+    shard.create(TOPIC)
+    yield shard
+    shard.close()
+
+
+@pytest.fixture
+def actors(replicated: ReplicatedShard, monkeypatch: pytest.MonkeyPatch) -> Iterator[Actors]:
+    actors = Actors(replicated)
+    connect = lambda routes, shard, endpoint: ActorConnection(actors, endpoint)  # noqa: E731
+    monkeypatch.setattr(Routes, "_connect_to", connect)
+    yield actors
+    for replica in replicated.replicas:
+        replica.release()
+    actors.close()
+
+
+@pytest.mark.parametrize("fate", ["refuses", "dead", "hangs"])
+def test_clients_follow_the_leader_by_the_names_of_the_actors(
+    replicated: ReplicatedShard, actors: Actors, fate: str
+) -> None:
+    old = replicated.replicas[0]
+    handle = replicated.cluster(transport="ray", replica_endpoints={})
+    with (
+        handle as cluster,
+        contextlib.closing(BatchSender(Routes.of(cluster))) as sender,
+        Consumer(cluster, TOPIC, group="g", start="earliest") as consumer,
+    ):
+        assert sender.send(TOPIC, 0, batch([b"0"])).result(20).first_offset == 0
+        assert [message.body for message in consumer.poll(1, 20)] == [b"0"]
+
+        if fate != "refuses":
+            old.hold()
+        lost = sender.send(TOPIC, 0, batch([b"1"]))
+        old.wait_for(lambda: len(old.puts) == 2)
+        kept = old.kept()
+        {"refuses": lambda number: old.step_down(), "dead": actors.kill, "hangs": actors.stop}[
+            fate
+        ](0)
+        new = replicated.elect(2, 2, of=kept)
+
+        assert lost.result(20).first_offset == 1
+        assert sender.send(TOPIC, 0, batch([b"2"])).result(20).first_offset == 2
+        read: list[bytes] = []
+        until(lambda: len(read) == 2, lambda: read.extend(m.body for m in consumer.poll(9, 5)))
+        consumer.commit()
+        assert new.state.offsets["g", TOPIC] == {0: 3}
+        assert cluster.call(0, "init_producer", {"producer_id": 1}) == {"epoch": 0}
+    assert (new.bodies(TOPIC), read) == ([b"0", b"1", b"2"], [b"1", b"2"])
 
 
 class DyingProxy:
