@@ -125,6 +125,8 @@ def _positions(shard: StatusFacts, leases: Mapping[str, Any]) -> Iterator[str]:
         keys.insert(1, "committed")
     ends = ", ".join(f"{key} {shard[key]}" for key in keys if key in shard)
     process = ", ".join(f"{key} {shard[key]}" for key in ("endpoint", "pid") if shard.get(key))
+    if shard.get("replicas", 1) > 2 and shard.get("mode") == "leader":
+        yield f"{_INDENT}replica {shard.get('replica')} leads in epoch {shard.get('epoch')}"
     if ends or process:
         yield _INDENT + "; ".join(part for part in (ends and f"{ends} bytes", process) if part)
     for role, lease in leases.items():

@@ -477,6 +477,15 @@ def test_bytes_and_pids_of_the_status_need_verbose(terminal: Terminal) -> None:
     )
 
 
+def test_the_status_says_which_replica_leads_if_that_may_change(terminal: Terminal) -> None:
+    terminal.cluster.shard_facts = {**LEADER, "replica": 1, "epoch": 5}
+    terminal.run("status", "--verbose")
+    assert b"leads" not in terminal.out
+    terminal.cluster.shard_facts = {**LEADER, "replicas": 3, "replica": 1, "epoch": 5}
+    terminal.run("status", "--verbose")
+    assert b"replica 1 leads in epoch 5" in terminal.out
+
+
 def test_status_of_a_shard_that_does_not_answer_says_why_and_asks_no_more(
     terminal: Terminal,
 ) -> None:
