@@ -347,6 +347,7 @@ def _handle(
         ray_address=ray_address,
         stop_on_exit=stop_on_exit,
         ca=ca,
+        replicas=record.replicas,
         placement=record.placement,
     )
 

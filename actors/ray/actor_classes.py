@@ -281,7 +281,7 @@ class CommitLogActor:
 
     def credentials(self) -> dict[str, Any]:
         """Token, addresses and cluster id for a client. Programs inside of Ray are trusted."""
-        return _facts(self._spec, "cluster_id", "shards", "token", "ca", "placement")
+        return _facts(self._spec, "cluster_id", "shards", "replicas", "token", "ca", "placement")
 
     def set_routes(self, routes: dict[str, str], replicas: dict[str, dict[str, str]]) -> None:
         """Set the endpoints of all leaders, and of all replicas, so that each replica can route a client to others."""

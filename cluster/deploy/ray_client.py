@@ -91,6 +91,7 @@ def handle_of(ray: Any, name: str) -> Cluster:
         endpoints=actor_set.endpoints(ray, name, shards),
         ca=facts["ca"].encode() if facts.get("ca") else None,
         placement=facts.get("placement"),
+        replicas=int(facts.get("replicas", 1)),
     )
 
 

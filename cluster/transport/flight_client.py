@@ -25,7 +25,14 @@ CALL_TIMEOUT_S = 30.0
 
 #: Without a pool of its own a new client inherits the back-off of earlier clients to the same address. It would not try
 #: a restarted server for up to two minutes. Retries would hide broken connections.
-_OPTIONS = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+#: The kernel ends a connection whose bytes the other side has not taken for 5 s: its process is stopped, or its machine
+#: is away. A cancelled stream does not end a write that waits for the socket. Pings are rarer than a server tolerates.
+_OPTIONS = [
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.keepalive_time_ms", 600_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+]
 
 #: exceptions of a stream or call whose server has ended
 BROKEN = (flight.FlightError, pa.ArrowException, OSError, StopIteration)

@@ -37,7 +37,7 @@ from raymq.store.base.errors import (
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 from tests.support.batches import batch
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeCluster
-from tests.support.replicated_shard import Replica, ReplicatedShard
+from tests.support.moving_shard import Replica, MovingShard
 from tests.support.waiting import until
 
 #: a replica that runs answers in this time also on a busy machine
@@ -69,22 +69,22 @@ def patient(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def shard() -> Iterator[ReplicatedShard]:
+def shard() -> Iterator[MovingShard]:
     """Topic t of two queues."""
-    shard = ReplicatedShard()
+    shard = MovingShard()
     shard.create("t", queues=2)
     yield shard
     shard.close()
 
 
 @pytest.fixture
-def sender(shard: ReplicatedShard) -> Iterator[BatchSender]:
+def sender(shard: MovingShard) -> Iterator[BatchSender]:
     with closing(BatchSender(shard.routes(), producer_id=7, epoch=3)) as sender:
         yield sender
 
 
 @pytest.fixture
-def make(shard: ReplicatedShard) -> Iterator[Callable[..., Consumer]]:
+def make(shard: MovingShard) -> Iterator[Callable[..., Consumer]]:
     made: list[Consumer] = []
 
     def consumer(**options: Any) -> Consumer:
@@ -184,7 +184,7 @@ def test_a_shard_of_two_replicas_is_reached_as_before() -> None:
 
 @pytest.mark.usefixtures("patient")
 def test_a_producer_goes_on_at_the_new_leader_exactly_once_and_in_order(
-    shard: ReplicatedShard, sender: BatchSender
+    shard: MovingShard, sender: BatchSender
 ) -> None:
     old = shard.replicas[0]
     futures = [sender.send("t", n % 2, batch(bodies(n * 10, 10))) for n in range(6)]
@@ -215,7 +215,7 @@ def test_a_producer_goes_on_at_the_new_leader_exactly_once_and_in_order(
 
 @pytest.mark.usefixtures("patient")
 def test_a_refusal_leads_straight_to_the_leader_that_it_names(
-    shard: ReplicatedShard, sender: BatchSender
+    shard: MovingShard, sender: BatchSender
 ) -> None:
     sender.send("t", 0, batch(bodies(0, 1))).result(10)
     old = shard.replicas[0]
@@ -230,7 +230,7 @@ def test_a_refusal_leads_straight_to_the_leader_that_it_names(
     assert old.asked.count("leader") == asked
 
 
-def test_a_stale_hint_leads_nowhere(shard: ReplicatedShard, sender: BatchSender) -> None:
+def test_a_stale_hint_leads_nowhere(shard: MovingShard, sender: BatchSender) -> None:
     sender.send("t", 0, batch(bodies(0, 1))).result(10)
     old, other = shard.replicas[:2]
     old.step_down()
@@ -244,7 +244,7 @@ def test_a_stale_hint_leads_nowhere(shard: ReplicatedShard, sender: BatchSender)
     assert sender._routes.route(0) == (shard.endpoints[2], 5)
 
 
-def test_a_dead_leader_is_left(shard: ReplicatedShard, sender: BatchSender) -> None:
+def test_a_dead_leader_is_left(shard: MovingShard, sender: BatchSender) -> None:
     old = shard.replicas[0]
     sender.send("t", 0, batch(bodies(0, 1))).result(10)
     old.hold()
@@ -257,7 +257,7 @@ def test_a_dead_leader_is_left(shard: ReplicatedShard, sender: BatchSender) -> N
 
 
 def test_a_leader_that_hangs_with_puts_under_way_is_left_when_another_one_leads(
-    shard: ReplicatedShard, sender: BatchSender
+    shard: MovingShard, sender: BatchSender
 ) -> None:
     old = shard.replicas[0]
     sender.send("t", 0, batch(bodies(0, 1))).result(10)
@@ -271,8 +271,20 @@ def test_a_leader_that_hangs_with_puts_under_way_is_left_when_another_one_leads(
     assert new.bodies("t") == bodies(0, 5)
 
 
+def test_a_write_that_waits_for_a_leader_that_hangs_ends(
+    shard: MovingShard, sender: BatchSender
+) -> None:
+    old = shard.replicas[0]
+    sender.send("t", 0, batch(bodies(0, 1))).result(10)
+    shard.stop(0)
+    shard.elect(1, 2, of=old.kept())
+    # More than the buffers of the connection take: without an end of the write `send` would never return.
+    futures = [sender.send("t", 0, batch([bytes(1 << 20)])) for _ in range(20)]
+    assert [future.result(30).first_offset for future in futures] == list(range(1, 21))
+
+
 def test_a_silent_leader_is_not_left_while_no_other_one_leads(
-    shard: ReplicatedShard, sender: BatchSender
+    shard: MovingShard, sender: BatchSender
 ) -> None:
     leader, other = shard.replicas[:2]
     sender.send("t", 0, batch(bodies(0, 1))).result(10)
@@ -285,7 +297,7 @@ def test_a_silent_leader_is_not_left_while_no_other_one_leads(
 
 
 def test_a_producer_that_begins_while_the_known_leader_hangs_finds_the_new_one(
-    shard: ReplicatedShard,
+    shard: MovingShard,
 ) -> None:
     routes = shard.routes()
     routes.topic("t")
@@ -296,7 +308,7 @@ def test_a_producer_that_begins_while_the_known_leader_hangs_finds_the_new_one(
     assert new.bodies("t") == bodies(0, 1)
 
 
-def test_batches_wait_while_no_replica_leads(shard: ReplicatedShard, sender: BatchSender) -> None:
+def test_batches_wait_while_no_replica_leads(shard: MovingShard, sender: BatchSender) -> None:
     old, other = shard.replicas[:2]
     sender.send("t", 0, batch(bodies(0, 1))).result(10)
     for replica in shard.replicas:
@@ -310,7 +322,7 @@ def test_batches_wait_while_no_replica_leads(shard: ReplicatedShard, sender: Bat
 
 
 def test_a_batch_that_no_leader_takes_in_time_was_certainly_not_stored(
-    shard: ReplicatedShard,
+    shard: MovingShard,
 ) -> None:
     with closing(BatchSender(shard.routes(), delivery_timeout_ms=300)) as sender:
         sender.topic("t")
@@ -324,7 +336,7 @@ def test_a_batch_that_no_leader_takes_in_time_was_certainly_not_stored(
 
 
 def test_the_leader_may_come_back_to_a_replica_that_led_before(
-    shard: ReplicatedShard, sender: BatchSender
+    shard: MovingShard, sender: BatchSender
 ) -> None:
     leader = shard.replicas[0]
     for epoch in range(2, 9):
@@ -335,7 +347,7 @@ def test_the_leader_may_come_back_to_a_replica_that_led_before(
     assert leader.bodies("t") == bodies(2, 8)
 
 
-def test_a_wrong_token_still_fails_at_once(shard: ReplicatedShard) -> None:
+def test_a_wrong_token_still_fails_at_once(shard: MovingShard) -> None:
     routes = shard.routes()
     with closing(BatchSender(routes)) as sender:
         sender.topic("t")
@@ -349,7 +361,7 @@ def test_a_wrong_token_still_fails_at_once(shard: ReplicatedShard) -> None:
 
 
 def test_a_client_that_knows_one_replica_learns_the_others_before_it_needs_them(
-    shard: ReplicatedShard,
+    shard: MovingShard,
 ) -> None:
     cluster = shard.cluster(replica_endpoints={})
     with closing(BatchSender(Routes.of(cluster))) as sender:
@@ -361,7 +373,7 @@ def test_a_client_that_knows_one_replica_learns_the_others_before_it_needs_them(
 
 @pytest.mark.parametrize("of", [None, 0], ids=["any shard", "a shard"])
 def test_a_handle_learns_the_replicas_with_its_first_call(
-    shard: ReplicatedShard, of: int | None
+    shard: MovingShard, of: int | None
 ) -> None:
     with shard.cluster(replica_endpoints={}) as cluster:
         assert list(cluster.call(of, "topics", {})) == ["t"]
@@ -371,7 +383,7 @@ def test_a_handle_learns_the_replicas_with_its_first_call(
 
 
 def test_when_no_known_replica_answers_the_resolver_says_where_the_leader_is(
-    shard: ReplicatedShard,
+    shard: MovingShard,
 ) -> None:
     known = {1: shard.endpoints[1]}
     shard.kill(0)
@@ -400,7 +412,7 @@ def test_the_files_of_the_replicas_say_which_one_led_last(tmp_path: Path) -> Non
 
 
 def test_a_handle_made_from_any_replica_knows_the_leader_and_all_replicas(
-    shard: ReplicatedShard,
+    shard: MovingShard,
 ) -> None:
     shard.elect(0, 1)
     shard.replicas[0].step_down()
@@ -414,7 +426,7 @@ def test_a_handle_made_from_any_replica_knows_the_leader_and_all_replicas(
 
 
 def test_a_worker_with_a_copy_of_a_handle_finds_the_leader_without_the_one_that_it_knows(
-    shard: ReplicatedShard,
+    shard: MovingShard,
 ) -> None:
     with Cluster.bootstrap(f"raymq://{shard.endpoints[0]}", token=TOKEN) as cluster:
         copy = pickle.loads(pickle.dumps(cluster))
@@ -425,7 +437,7 @@ def test_a_worker_with_a_copy_of_a_handle_finds_the_leader_without_the_one_that_
     assert sum(len(piece) for piece in read_range(copy, "t", 0, 0, 0, 2)) == 2
 
 
-def test_the_log_of_a_queues_assignments_follows_the_leader(shard: ReplicatedShard) -> None:
+def test_the_log_of_a_queues_assignments_follows_the_leader(shard: MovingShard) -> None:
     old = shard.replicas[0]
     for topic in ("jobs", TAKEN_PREFIX + "jobs"):
         shard.create(topic)
@@ -444,7 +456,7 @@ def test_the_log_of_a_queues_assignments_follows_the_leader(shard: ReplicatedSha
 
 
 def test_a_consumer_goes_on_at_its_offsets_at_the_new_leader(
-    shard: ReplicatedShard, make: Callable[..., Consumer]
+    shard: MovingShard, make: Callable[..., Consumer]
 ) -> None:
     old = shard.replicas[0]
     put(old, b"0", b"1")
@@ -458,7 +470,7 @@ def test_a_consumer_goes_on_at_its_offsets_at_the_new_leader(
 
 
 def test_a_consumer_leaves_a_leader_that_hangs(
-    shard: ReplicatedShard, make: Callable[..., Consumer]
+    shard: MovingShard, make: Callable[..., Consumer]
 ) -> None:
     old = shard.replicas[0]
     put(old, b"0")
@@ -471,7 +483,7 @@ def test_a_consumer_leaves_a_leader_that_hangs(
 
 
 def test_a_consumer_leaves_a_dead_leader_and_waits_while_none_leads(
-    shard: ReplicatedShard, make: Callable[..., Consumer]
+    shard: MovingShard, make: Callable[..., Consumer]
 ) -> None:
     old, other = shard.replicas[:2]
     put(old, b"0")
@@ -509,7 +521,7 @@ def end_early(
 
 
 def test_a_consumer_waits_for_a_new_leader_that_does_not_know_the_end_yet(
-    shard: ReplicatedShard, make: Callable[..., Consumer], monkeypatch: pytest.MonkeyPatch
+    shard: MovingShard, make: Callable[..., Consumer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = shard.replicas[0]
     put(old, b"0", b"1", b"2")
@@ -527,7 +539,7 @@ def test_a_consumer_waits_for_a_new_leader_that_does_not_know_the_end_yet(
 
 
 def test_a_new_leader_that_never_knows_the_end_is_reported(
-    shard: ReplicatedShard, make: Callable[..., Consumer], monkeypatch: pytest.MonkeyPatch
+    shard: MovingShard, make: Callable[..., Consumer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = shard.replicas[0]
     put(old, b"0", b"1", b"2")
@@ -546,7 +558,7 @@ def test_a_new_leader_that_never_knows_the_end_is_reported(
 
 @pytest.mark.parametrize("chosen", ["start", "seek"])
 def test_an_offset_that_the_caller_chose_and_no_queue_has_is_refused_at_once(
-    shard: ReplicatedShard, make: Callable[..., Consumer], chosen: str
+    shard: MovingShard, make: Callable[..., Consumer], chosen: str
 ) -> None:
     put(shard.replicas[0], b"0")
     consumer = make(queues=[0], start={0: 9} if chosen == "start" else "earliest")
@@ -558,7 +570,7 @@ def test_an_offset_that_the_caller_chose_and_no_queue_has_is_refused_at_once(
 
 
 def test_a_range_is_read_across_a_change_of_the_leader(
-    shard: ReplicatedShard, monkeypatch: pytest.MonkeyPatch
+    shard: MovingShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = shard.replicas[0]
     put(old, *(b"%d" % n for n in range(10)))
@@ -581,7 +593,7 @@ def test_a_range_is_read_across_a_change_of_the_leader(
     assert count == 20
 
 
-def test_a_range_is_read_when_the_leader_hangs(shard: ReplicatedShard) -> None:
+def test_a_range_is_read_when_the_leader_hangs(shard: MovingShard) -> None:
     old = shard.replicas[0]
     put(old, *(b"%d" % n for n in range(10)))
     pieces = read_range(shard.cluster(), "t", 0, 0, 0, 20, timeout_s=30)
@@ -595,7 +607,7 @@ def test_a_range_is_read_when_the_leader_hangs(shard: ReplicatedShard) -> None:
 
 
 def test_offsets_are_committed_at_the_new_leader(
-    shard: ReplicatedShard, make: Callable[..., Consumer]
+    shard: MovingShard, make: Callable[..., Consumer]
 ) -> None:
     old = shard.replicas[0]
     put(old, b"0")
@@ -609,7 +621,7 @@ def test_offsets_are_committed_at_the_new_leader(
 
 
 @pytest.mark.parametrize("fate", ["dead", "hangs", "refuses"])
-def test_a_call_follows_the_leader(shard: ReplicatedShard, fate: str) -> None:
+def test_a_call_follows_the_leader(shard: MovingShard, fate: str) -> None:
     old = shard.replicas[0]
     with shard.cluster() as cluster:
         assert cluster.call(0, "init_producer", {"producer_id": 1}) == {"epoch": 0}
@@ -625,7 +637,7 @@ def test_a_call_follows_the_leader(shard: ReplicatedShard, fate: str) -> None:
         assert cluster.endpoints == {0: shard.endpoints[2]}
 
 
-def test_a_call_waits_for_a_leader_for_as_long_as_it_may_take(shard: ReplicatedShard) -> None:
+def test_a_call_waits_for_a_leader_for_as_long_as_it_may_take(shard: MovingShard) -> None:
     for replica in shard.replicas:
         replica.step_down()
     with shard.cluster() as cluster:
@@ -644,7 +656,7 @@ def test_a_call_waits_for_a_leader_for_as_long_as_it_may_take(shard: ReplicatedS
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_the_leader_itself_refuses_is_raised_soon(shard: ReplicatedShard) -> None:
+def test_what_the_leader_itself_refuses_is_raised_soon(shard: MovingShard) -> None:
     with shard.cluster() as cluster:
         with pytest.raises(Unavailable, match="down"):
             cluster.call(0, "down", {})
@@ -654,7 +666,7 @@ def test_what_the_leader_itself_refuses_is_raised_soon(shard: ReplicatedShard) -
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_topic_that_a_follower_does_not_know_yet_is_found(shard: ReplicatedShard) -> None:
+def test_a_topic_that_a_follower_does_not_know_yet_is_found(shard: MovingShard) -> None:
     shard.replicas[0].step_down()
     leader = shard.elect(1, 2)
     leader.create("new")
@@ -664,14 +676,14 @@ def test_a_topic_that_a_follower_does_not_know_yet_is_found(shard: ReplicatedSha
         shard.routes().topic("nowhere")
 
 
-def test_topics_are_found_when_the_known_leader_hangs(shard: ReplicatedShard) -> None:
+def test_topics_are_found_when_the_known_leader_hangs(shard: MovingShard) -> None:
     shard.stop(0)
     shard.elect(1, 2)
     assert shard.routes().topic("t").queues == 2
 
 
 @pytest.mark.usefixtures("patient")
-def test_status_is_that_of_the_leader(shard: ReplicatedShard) -> None:
+def test_status_is_that_of_the_leader(shard: MovingShard) -> None:
     def mode(cluster: Cluster) -> Any:
         return cluster.status()["shards"][0]["mode"]
 
@@ -685,7 +697,7 @@ def test_status_is_that_of_the_leader(shard: ReplicatedShard) -> None:
         assert (mode(cluster), cluster.endpoints[0]) == ("leader", shard.endpoints[2])
 
 
-def test_a_lookup_never_raises_when_all_replicas_are_dead(shard: ReplicatedShard) -> None:
+def test_a_lookup_never_raises_when_all_replicas_are_dead(shard: MovingShard) -> None:
     for number in range(3):
         shard.kill(number)
     with shard.cluster() as cluster:

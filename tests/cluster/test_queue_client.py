@@ -14,7 +14,7 @@ from raymq.cluster.paths import actor_name
 from raymq.cluster.queue.coordinator_calls import CoordinatorCalls
 from raymq.cluster.queue.queue_client import not_in_this_ray
 from raymq.store.base.errors import Unavailable
-from tests.support.moving_shard import ReplicatedShard
+from tests.support.moving_shard import MovingShard
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_queue_starts_its_coordinator_if_any_replica_of_its_shard_is_there(
         return name
 
     monkeypatch.setattr(ray, "get_actor", get_actor)
-    shard = ReplicatedShard()
+    shard = MovingShard()
     calls = CoordinatorCalls(shard.cluster(transport="ray"), "jobs", 0, {})
     calls._check_running()
     there.clear()

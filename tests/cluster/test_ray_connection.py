@@ -59,7 +59,7 @@ from raymq.store.records.requests import FetchRequest, PutOutcome
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend
-from tests.support.replicated_shard import ReplicatedShard
+from tests.support.moving_shard import MovingShard
 from tests.support.waiting import until
 
 TOPIC = "t"
@@ -716,7 +716,7 @@ def test_an_unknown_transport_is_refused() -> None:
 class Actors:
     """The actors of a shard's replicas, by their names."""
 
-    def __init__(self, shard: ReplicatedShard) -> None:
+    def __init__(self, shard: MovingShard) -> None:
         self.handles = {
             f"raymq:fake:shard-0:replica-{replica.number}:commit_log": Handle(RayMethods(replica))
             for replica in shard.replicas
@@ -763,21 +763,21 @@ class ActorConnection(FakeConnection):
 
 
 @pytest.fixture
-def replicated(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplicatedShard]:
+def replicated(monkeypatch: pytest.MonkeyPatch) -> Iterator[MovingShard]:
     monkeypatch.setattr(routes_module, "LEADER_TIMEOUT_S", 0.5)
     for module in (send_window, connection_module, routes_module):
         monkeypatch.setattr(module, "SILENT_MS", 100)
     for module in (batch_sender_module, connection_module):
         monkeypatch.setattr(module, "CHECK_S", 0.02)
     monkeypatch.setattr(connection_module, "FOLLOWED_WAIT_MS", 50)
-    shard = ReplicatedShard()
+    shard = MovingShard()
     shard.create(TOPIC)
     yield shard
     shard.close()
 
 
 @pytest.fixture
-def actors(replicated: ReplicatedShard, monkeypatch: pytest.MonkeyPatch) -> Iterator[Actors]:
+def actors(replicated: MovingShard, monkeypatch: pytest.MonkeyPatch) -> Iterator[Actors]:
     actors = Actors(replicated)
     connect = lambda routes, shard, endpoint: ActorConnection(actors, endpoint)  # noqa: E731
     monkeypatch.setattr(Routes, "_connect_to", connect)
@@ -789,7 +789,7 @@ def actors(replicated: ReplicatedShard, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.mark.parametrize("fate", ["refuses", "dead", "hangs"])
 def test_clients_follow_the_leader_by_the_names_of_the_actors(
-    replicated: ReplicatedShard, actors: Actors, fate: str
+    replicated: MovingShard, actors: Actors, fate: str
 ) -> None:
     old = replicated.replicas[0]
     handle = replicated.cluster(transport="ray", replica_endpoints={})

@@ -80,8 +80,12 @@ def leader():
 
 def wait_leader(but=None):
     found = []
-    until(lambda: bool(found), lambda: (pause.wait(0.05), found.extend(
-        each for each in [leader()] if each is not None and each != but)))
+    try:
+        until(lambda: bool(found), lambda: (pause.wait(0.05), found.extend(
+            each for each in [leader()] if each is not None and each != but)))
+    except TimeoutError:
+        facts = {r: (s["mode"], s["epoch"], s["leader"], s["error"]) for r, s in statuses().items()}
+        raise SystemExit(f"no leader but {but} in round {len(epochs)}: {facts}")
     return found[0]
 
 def ip(*words):

@@ -64,7 +64,7 @@ class FakeActor:
         }
 
     def on_credentials(self) -> dict[str, Any]:
-        names = ("cluster_id", "shards", "token", "ca", "placement")
+        names = ("cluster_id", "shards", "replicas", "token", "ca", "placement")
         return {name: self.spec[name] for name in names}
 
     def on_set_routes(self, routes: dict[str, str], replicas: dict[str, dict[str, str]]) -> None:

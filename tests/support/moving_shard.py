@@ -23,7 +23,7 @@ ANSWERED_BY_ALL = ("routes", "leader", "replicas", "describe", "status", "topics
 class Replica(FakeBackend):
     """One replica: the leader, or one that refuses and says who leads, as far as it knows."""
 
-    def __init__(self, shard: ReplicatedShard, number: int) -> None:
+    def __init__(self, shard: MovingShard, number: int) -> None:
         super().__init__()
         self.number = number
         self.leads = False
@@ -137,7 +137,7 @@ class Replica(FakeBackend):
         )
 
 
-class ReplicatedShard:
+class MovingShard:
     """The replicas, each with its Flight server and a proxy in front of it. Replica 0 leads in epoch 1."""
 
     def __init__(self, replicas: int = 3) -> None:
