@@ -7,13 +7,14 @@ import time
 from itertools import groupby
 from typing import Any
 
-from raymq.cluster import replica_status
-
 from .console import EXIT_FAULT, EXIT_OK, Console, cluster_of
 
 
 def shard_list(options: argparse.Namespace, console: Console) -> int:
     """raymq shard list"""
+    # Here: it imports Arrow, which a wrong command need not wait for.
+    from raymq.cluster import replica_status
+
     with cluster_of(options, console) as cluster:
         rows = replica_status.statuses(cluster)
     shards = [
@@ -25,6 +26,8 @@ def shard_list(options: argparse.Namespace, console: Console) -> int:
 
 def shard_describe(options: argparse.Namespace, console: Console) -> int:
     """raymq shard describe SHARD"""
+    from raymq.cluster import replica_status
+
     with cluster_of(options, console) as cluster:
         rows = replica_status.statuses(cluster, options.shard)
     facts = {**_summary(options.shard, rows), "replicas": rows}
@@ -34,6 +37,8 @@ def shard_describe(options: argparse.Namespace, console: Console) -> int:
 
 def shard_move_leader(options: argparse.Namespace, console: Console) -> int:
     """raymq shard move-leader SHARD --to REPLICA"""
+    from raymq.cluster import replica_status
+
     with cluster_of(options, console) as cluster:
         replica_status.move_leader(cluster, options.shard, options.to, pause=time.sleep)
     facts = {"shard": options.shard, "leader": options.to}
@@ -43,7 +48,9 @@ def shard_move_leader(options: argparse.Namespace, console: Console) -> int:
 
 def _summary(shard: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Leader, epoch and health of one shard."""
-    leader = replica_status.leader_of(rows)
+    from raymq.cluster.replica_status import leader_of
+
+    leader = leader_of(rows)
     up = [row for row in rows if row["state"] == "RUNNING"]
     complete = [row for row in up if row["is_complete"]]
     ends = [int(row["synced"]) for row in up]

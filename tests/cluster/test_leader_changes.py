@@ -37,7 +37,7 @@ from raymq.store.base.errors import (
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 from tests.support.batches import batch
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeCluster
-from tests.support.moving_shard import Replica, MovingShard
+from tests.support.moving_shard import MovingShard, Replica
 from tests.support.waiting import until
 
 #: a replica that runs answers in this time also on a busy machine
