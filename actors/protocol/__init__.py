@@ -30,7 +30,7 @@ Operations take JSON arguments and return a JSON object. Over Flight the action'
     routes()                                                        {shard: endpoint of its leader}
     replicas()                                                      {shard: {replica: endpoint}}
     topics()                                                        {topic: {queues, shards, compacted?}}
-    elect(frame, replica, endpoint)                                 {frames}, between replicas: a message of elections
+    elect(frame, replica, endpoints)                                {frames}, between replicas: a message of elections
 
     operation of the leader                                         result
     move_leader(replica)                                            {}; that replica leads soon, if it can

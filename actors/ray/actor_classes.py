@@ -192,7 +192,9 @@ class CommitLogActor:
             end_process=lambda reason: _exit_soon(root, reason),
         )
         host.endpoint_of = self._endpoint_of
-        host.note_endpoint = self._addresses.note
+        host.note_endpoint = lambda replica, endpoint, is_own: self._addresses.note(
+            replica, endpoint, is_own=is_own
+        )
         return host
 
     def _endpoint_of(self, replica: int) -> str | None:
@@ -210,9 +212,14 @@ class CommitLogActor:
         transport = _load(spec["transport"])(
             cluster_id=spec["cluster_id"], shard=spec["shard"], token=spec["token"]
         )
-        return transport.election_calls(
-            endpoint, {"replica": spec["replica"], "endpoint": self._endpoint}
-        )
+        return transport.election_calls(endpoint, self._sender)
+
+    def _sender(self) -> dict[str, Any]:
+        """What this replica says of itself in each message of elections."""
+        replica, endpoints = self._spec["replica"], self._addresses.known()
+        if self._endpoint is not None:
+            endpoints[str(replica)] = self._endpoint
+        return {"replica": replica, "endpoints": endpoints}
 
     def _report_metrics(self) -> None:
         """Run until `close`. A follower has no metrics of its own."""
@@ -418,7 +425,7 @@ def _ask_ray(spec: dict[str, Any], replica: int) -> str | None:
         return None
     endpoint: str | None = found
     if endpoint is not None:
-        _addresses(spec).note(replica, endpoint)
+        _addresses(spec).note(replica, endpoint, is_own=True)
     return endpoint
 
 

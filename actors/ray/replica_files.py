@@ -62,8 +62,8 @@ def read_leadership(root: Path) -> int:
 class PeerAddresses:
     """Where the other replicas of a shard listen. Elections and log streams so need no Ray.
 
-    On one machine their endpoint files say it. Over nodes, each replica tells its address to the others in messages of
-    elections, and it is kept in the file `raymq/peers`. Callers: any thread.
+    On one machine their endpoint files say it. Over nodes, each replica names its address, and those that it knows, in
+    its messages of elections. They are kept in the file `raymq/peers`. Callers: any thread.
     """
 
     def __init__(self, root: Path, directories: dict[int, Path], *, over_nodes: bool) -> None:
@@ -79,12 +79,23 @@ class PeerAddresses:
         endpoint = (read_json(self._root, "peers") or {}).get(str(replica))
         return None if endpoint is None else str(endpoint)
 
-    def note(self, replica: int, endpoint: str) -> None:
-        """Remember where a replica listens. Over one machine its own file says it."""
-        if self._over_nodes and replica in self._directories and self.find(replica) != endpoint:
-            known = read_json(self._root, "peers") or {}
+    def note(self, replica: int, endpoint: str, *, is_own: bool) -> None:
+        """Remember where a replica listens. On one machine its own file says it.
+
+        Args: `is_own`: that replica said it itself. The word of another one may be out of date.
+        """
+        if not self._over_nodes or replica not in self._directories:
+            return
+        known = self.find(replica)
+        if known is None or (is_own and known != endpoint):
+            peers = read_json(self._root, "peers") or {}
             with contextlib.suppress(OSError, RayMQError):
-                write_json(self._root, "peers", {**known, str(replica): endpoint})
+                write_json(self._root, "peers", {**peers, str(replica): endpoint})
+
+    def known(self) -> dict[str, str]:
+        """replica -> endpoint, of those that are known."""
+        found = {replica: self.find(replica) for replica in self._directories}
+        return {str(replica): endpoint for replica, endpoint in found.items() if endpoint}
 
 
 def write_endpoint(root: Path, host: str, port: int, *, tls: bool) -> None:

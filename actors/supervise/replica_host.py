@@ -158,8 +158,8 @@ class ReplicaHost:
         self._role_changed = threading.Condition()
         #: replica -> when it acknowledged last, as the elections know
         self._followers_heard: dict[int, int] = {}
-        #: called with a replica of this shard and its endpoint
-        self.note_endpoint: Callable[[int, str], None] = lambda replica, endpoint: None
+        #: called with a replica of this shard, its endpoint, and whether that replica itself said it
+        self.note_endpoint: Callable[[int, str, bool], None] = lambda *_: None
         #: shard -> replica -> endpoint, as far as this replica knows
         self.replicas: Callable[[], dict[str, dict[str, str]]] = dict
         self._peers: ElectionPeers | None = None
@@ -589,12 +589,13 @@ class ReplicaHost:
     def _op_replicas(self) -> dict[str, Any]:
         return self.replicas()
 
-    def _op_elect(
-        self, frame: str, replica: int = -1, endpoint: str | None = None
-    ) -> dict[str, Any]:
-        """Take a message of another replica's elections. Args: `replica`, `endpoint`: where its sender listens."""
-        if endpoint is not None:
-            self.note_endpoint(replica, endpoint)
+    def _op_elect(self, frame: str, replica: int, endpoints: dict[str, str]) -> dict[str, Any]:
+        """Take a message of another replica's elections.
+
+        Args: `replica`: the sender. `endpoints`: replica -> where it listens, as the sender knows.
+        """
+        for each, endpoint in endpoints.items():
+            self.note_endpoint(int(each), endpoint, int(each) == replica)
         return {"frames": [each.hex() for each in self.elect(bytes.fromhex(frame))]}
 
     def replicate(self, frames: Frames, send: SendFrame) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -359,14 +360,14 @@ class ReplicaStream(_FlightStream):
 class ElectionCalls:
     """Calls of one other replica for elections: the PeerCalls of ElectionPeers."""
 
-    def __init__(self, connection: ShardConnection, sender: dict[str, Any]) -> None:
-        """Args: `sender`: which replica calls, and where it listens."""
+    def __init__(self, connection: ShardConnection, sender: Callable[[], dict[str, Any]]) -> None:
+        """Args: `sender`: which replica calls, and which addresses it knows, now."""
         self._connection = connection
         self._sender = sender
 
     def elect(self, frame: bytes, timeout_s: float) -> list[bytes]:
         """Deliver a message. Returns: the messages that answer it. Raises: RayMQError."""
-        arguments = {"frame": frame.hex(), **self._sender}
+        arguments = {"frame": frame.hex(), **self._sender()}
         answer = self._connection.call("elect", arguments, timeout=timeout_s)
         return [bytes.fromhex(each) for each in answer["frames"]]
 
@@ -392,7 +393,7 @@ class ReplicaTransport:
             connection.close()
             raise
 
-    def election_calls(self, endpoint: str, sender: dict[str, Any]) -> ElectionCalls:
+    def election_calls(self, endpoint: str, sender: Callable[[], dict[str, Any]]) -> ElectionCalls:
         """Calls of the replica at host:port. Args: `sender`: as for ElectionCalls."""
         return ElectionCalls(self._connection(endpoint), sender)
 

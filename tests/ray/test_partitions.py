@@ -84,9 +84,12 @@ def wait_leader(but=None):
         until(lambda: bool(found), lambda: (pause.wait(0.05), found.extend(
             each for each in [leader()] if each is not None and each != but)))
     except TimeoutError:
-        facts = {r: (s["mode"], s["epoch"], s["leader"], s["error"]) for r, s in statuses().items()}
-        raise SystemExit(f"no leader but {but} in round {len(epochs)}: {facts}")
+        raise SystemExit(f"no leader but {but} in round {len(epochs)}: {facts()}")
     return found[0]
+
+def facts():
+    shown = ("mode", "epoch", "leader", "is_complete", "appended", "synced", "confirmed", "error")
+    return {r: {name: s[name] for name in shown} for r, s in statuses().items()}
 
 def ip(*words):
     subprocess.run(["ip", *words], check=True)
@@ -96,7 +99,10 @@ with cluster.producer(acks="quorum", delivery_timeout_ms=60_000) as producer:
     def send(count):
         global sent
         for _ in range(count):
-            offsets.append(producer.send("t", b"%d" % sent, queue_id=0).result(90).offset)
+            try:
+                offsets.append(producer.send("t", b"%d" % sent, queue_id=0).result(90).offset)
+            except RayMQError as error:
+                raise SystemExit(f"{error} in round {len(epochs)} of {node_of}: {facts()}")
             sent += 1
 
     send(10)
