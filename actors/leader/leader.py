@@ -387,6 +387,14 @@ class Leader(ReplicaRole):
         """Why followers get no log bytes; None: each of them does."""
         return self._replication_failure.read() if self._host.has_followers else None
 
+    def _incomplete_followers(self) -> int:
+        """Followers that are not complete (rule R13 of docs/design.md), or were not heard in this epoch."""
+        host = self._host
+        epoch = 0 if host.led is None else host.led.epoch
+        followers = [each for each in host.members if each != host.elections.me.id]
+        known = [host.supervisor.control.followers[each].read() for each in followers]
+        return sum(not (each.epoch == epoch and each.is_complete) for each in known)
+
     def status(self) -> dict[str, Any]:
         """Counters, metrics and services, for status displays and benchmarks."""
         host, store, log = self._host, self.store, self._host.log
@@ -440,6 +448,10 @@ class Leader(ReplicaRole):
             "raymq_replication_lag_bytes": lag if host.has_followers else None,
             "raymq_under_replicated": (
                 int(self._stalled_followers() is not None) if host.has_followers else None
+            ),
+            "raymq_epoch": 0 if host.led is None else host.led.epoch,
+            "raymq_incomplete_followers": (
+                self._incomplete_followers() if host.has_followers else None
             ),
             "raymq_consumer_lag_messages": leader_metrics.consumer_lags(store),
             "raymq_topic_messages": leader_metrics.topic_messages(store),

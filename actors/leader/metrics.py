@@ -91,6 +91,12 @@ METRICS = (
         "gauge",
         "1 while a follower gets no log bytes, 0 while each does; shards with followers only.",
     ),
+    Metric("raymq_epoch", "gauge", "The epoch that this replica leads; each leader has its own."),
+    Metric(
+        "raymq_incomplete_followers",
+        "gauge",
+        "Followers that lack confirmed messages or were not heard yet; shards with followers only.",
+    ),
     Metric(
         "raymq_consumer_lag_messages",
         "gauge",
@@ -119,14 +125,21 @@ class Collector:
         self._tags = {"cluster": cluster, "shard": str(shard)}
         #: counter -> the total reported to Ray so far
         self._reported: dict[str, float] = {}
+        #: (gauge, its tags) of the values that were reported last
+        self._gauges: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
         self._instruments: dict[str, Instrument] = {}
         for metric in METRICS:
             for name, tags in metric.series():
                 self._instruments[name] = make(metric.kind == "counter", name, metric.help, tags)
 
     def collect(self) -> None:
-        """Read all values once and report them."""
+        """Read all values once and report them.
+
+        Ray repeats the last value of a gauge for ever. Those of a replica that does not lead any more become 0, so that
+        the maximum over all replicas is the leader's.
+        """
         values = self._read()
+        before, self._gauges = self._gauges, set()
         for metric in METRICS:
             value = values.get(metric.name)
             if value is None:
@@ -137,11 +150,19 @@ class Collector:
             elif isinstance(value, dict):
                 for names, number in value.items():
                     tags = dict(zip(metric.tags, names, strict=True))
-                    self._instruments[metric.name](number, {**self._tags, **tags})
+                    self._set_gauge(metric.name, number, {**self._tags, **tags})
             elif metric.kind == "counter":
                 self._report_total(metric.name, value)
             else:
-                self._instruments[metric.name](value, self._tags)
+                self._set_gauge(metric.name, value, self._tags)
+
+        if not values:
+            for name, items in before:
+                self._instruments[name](0, dict(items))
+
+    def _set_gauge(self, name: str, value: float, tags: Tags) -> None:
+        self._gauges.add((name, tuple(tags.items())))
+        self._instruments[name](value, tags)
 
     def run(self, stopped: threading.Event) -> None:
         """Collect every COLLECT_S until `stopped`. Repeated failures are logged once."""

@@ -93,7 +93,9 @@ class PeerAddresses:
                 write_json(self._root, "peers", {**peers, str(replica): endpoint})
 
     def known(self) -> dict[str, str]:
-        """replica -> endpoint, of those that are known."""
+        """replica -> endpoint, of those that are known. Nothing on one machine, where each replica reads the files."""
+        if not self._over_nodes:
+            return {}
         found = {replica: self.find(replica) for replica in self._directories}
         return {str(replica): endpoint for replica, endpoint in found.items() if endpoint}
 
