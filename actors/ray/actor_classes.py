@@ -453,11 +453,11 @@ def _exit_soon(root: Path, reason: str) -> None:
 
 
 def _run_or_exit(make: Callable[[], Any], made: Callable[[Any], None]) -> None:
-    """Run a service. If it cannot be made, or its loop dies, the process exits and Ray starts a new one."""
+    """Run services. If one cannot be made, or its loop dies, the process exits and Ray starts a new one."""
+    from raymq.actors.satellites.service import serve_grants
+
     try:
-        service = make()
-        made(service)
-        service.run(linger_ms=LINGER_MS)
+        serve_grants(make, made, linger_ms=LINGER_MS)
     except BaseException:
         logger.exception("the service loop died")
         os._exit(EXIT_LOOP_DIED)

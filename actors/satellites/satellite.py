@@ -1,8 +1,9 @@
 """The common part of every satellite process: attach, wait for the grant, heartbeat, publish, exit.
 
 A satellite takes its role's lock, registers in its record, and works only under a grant of CommitLog (see
-supervise/supervisor.py). One `Satellite` serves one grant. When the grant is revoked or CommitLog begins again, its
-process exits, and Ray starts a new one. So every file descriptor, buffer and count belongs to one log and one grant.
+supervise/supervisor.py). One `Satellite` serves one grant. When the grant is revoked or CommitLog begins again, it
+ends, and another one takes its place: in the same process, or in one that Ray starts. So every file descriptor, buffer
+and count belongs to one log and one grant.
 """
 
 from __future__ import annotations

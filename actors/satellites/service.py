@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 
 from raymq.store.base.clock import Clock
@@ -41,6 +42,21 @@ EXIT_CODES = {
 }
 
 
+def serve_grants(
+    make: Callable[[], Service], made: Callable[[Service], None], *, linger_ms: int
+) -> None:
+    """Serve grant after grant in this process, with a new service for each. Returns: only after `stop`.
+
+    A role so gets its next service without Ray. Everything that a service had open is closed before the next one asks
+    for a grant. The process ends as that of `Service.run`, unless a grant was revoked.
+    """
+    while True:
+        service = make()
+        made(service)
+        if not service.run(linger_ms=linger_ms, ends_when_fenced=False):
+            return
+
+
 class Service(ABC):
     """One role for one grant. Callers: `run` or `serve` by one thread; `stop` by any."""
 
@@ -54,10 +70,12 @@ class Service(ABC):
         self._undo = contextlib.ExitStack()
         self._satellite = Satellite(replica_dir, role, clock=self._clock, files=self._files)
 
-    def run(self, *, linger_ms: int = 0) -> None:
-        """Serve, then end the process and everything in it. Returns: only after `stop`.
+    def run(self, *, linger_ms: int = 0, ends_when_fenced: bool = True) -> bool:
+        """Serve, then end the process and everything in it.
 
-        Args: `linger_ms`: how long the process of a CommitLog that closed in order stays.
+        Args: `linger_ms`: how long the process of a CommitLog that closed in order stays. `ends_when_fenced`: end the
+        process when its grant was revoked, too.
+        Returns: only after `stop`, False; and True when the grant was revoked, unless that ends the process.
         """
         code = EXIT_BUG
         try:
@@ -68,8 +86,11 @@ class Service(ABC):
             sys.stderr.flush()
         if code == EXIT_STOPPED_BY_COMMIT_LOG:
             self._clock.sleep_ms(linger_ms)
+        if code == EXIT_FENCED and not ends_when_fenced:
+            return True
         if code != EXIT_STOPPED:
             os._exit(code)
+        return False
 
     def serve(self) -> int:
         """Wait for the grant and work under it. Returns: an EXIT_* code, when the grant is over."""

@@ -12,6 +12,10 @@ from raymq.store.base.files import Files
 FLUSH_ROLES = tuple(FLUSHERS.values())
 
 
+#: between two looks whether a process has left its role
+WAIT_STEP_MS = 5
+
+
 class Candidate(NamedTuple):
     """A live process that asks for a role."""
 
@@ -82,23 +86,46 @@ class Lease:
             self.revoke("ended")
             self.close()
 
-    def revoke(self, reason: str) -> None:
-        """Revoke the grant, then kill the process. The lease is vacant when the process has ended."""
+    def fence(self, reason: str) -> None:
+        """Revoke the grant. The process notices that, and leaves the role."""
         if not self.fencing_token:
             return
         self.record.revoke_grant()
         self.fencing_token = 0
         self._last_stop_reason = reason
+
+    def revoke(self, reason: str) -> None:
+        """Revoke the grant, then kill the process. The lease is vacant when the process has ended."""
+        if self.fencing_token:
+            self.fence(reason)
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill the process of a grant that is revoked."""
         if self._handle is not None:
             self._handle.kill()
 
     def wait_vacant(self, timeout_ms: int) -> bool:
-        """Wait for the end of a revoked process. Returns: False at the timeout."""
-        if self._handle is not None:
-            if not self._handle.wait_exit(timeout_ms):
-                return False
-            self.close()
-        return True
+        """Wait until a process whose grant was revoked has ended, or asks for a new one. Returns: False at the timeout.
+
+        A process works for one grant at a time. It registers again only after its work for the old one has ended.
+        """
+        for _ in range(0, max(1, timeout_ms), WAIT_STEP_MS):
+            if self._handle is None:
+                return True
+            if self._asks_again() or self._handle.wait_exit(min(WAIT_STEP_MS, timeout_ms)):
+                self.close()
+        return self._handle is None
+
+    def _asks_again(self) -> bool:
+        """Whether the process of the last grant has registered for another one."""
+        registration = self.record.registration()
+        return (
+            self._handle is not None
+            and registration is not None
+            and registration.process == self._handle.identity
+            and registration.incarnation != self.record.last_granted
+        )
 
     def describe(self, now_ms: int) -> dict[str, Any]:
         """For status displays."""

@@ -42,6 +42,10 @@ STALE_MS = 2_000
 KILL_TIMEOUT_MS = 10_000
 
 
+#: how long a satellite has to leave its role when its grant is revoked: a sync may be under way
+LEAVE_TIMEOUT_MS = 1_000
+
+
 class FenceReport(NamedTuple):
     """The state that the satellites of the previous CommitLog left."""
 
@@ -241,7 +245,10 @@ class Supervisor:
             self._grant_candidate(lease)
 
     def revoke(self, role: str, timeout_ms: int = KILL_TIMEOUT_MS) -> None:
-        """Revoke the role's lease, kill its process, wait for its end. The role is not granted until `begin`.
+        """Revoke the role's lease, and wait until its process has left it. The role is not granted until `begin`.
+
+        A process that does not leave within LEAVE_TIMEOUT_MS is killed. So Ray, which would start the next one, is
+        needed only then.
 
         For a truncation: revoke every role, cut, zero, sync, begin.
         Raises: Unavailable if the process does not end in time. The grant is revoked in any case.
@@ -249,7 +256,11 @@ class Supervisor:
         with self._lock:
             lease = self._leases[role]
             lease.suspended = True
-            lease.revoke("revoked")
+            lease.fence("revoked")
+            self.appends.wake(role)
+            if lease.wait_vacant(min(LEAVE_TIMEOUT_MS, timeout_ms)):
+                return
+            lease.kill()
             if not lease.wait_vacant(timeout_ms):
                 raise Unavailable(
                     f"{role} did not end within {timeout_ms} ms of its kill; is the disk hanging?",

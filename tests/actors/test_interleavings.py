@@ -53,8 +53,9 @@ class Table:
 class Handle:
     """Stands for ProcessHandle: a kill takes effect at once."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, identity: ProcessIdentity) -> None:
         self._table = table
+        self.identity = identity
 
     def exited(self) -> bool:
         return self._table.exited
@@ -176,7 +177,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     class Handles:
         @staticmethod
         def open(identity: ProcessIdentity, *, files: Files) -> Handle | None:
-            return None if table.exited else Handle(table)
+            return None if table.exited else Handle(table, identity)
 
     monkeypatch.setattr(lease, "ProcessHandle", Handles)
     monkeypatch.setattr(supervisor, "ProcessHandle", Handles)

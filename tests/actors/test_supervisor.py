@@ -37,6 +37,16 @@ config = StoreConfig(segment_size_bytes=int(sys.argv[3]), flush_interval_ms=20)
 FlushService(sys.argv[1], sys.argv[2], config).run()
 """
 
+SERVING = """
+import sys
+from raymq.actors.satellites.flush_service import FlushService
+from raymq.actors.satellites.service import serve_grants
+from raymq.store.config.store_config import StoreConfig
+
+config = StoreConfig(segment_size_bytes=int(sys.argv[3]))
+serve_grants(lambda: FlushService(sys.argv[1], sys.argv[2], config), lambda service: None, linger_ms=0)
+"""
+
 
 class AheadClock(Clock):
     """The real clock, plus an offset that the test sets."""
@@ -78,9 +88,9 @@ class Replica:
         self.witness_syncs += 1
         return self.appended
 
-    def spawn(self, **environment: str) -> subprocess.Popen[bytes]:
+    def spawn(self, program: str = SERVICE, **environment: str) -> subprocess.Popen[bytes]:
         child = subprocess.Popen(
-            [sys.executable, "-c", SERVICE, str(self.root), self.role, str(SEGMENT)],
+            [sys.executable, "-c", program, str(self.root), self.role, str(SEGMENT)],
             cwd=ROOT,
             env={**os.environ, **environment},
             stderr=subprocess.DEVNULL,
@@ -169,8 +179,28 @@ def test_a_flusher_whose_sync_covers_the_append_is_not_woken(
     replica.supervisor.appends.wake_for_append()
     assert woken == []
     replica.supervisor.revoke("group_commit", 5_000)
-    replica.supervisor.appends.wake_for_append()
+    # It was woken to leave its role.
     assert woken == ["group_commit"]
+    replica.supervisor.appends.wake_for_append()
+    assert woken == ["group_commit", "group_commit"]
+
+
+def test_a_process_whose_grant_was_revoked_gets_the_next_one_without_a_restart(
+    make_replica: MakeReplica,
+):
+    replica = make_replica()
+    child = replica.spawn(program=SERVING)
+    replica.await_grant_of(child)
+    replica.put(1000)
+    replica.await_synced()
+    replica.supervisor.revoke("group_commit", 5_000)
+    assert child.poll() is None
+    end = replica.appended
+    replica.supervisor.begin(appended=end, synced=end, confirmed=end)
+    replica.await_grant_of(child)
+    replica.put(1000)
+    replica.await_synced()
+    assert child.poll() is None
 
 
 def test_a_flusher_that_an_announcement_woke_is_not_woken_again(
