@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from .chaos import Chaos
+from .chaos import run_seeds
 
 
 def main() -> None:
@@ -19,21 +19,10 @@ def main() -> None:
     options = parser.parse_args()
 
     began = time.perf_counter()
-    elections = confirmations = 0
-    for seed in range(options.seed, options.seed + options.runs):
-        chaos = Chaos(seed, members=options.members)
-        try:
-            chaos.run(options.steps)
-        except Exception:
-            print(
-                f"seed {seed} fails: --seed {seed} --steps {options.steps} --members {options.members}"
-            )
-            raise
-        elections += chaos.world.elections
-        confirmations += chaos.world.confirmations
-    steps = options.runs * options.steps
-    rate = steps / (time.perf_counter() - began)
-    print(f"{steps} steps, {rate:.0f}/s, {elections} elections, {confirmations} confirmations")
+    seeds = range(options.seed, options.seed + options.runs)
+    figures = run_seeds(seeds, members=options.members, steps=options.steps)
+    rate = figures["steps"] / (time.perf_counter() - began)
+    print(f"{rate:.0f} steps/s", dict(figures))
 
 
 if __name__ == "__main__":

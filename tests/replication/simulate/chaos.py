@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from raymq.replication.election import ElectionMachine, HandOver
 from raymq.replication.log_receiver import LogReceiver
-from raymq.replication.quorum import majority
+from raymq.replication.quorum import majority, published_end
 
 from .world import Broken, Node, World
 
-#: more virtual time than ten elections take
-HEAL_MS = 30_000
+#: more virtual time than ten elections take, and a leader without log streams twice between them
+HEAL_MS = 60_000
+
+
+def run_seeds(seeds: range, *, members: int, steps: int) -> Counter[str]:
+    """Run each seed. Returns: how often everything happened. Raises: Broken, with the command that repeats the run."""
+    figures: Counter[str] = Counter()
+    for seed in seeds:
+        chaos = Chaos(seed, members=members)
+        try:
+            chaos.run(steps)
+        except Exception as error:
+            options = f"--seed {seed} --steps {steps} --members {members}"
+            raise Broken(f"python -m tests.replication.simulate {options}: {error!r}") from error
+        world = chaos.world
+        figures.update(chaos.faults)
+        figures.update(runs=1, steps=steps)
+        figures.update(elections=world.elections, confirmations=world.confirmations)
+    return figures
 
 
 class Chaos:
@@ -25,6 +43,7 @@ class Chaos:
         members: int = 3,
         machine: type[ElectionMachine] = ElectionMachine,
         receiver: type[LogReceiver] = LogReceiver,
+        published: Callable[[int, int, Sequence[int]], int] = published_end,
     ) -> None:
         self.rng = rng = random.Random(seed)
         self.members = members
@@ -32,9 +51,13 @@ class Chaos:
             members,
             rng,
             flush=rng.choice(["sync", "sync", "async"]),
+            is_fresh=rng.random() < 0.2,
             machine=machine,
             receiver=receiver,
+            published=published,
         )
+        #: how often each fault happened
+        self.faults: Counter[str] = Counter()
         rate = rng.choice([0.0, 0.3, 1.0, 3.0])
         self.actions: list[Callable[[], None]] = []
         self.weights: list[float] = []
@@ -50,12 +73,16 @@ class Chaos:
             (self.lose_power, rate * rng.random() * 0.3),
             (self.lose_all_power, rate * rng.random() * 0.05),
             (self.lose_disk, rate * rng.random() * 0.2),
+            (self.wipe, rate * rng.random() * 0.2),
+            (self.fail_sync, rate * rng.random() * 0.1),
             (self.rot, rate * rng.random() * 0.2),
             (self.cut_link, rate * rng.random() * 0.5),
             (self.heal_link, 0.5),
             (self.pause, rate * rng.random() * 0.3),
             (self.resume, 0.5),
             (self.hand_over, rate * rng.random() * 0.2),
+            (self.stop_streams, rate * rng.random() * 1.0),
+            (self.start_streams, 0.5),
         ):
             self.actions.append(action)
             self.weights.append(weight)
@@ -73,10 +100,12 @@ class Chaos:
 
     def deliver(self) -> None:
         network = self.world.network
-        if network:
-            # Mostly in order; messages of elections need none, and connections drop what is out of order.
-            at = self.rng.randrange(len(network)) if self.rng.random() < 0.1 else 0
-            self.world.deliver(network.pop(at))
+        # More replicas send more packets in the same time.
+        for _ in range(self.members // 2):
+            if network:
+                # Mostly in order; messages of elections need none, and connections drop what is out of order.
+                at = self.rng.randrange(len(network)) if self.rng.random() < 0.1 else 0
+                self.world.deliver(network.pop(at))
 
     def put(self) -> None:
         self.world.put(self.any_node())
@@ -88,25 +117,29 @@ class Chaos:
         self.world.tick(self.rng.choice([1, 10, 50, 200, 1_000]))
 
     def hand_over(self) -> None:
-        node = self.any_node()
-        if node.is_up and not node.is_paused and node.replica is not None:
-            self.world.step(node, HandOver(self.rng.randrange(self.members)))
+        for node in self.world.nodes:
+            if not node.is_paused and node.replica is not None and node.replica.leads:
+                self.faults["hand-overs"] += 1
+                self.world.step(node, HandOver(self.rng.randrange(self.members)))
 
     # --- faults -----------------------------------------------------------------------------------
 
     def lose_packet(self) -> None:
         network = self.world.network
         if network:
+            self.faults["packets lost"] += 1
             network.pop(self.rng.randrange(len(network)))
 
     def double_packet(self) -> None:
         network = self.world.network
         if network:
+            self.faults["packets doubled"] += 1
             network.append(self.rng.choice(network))
 
     def kill(self) -> None:
         node = self.any_node()
         if node.is_up:
+            self.faults["kills"] += 1
             self.world.stop(node)
 
     def start(self) -> None:
@@ -124,24 +157,47 @@ class Chaos:
     def lose_power(self) -> None:
         node = self.any_node()
         if self.world.flush == "sync" or self.may_lose(node):
+            self.faults["power losses"] += 1
             self.world.lose_power(node)
 
     def lose_all_power(self) -> None:
         if self.world.flush == "sync":
+            self.faults["power losses of all"] += 1
             for node in self.world.nodes:
                 self.world.lose_power(node)
 
     def lose_disk(self) -> None:
         node = self.any_node()
         if self.may_lose(node):
+            self.faults["lost disks"] += 1
             self.world.lose_disk(node)
+
+    def wipe(self) -> None:
+        """A disk is lost, and the replica starts at once: it gets answers and heartbeats that were under way."""
+        node = self.any_node()
+        if self.may_lose(node):
+            self.faults["lost disks"] += 1
+            self.world.lose_disk(node)
+            self.world.start(node)
+
+    def fail_sync(self) -> None:
+        node = self.any_node()
+        if (
+            node.is_up
+            and not node.is_paused
+            and (self.world.flush == "sync" or self.may_lose(node))
+        ):
+            self.faults["failed syncs"] += 1
+            self.world.fail_sync(node)
 
     def rot(self) -> None:
         node = self.any_node()
         if self.may_lose(node):
+            self.faults["damaged logs"] += 1
             self.world.rot(node)
 
     def cut_link(self) -> None:
+        self.faults["partitions"] += 1
         source, target = self.rng.randrange(self.members), self.rng.randrange(self.members)
         links = [(source, target)]
         if self.rng.random() < 0.5:
@@ -156,10 +212,25 @@ class Chaos:
         self.world.cut_links.clear()
 
     def pause(self) -> None:
+        self.faults["pauses"] += 1
         self.any_node().is_paused = True
 
     def resume(self) -> None:
         self.any_node().is_paused = False
+
+    def stop_streams(self) -> None:
+        """Replication ends, and the other processes go on."""
+        node = self.any_node()
+        if node.streams:
+            self.faults["stopped Replications"] += 1
+            node.is_streaming = False
+            node.stop_streams()
+
+    def start_streams(self) -> None:
+        node = self.any_node()
+        if node.is_up and not node.is_paused and not node.is_streaming:
+            node.is_streaming = True
+            self.world.stream(node)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -171,6 +242,11 @@ class Chaos:
             node.is_paused = False
             if not node.is_up:
                 world.start(node)
+        silent = self.choose_silent()
+        for node in world.nodes:
+            if not node.is_streaming and node is not silent:
+                node.is_streaming = True
+                world.stream(node)
 
         until = world.now + HEAL_MS
         done = False
@@ -186,6 +262,16 @@ class Chaos:
             raise Broken(
                 f"not healed after {HEAL_MS} ms: {[self.describe(n) for n in world.nodes]}"
             )
+
+    def choose_silent(self) -> Node | None:
+        """A replica whose Replication does not start again, or None. Another one must lead."""
+        is_complete = all(node.ballot.is_complete for node in self.world.nodes)
+        if self.members < 3 or not is_complete or self.rng.random() > 0.1:
+            return None
+        node = self.any_node()
+        node.is_streaming = False
+        node.stop_streams()
+        return node
 
     def taken(self) -> list:
         taken, self.world.network[:] = list(self.world.network), []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from raymq.replication import election as r
 from raymq.replication import wire
-from raymq.replication.election import Ballot, ElectionMachine, LogFacts
+from raymq.replication.election import Ballot, ElectionMachine, ElectionState, LogFacts
 from raymq.replication.log_receiver import (
     Acknowledge,
     AdoptUnits,
@@ -32,6 +33,7 @@ from raymq.replication.log_sender import (
     SenderLimits,
 )
 from raymq.replication.log_sender import Send as SendFrame
+from raymq.replication.quorum import published_end
 from raymq.replication.wire import FrameHeader, ReplicaMessage, ReplicaProcess
 from raymq.store.base.checksum import crc32c
 from raymq.store.log.chain import ChainUnit
@@ -49,6 +51,9 @@ class Broken(AssertionError):
 
 class ReplicaLog(MemoryLog):
     """A log whose epochs are in its bytes, so that they survive the loss of the chain."""
+
+    def durable(self) -> int:
+        return self.synced_end if self.flush == "sync" else len(self.data)
 
     @property
     def last_epoch(self) -> int:
@@ -110,11 +115,18 @@ class Node:
     is_paused: bool = False
     replica: ElectionMachine | None = None
     receiver: LogReceiver | None = None
-    #: follower -> the stream to it, while this replica leads
+    #: its Replication process runs; of a leader
+    is_streaming: bool = True
+    #: follower -> the stream to it, while this replica leads and streams
     streams: dict[int, LogSender] = field(default_factory=dict)
     #: follower -> number of the open connection
     connections: dict[int, int] = field(default_factory=dict)
     puts_stopped: bool = False
+    #: end of the EPOCH record of the epoch that it leads, and how far its Replication says that the log is confirmed
+    epoch_end: int = 0
+    published_end: int = 0
+    #: a sync failed: what was not synced then is not on the disk, whatever later syncs say
+    failed_end: int | None = None
 
     @property
     def process(self) -> ReplicaProcess:
@@ -128,6 +140,9 @@ class Node:
             log.last_epoch, len(log.data), log.durable(), matched, receiver.highest_epoch
         )
 
+    def stop_streams(self) -> None:
+        self.streams, self.connections = {}, {}
+
 
 class World:
     """All replicas of a shard, the network between them and what must hold of them."""
@@ -138,15 +153,19 @@ class World:
         rng: random.Random,
         *,
         flush: str = "sync",
+        is_fresh: bool = False,
         candidates: tuple[int, ...] | None = None,
         machine: type[ElectionMachine] = ElectionMachine,
         receiver: type[LogReceiver] = LogReceiver,
+        published: Callable[[int, int, Sequence[int]], int] = published_end,
     ) -> None:
+        """Args: `is_fresh`: the directories of all replicas are new, and a new one is never complete."""
         self.rng = rng
         self.flush = flush
         self.now = 0
         self.machine = machine
         self.receiver = receiver
+        self.published = published
         self.candidates = candidates
         self.limits = SenderLimits(frame_bytes=FRAME_BYTES, window_bytes=600, window_frames=3)
         self.network: list[Packet] = []
@@ -159,7 +178,8 @@ class World:
         self.leaders: dict[int, ReplicaProcess] = {}
         self.elections = self.confirmations = 0
 
-        self.nodes = [Node(number, ReplicaLog(flush=flush)) for number in range(members)]
+        ballot = Ballot(is_complete=not is_fresh)
+        self.nodes = [Node(number, ReplicaLog(flush=flush), ballot) for number in range(members)]
         for node in self.nodes:
             self.start(node)
 
@@ -171,19 +191,19 @@ class World:
 
     def start(self, node: Node) -> None:
         node.incarnation = self.next_number()
-        node.is_up, node.is_paused, node.puts_stopped = True, False, False
+        node.is_up, node.is_paused, node.is_streaming, node.puts_stopped = True, False, True, False
         members = range(len(self.nodes)) if len(self.nodes) > 1 else [0]
         node.replica = self.machine(
             node.process, tuple(members), node.ballot, candidates=self.candidates
         )
         node.receiver = self.receiver(cluster=CLUSTER, shard=0, me=node.process, leader_id=None)
-        node.streams, node.connections = {}, {}
+        node.stop_streams()
 
     def stop(self, node: Node) -> None:
         """Kill all processes. The page cache keeps what was written."""
         node.is_up = False
         node.replica = node.receiver = None
-        node.streams, node.connections = {}, {}
+        node.stop_streams()
         for other in self.nodes:
             if node.id in other.connections:
                 self.disconnect(other, node.id)
@@ -192,8 +212,8 @@ class World:
         """The machine stops: any part of what was not synced is gone, with the confirmed end that was not synced."""
         self.stop(node)
         log = node.log
-        if self.flush == "async":
-            log.synced_end = min(log.synced_end, len(log.data))
+        if node.failed_end is not None:
+            log.synced_end, node.failed_end = min(log.synced_end, node.failed_end), None
         log.lose_power(self.rng.randint(log.synced_end, len(log.data)))
         log.confirmed_end = min(log.confirmed_end, log.synced_end)
         log.synced_end = len(log.data)
@@ -204,8 +224,17 @@ class World:
     def lose_disk(self, node: Node) -> None:
         """Everything is gone, the ballot too. A fresh directory is never complete."""
         self.stop(node)
-        node.log = ReplicaLog(flush=self.flush)
+        node.log, node.failed_end = ReplicaLog(flush=self.flush), None
         node.ballot = Ballot(is_complete=False)
+
+    def fail_sync(self, node: Node) -> None:
+        """A sync fails. A leader steps down, and the store is opened again only after its machine has stopped."""
+        if node.failed_end is None:
+            node.failed_end = node.log.synced_end
+        self.step(node, r.OwnSyncFailed())
+        assert node.replica is not None
+        if node.replica.state is not ElectionState.LEADER:
+            self.lose_power(node)
 
     def rot(self, node: Node) -> None:
         """Recovery finds a damaged record below the synced end: the log ends there, and that is known."""
@@ -240,7 +269,8 @@ class World:
             elif isinstance(effect, r.BeginEpoch):
                 self.begin_epoch(node, effect.epoch)
             elif isinstance(effect, r.StepDown):
-                node.streams, node.connections, node.puts_stopped = {}, {}, False
+                node.stop_streams()
+                node.puts_stopped = False
             elif isinstance(effect, r.Confirm):
                 self.confirm(node, effect.end)
             elif isinstance(effect, r.StopPuts):
@@ -259,26 +289,51 @@ class World:
         assert node.receiver is not None
         node.receiver.leave()
         node.log.complete_chain()
-        end = node.log.put(EPOCH_RECORD % epoch, epoch)
+        node.epoch_end = node.log.put(EPOCH_RECORD % epoch, epoch)
+        node.published_end = 0
+        self.stream(node)
+        self.step(node, r.EpochBegun(epoch, node.epoch_end))
+        self.progress(node)
+
+    def stream(self, node: Node) -> None:
+        """Start the streams of a leader: its Replication is a process of its own, which names the same replica."""
+        node.stop_streams()
+        if node.replica is None or node.replica.state is not ElectionState.LEADER:
+            return
+        me = ReplicaProcess(node.id, self.next_number())
         for other in self.nodes:
-            if other is not node:
+            if other is not node and node.is_streaming:
                 node.streams[other.id] = LogSender(
                     cluster=CLUSTER,
                     shard=0,
-                    me=node.process,
+                    me=me,
                     follower_id=other.id,
                     chain=node.log,
                     segment_size_bytes=SEGMENT_BYTES,
-                    epoch=epoch,
+                    epoch=node.replica.epoch,
                     confirmed=node.log.confirmed_end,
                     limits=self.limits,
                 )
-        self.step(node, r.EpochBegun(epoch, end))
-        self.progress(node)
+
+    def publish(self, node: Node) -> None:
+        """Confirm what Replication sees of its streams and of the leader's flusher, as a live leader does (R11)."""
+        replica = node.replica
+        if replica is None or not replica.leads or not node.is_streaming:
+            return
+        ends = [each.replicated_end if each.is_complete else 0 for each in node.streams.values()]
+        end = self.published(node.epoch_end, node.log.durable(), ends)
+        if end <= node.published_end:
+            return
+        node.published_end = end
+        if end > replica.confirmed:
+            # The machine hears of a sync with its next event, for example this one for a second time.
+            self.step(node, r.EpochBegun(replica.epoch, node.epoch_end))
+        if end > replica.confirmed:
+            raise Broken(f"replica {node.id} publishes {end}, and confirmed {replica.confirmed}")
+        self.confirm(node, end)
 
     def confirm(self, node: Node, end: int) -> None:
         """The leader's log is confirmed up to an end: it extends what was confirmed, and changes none of it."""
-        self.confirmations += 1
         log = node.log
         log.advance_confirmed(end)
         data = bytes(log.data[:end])
@@ -287,6 +342,7 @@ class World:
             raise Broken(f"replica {node.id} confirms other bytes than were confirmed before")
         if len(data) > len(self.confirmed):
             self.confirmed = data
+            self.confirmations += 1
 
     def check_confirmed(self, node: Node) -> None:
         """Readers of any replica see only confirmed bytes."""
@@ -303,8 +359,11 @@ class World:
 
     def sync(self, node: Node) -> None:
         if node.is_up and not node.is_paused:
+            durable = node.log.durable()
             node.log.sync()
-            self.acknowledge(node)
+            if node.log.durable() > durable:
+                self.acknowledge(node)
+                self.publish(node)
             self.progress(node)
 
     def tick(self, ms: int) -> None:
@@ -315,7 +374,6 @@ class World:
 
     def tick_node(self, node: Node) -> None:
         self.step(node, r.ElectionTick(self.rng.random()))
-        self.acknowledge(node)
         for follower in list(node.streams):
             self.step_stream(node, follower, ClockTick())
 
@@ -384,6 +442,7 @@ class World:
                 follower, header.epoch, stream.replicated_end, message.is_complete
             )
             self.step(leader, heard)
+            self.publish(leader)
             self.progress(leader)
 
     def take_frame(
@@ -442,7 +501,6 @@ class World:
             return
         leader = self.nodes[header.addressee.id]
         connection = leader.connections.get(node.id)
-        self.step(node, r.ElectionTick(self.rng.random()))
         if connection is not None:
             ack = receiver.acknowledge(node.log, is_complete=replica.ballot.is_complete)
             self.network.append(Packet(node.id, leader.id, connection, (header, ack, None)))
