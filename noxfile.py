@@ -109,7 +109,8 @@ def simulate(session: nox.Session) -> None:
     """Replicas under random faults, 150 times as many runs as CI makes: three hundred million steps."""
     session.install("-e", ".[dev]")
     session.run(
-        *("python", "-m", "pytest", "tests/replication/test_simulation.py"),
+        # With -s it prints how often everything happened.
+        *("python", "-m", "pytest", "-s", "tests/replication/test_simulation.py"),
         *("--timeout", "36000", *session.posargs),
         env={"RAYMQ_SIMULATED_STEPS": os.environ.get("RAYMQ_SIMULATED_STEPS", "150")},
     )

@@ -1,111 +1,91 @@
-"""Schedules of several replicas that random runs find too rarely, step by step in the simulator's world."""
+"""Single schedules: the machine keeps its invariants, and a machine without the rule breaks one."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+import pytest
 
-from raymq.replication import election as r
 from raymq.replication import wire
-from raymq.replication.election import ElectionState
-from tests.replication.simulate.world import Node, Packet, World
+from raymq.replication.election import ElectionMachine, HandOver
+from tests.replication.simulate.schedules import (
+    SCHEDULES,
+    Script,
+    match_with_an_earlier_leader,
+    vote_of_a_lost_disk,
+    vote_of_an_earlier_epoch,
+)
+from tests.replication.simulate.world import Broken
 
 
-class Schedule:
-    """A world whose packets move only among the replicas that a test lets run."""
+@pytest.mark.parametrize("machine", SCHEDULES)
+def test_a_machine_without_the_rule_breaks_an_invariant(machine: type[ElectionMachine]):
+    with pytest.raises(Broken, match=r"lacks confirmed|has the leaders"):
+        SCHEDULES[machine](machine)
 
-    def __init__(self, members: int) -> None:
-        self.world = World(members, random.Random(7))
-        self.nodes = self.world.nodes
 
-    def run(self, ms: int, *replicas: int) -> None:
-        """Time passes for these replicas. Packets of others are lost."""
-        nodes = [self.nodes[replica] for replica in replicas] or self.nodes
-        for _ in range(ms // 50):
-            self.world.now += 50
-            for node in nodes:
-                self.world.tick_node(node)
-            for _ in range(5):
-                self.exchange(nodes)
-                for node in nodes:
-                    self.world.sync(node)
+def heal(script: Script) -> None:
+    script.run(10_000)
+    assert script.leader().log.confirmed_end == len(script.leader().log.data)
+    assert len({bytes(node.log.data) for node in script.nodes}) == 1
+    assert all(node.ballot.is_complete for node in script.nodes)
 
-    def exchange(self, nodes: list[Node]) -> None:
-        """Deliver what is under way among these replicas, and lose the rest."""
-        ids = {node.id for node in nodes}
-        for packet in self.take(lambda _: True):
-            if {packet.source, packet.target} <= ids:
-                self.world.deliver(packet)
 
-    def take(self, wanted: Callable[[Packet], bool]) -> list[Packet]:
-        """Take packets out of the network."""
-        taken = [packet for packet in self.world.network if wanted(packet)]
-        self.world.network[:] = [packet for packet in self.world.network if not wanted(packet)]
-        return taken
-
-    def take_messages(self, kind: type[wire.Election], *, source: int, target: int) -> list[Packet]:
-        return self.take(
-            lambda packet: (
-                (packet.source, packet.target) == (source, target)
-                and isinstance(packet.event, r.Received)
-                and isinstance(packet.event.message, kind)
-            )
-        )
-
-    def deliver(self, packets: list[Packet]) -> None:
-        for packet in packets:
-            self.world.deliver(packet)
-
-    def state(self, replica: int) -> ElectionState:
-        machine = self.nodes[replica].replica
-        assert machine is not None
-        return machine.state
+def test_a_vote_counts_only_in_its_epoch():
+    heal(vote_of_an_earlier_epoch(ElectionMachine))
 
 
 def test_a_vote_given_before_the_disk_was_lost_makes_no_leader_without_confirmed_records():
-    schedule = Schedule(5)
-    world, nodes = schedule.world, schedule.nodes
-    schedule.run(5_000)
-    (leading,) = [node for node in nodes if node.replica and node.replica.leads]
-    lost, third, voter, candidate = [node for node in nodes if node is not leading]
-    ids = [node.id for node in (leading, lost, third, voter)]
-    assert leading.log.confirmed_end == len(leading.log.data)
+    heal(vote_of_a_lost_disk(ElectionMachine))
 
-    # The candidate hears no leader for a while, and its election is the first that is due. It gets one vote, whose
-    # answer takes long, and so does its next request.
-    world.now += 1_500
-    assert candidate.replica is not None
-    candidate.replica._election_ms = world.now
-    world.step(candidate, r.ElectionTick(0.0))
-    schedule.take(lambda packet: packet.target not in (candidate.id, lost.id, voter.id))
-    for node in (lost, voter):
-        schedule.deliver(schedule.take_messages(wire.PreVote, source=candidate.id, target=node.id))
-        schedule.deliver(
-            schedule.take_messages(wire.PreVoteReply, source=node.id, target=candidate.id)
-        )
-    assert schedule.state(candidate.id) is ElectionState.CANDIDATE
-    schedule.deliver(schedule.take_messages(wire.RequestVote, source=candidate.id, target=lost.id))
-    given = schedule.take_messages(wire.VoteReply, source=lost.id, target=candidate.id)
-    request = schedule.take_messages(wire.RequestVote, source=candidate.id, target=voter.id)
-    assert given
-    assert request
 
-    # The disk of the replica that voted is lost, and that replica finds the leader of the epoch before.
-    world.lose_disk(lost)
-    world.start(lost)
-    schedule.run(500, *ids)
-    # It cannot be complete while its forgotten vote may count.
-    assert leading.replica is not None
-    assert leading.replica.leads
-    assert not lost.ballot.is_complete
+def test_a_match_with_an_earlier_leader_makes_no_replica_complete():
+    state = match_with_an_earlier_leader(ElectionMachine)
+    assert not state.members[1].ballot.is_complete
+    assert state.confirmed == (1, 2)
 
-    # If it were, this record would be confirmed without the candidate and its second voter.
-    world.put(leading)
-    schedule.run(500, leading.id, lost.id, third.id)
-    schedule.deliver(request)
-    schedule.deliver(schedule.take_messages(wire.VoteReply, source=voter.id, target=candidate.id))
-    schedule.deliver(given)
-    assert schedule.state(candidate.id) is ElectionState.LEADER
 
-    schedule.run(5_000)
-    assert all(node.ballot.is_complete for node in nodes)
+@pytest.mark.parametrize("members", [2, 3, 5])
+def test_a_leader_stays_although_its_replication_is_away_for_some_seconds(members: int):
+    script = Script(members, ElectionMachine)
+    script.run(5_000)
+    leader = script.leader()
+    leader.is_streaming = False
+    leader.stop_streams()
+    script.run(8_000)
+    assert script.leader() is leader
+    assert script.world.elections == 1
+
+    leader.is_streaming = True
+    script.world.stream(leader)
+    script.world.put(leader)
+    script.run(1_000)
+    assert leader.log.confirmed_end == len(leader.log.data)
+    assert script.world.elections == 1
+
+
+@pytest.mark.parametrize("members", [2, 3, 5])
+def test_another_replica_leads_when_a_replication_does_not_come_back(members: int):
+    script = Script(members, ElectionMachine)
+    script.run(5_000)
+    leader = script.leader()
+    leader.is_streaming = False
+    leader.stop_streams()
+    script.run(15_000)
+    assert script.leader() is not leader
+    heal(script)
+
+
+@pytest.mark.parametrize("members", [2, 3, 5])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_hand_over_takes_no_longer_than_a_heartbeat(members: int, is_lost: bool):
+    script = Script(members, ElectionMachine)
+    script.run(5_000)
+    leader = script.leader()
+    successor = script.nodes[leader.id - 1]
+    script.world.step(leader, HandOver(successor.id))
+    if is_lost:
+        script.take(wire.TakeOver, leader.id, successor.id)
+    script.world.put(leader)
+    script.run(350)
+    assert script.leader() is successor
+    assert script.world.elections == 2
+    heal(script)

@@ -6,13 +6,15 @@ RAYMQ_SIMULATED_STEPS in the environment multiplies the number of runs, and `nox
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from raymq.replication.election import ElectionMachine
-from raymq.replication.log_receiver import LogReceiver
 from tests.replication.simulate import mutants
-from tests.replication.simulate.chaos import Chaos
+from tests.replication.simulate.__main__ import main
+from tests.replication.simulate.chaos import Chaos, run_seeds
 from tests.replication.simulate.search import Bounds, search
 from tests.replication.simulate.world import Broken
 
@@ -23,37 +25,55 @@ FACTOR = int(os.environ.get("RAYMQ_SIMULATED_STEPS", "1"))
 
 @pytest.mark.parametrize("members", RUNS)
 def test_nothing_confirmed_is_lost_or_changed_and_all_replicas_agree_after_healing(members: int):
-    elections = confirmations = 0
-    for seed in range(RUNS[members] * FACTOR):
-        chaos = Chaos(seed, members=members)
-        try:
-            chaos.run(STEPS)
-        except Exception as error:
-            command = f"--seed {seed} --steps {STEPS} --members {members}"
-            raise AssertionError(f"python -m tests.replication.simulate {command}") from error
-        elections += chaos.world.elections
-        confirmations += chaos.world.confirmations
+    figures = run_seeds(range(RUNS[members] * FACTOR), members=members, steps=STEPS)
+    print(f"{members} replicas:", dict(figures))
     # A simulation in which nothing happens would find nothing.
-    assert elections > RUNS[members] * FACTOR
-    assert confirmations > RUNS[members] * FACTOR
+    assert figures["elections"] > 2 * figures["runs"]
+    assert figures["confirmations"] > 5 * figures["runs"]
 
 
-def caught_by_chaos(machine: type[ElectionMachine], receiver: type[LogReceiver], runs: int) -> bool:
-    for seed in range(runs):
+def test_a_run_that_fails_names_the_command_that_repeats_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def fail(chaos: Chaos) -> None:
+        raise Broken(f"{chaos.members} replicas, {chaos.world.elections} elections")
+
+    monkeypatch.setattr(Chaos, "heal", fail)
+    with pytest.raises(Broken) as found:
+        run_seeds(range(41, 43), members=2, steps=300)
+    command, _, fault = str(found.value).partition(": ")
+
+    python, module, name, *options = command.split()
+    assert (python, module, name) == ("python", "-m", main.__module__.rpartition(".")[0])
+    monkeypatch.setattr("sys.argv", [name, *options])
+    with pytest.raises(Broken) as repeated:
+        main()
+    assert str(repeated.value) == f"{command}: {fault}"
+
+
+def caught_by_chaos(members: int = 3, **parts: Any) -> bool:
+    for seed in range(800):
         try:
-            Chaos(seed, machine=machine, receiver=receiver).run(STEPS)
+            Chaos(seed, members=members, **parts).run(STEPS)
         except Broken:
             return True
     return False
 
 
-@pytest.mark.parametrize("machine", mutants.FOUND_BY_CHAOS)
-def test_random_faults_find_a_machine_without_a_rule(machine: type[ElectionMachine]):
-    assert caught_by_chaos(machine, LogReceiver, 800)
+@pytest.mark.parametrize(("machine", "members"), mutants.FOUND_BY_CHAOS.items())
+def test_random_faults_find_a_machine_without_a_rule(machine: type[ElectionMachine], members: int):
+    assert caught_by_chaos(members, machine=machine)
 
 
 def test_random_faults_find_a_follower_that_acknowledges_before_the_sync():
-    assert caught_by_chaos(ElectionMachine, mutants.AcksBeforeTheSync, 800)
+    assert caught_by_chaos(receiver=mutants.AcksBeforeTheSync)
+
+
+@pytest.mark.parametrize(
+    "published", [mutants.published_without_own_sync, mutants.published_before_the_epoch_record]
+)
+def test_random_faults_find_a_replication_that_publishes_too_much(published: Callable[..., int]):
+    assert caught_by_chaos(published=published)
 
 
 @pytest.mark.parametrize("machine", mutants.BOUNDS)

@@ -316,7 +316,7 @@ class World:
                 )
 
     def publish(self, node: Node) -> None:
-        """Confirm what Replication sees of its streams and of the leader's flusher, as a live leader does (R11)."""
+        """Confirm what Replication sees of its streams and of the leader's flusher, as a live leader does."""
         replica = node.replica
         if replica is None or not replica.leads or not node.is_streaming:
             return
