@@ -6,10 +6,11 @@ and the facts of the log, and returns effects that the host performs in order. S
 
     FOLLOWER --no leader heard--> PRE_CANDIDATE --enough would vote--> CANDIDATE --elected--> LEADER
        ^                               |                                   |                    |
-       +---------- a leader or a higher epoch; no majority heard; a failed sync; hand-over -----+
+       +---- a leader or a higher epoch; no majority heard; silent log streams; a failed sync --+
 
-A leader begins its epoch with an EPOCH record at its log's end. It confirms nothing before a majority holds that record
-durably, because records of earlier epochs are not safe by their number of copies alone.
+A leader sends heartbeats to all others. Each asks whether the epoch is still the newest, and so is a check. The leader
+begins its epoch with an EPOCH record at its log's end. It confirms nothing before a majority holds that record durably,
+because records of earlier epochs are not safe by their number of copies alone.
 
 A replica that is not complete (see `quorum`) votes, and its answers say so. It leads only if all replicas vote for it.
 It becomes complete when its log equals the leader's up to an end that the leader named after a check that began later
@@ -703,7 +704,7 @@ class ElectionMachine:
         self._begin_check()
 
     def _begin_check(self) -> None:
-        """Ask all whether this is still the newest epoch. They also learn so who leads it."""
+        """Ask all whether this is still the newest epoch. Each also learns from the question who leads it."""
         self._leadership.check_number += 1
         self._leadership.checked_ms = self._now_ms
         self._ask_others(CheckLeader(self._leadership.check_number))
