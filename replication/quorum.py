@@ -47,6 +47,16 @@ def confirmed_end(members: int, durable_ends: Mapping[int, int]) -> int:
     return ends[needed - 1] if len(ends) >= needed else 0
 
 
+def published_end(epoch_end: int, own_durable: int, follower_ends: Sequence[int]) -> int:
+    """The end that a leader's Replication may call confirmed; 0: none yet in this epoch.
+
+    Args: `epoch_end`: of the leader's EPOCH record. `own_durable`: of the leader. `follower_ends`: as of
+    `replicated_end`, from log streams of this epoch.
+    """
+    end = min(own_durable, replicated_end(follower_ends)) if follower_ends else own_durable
+    return end if end >= epoch_end else 0
+
+
 def replicated_end(follower_ends: Sequence[int]) -> int:
     """The end up to which enough followers hold the leader's log durably: with the leader they are a majority.
 

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from raymq.replication.quorum import confirmed_end, majority, replicated_end
+from raymq.replication.quorum import confirmed_end, majority, published_end, replicated_end
 
 
 @pytest.mark.parametrize("members", [2, 3, 4, 5, 7])
@@ -25,3 +25,21 @@ def test_a_leader_that_holds_more_than_its_followers_confirms_what_they_replicat
     for ends in product((0, 1, 2), repeat=members - 1):
         held = {0: 9, **dict(enumerate(ends, start=1))}
         assert confirmed_end(members, held) == replicated_end(ends)
+
+
+@pytest.mark.parametrize("members", [2, 3, 5])
+def test_a_leader_publishes_nothing_that_it_has_not_itself_or_that_is_before_its_epoch(
+    members: int,
+) -> None:
+    for own, *ends in product((0, 1, 2, 3), repeat=members):
+        end = published_end(2, own, ends)
+        assert end == 0 or 2 <= end <= own
+        # No more than what a majority of all replicas holds, and all of it that the leader has itself.
+        known = confirmed_end(members, dict(enumerate([own, *ends])))
+        assert end <= known
+        if min(known, own) >= 2:
+            assert end == min(known, own)
+
+
+def test_a_leader_alone_publishes_what_is_durable_on_its_own_disk() -> None:
+    assert [published_end(2, own, []) for own in (0, 1, 2, 3)] == [0, 0, 2, 3]
