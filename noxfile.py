@@ -117,6 +117,20 @@ def simulate(session: nox.Session) -> None:
 
 
 @nox.session
+def failover(session: nox.Session) -> None:
+    """Leaders of three replicas, killed 500 times and cut off 50 times. Network namespaces need root."""
+    session.install("-e", ".[dev]")
+    session.run(
+        *("python", "-m", "pytest", "tests/ray/test_failover.py", "tests/ray/test_partitions.py"),
+        *("--timeout", "36000", *session.posargs),
+        env={
+            "RAYMQ_FAILOVERS": os.environ.get("RAYMQ_FAILOVERS", "500"),
+            "RAYMQ_PARTITIONS": os.environ.get("RAYMQ_PARTITIONS", "50"),
+        },
+    )
+
+
+@nox.session
 def faults(session: nox.Session) -> None:
     """Each mode with every fault five times over, and the mirror with the pool in both flush modes."""
     session.install("-e", ".[dev]")

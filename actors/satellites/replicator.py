@@ -22,9 +22,9 @@ from raymq.actors.shared.control_block import FLUSHERS, FollowerProgress, Leader
 from raymq.actors.shared.failures import FailureFile
 from raymq.replication.combiner import PutCombiner
 from raymq.replication.log_sender import LogSender, SenderLimits
-from raymq.replication.quorum import replicated_end
+from raymq.replication.quorum import published_end
 from raymq.replication.wire import ReplicaProcess, cluster_key
-from raymq.store.config.promise import PROMISES, Ends
+from raymq.store.config.promise import PROMISES, Ends, own_durable
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import ChainReader
 
@@ -202,13 +202,14 @@ class Replicator(Service):
     def _ends(self) -> Ends:
         """An end is read after the ends that rely on it: replicated or synced bytes were committed before."""
         satellite, flusher = self._satellite, FLUSHERS[self._config.flush]
-        replicated = replicated_end([stream.replicated_end for stream in self._streams])
+        followers = [stream.replicated_end for stream in self._streams]
         self._synced = max(self._synced, satellite.end_of(flusher))
         committed = satellite.committed
-        ends = Ends(satellite.appended, committed, self._synced, replicated)
-        if self._led is None or self._promise.acknowledged_end(ends) < self._led.begun_end:
-            return ends._replace(replicated=0)
-        return ends
+        ends = Ends(satellite.appended, committed, self._synced, 0)
+        if self._led is None:
+            return ends
+        own = own_durable(self._config.flush, ends)
+        return ends._replace(replicated=published_end(self._led.begun_end, own, followers))
 
     def _combine(self) -> None:
         """Publish the outcomes of the puts: first the acknowledged end, then the late puts."""
