@@ -179,7 +179,7 @@ def place() -> Iterator[Path]:
 
 @pytest.mark.network
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(200 + 25 * PARTITIONS)
 def test_writes_go_on_while_leader_after_leader_is_cut_off(
     machines: tuple[str, dict[str, str], dict[str, str]], place: Path
 ) -> None:
@@ -201,7 +201,7 @@ def test_writes_go_on_while_leader_after_leader_is_cut_off(
             text=True,
             check=False,
             env=environment,
-            timeout=300,
+            timeout=100 + 25 * PARTITIONS,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         facts: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
