@@ -141,7 +141,9 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("name", ["put", "modes", "ray", "queue", "queues", "idle", "store"])
+@nox.parametrize(
+    "name", ["put", "modes", "ray", "queue", "queues", "idle", "store", "small", "replicate"]
+)
 def bench(session: nox.Session, name: str) -> None:
     """Benchmarks with this machine's own limits beside them: all, or `nox -s 'bench(name="ray")'`."""
     session.install("-e", ".[dev]")

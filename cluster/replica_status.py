@@ -93,7 +93,9 @@ def _row(
     row: dict[str, Any] = {"shard": shard, "replica": replica, "endpoint": endpoint, "node": node}
     if isinstance(answer, RayMQError):
         return {**row, "mode": None, "state": "DOWN", "error": answer.message}
-    return {**row, **{name: answer.get(name) for name in _SHOWN}}
+    roles = answer.get("supervisor", {}).get("roles", {})
+    satellites = {role: lease["pid"] for role, lease in roles.items() if lease["granted"]}
+    return {**row, **{name: answer.get(name) for name in _SHOWN}, "satellites": satellites}
 
 
 def _node(cluster: Cluster, shard: int, replica: int) -> str | None:
