@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -168,11 +169,13 @@ class ReputService:
             return units, self._pending[0].start if self._pending else confirmed
 
     def _append_remembered(self, units: list[UndispatchedUnit]) -> None:
-        """Dispatch neighbours in the log: one write for each queue."""
-        runs: dict[QueueKey, list[UndispatchedUnit]] = {}
-        for unit in units:
-            runs.setdefault((unit.topic, unit.queue_id), []).append(unit)
-        for key, run in runs.items():
+        """Dispatch neighbours in the log: one write for those of one queue that follow each other.
+
+        Queues are written in the order of the log. A start that has no mark takes the last record that any queue knows
+        for the dispatched end.
+        """
+        for key, group in groupby(units, lambda unit: (unit.topic, unit.queue_id)):
+            run = list(group)
             self._append(key, run[0].first_offset, b"".join([unit.queue_units for unit in run]))
         self.dispatched = units[-1].end
 
