@@ -9,6 +9,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import raymq
+from raymq.replication.quorum import can_fail_over
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected
 from raymq.store.state.shard_state import CLEANUP_POLICY, COMPACTION
@@ -136,7 +137,7 @@ class Cluster:
             routes = first.call("routes", {}, timeout=_CALL_TIMEOUT_S)
             shard, replicas = int(facts["shard"]), int(facts.get("replicas", 1))
             leader, others = {"replica": 0, "endpoint": None}, {}
-            if replicas > 2:
+            if can_fail_over(replicas):
                 leader = first.call("leader", {}, timeout=_CALL_TIMEOUT_S)
                 others = first.call("replicas", {}, timeout=_CALL_TIMEOUT_S)
 
@@ -209,7 +210,7 @@ class Cluster:
         """Whether an answer to `status` may not be that of the shard's leader."""
         if not isinstance(answer, RayMQError):
             return answer.get("mode") == "follower"
-        return may_lead_no_more(answer) if self.replicas > 2 else moved(answer)
+        return may_lead_no_more(answer) if can_fail_over(self.replicas) else moved(answer)
 
     def _ask_status(self, shards: Iterable[int]) -> dict[int, dict[str, Any] | RayMQError]:
         """The status of each shard, or its error."""
@@ -398,7 +399,7 @@ class Cluster:
             Unavailable: nothing listens there.
             DeliveryUnknown: no answer comes within `timeout_s`.
         """
-        if self.replicas > 2:
+        if can_fail_over(self.replicas):
             return self._call_leader(shard, op, args, timeout_s)
         try:
             return self._call_once(shard, op, args, timeout_s)
@@ -460,7 +461,7 @@ class Cluster:
         # Imported on use: start and stop need no Arrow.
         from .transport.routes import Routes
 
-        if self.replicas <= 2:
+        if not can_fail_over(self.replicas):
             return Routes.of(self)
         with self._lock:
             if self._followed is None:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from raymq.actors.shared.control_block import FLUSHERS
+from raymq.replication.quorum import can_fail_over
 from raymq.store.base.errors import Corrupt, RayMQError, Rejected
 from raymq.store.base.files import Files
 from raymq.store.config.promise import FLUSHES, Flush
@@ -67,7 +68,7 @@ class ClusterRecord:
         Three replicas or more elect a leader. Of two replicas, both must have each message, so that a shard without its
         leader could not go on anyway. Replica 0 always leads there.
         """
-        return tuple(range(self.replicas)) if self.replicas > 2 else (0,)
+        return tuple(range(self.replicas)) if can_fail_over(self.replicas) else (0,)
 
     def roles(self, replica: int) -> tuple[str, ...]:
         """The roles of one replica, in the order in which they are started."""

@@ -15,6 +15,11 @@ def majority(members: int) -> int:
     return members // 2 + 1
 
 
+def can_fail_over(members: int) -> bool:
+    """Whether a shard can go on without one of its replicas, and so elects another leader."""
+    return majority(members) < members
+
+
 def sees_all_confirmed(members: int, answers: Mapping[int, bool]) -> bool:
     """Whether at least one of the replicas that answered has every confirmed record.
 

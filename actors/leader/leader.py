@@ -18,6 +18,7 @@ from raymq.actors.shared.maintenance import Maintenance
 from raymq.actors.supervise.lease import FLUSH_ROLES
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.actors.supervise.role import Body, ReplicaRole, not_leading
+from raymq.replication.quorum import can_fail_over
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
     Bug,
@@ -43,8 +44,6 @@ logger = logging.getLogger("raymq.commit_log")
 ANNOUNCED_ROWS_MAX = 16
 #: how long the record of an operation (a topic, an offset commit) waits for its promise
 OPERATION_TIMEOUT_S = 60.0
-#: replicas of a shard of which the others go on without one: reads of a new leader may wait for them
-FAILOVER_MEMBERS = 3
 
 
 class Leader(ReplicaRole):
@@ -105,7 +104,7 @@ class Leader(ReplicaRole):
         same boot knows it already.
         """
         host, led = self._host, self._host.led
-        is_elected = led is not None and len(host.members) >= FAILOVER_MEMBERS
+        is_elected = led is not None and can_fail_over(len(host.members))
         if is_elected or not host.log.same_boot:
             host.dispatcher.expect(host.log.end, is_needed=is_elected)
 

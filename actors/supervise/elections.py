@@ -39,7 +39,7 @@ from raymq.replication.wire import (
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected
 from raymq.store.base.running_flags import FENCED, RunningFlags
-from raymq.store.config.promise import own_durable
+from raymq.store.config.promise import PROMISES, own_durable
 from raymq.store.log.commit_log import POWER_LOST, CommitLog
 from raymq.store.put.put_lock import PutLock
 
@@ -249,7 +249,8 @@ def _read_ballot(
     ballot = stored
     if log.last_epoch > ballot.epoch:
         ballot = ballot._replace(epoch=log.last_epoch, voted_for=None)
-    if len(candidates) > 1 and log.config.flush == "async" and log.meta.get(POWER_LOST):
+    is_synced = PROMISES[log.config.flush, False, "quorum"].waits_for_sync
+    if len(candidates) > 1 and not is_synced and log.meta.get(POWER_LOST):
         ballot = ballot._replace(is_complete=False)
     return stored, ballot
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from raymq.cluster.arguments import check_number
 from raymq.cluster.paths import actor_name
+from raymq.replication.quorum import can_fail_over
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.base.format import check_topic_name
@@ -161,7 +162,7 @@ class Routes:
     @property
     def fails_over(self) -> bool:
         """Whether the leader of a shard may change. Of two replicas only replica 0 leads."""
-        return self.replicas > 2
+        return can_fail_over(self.replicas)
 
     # --- connections ------------------------------------------------------------------------------
 
