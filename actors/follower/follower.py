@@ -48,7 +48,7 @@ class Follower(ReplicaRole):
         host.supervisor.wait(BUSY_WAIT_MS if log.synced < log.end else IDLE_WAIT_MS)
         host.supervisor.tick()
         host.check_poisoned()
-        self._port.note_synced(host.supervisor.progress().ends.synced)
+        self._port.note_progress()
 
     def put(
         self,

@@ -32,8 +32,6 @@ class FollowerLogPort:
         self._log = host.log
         #: the epoch of the frame that is being served
         self.frame_epoch: Callable[[], int] = int
-        #: held by changes of the log, and by its end
-        self._write_lock = threading.RLock()
         #: notified when the synced end has moved
         self._changed = threading.Condition()
 
@@ -57,8 +55,11 @@ class FollowerLogPort:
         with self._writing() as followed, host.heartbeat.blocking_call():
             for role in host.supervisor.roles:
                 host.supervisor.revoke(role)
-            followed.truncate(offset, epoch=self.frame_epoch())
-            host.begin_satellites()
+            try:
+                followed.truncate(offset, epoch=self.frame_epoch())
+            finally:
+                # Also after an error: without satellites nothing would be synced any more.
+                host.begin_satellites()
 
     def advance_confirmed(self, confirmed: int) -> None:
         """Note the leader's confirmed end, as far as this log reaches."""
@@ -71,7 +72,7 @@ class FollowerLogPort:
         host = self._host
         host.check_serving()
         host.await_follower(FOLLOW_WAIT_S)
-        with self._write_lock:
+        with host.log_lock:
             followed = host.store.followed
             if followed is None or followed.ended:
                 # Only a later epoch than this frame's can have been begun meanwhile.
@@ -117,12 +118,16 @@ class FollowerLogPort:
 
     # --- syncs ------------------------------------------------------------------------------------
 
-    def note_synced(self, synced: int) -> None:
-        """Everything below is synced: wake the stream that acknowledges syncs. Callers: the ack loop."""
-        if synced > self._log.synced:
-            with self._changed:
-                self._log.note_synced(synced)
-                self._changed.notify_all()
+    def note_progress(self) -> None:
+        """Note how far the log is synced, and wake the stream that acknowledges syncs. Callers: the ack loop."""
+        host = self._host
+        # An end that was read before a truncation must not be noted after it.
+        with host.log_lock:
+            synced = host.supervisor.progress().ends.synced
+            if synced > self._log.synced:
+                with self._changed:
+                    self._log.note_synced(synced)
+                    self._changed.notify_all()
 
     def wait_durable(self, offset: int, timeout_ms: int) -> int:
         """Wait until `durable() >= offset` or the time is up. Returns: the durable end."""
@@ -140,7 +145,7 @@ class FollowerLogPort:
     def close(self) -> None:
         """Close the store in order, after the change that is under way."""
         store = self._host.store
-        with self._write_lock:
+        with self._host.log_lock:
             try:
                 store.close()
             except (OSError, RayMQError) as error:

@@ -65,6 +65,8 @@ class FollowerSession:
         self._log = log
         self._elections = elections
         self._lock = threading.Lock()
+        #: of `matched`. One assignment, made after all effects of a frame: elections read it at any time
+        self._matched = (0, 0)
         self._machine = log_receiver.LogReceiver(
             cluster=wire.cluster_key(str(identity["cluster_id"])),
             shard=int(identity["shard"]),
@@ -80,8 +82,7 @@ class FollowerSession:
 
     def matched(self) -> tuple[int, int]:
         """Up to where the log equals that of a leader, 0 before it was compared; and the epoch of that leader."""
-        machine = self._machine
-        return machine.matched_end if machine.matched else 0, machine.highest_epoch
+        return self._matched
 
     def run(self, frames: Frames, send: SendFrame) -> None:
         """Serve one stream until it ends, a newer stream replaces it, or a frame is refused.
@@ -117,6 +118,8 @@ class FollowerSession:
                 stream.header = current
                 if refused:
                     machine.leave()
+                matched_end = machine.matched_end if machine.matched else 0
+                self._matched = (matched_end, machine.highest_epoch)
             elif stream.header is not None:
                 # A newer stream of the leader is served.
                 return False
@@ -141,6 +144,9 @@ class FollowerSession:
                 self._elections.step(LeaderHeard(header.sender, header.epoch))
                 if not self._elections.admits(header.sender, header.epoch):
                     return [self._refusal_of_epoch(header.epoch)], False
+            if isinstance(message, wire.Hello):
+                # The effects may cut what was equal to the log of an earlier leader.
+                self._matched = (0, 0)
             for effect in self._machine.step(header, message, data, self._log):
                 if isinstance(effect, log_receiver.Reply):
                     replies.append(effect.message)

@@ -90,4 +90,6 @@ class Delays:
     def abandon(self) -> None:
         """Release the timers' files as a crash would."""
         with self._run_lock:
+            self._service.leave()
+            self._failures.clear(PART)
             self._service.timers.abandon()

@@ -307,6 +307,7 @@ class Leader(ReplicaRole):
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """See `Dispatcher.fetch`. Raises: Rejected for a topic or queue that does not exist."""
+        self._check_leads()
         self.counters.fetches += 1
         topics = self.store.state.topics
         info = topics[check_known(request.topic, topics)]
@@ -317,7 +318,13 @@ class Leader(ReplicaRole):
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """See `AdminCalls.call`."""
+        self._check_leads()
         return self._admin.call(op, args)
+
+    def _check_leads(self) -> None:
+        """Raises: Unavailable after the end of the led epoch: another replica may have newer messages."""
+        if self._host.is_deposed():
+            raise not_leading(self._host)
 
     # What AdminCalls uses beside the store.
 

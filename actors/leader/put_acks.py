@@ -294,6 +294,9 @@ class PutAcks:
         """Take the satellites' progress and answer. Callers: the ack loop, and a thread that awaits its own put."""
         log = self._log
         with self._progress_lock:
+            if self._ended:
+                # The log may be another leader's by now.
+                return
             ends, late = self._supervisor.progress()
             log.note_committed(ends.committed)
             log.note_synced(ends.synced)
@@ -368,7 +371,7 @@ class PutAcks:
 
     def end(self) -> None:
         """Finish waiting and later puts as unknown: the shard has stopped writing."""
-        with self._submit_lock:
+        with self._progress_lock, self._submit_lock:
             self._ended = True
             left: list[AppendedPut] = []
             for queue in self._queues.values():

@@ -206,7 +206,7 @@ class RoleRecord:
     heartbeat_ms: int = _field(_R_HEARTBEAT)
     #: syncs of all processes of this role since `clear_counts`. Written by the satellite
     count: int = _field(_R_SYNCS)
-    #: the incarnation granted last, also after its grant was revoked. It must be dead before the next grant
+    #: the incarnation granted last, also after its grant was revoked. It has left the role before the next grant
     last_granted: int = _field(_R_LAST_GRANTED)
     #: the end at which a granted process starts: everything below was synced (committed, acknowledged) before its grant
     base: int = _field(_R_BASE)

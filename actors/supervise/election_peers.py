@@ -102,8 +102,11 @@ class _Peer:
                     calls = calls or self._connect(self._replica)
                     answers = calls.elect(frame, CALL_TIMEOUT_S)
                     break
-                except (RayMQError, OSError) as error:
-                    logger.debug("replica %d: %s", self._replica, error)
+                except Exception as error:
+                    # Whatever it is, the message is lost as in a broken network. The thread must stay.
+                    expected = isinstance(error, (RayMQError, OSError))
+                    level = logging.DEBUG if expected else logging.ERROR
+                    logger.log(level, "replica %d: %s", self._replica, error, exc_info=not expected)
                     _close(calls)
                     calls = None
             else:

@@ -39,7 +39,7 @@ from raymq.replication.wire import (
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected
 from raymq.store.base.running_flags import FENCED, RunningFlags
-from raymq.store.config.promise import PROMISES, own_durable
+from raymq.store.config.promise import own_durable
 from raymq.store.log.commit_log import POWER_LOST, CommitLog
 from raymq.store.put.put_lock import PutLock
 
@@ -233,12 +233,14 @@ def _read_ballot(
 ) -> tuple[Ballot | None, Ballot]:
     """The ballot on disk, None without one; and the ballot to begin with.
 
-    The epoch of the log's last record counts, too. After a power loss a log that is not synced with each put may lack
+    The epoch of the log's last record counts, too. After a power loss a log that was not synced with each put may lack
     records that this replica has reported as durable (R13).
     """
+    may_lack = len(candidates) > 1 and bool(log.meta.get(POWER_LOST))
     known: dict[str, Any] | None = log.meta.get(BALLOT)
     if known is None:
-        return None, Ballot(log.last_epoch, None, is_new_complete or log.end > 0)
+        is_complete = (is_new_complete or log.end > 0) and not may_lack
+        return None, Ballot(log.last_epoch, None, is_complete)
 
     voted_for = known.get("voted_for")
     stored = Ballot(
@@ -249,8 +251,7 @@ def _read_ballot(
     ballot = stored
     if log.last_epoch > ballot.epoch:
         ballot = ballot._replace(epoch=log.last_epoch, voted_for=None)
-    is_synced = PROMISES[log.config.flush, False, "quorum"].waits_for_sync
-    if len(candidates) > 1 and not is_synced and log.meta.get(POWER_LOST):
+    if may_lack:
         ballot = ballot._replace(is_complete=False)
     return stored, ballot
 

@@ -156,6 +156,8 @@ class ReplicaHost:
         self._role_ended = threading.Event()
         #: notified when the role has changed
         self._role_changed = threading.Condition()
+        #: held by changes of a followed log, and while this replica begins to lead; before the dispatcher's pause
+        self.log_lock = threading.RLock()
         #: replica -> when it acknowledged last, as the elections know
         self._followers_heard: dict[int, int] = {}
         #: called with a replica of this shard, its endpoint, and whether that replica itself said it
@@ -272,11 +274,20 @@ class ReplicaHost:
         try:
             begun = self.store.lead(epoch)
         except (StorageFull, Unavailable) as error:
+            if self.elections.elected_epoch != epoch:
+                # Another epoch has begun meanwhile: the next one may begin at once.
+                self._forget_lead()
+                return
             self.failures.note("lead", error)
             self._next_lead_ms = self.clock.monotonic_ms() + LEAD_RETRY_MS
             return
         self.elections.step(EpochBegun(epoch, begun.end_offset))
         self.led = Leadership(epoch, begun.end_offset, self.elections.me.incarnation)
+        self.failures.clear("lead")
+
+    def _forget_lead(self) -> None:
+        """No epoch waits to begin."""
+        self._next_lead_ms = 0
         self.failures.clear("lead")
 
     def _fence_old(self) -> None:
@@ -368,6 +379,7 @@ class ReplicaHost:
             self._lead()
         elif self.store.followed is not None and self.store.followed.ended:
             # The epoch could not begin, and is over now.
+            self._forget_lead()
             with self.dispatcher.paused():
                 self.store.follow()
 
@@ -376,12 +388,12 @@ class ReplicaHost:
         if self.clock.monotonic_ms() < self._next_lead_ms:
             return
         # All that was written for earlier leaders is in the log, and nothing more comes: `CommitLog.epoch_floor`.
-        with self.dispatcher.paused(), self._satellites_paused_for_cut():
-            self._begin_epoch()
-        if self.led is None:
-            return
-
-        self.supervisor.appends.publish(self.log.end)
+        with self.heartbeat.blocking_call(), self.log_lock:
+            with self.dispatcher.paused(), self._satellites_paused_for_cut():
+                self._begin_epoch()
+            if self.led is None:
+                return
+            self.supervisor.appends.publish(self.log.end)
         self.supervisor.wake_all()
         self._change_role(self._classes.leader)
         self._publish_leadership()
@@ -413,7 +425,12 @@ class ReplicaHost:
         self, make: Callable[[ReplicaHost], ReplicaRole], before: Callable[[], None] | None = None
     ) -> None:
         """End the present role, and begin another one. Args: `before`: called between the two."""
+        self.role.stop()
+        # Before the threads are awaited: no client needs to wait for them.
+        self.role.answer_waiting()
         self._end_role_threads()
+        for part in ("lead", "append"):
+            self.failures.clear(part)
         self.role.end()
         if before is not None:
             with self.dispatcher.paused():
@@ -465,7 +482,12 @@ class ReplicaHost:
     @property
     def mode(self) -> str:
         """ "leader" or "follower"."""
-        return self.role.mode
+        return "follower" if self.is_deposed() else self.role.mode
+
+    def is_deposed(self) -> bool:
+        """Whether the epoch that this replica led is over, while its role may not have changed yet."""
+        led = self.led
+        return led is not None and self.elections.elected_epoch != led.epoch
 
     def hand_over(self, replica: int) -> None:
         """Let another replica lead, once its log has all of this one. Callers: while this replica leads.
@@ -770,7 +792,7 @@ class ReplicaHost:
 
         return {
             **self.identity_facts,
-            "mode": self.role.mode,
+            "mode": self.mode,
             "state": self.state,
             "error": self.cause,
             "failures": self._active_failures(),

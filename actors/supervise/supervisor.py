@@ -2,7 +2,7 @@
 
 Runs in CommitLog's process, with no thread of its own. A satellite registers, and `tick` grants it the role with a new
 fencing token. Only fields with that token count. One 8-byte store revokes a grant: it changes the token. The old
-process is then killed by pidfd, and the next one is granted only after it has ended.
+process then leaves the role, or is killed by pidfd, and the next grant comes only afterwards.
 
 A flusher is granted only after a *witness sync*: CommitLog syncs the log through descriptors that it opened when each
 segment was made. A flusher may have received a write error and died before it could report it. The kernel reports an

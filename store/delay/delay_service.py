@@ -151,6 +151,12 @@ class DelayService:
         store.delay_hook.waiting = self.timers.waiting
         store.retention_floors.append(self.needed_from)
 
+    def leave(self) -> None:
+        """Keep no records any more: another replica delivers from now on."""
+        floors = self._store.retention_floors
+        if self.needed_from in floors:
+            floors.remove(self.needed_from)
+
     @property
     def active(self) -> bool:
         """Whether any message has ever been delayed here."""

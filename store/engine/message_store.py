@@ -274,7 +274,8 @@ class MessageStore:
     def lead(self, epoch: int) -> AppendedRows:
         """End `follow`, and begin the epoch of a leader with an EPOCH record: all that it appends is of that epoch.
 
-        Callers: no unit is being appended, and no satellite runs. Returns: as `begin_epoch`.
+        Callers: no unit is being appended, and no satellite runs if `FollowedLog.apply_all` says that the log is cut.
+        Returns: as `begin_epoch`.
         Raises: as `FollowedLog.end` and `begin_epoch`. Afterwards the caller repeats the call, or calls `follow`.
         """
         followed = self.followed
@@ -283,6 +284,8 @@ class MessageStore:
         if self._begun is None or self.log.last_epoch != epoch:
             followed.end()
             self._last_group = NO_GROUP
+            # Of an earlier leadership.
+            self._topic_ends.clear()
             self.snapshots.find_newest()
             self._begun = self.inner_put.begin_epoch(epoch)
         begun = self._begun

@@ -704,9 +704,12 @@ class CommitLog:
         pool_name = self.pool.open(self.end)
         boot = {"format": 1, "clean": False, "pool": pool_name}
         ended = dict.fromkeys((TRUNCATING, QUEUES_DOUBTFUL, ADOPTING))
+        # The flush mode is that of the run before: it decides what the loss of power may have taken.
+        was_synced = self.meta.get("clean") or self.meta.get("flush") == "sync"
+        kept = self.same_boot or self.is_new or was_synced
         # In one update with the boot id: a start that ends early must not hide the loss from the next one.
-        lost = {} if self.same_boot or self.is_new else {POWER_LOST: True}
-        self.meta.update({**boot, **ended, **lost, **self._identity})
+        lost = {} if kept else {POWER_LOST: True}
+        self.meta.update({**boot, **ended, **lost, "flush": self.config.flush, **self._identity})
         if left_pool and pool_name is None:
             self.pool.remove()
 
