@@ -97,6 +97,7 @@ class _Peer:
         while (frame := self._take()) is not None:
             # A connection that was used before may lead to a process that has ended: a new one is tried at once.
             tries = 1 if calls is None else 2
+
             for _ in range(tries):
                 try:
                     calls = calls or self._connect(self._replica)

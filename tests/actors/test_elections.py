@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import StorageFull, Unavailable
 from raymq.store.base.files import Data, Files
 from raymq.store.base.running_flags import RunningFlags
+from raymq.store.config.promise import Flush
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.commit_log import CommitLog
@@ -160,3 +162,43 @@ def test_a_follower_notes_the_epoch_of_its_leader_and_never_an_older_one(tmp_pat
     follower.step(EpochBegun(5, 10))
     assert not follower.leads
     log.abandon()
+
+
+class OtherBoot(Files):
+    """The machine after a power loss: nothing that a boot leaves in memory is there."""
+
+    def boot_id(self) -> str:
+        return "00000000-0000-0000-0000-000000000002"
+
+
+@pytest.mark.parametrize(
+    ("flush_before", "flush_after", "is_complete"),
+    [
+        ("async", "async", False),
+        ("async", "sync", False),
+        ("sync", "sync", True),
+        ("sync", "async", True),
+    ],
+)
+def test_a_power_loss_counts_by_the_flush_mode_of_the_run_before(
+    tmp_path: Path, flush_before: Flush, flush_after: Flush, is_complete: bool
+) -> None:
+    def elections(flush: Flush, files: Files) -> tuple[CommitLog, Elections]:
+        log = CommitLog(tmp_path, replace(CONFIG, flush=flush), files=files, clock=Clock())
+        log.recover(0)
+        made = Elections(
+            log,
+            ReplicaProcess(1, 7),
+            members=(0, 1, 2),
+            candidates=(0, 1, 2),
+            clock=Clock(),
+            put_lock=PutLock(Clock()),
+            flags=RunningFlags(),
+        )
+        return log, made
+
+    log, before = elections(flush_before, Files())
+    before.step(LeaderHeard(ReplicaProcess(0, 3), 5))
+    assert before.is_complete
+    log.abandon()
+    assert elections(flush_after, OtherBoot())[1].is_complete is is_complete
