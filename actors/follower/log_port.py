@@ -96,13 +96,16 @@ class FollowerLogPort:
 
     def tail(self) -> LogTail:
         """The appended end, and the last unit's facts."""
-        last = self._log.chain.last
-        is_followed = self._host.store.followed is not None
-        if is_followed and last is not None and last.end != self._log.end:
-            # An adoption was interrupted.
-            self._log.complete_chain()
-            last = self._log.chain.last
-        return LogTail(self._log.end, self._log.chain.value, 0 if last is None else last.epoch)
+        log = self._log
+        # A leadership that begins meanwhile appends to the chain.
+        with self._host.log_lock:
+            last = log.chain.last
+            is_followed = self._host.store.followed is not None
+            if is_followed and last is not None and last.end != log.end:
+                # An adoption was interrupted.
+                log.complete_chain()
+                last = log.chain.last
+            return LogTail(log.end, log.chain.value, 0 if last is None else last.epoch)
 
     def chain_value_at(self, offset: int) -> int | None:
         """The chain value after the unit that ends at `offset`, or None if no unit ends there."""
