@@ -17,6 +17,7 @@ from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.replication.election import ElectionLimits
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.config.store_config import StoreConfig
+from raymq.store.records.requests import FetchRequest
 from tests.support.batches import request
 from tests.support.replica_pair import wait_until
 
@@ -170,7 +171,9 @@ def test_a_leader_that_hears_no_majority_takes_no_puts_and_its_waiting_puts_are_
     ticket = host.put(request([b"waits"]))
     shard.isolate(first)
     second = shard.wait_leader(other_than=first)
-    wait_until(lambda: host.mode == "follower", "the old leader steps down")
+    wait_until(lambda: host.role.mode == "follower", "the old leader steps down")
+    # A follower keeps no records for delayed messages: compaction is the only one that does.
+    assert len(host.store.retention_floors) == 1
     with pytest.raises(DeliveryUnknown):
         ticket.wait(5)
     with pytest.raises(Unavailable):
@@ -180,6 +183,21 @@ def test_a_leader_that_hears_no_majority_takes_no_puts_and_its_waiting_puts_are_
     wait_until(lambda: host.leader_hint()["replica"] == second, "it hears the new leader")
     assert host.mode == "follower"
     assert host.elections.epoch == shard.hosts[second].elections.epoch
+
+
+def test_a_leader_that_stops_writing_serves_no_reads_that_a_new_leader_may_contradict(
+    shard: Shard,
+) -> None:
+    shard.start_all()
+    first = shard.wait_leader()
+    host = shard.hosts[first]
+    host.fail(Unavailable("the disk failed", field="store"))
+    assert host.mode == "follower"
+    with pytest.raises(Unavailable, match="does not lead"):
+        host.fetch(FetchRequest("t", {0: 0}, 1000, 10, 0))
+    with pytest.raises(Unavailable, match="does not lead"):
+        host.call("topic", {"name": "t"})
+    shard.wait_leader(other_than=first)
 
 
 def test_a_vote_ends_the_leaders_epoch_before_any_byte_more_is_written(shard: Shard) -> None:
