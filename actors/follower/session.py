@@ -201,8 +201,12 @@ class FollowerSession:
                 machine = self._machine
                 if not machine.matched or stream.header != machine.header():
                     return
+                current = machine.header()
                 ack = machine.acknowledge(self._log, is_complete=self._elections.is_complete)
-                frame = wire.encode(machine.header(), ack)
+                # Asked after the ends were read: a vote may end the epoch, and the next leader need not have later ones.
+                if not self._elections.admits(current.addressee, current.epoch):
+                    return
+                frame = wire.encode(current, ack)
             stream.send(frame)
 
 
