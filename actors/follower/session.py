@@ -203,7 +203,7 @@ class FollowerSession:
                     return
                 current = machine.header()
                 ack = machine.acknowledge(self._log, is_complete=self._elections.is_complete)
-                # Asked after the ends were read: a vote may end the epoch, and the next leader need not have later ones.
+                # Asked after the ends were read: the next leader need not have what comes after a vote.
                 if not self._elections.admits(current.addressee, current.epoch):
                     return
                 frame = wire.encode(current, ack)
