@@ -105,7 +105,7 @@ def _node(cluster: Cluster, shard: int, replica: int) -> str | None:
 def _of_shard(known: dict[int, dict[int, str]], shard: int) -> dict[int, str]:
     if shard not in known:
         raise Rejected(
-            f"there is no shard {shard}; the cluster has {', '.join(map(str, known))}",
+            f"shard {shard} does not exist; the cluster has {', '.join(map(str, known))}",
             field="shard",
             limit=max(known),
             found=shard,

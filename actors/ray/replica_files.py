@@ -53,12 +53,6 @@ def write_leadership(root: Path, epoch: int) -> None:
         write_json(root, "leadership", {"epoch": epoch})
 
 
-def read_leadership(root: Path) -> int:
-    """The epoch that a replica led last; 0 if none."""
-    value = read_json(root, "leadership")
-    return int(value["epoch"]) if isinstance(value, dict) and "epoch" in value else 0
-
-
 class PeerAddresses:
     """Where the other replicas of a shard listen. Elections and log streams so need no Ray.
 

@@ -68,10 +68,10 @@ class RangeReader:
                 self._routes.refresh()
                 continue
 
-            behind = self._routes.fails_over and any(
+            must_wait = self._routes.fails_over and any(
                 ends_before(part.error, first) for part in found
             )
-            if behind and self._clock.monotonic() <= deadline_s:
+            if must_wait and self._clock.monotonic() <= deadline_s:
                 # A new leader does not know yet how far the queue was confirmed before.
                 self._clock.sleep_ms(RETRY_MS)
                 continue

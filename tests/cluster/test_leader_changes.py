@@ -264,7 +264,7 @@ def test_a_leader_that_hangs_with_puts_under_way_is_left_when_another_one_leads(
     shard.stop(0)
     futures = [sender.send("t", 0, batch(bodies(n, 1))) for n in range(1, 5)]
     asked = shard.replicas[1]
-    # Nobody else leads yet: the stream stays.
+    # No other replica leads yet: the stream stays.
     asked.wait_for(lambda: asked.asked.count("leader") >= 3)
     new = shard.elect(1, 2, of=old.kept())
     assert [future.result(20).first_offset for future in futures] == [1, 2, 3, 4]

@@ -52,7 +52,7 @@ def load(shard: ReplicatedShard) -> Iterator[Load]:
 
 @pytest.fixture(scope="module", autouse=True)
 def reader(shard: ReplicatedShard, load: Load) -> Iterator[Reader]:
-    """A consumer that sees the same log all the time, whoever leads."""
+    """A consumer that sees the same log all the time, whichever replica leads."""
     with Reader(shard.cluster, TOPIC) as running:
         yield running
 
