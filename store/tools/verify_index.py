@@ -222,6 +222,10 @@ class IndexCheck:
         opened.callback(files.close, fd)
         size = files.size(fd)
         if size < HEADER.size + PER_SLOT_BYTES:
+            if kept is None and self._store.crashed:
+                # A crash while the file was made. Without a mark no sync of the index has ended, so nothing is lost.
+                self._note_rebuilt(path.name)
+                return None
             self._add(path, size, LENGTH_RULE, f"{size} bytes")
             return None
 

@@ -301,6 +301,22 @@ def test_an_index_file_of_another_length_and_one_of_a_crashed_store(
     assert verify(root) == []
 
 
+def test_an_index_file_that_a_crash_left_without_bytes_is_a_fault_only_after_an_orderly_stop(
+    golden: Path, tmp_path: Path
+) -> None:
+    root = copy(golden, tmp_path / "s")
+    (root / INDEX).write_bytes(b"")
+    assert [f.file for f in verify(root)] == [INDEX]
+
+    (root / "abort").write_bytes(b"1")
+    report = check(root)
+    assert (report.faults, report.rebuilt_at_start) == ([], [INDEX])
+    config = StoreConfig(segment_size_bytes=65_536, max_hash_slot_num=100, max_index_num=400)
+    store = MessageStore.open(root, config=config)
+    assert not (root / INDEX).exists()
+    store.abandon()
+
+
 @pytest.mark.parametrize(("slots", "entries"), [(100, 400), (20, 61), (7, 15), (50, 51)])
 def test_a_new_index_file_without_an_entry_is_not_a_fault(
     tmp_path: Path, slots: int, entries: int
