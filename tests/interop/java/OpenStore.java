@@ -1,5 +1,8 @@
 import com.alibaba.fastjson.JSONObject;
+import java.io.DataInputStream;
 import java.io.File;
+import java.io.FileInputStream;
+import java.io.IOException;
 import java.util.function.Function;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.broker.BrokerPathConfigHelper;
@@ -63,6 +66,15 @@ final class OpenStore {
         broker.setTimerMessageStore(made);
         store.setTimerMessageStore(made);
         return made;
+    }
+
+    /** The time until which all timers are delivered, ms, as the file says from which the next start goes on. */
+    long timersReadUntil() throws IOException {
+        String root = store.getMessageStoreConfig().getStorePathRootDir();
+        try (DataInputStream file = new DataInputStream(
+            new FileInputStream(BrokerPathConfigHelper.getTimerCheckPath(root)))) {
+            return file.readLong();
+        }
     }
 
     /** Shuts down in order. */
