@@ -58,11 +58,15 @@ class ElectionLimits:
     stream_silence_ms: int = 10_000
     #: between two questions that were not answered
     retry_ms: int = 200
+    #: a leader whose own disk stores nothing for this long, although there is something to store, lets another replica
+    #: lead. Each such leadership that follows another one in a row lasts twice as long, because the disks of the other
+    #: replicas may be no better
+    disk_stall_ms: int = 3_000
     #: how long a leader waits for the replica that takes over
     hand_over_ms: int = 1_000
 
 
-#: of `stream_silence_ms`: ten seconds become ten minutes
+#: of `stream_silence_ms` and `disk_stall_ms`: ten seconds become ten minutes
 MOST_DOUBLINGS = 6
 
 
@@ -89,6 +93,8 @@ class LogFacts(NamedTuple):
     #: of a follower: the log equals that of a leader up to here, and the epoch of that leader
     matched: int = 0
     matched_epoch: int = 0
+    #: the disk takes appends, as far as the last one has shown
+    is_writable: bool = True
 
     @property
     def recency(self) -> tuple[int, int]:
@@ -248,6 +254,8 @@ class _Leadership:
     #: replica -> the newest check that it has answered, and whether it is complete
     answers: dict[int, tuple[int, bool]] = field(default_factory=dict)
     joins: list[_WaitingJoin] = field(default_factory=list)
+    #: when the own disk last had stored everything, or more than before
+    stored_ms: int = 0
     hand_over_to: int | None = None
     hand_over_until_ms: int = 0
 
@@ -280,6 +288,7 @@ class ElectionMachine:
         self._members = tuple(members)
         self._others = tuple(member for member in members if member != me.id)
         electable = tuple(members if candidates is None else candidates)
+        self._electable = electable
         self._may_be_candidate = me.id in electable
         self._is_sole = electable == (me.id,)
         self._is_preferred = is_preferred
@@ -300,6 +309,10 @@ class ElectionMachine:
         self._leadership = _Leadership()
         #: leaderships in a row that ended because the log streams were silent
         self._silent_leaderships = 0
+        #: leaderships in a row that ended because the own disk stalled
+        self._stalled_leaderships = 0
+        #: of the own log at the last tick
+        self._durable_end = 0
         #: nonce of the join under way, 0 without one; when it was sent; the end that it must reach
         self._nonce = self._last_nonce = 0
         self._join_sent_ms = 0
@@ -458,10 +471,14 @@ class ElectionMachine:
                 # A replica that hears a leader refuses its vote, so that nothing is lost by asking.
                 self._election_ms = self._now_ms
 
+        has_advanced = self._log.durable > self._durable_end
+        self._durable_end = self._log.durable
         if self.state is ElectionState.LEADER:
-            self._tick_leader()
+            self._tick_leader(has_advanced=has_advanced)
             return
 
+        if has_advanced:
+            self._stalled_leaderships = 0
         if not self.ballot.is_complete:
             self._join()
         if self._now_ms >= (self._election_ms or 0) and self._may_be_candidate:
@@ -573,7 +590,9 @@ class ElectionMachine:
         self.state = ElectionState.LEADER
         self.leader = self.me
         heard_ms = dict.fromkeys(self._answers, self._now_ms)
-        self._leadership = _Leadership(since_ms=self._now_ms, heard_ms=heard_ms)
+        self._leadership = _Leadership(
+            since_ms=self._now_ms, heard_ms=heard_ms, stored_ms=self._now_ms
+        )
         if not self.ballot.is_complete:
             # Every replica voted, and no log is ahead of this one: it has all that was ever confirmed.
             self.ballot = self.ballot._replace(is_complete=True)
@@ -628,8 +647,11 @@ class ElectionMachine:
 
     # --- the leader -------------------------------------------------------------------------------
 
-    def _tick_leader(self) -> None:
-        """Step down without a majority (R16); send a heartbeat; end a hand-over that came to nothing."""
+    def _tick_leader(self, *, has_advanced: bool) -> None:
+        """Step down without a majority, or for a stalled disk (R16); send a heartbeat; end a hand-over that failed.
+
+        Args: as of `_watch_disk`.
+        """
         leadership, limits = self._leadership, self._limits
         if self._misses_majority(leadership.heard_ms, limits.majority_silence_ms):
             self._step_down(f"no majority was heard for {limits.majority_silence_ms} ms")
@@ -646,6 +668,10 @@ class ElectionMachine:
             self._await_leader(times=2)
             return
 
+        self._watch_disk(has_advanced=has_advanced)
+        if self.state is not ElectionState.LEADER:
+            return
+
         if leadership.hand_over_to is not None and self._now_ms >= leadership.hand_over_until_ms:
             self._effects.append(ResumePuts(f"replica {leadership.hand_over_to} did not take over"))
             leadership.hand_over_to = None
@@ -653,6 +679,45 @@ class ElectionMachine:
         if self._now_ms - leadership.checked_ms >= limits.heartbeat_ms:
             self._begin_check()
             self._hand_over()
+
+    def _watch_disk(self, *, has_advanced: bool) -> None:
+        """Let another replica lead when the own disk has stored nothing for long (R16).
+
+        A leader without its EPOCH record has no follower yet, and steps down. Another one hands over: nothing is cut.
+        Args: `has_advanced`: more of the log is durable than before.
+        """
+        leadership, log = self._leadership, self._log
+        stall_ms = self._limits.disk_stall_ms << min(self._stalled_leaderships, MOST_DOUBLINGS)
+        if log.is_writable and (has_advanced or log.durable >= log.end):
+            leadership.stored_ms = self._now_ms
+            if self._now_ms - leadership.since_ms > stall_ms:
+                self._stalled_leaderships = 0
+            return
+        if self._is_sole or self._now_ms - leadership.stored_ms <= stall_ms:
+            return
+
+        leadership.stored_ms = self._now_ms
+        if leadership.begun_end is None:
+            self._stalled_leaderships += 1
+            self._step_down(f"the disk took no EPOCH record for {stall_ms} ms")
+            # Another replica has the first try.
+            self._await_leader(times=2)
+            return
+        successor = self._best_successor()
+        if successor is not None:
+            self._stalled_leaderships += 1
+            self._begin_hand_over(successor)
+
+    def _best_successor(self) -> int | None:
+        """The candidate with the most of this log among those whose log streams are alive; None: there is none."""
+        leadership = self._leadership
+        ends = [
+            (end, -replica)
+            for replica, end in leadership.durable_ends.items()
+            if replica in self._electable
+            and self._now_ms - leadership.streamed_ms[replica] <= self._limits.majority_silence_ms
+        ]
+        return -max(ends)[1] if ends else None
 
     def _misses_majority(self, last_ms: dict[int, int], silence_ms: int) -> bool:
         """Whether no majority was heard for so long. A sole candidate stays, because no other can lead.

@@ -17,6 +17,7 @@ from hypothesis import settings
 
 from tests.support.background import is_background, replace_items
 from tests.support.leftovers import claim, sweep
+from tests.support.loop_disk import can_mount
 from tests.support.network_namespaces import can_make_namespaces
 from tests.support.programs import run
 from tests.support.workers import Workers
@@ -83,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark by folder, so that no test can forget it; what needs Ray or Spark runs last.
 
-    Tests of network namespaces are left out if none can be made.
+    Tests of network namespaces and of disks of their own are left out if none can be made.
     """
     for item in items:
         if item.path.is_relative_to(TESTS / "ray"):
@@ -93,10 +94,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         elif item.path.is_relative_to(TESTS / "interop"):
             item.add_marker(pytest.mark.interop)
     items.sort(key=weight)
-    network = [item for item in items if item.get_closest_marker("network")]
-    if network and not can_make_namespaces():
-        config.hook.pytest_deselected(items=network)
-        items[:] = [item for item in items if item not in network]
+    for marker, is_possible in (("network", can_make_namespaces), ("loop_disk", can_mount)):
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        if marked and not is_possible():
+            config.hook.pytest_deselected(items=marked)
+            items[:] = [item for item in items if item not in marked]
 
 
 def weight(item: pytest.Item) -> int:

@@ -75,6 +75,8 @@ class Leader(ReplicaRole):
         self._ended = False
         #: the last append was refused by the disk or the kernel
         self._append_failed = False
+        #: ... because the disk is full, or answered with an error
+        self._disk_refused = False
         #: the put that is being appended is small
         self._small_put = False
         # The real clock, whatever clock this replica has, because Replication's process wrote the times in the file.
@@ -223,7 +225,7 @@ class Leader(ReplicaRole):
         counters = self.counters
         if isinstance(result, AppendedRows):
             if self._append_failed:
-                self._append_failed = False
+                self._append_failed = self._disk_refused = False
                 self._host.failures.clear("append")
             counters.puts += 1
             counters.rows += result.count
@@ -237,6 +239,7 @@ class Leader(ReplicaRole):
             counters.rejected += 1
         if isinstance(result, (DeliveryUnknown, StorageFull, Unavailable, OSError)):
             self._append_failed = True
+            self._disk_refused = isinstance(result, (StorageFull, OSError))
             self._host.failures.note("append", result)
         if isinstance(result, OSError):
             return Unavailable(f"the log could not be written: {result}", field="store")
@@ -373,6 +376,11 @@ class Leader(ReplicaRole):
     def is_serving(self) -> bool:
         """Whether puts are taken, as far as the flags of the store say."""
         return self.store.flags.writable
+
+    @property
+    def takes_appends(self) -> bool:
+        """See `ReplicaRole.takes_appends`."""
+        return not self._disk_refused
 
     def causes(self) -> list[str]:
         """See `ReplicaRole.causes`."""

@@ -101,6 +101,8 @@ class Elections:
         self.matched: Callable[[], tuple[int, int]] = lambda: (0, 0)
         #: called after a step that began or ended a leadership. It must not block
         self.on_leadership: Callable[[], None] = lambda: None
+        #: whether the disk takes appends, as far as the last one has shown
+        self.is_writable: Callable[[], bool] = lambda: True
         self.send_frame: SendToReplica = _drop
         log.epoch_floor = ballot.epoch
 
@@ -225,7 +227,9 @@ class Elections:
     def _facts(self) -> LogFacts:
         log = self._log
         durable = own_durable(log.config.flush, log.ends)
-        return LogFacts(log.last_epoch, log.end, durable, *self.matched())
+        return LogFacts(
+            log.last_epoch, log.end, durable, *self.matched(), is_writable=self.is_writable()
+        )
 
 
 def _read_ballot(

@@ -34,7 +34,7 @@ from raymq.store.base.errors import (
     require,
 )
 from raymq.store.base.files import Files, SyncFailed
-from raymq.store.base.running_flags import FENCED
+from raymq.store.base.running_flags import BLOCKS_PUTS, FENCED
 from raymq.store.base.status import PutStatus
 from raymq.store.compaction.compaction_store import CompactionService
 from raymq.store.config.promise import awaits_commit
@@ -353,6 +353,7 @@ class ReplicaHost:
         )
         self.streams = self._classes.streams(self)
         self.elections.on_leadership = self.supervisor.wake_commit_log
+        self.elections.is_writable = self._is_disk_writable
         self.dispatcher.wake()
 
     def _on_dispatched(self) -> None:
@@ -528,6 +529,11 @@ class ReplicaHost:
             self.elections.tick()
             self._report_followers()
         self._adapt_role()
+
+    def _is_disk_writable(self) -> bool:
+        """Whether the disk takes appends, as far as is known. Without an EPOCH record `lead` has tried one."""
+        bits = self.store.flags.bits & BLOCKS_PUTS & ~FENCED
+        return not bits and self.role.takes_appends and "lead" not in self.failures
 
     def _report_followers(self) -> None:
         """Give the elections what Replication knows of the followers."""

@@ -95,6 +95,11 @@ class ReplicaRole(ABC):
         """Whether this replica does what its role asks of it, puts included."""
         return True
 
+    @property
+    def takes_appends(self) -> bool:
+        """Whether the disk took the last append."""
+        return True
+
     def causes(self) -> list[str]:
         """Why less is served than usual."""
         return []

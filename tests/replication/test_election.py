@@ -368,6 +368,96 @@ def test_a_join_ends_although_answers_take_longer_than_the_time_between_heartbea
     assert not joiner.sent(wire.Join)
 
 
+# --- a disk that stalls ---------------------------------------------------------------------------
+
+
+STALLED = [LogFacts(2, end=130, durable=120), LogFacts(2, end=120, durable=120, is_writable=False)]
+
+
+def lead_on_with(replica: Replica, ms: int, ends: dict[int, int]) -> None:
+    """Lead while all others answer and some of them acknowledge. Args: `ends`: follower -> its durable end."""
+    for _ in range(ms // LIMITS.heartbeat_ms):
+        for follower, end in ends.items():
+            replica.step(r.FollowerHeard(follower, replica.machine.epoch, end, is_complete=True))
+        lead_on(replica, LIMITS.heartbeat_ms)
+
+
+@pytest.mark.parametrize("facts", STALLED, ids=["no sync ends", "no append is taken"])
+def test_a_leader_whose_disk_stalls_hands_over_to_the_follower_with_the_most_of_its_log(
+    facts: LogFacts,
+):
+    replica = leader(5)
+    lead_on(replica, LIMITS.heartbeat_ms)
+    replica.effects.clear()
+    replica.log = facts
+    lead_on_with(replica, LIMITS.disk_stall_ms, {1: 110, 2: 119, 3: facts.end})
+    assert not replica.had(r.StopPuts)
+    lead_on_with(replica, LIMITS.heartbeat_ms, {1: 110, 2: 119, 3: facts.end})
+    assert len(replica.had(r.StopPuts)) == 1
+    assert {each.addressee.id for each in replica.sent(wire.TakeOver)} == {3}
+
+
+def test_a_leader_whose_disk_is_slow_but_goes_on_stays():
+    replica = leader()
+    for durable in range(120, 140):
+        replica.log = LogFacts(2, end=200, durable=durable)
+        lead_on_with(replica, LIMITS.disk_stall_ms, {1: 200, 2: 200})
+    assert replica.machine.leads
+    assert not replica.had(r.StopPuts)
+
+
+def test_a_leader_whose_disk_stalls_stays_without_a_follower_that_may_lead():
+    replica = leader(candidates=(0, 2))
+    replica.log = STALLED[0]
+    lead_on_with(replica, 2 * LIMITS.disk_stall_ms, {1: 130})
+    assert replica.machine.leads
+    assert not replica.had(r.StopPuts)
+
+
+def test_a_leader_whose_disk_takes_no_epoch_record_steps_down_and_waits_for_another():
+    replica = leader(begun=False)
+    replica.log = replica.log._replace(is_writable=False)
+    lead_on(replica, LIMITS.disk_stall_ms + LIMITS.heartbeat_ms)
+    (down,) = replica.had(r.StepDown)
+    assert "took no EPOCH record" in down.reason
+
+
+def test_a_disk_that_stalls_in_each_leadership_is_borne_for_twice_as_long_until_it_stores():
+    replica = leader()
+    lead_on(replica, LIMITS.heartbeat_ms)
+    for stall_ms in (3_000, 6_000, 12_000):
+        end = replica.log.end + 1
+        replica.log = replica.log._replace(end=end)
+        lead_on_with(replica, stall_ms, {1: end})
+        assert not replica.had(r.StopPuts)
+        lead_on_with(replica, LIMITS.heartbeat_ms, {1: end})
+        assert replica.had(r.StopPuts)
+        replica.hear(1, wire.RequestVote(9, end), epoch=replica.machine.epoch + 1)
+        win(replica, begun=False)
+        replica.step(r.EpochBegun(replica.machine.epoch, end))
+        replica.effects.clear()
+
+    replica.log = replica.log._replace(durable=end)
+    lead_on(replica, LIMITS.heartbeat_ms)
+    end += 1
+    replica.log = replica.log._replace(end=end)
+    lead_on_with(replica, 12_000, {1: end})
+    assert not replica.had(r.StopPuts)
+    lead_on_with(replica, 12_300, {1: end})
+    assert replica.had(r.StopPuts)
+
+    # A disk that stored as a follower's counts as sound again.
+    replica.hear(1, wire.RequestVote(9, end), epoch=replica.machine.epoch + 1)
+    replica.log = replica.log._replace(durable=end)
+    replica.tick(LIMITS.heartbeat_ms)
+    win(replica, begun=False)
+    replica.step(r.EpochBegun(replica.machine.epoch, end))
+    replica.effects.clear()
+    replica.log = replica.log._replace(end=end + 1)
+    lead_on_with(replica, LIMITS.disk_stall_ms + 2 * LIMITS.heartbeat_ms, {1: end + 1})
+    assert replica.had(r.StopPuts)
+
+
 # --- hand-over ------------------------------------------------------------------------------------
 
 

@@ -81,6 +81,8 @@ class Chaos:
             (self.pause, rate * rng.random() * 0.3),
             (self.resume, 0.5),
             (self.hand_over, rate * rng.random() * 0.2),
+            (self.stall_disk, rate * rng.random() * 0.3),
+            (self.serve_disk, 0.3),
             (self.stop_streams, rate * rng.random() * 1.0),
             (self.start_streams, 0.5),
         ):
@@ -218,6 +220,13 @@ class Chaos:
     def resume(self) -> None:
         self.any_node().is_paused = False
 
+    def stall_disk(self) -> None:
+        self.faults["stalled disks"] += 1
+        self.any_node().is_disk_stalled = True
+
+    def serve_disk(self) -> None:
+        self.any_node().is_disk_stalled = False
+
     def stop_streams(self) -> None:
         """Replication ends, and the other processes go on."""
         node = self.any_node()
@@ -242,7 +251,17 @@ class Chaos:
             node.is_paused = False
             if not node.is_up:
                 world.start(node)
-        silent = self.choose_silent()
+        for node in world.nodes:
+            node.is_disk_stalled = False
+        silent = None
+        # One fault may stay, and another replica must lead.
+        faulty = self.choose_faulty()
+        if faulty is not None and self.rng.random() < 0.5:
+            faulty.is_disk_stalled = True
+        elif faulty is not None:
+            silent = faulty
+            silent.is_streaming = False
+            silent.stop_streams()
         for node in world.nodes:
             if not node.is_streaming and node is not silent:
                 node.is_streaming = True
@@ -263,15 +282,12 @@ class Chaos:
                 f"not healed after {HEAL_MS} ms: {[self.describe(n) for n in world.nodes]}"
             )
 
-    def choose_silent(self) -> Node | None:
-        """A replica whose Replication does not start again, or None. Another one must lead."""
+    def choose_faulty(self) -> Node | None:
+        """A replica that cannot lead for long: its Replication does not start again, or its disk stalls; or None."""
         is_complete = all(node.ballot.is_complete for node in self.world.nodes)
-        if self.members < 3 or not is_complete or self.rng.random() > 0.1:
+        if self.members < 3 or not is_complete or self.rng.random() > 0.2:
             return None
-        node = self.any_node()
-        node.is_streaming = False
-        node.stop_streams()
-        return node
+        return self.any_node()
 
     def taken(self) -> list:
         taken, self.world.network[:] = list(self.world.network), []
@@ -280,7 +296,7 @@ class Chaos:
     def is_healed(self) -> bool:
         world = self.world
         leading = [node for node in world.nodes if node.replica and node.replica.leads]
-        if len(leading) != 1:
+        if len(leading) != 1 or leading[0].is_disk_stalled:
             return False
         end = leading[0].log.confirmed_end
         logs = {bytes(node.log.data) for node in world.nodes}

@@ -195,6 +195,13 @@ class LeadsOnWithSilentStreams(ElectionMachine):
         return not is_streams and super()._misses_majority(last_ms, silence_ms)
 
 
+class LeadsOnWithAStalledDisk(ElectionMachine):
+    """Rule R16: a leader whose disk stores nothing for long lets another replica lead."""
+
+    def _watch_disk(self, *, has_advanced: bool) -> None:
+        return
+
+
 class TakesAnswersToEarlierProcesses(ElectionMachine):
     """Rule R1: an answer belongs to the process that asked. A part of `ReusesAnEpoch`."""
 
@@ -251,6 +258,7 @@ FOUND_BY_CHAOS: dict[type[ElectionMachine], int] = {
     NeverStepsDown: 3,
     LeadsOnAfterAFailedSync: 1,
     LeadsOnWithSilentStreams: 3,
+    LeadsOnWithAStalledDisk: 3,
 }
 
 #: the search finds these within seconds

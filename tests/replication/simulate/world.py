@@ -127,6 +127,8 @@ class Node:
     published_end: int = 0
     #: a sync failed: what was not synced then is not on the disk, whatever later syncs say
     failed_end: int | None = None
+    #: its disk syncs nothing, and later takes no appends, but forgets nothing
+    is_disk_stalled: bool = False
 
     @property
     def process(self) -> ReplicaProcess:
@@ -137,7 +139,12 @@ class Node:
         log, receiver = self.log, self.receiver
         matched = receiver.matched_end if receiver.matched else 0
         return LogFacts(
-            log.last_epoch, len(log.data), log.durable(), matched, receiver.highest_epoch
+            log.last_epoch,
+            len(log.data),
+            log.durable(),
+            matched,
+            receiver.highest_epoch,
+            is_writable=not self.is_disk_stalled,
         )
 
     def stop_streams(self) -> None:
@@ -358,7 +365,7 @@ class World:
             self.progress(node)
 
     def sync(self, node: Node) -> None:
-        if node.is_up and not node.is_paused:
+        if node.is_up and not node.is_paused and not node.is_disk_stalled:
             durable = node.log.durable()
             node.log.sync()
             if node.log.durable() > durable:
