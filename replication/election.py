@@ -361,6 +361,20 @@ class ElectionMachine:
             and self.state is ElectionState.FOLLOWER
         )
 
+    def best_successor(self) -> int | None:
+        """The candidate with the most of this leader's log among those whose log streams are alive; None: none.
+
+        Callers: any thread.
+        """
+        leadership = self._leadership
+        ends = [
+            (end, -replica)
+            for replica, end in list(leadership.durable_ends.items())
+            if replica in self._electable
+            and self._now_ms - leadership.streamed_ms[replica] <= self._limits.majority_silence_ms
+        ]
+        return -max(ends)[1] if ends else None
+
     # --- epochs -----------------------------------------------------------------------------------
 
     def _adopt_epoch(self, epoch: int, voted_for: ReplicaProcess | None) -> None:
@@ -703,21 +717,10 @@ class ElectionMachine:
             # Another replica has the first try.
             self._await_leader(times=2)
             return
-        successor = self._best_successor()
+        successor = self.best_successor()
         if successor is not None:
             self._stalled_leaderships += 1
             self._begin_hand_over(successor)
-
-    def _best_successor(self) -> int | None:
-        """The candidate with the most of this log among those whose log streams are alive; None: there is none."""
-        leadership = self._leadership
-        ends = [
-            (end, -replica)
-            for replica, end in leadership.durable_ends.items()
-            if replica in self._electable
-            and self._now_ms - leadership.streamed_ms[replica] <= self._limits.majority_silence_ms
-        ]
-        return -max(ends)[1] if ends else None
 
     def _misses_majority(self, last_ms: dict[int, int], silence_ms: int) -> bool:
         """Whether no majority was heard for so long. A sole candidate stays, because no other can lead.

@@ -148,9 +148,9 @@ class Leader(ReplicaRole):
 
         try:
             checked = self._put_path.check(request)
-        except RayMQError:
+        except RayMQError as error:
             self.counters.rejected += 1
-            raise
+            raise self._for_producer(error) from None
 
         ticket = PutTicket(notify, began)
         # From here on the batch may be stored, so that nothing is raised and errors go to the ticket.
@@ -196,7 +196,7 @@ class Leader(ReplicaRole):
             return self._put_path.check(request)
         except RayMQError as error:
             self.counters.rejected += 1
-            return error
+            return self._for_producer(error)
         except Exception as error:
             logger.exception("put")
             return Bug(f"put: {error!r}")
@@ -243,7 +243,16 @@ class Leader(ReplicaRole):
             self._host.failures.note("append", result)
         if isinstance(result, OSError):
             return Unavailable(f"the log could not be written: {result}", field="store")
-        return result
+        return self._for_producer(result)
+
+    def _for_producer(self, error: RayMQError) -> RayMQError:
+        """The refusal that a producer gets. With a follower that soon leads in place of a full disk, it tries again."""
+        if isinstance(error, StorageFull) and self._host.elections.has_successor:
+            return Unavailable(
+                "the disk of the leader is full, and another replica takes over; nothing was stored",
+                field="leader",
+            )
+        return error
 
     def _await_pool_space(self) -> None:
         self.check_serving()

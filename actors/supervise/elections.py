@@ -181,6 +181,11 @@ class Elections:
         """Whether a frame of log bytes may be taken: `ElectionMachine.admits`."""
         return self._machine.admits(leader, epoch)
 
+    @property
+    def has_successor(self) -> bool:
+        """Whether a follower could lead in place of this replica, which leads."""
+        return self._machine.best_successor() is not None
+
     def admit_puts(self, epoch: int) -> bool:
         """Take puts, if this process still leads that epoch. Returns: whether it does."""
         with self._put_lock:
