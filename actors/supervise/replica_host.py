@@ -378,9 +378,10 @@ class ReplicaHost:
             return
         if elected is not None:
             self._lead()
-        elif self.store.followed is not None and self.store.followed.ended:
-            # The epoch could not begin, and is over now.
-            self._forget_lead()
+            return
+        # An epoch that could not begin is over now.
+        self._forget_lead()
+        if self.store.followed is not None and self.store.followed.ended:
             with self.dispatcher.paused():
                 self.store.follow()
 

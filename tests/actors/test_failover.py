@@ -12,17 +12,31 @@ from pathlib import Path
 
 import pytest
 
+from raymq.actors.follower.log_port import FollowerLogPort
 from raymq.actors.replica import open_replica
 from raymq.actors.supervise.replica_host import ReplicaHost
-from raymq.replication.election import ElectionLimits
-from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
+from raymq.replication.election import ElectionLimits, FollowerHeard
+from raymq.store.base.errors import (
+    DeliveryUnknown,
+    RayMQError,
+    Rejected,
+    StorageFull,
+    Unavailable,
+)
+from raymq.store.base.running_flags import DISK_FULL, FENCED
 from raymq.store.config.store_config import StoreConfig
-from raymq.store.records.requests import FetchRequest
+from raymq.store.records.requests import AppendedRows, FetchRequest
 from tests.support.batches import request
 from tests.support.replica_pair import wait_until
 
 CONFIG = StoreConfig(segment_size_bytes=256 * 1024, prewrite_window_bytes=64 * 1024)
-LIMITS = ElectionLimits(election_ms=200, heartbeat_ms=60, majority_silence_ms=400, hand_over_ms=400)
+LIMITS = ElectionLimits(
+    election_ms=200,
+    heartbeat_ms=60,
+    majority_silence_ms=600,
+    hand_over_ms=400,
+    disk_stall_ms=300,
+)
 
 
 class Link:
@@ -34,6 +48,8 @@ class Link:
         self._called = called
 
     def elect(self, frame: bytes, timeout_s: float) -> list[bytes]:
+        if self._shard.faults:
+            raise self._shard.faults.pop()
         self._check(self._caller, self._called)
         answers = self._shard.hosts[self._called].elect(frame)
         self._check(self._called, self._caller)
@@ -54,6 +70,8 @@ class Shard:
         self.hosts: dict[int, ReplicaHost] = {}
         #: (from, to) of messages that are lost
         self.cut: set[tuple[int, int]] = set()
+        #: errors that the next calls of other replicas raise
+        self.faults: list[Exception] = []
         self._incarnation = 0
         #: epoch -> replicas that led it
         self.led: dict[int, set[int]] = {}
@@ -123,12 +141,16 @@ def shard(tmp_path: Path) -> Iterator[Shard]:
 
 def test_three_replicas_elect_one_leader_and_the_others_name_it(shard: Shard) -> None:
     shard.start_all()
-    leader = shard.wait_leader()
-    host = shard.hosts[leader]
-    epoch = host.elections.epoch
-    assert host.log.last_epoch == epoch
+
+    def hints() -> set[tuple[int | None, int]]:
+        known = [host.leader_hint() for host in shard.hosts.values()]
+        return {(hint["replica"], hint["epoch"]) for hint in known}
+
+    wait_until(lambda: len(hints()) == 1 and shard.leaders(), "all name the same leader")
+    ((leader, epoch),) = hints()
+    assert leader is not None
+    assert shard.hosts[leader].log.last_epoch == epoch
     for replica, other in shard.hosts.items():
-        wait_until(lambda o=other: o.leader_hint()["replica"] == leader, "all know the leader")
         if replica != leader:
             assert other.mode == "follower"
             with pytest.raises(Unavailable, match="does not lead") as refused:
@@ -254,3 +276,108 @@ def test_puts_of_many_threads_meet_a_change_of_the_leader_and_each_is_answered(
         thread.join(20)
         assert not thread.is_alive()
     assert set(answers) <= {"DeliveryUnknown", "Unavailable"}
+
+
+def test_a_replica_whose_disk_takes_no_epoch_record_lets_another_one_lead(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    #: the first replica that is elected from now on
+    full: list[int] = []
+
+    def fill_disk(replica: int) -> None:
+        store = shard.hosts[replica].store
+        lead = store.lead
+
+        def refuse_first(epoch: int) -> AppendedRows:
+            if full in ([], [replica]):
+                full[:] = [replica]
+                raise StorageFull("the disk is full")
+            return lead(epoch)
+
+        monkeypatch.setattr(store, "lead", refuse_first)
+
+    shard.start_all()
+    first = shard.wait_leader()
+    shard.kill(first)
+    for each in list(shard.hosts):
+        fill_disk(each)
+    third = shard.wait_leader()
+    assert full not in ([], [third])
+    host = shard.hosts[full[0]]
+    wait_until(lambda: "lead" not in host.failures, "it gave up")
+
+    # The next epoch that it is elected for may begin at once.
+    full[:] = [first]
+    assert host._next_lead_ms == 0
+    shard.start(first)
+    shard.isolate(third)
+    shard.wait_leader(other_than=third)
+
+
+def test_a_leader_whose_appends_fail_for_long_stops_puts_for_its_successor(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.start_all()
+    host = shard.hosts[shard.wait_leader()]
+    host.elections.step(FollowerHeard(2, host.elections.epoch, host.log.end, is_complete=True))
+    assert host.store.create_topic("t", 1, [0]) is not None
+    host.store.flags.set(DISK_FULL)
+    with pytest.raises(Unavailable, match="another replica takes over"):
+        host.put(request([b"x"])).wait(5)
+
+    def hear() -> bool:
+        epoch, end = host.elections.epoch, host.log.end
+        host.elections.step(FollowerHeard(2, epoch, end, is_complete=True))
+        return bool(host.store.flags.bits & FENCED)
+
+    wait_until(hear, "it takes no puts, so that its successor can get all of its log")
+
+
+def test_elections_go_on_after_errors_of_any_kind_in_the_calls_of_other_replicas(
+    shard: Shard, caplog: pytest.LogCaptureFixture
+) -> None:
+    shard.faults = [ValueError("no library raises this"), OSError("broken"), Unavailable("late")]
+    shard.start_all()
+    shard.wait_leader()
+    assert not shard.faults
+    assert "no library raises this" in caplog.text
+
+
+def test_clients_are_answered_before_the_threads_of_an_ended_leadership_are_awaited(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.start_all()
+    first = shard.wait_leader()
+    host = shard.hosts[first]
+    assert host.store.create_topic("t", 1, [0]) is not None
+    ticket = host.put(request([b"waits"]))
+    done = []
+    end_role_threads = host._end_role_threads
+
+    def end() -> None:
+        done.append(ticket.done)
+        end_role_threads()
+
+    monkeypatch.setattr(host, "_end_role_threads", end)
+    shard.isolate(first)
+    wait_until(lambda: host.role.mode == "follower", "the old leader steps down")
+    assert done[0]
+
+
+def test_the_flush_service_works_again_after_a_cut_of_the_log_that_failed(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(offset: int, *, epoch: int) -> None:
+        raise OSError(5, "the disk does not answer")
+
+    shard.start_all()
+    leader = shard.wait_leader()
+    host = next(host for replica, host in shard.hosts.items() if replica != leader)
+    wait_until(lambda: host.role.mode == "follower", "it follows")
+    begun = []
+    monkeypatch.setattr(host.store.followed, "truncate", fail)
+    monkeypatch.setattr(host, "begin_satellites", lambda: begun.append(host.log.end))
+    with pytest.raises(OSError, match="does not answer"):
+        FollowerLogPort(host).truncate(0)
+    assert begun == [host.log.end]
+    assert "append" in host.failures

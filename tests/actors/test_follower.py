@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from raymq.actors.follower.session import FollowerSession
+from raymq.replication.election import Received
 from raymq.replication.wire import (
     Ack,
     AppendEntries,
@@ -17,6 +18,7 @@ from raymq.replication.wire import (
     Reason,
     Refusal,
     ReplicaProcess,
+    RequestVote,
     cluster_key,
     decode,
     encode,
@@ -187,3 +189,52 @@ def test_a_stranger_raises_no_epoch(port, session):
     line.hang_up()
     assert line.silent
     assert port.log.meta.get("ballot") is None
+
+
+def test_an_acknowledgement_that_a_vote_overtakes_is_not_sent(port, session, monkeypatch):
+    line = Line(session, incarnation=1, epoch=4)
+    line.say(Hello(3, 0), to=0)
+    line.hear()
+    durable = port.durable
+
+    def vote_before_the_end_is_read() -> int:
+        vote = RequestVote(9, 1000)
+        session._elections.step(Received(ReplicaProcess(2, 1), ReplicaProcess(1, 5), 9, vote))
+        return durable()
+
+    monkeypatch.setattr(port, "durable", vote_before_the_end_is_read)
+    line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
+    line.hang_up()
+    assert session._elections.epoch == 9
+    assert port.log.end == 3
+    assert line.silent
+
+
+def test_a_match_counts_only_after_the_effects_of_its_frame(port, session, monkeypatch):
+    seen = []
+    append_units = port.append_units
+
+    def append(units, data) -> None:
+        seen.append(session.matched())
+        append_units(units, data)
+
+    monkeypatch.setattr(port, "append_units", append)
+    line = Line(session, incarnation=1, epoch=4)
+    line.say(Hello(3, 0), to=0)
+    line.hear()
+    line.say(AppendEntries(0, 0, 0, (first := unit_of(b"abc"),)), b"abc")
+    assert line.hear() == Ack(3, 3, 0)
+    value = port.chain_value_at(3)
+    line.say(AppendEntries(3, value, 4, (unit_of(b"defg", 3, value),)), b"defg")
+    assert line.hear() == Ack(7, 7, 0)
+    assert first.end == 3
+    assert seen == [(0, 4), (3, 4)]
+    assert session.matched() == (7, 4)
+
+    # What equals the log of one leader says nothing about that of the next one.
+    other = Line(session, incarnation=2, epoch=5)
+    other.say(Hello(9, 0), to=0)
+    other.hear()
+    assert session.matched() == (0, 5)
+    other.hang_up()
+    line.hang_up()
