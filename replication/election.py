@@ -56,6 +56,8 @@ class ElectionLimits:
     #: a leader whose log streams reach no majority for this long lets another replica lead. Each such leadership that
     #: follows another one in a row lasts twice as long, because no other replica may be able to lead
     stream_silence_ms: int = 10_000
+    #: between two followers that ask for votes because the leader's process has ended
+    turn_ms: int = 100
     #: between two questions that were not answered
     retry_ms: int = 200
     #: a leader whose own disk stores nothing for this long, although there is something to store, lets another replica
@@ -129,6 +131,13 @@ class LeaderHeard(NamedTuple):
     epoch: int
 
 
+class LeaderEnded(NamedTuple):
+    """The process that led an epoch has ended, as its Replication says. A false word costs an election, no promise."""
+
+    leader: int
+    epoch: int
+
+
 class FollowerHeard(NamedTuple):
     """A follower's log equals this leader's, durably, up to `durable_end`."""
 
@@ -162,7 +171,14 @@ class HandOver(NamedTuple):
 
 
 ElectionEvent: TypeAlias = (
-    Received | LeaderHeard | FollowerHeard | EpochBegun | ElectionTick | OwnSyncFailed | HandOver
+    Received
+    | LeaderHeard
+    | LeaderEnded
+    | FollowerHeard
+    | EpochBegun
+    | ElectionTick
+    | OwnSyncFailed
+    | HandOver
 )
 
 
@@ -339,6 +355,8 @@ class ElectionMachine:
             self._tick()
         elif isinstance(event, LeaderHeard):
             self._hear_leader(event)
+        elif isinstance(event, LeaderEnded):
+            self._lose_leader(event)
         elif isinstance(event, FollowerHeard):
             self._hear_follower(event)
         elif isinstance(event, EpochBegun):
@@ -354,12 +372,7 @@ class ElectionMachine:
 
     def admits(self, leader: ReplicaProcess, epoch: int) -> bool:
         """Whether a frame of log bytes may be taken. Callers: after `step(LeaderHeard)` and its effects."""
-        return (
-            epoch == self.epoch
-            and self.leader is not None
-            and self.leader.id == leader.id
-            and self.state is ElectionState.FOLLOWER
-        )
+        return self._is_follower_of(leader.id, epoch)
 
     def best_successor(self) -> int | None:
         """The candidate with the most of this leader's log among those whose log streams are alive; None: none.
@@ -630,6 +643,28 @@ class ElectionMachine:
         self._leader_heard_ms = self._now_ms
         self._await_leader()
         self._follow(leader)
+
+    def _lose_leader(self, event: LeaderEnded) -> None:
+        """Ask for votes without waiting for the heartbeats of a process that has ended.
+
+        The followers take turns: two that asked at the same time would share the votes.
+        """
+        if not self._is_follower_of(event.leader, event.epoch):
+            return
+        self._leader_heard_ms = None
+        turn = [member for member in self._members if member != event.leader].index(self.me.id)
+        self._election_ms = self._now_ms + turn * self._limits.turn_ms
+        if turn == 0 and self._may_be_candidate:
+            self._begin_election()
+
+    def _is_follower_of(self, leader: int, epoch: int) -> bool:
+        """Whether that replica leads the present epoch, as far as this one, which follows, knows."""
+        return (
+            self.state is ElectionState.FOLLOWER
+            and epoch == self.epoch
+            and self.leader is not None
+            and self.leader.id == leader
+        )
 
     def _follow(self, leader: ReplicaProcess) -> None:
         """Note who leads the present epoch."""

@@ -236,6 +236,12 @@ class LogSender:
 
     # --- the session ------------------------------------------------------------------------------
 
+    def leader_ended(self) -> Send | None:
+        """The last frame of a session whose leader's process has ended; None without a session."""
+        if self.phase is not Phase.STREAMING:
+            return None
+        return Send(self._header(), wire.LeaderEnded(), 0, 0)
+
     def _send_hello(self) -> None:
         """Begin a session on a new connection."""
         if self.phase is not Phase.CONNECTING:
@@ -416,8 +422,10 @@ class LogSender:
             self._in_flight.append(self._sent_end)
 
     def _send(self, message: wire.ReplicaMessage, start: int = 0, stop: int = 0) -> None:
-        header = wire.FrameHeader(
+        self._sent_at_ms = self._now_ms
+        self._effects.append(Send(self._header(), message, start, stop))
+
+    def _header(self) -> wire.FrameHeader:
+        return wire.FrameHeader(
             self._cluster, self._shard, self._me, self._peer, self._epoch, self._session
         )
-        self._sent_at_ms = self._now_ms
-        self._effects.append(Send(header, message, start, stop))

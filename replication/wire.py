@@ -131,6 +131,10 @@ class Refusal(NamedTuple):
     text: str
 
 
+class LeaderEnded(NamedTuple):
+    """Leader's Replication: the process that led this epoch has ended, and sends no heartbeat any more."""
+
+
 # --- elections ------------------------------------------------------------------------------------
 
 
@@ -214,7 +218,7 @@ class NewerEpoch(NamedTuple):
 
 
 Stream: TypeAlias = (
-    Hello | HelloReply | Probe | ProbeReply | AppendEntries | Ack | Conflict | Refusal
+    Hello | HelloReply | Probe | ProbeReply | AppendEntries | Ack | Conflict | Refusal | LeaderEnded
 )
 Election: TypeAlias = (
     PreVote
@@ -255,6 +259,7 @@ _LAYOUTS: dict[type[ReplicaMessage], struct.Struct] = {
     JoinReply: struct.Struct(">Qq"),
     TakeOver: struct.Struct(">"),
     NewerEpoch: struct.Struct(">"),
+    LeaderEnded: struct.Struct(">"),
 }
 _KINDS = tuple(_LAYOUTS)
 

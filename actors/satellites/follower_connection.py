@@ -13,6 +13,8 @@ from raymq.store.base.errors import Rejected, Unavailable
 
 #: how long a receiving thread waits before it checks whether its connection was closed
 RECEIVE_WAIT_MS = 100
+#: how long the last frame of a connection may take
+LAST_FRAME_S = 1.0
 
 ConnectionEvent = Connected | Disconnected | FrameReceived
 
@@ -45,6 +47,8 @@ class _Connection:
         self._outgoing: deque[tuple[bytes, Any]] = deque()
         self._condition = threading.Condition()
         self._closed = False
+        #: the last frame is sent after `close`
+        self._has_last = False
         self.receiver = threading.Thread(
             target=self._run_receiver, name="raymq-replica-receive", daemon=True
         )
@@ -55,10 +59,13 @@ class _Connection:
                 self._outgoing.append((frame, body))
                 self._condition.notify()
 
-    def close(self) -> None:
+    def close(self, last: bytes | None = None) -> None:
+        """End it soon. Args: `last`: a frame that is sent before, instead of those that wait."""
         with self._condition:
-            self._closed = True
+            self._closed, self._has_last = True, last is not None
             self._outgoing.clear()
+            if last is not None:
+                self._outgoing.append((last, None))
             self._condition.notify_all()
 
     def _run_receiver(self) -> None:
@@ -69,10 +76,10 @@ class _Connection:
             self._fail(error)
             return
 
+        sender = threading.Thread(
+            target=self._run_sender, args=(stream,), name="raymq-replica-send", daemon=True
+        )
         try:
-            sender = threading.Thread(
-                target=self._run_sender, args=(stream,), name="raymq-replica-send", daemon=True
-            )
             sender.start()
             self._owner.report(self, Connected(self._owner.log_start()))
 
@@ -80,6 +87,8 @@ class _Connection:
                 frame = stream.receive(RECEIVE_WAIT_MS)
                 if frame is not None:
                     self._owner.report(self, _read(frame[0]))
+            if self._has_last:
+                sender.join(LAST_FRAME_S)
         except Exception as error:
             self._fail(error)
         finally:
@@ -93,7 +102,7 @@ class _Connection:
                 with self._condition:
                     while not self._outgoing and not self._closed:
                         self._condition.wait()
-                    if self._closed:
+                    if not self._outgoing:
                         return
                     frame, body = self._outgoing.popleft()
                 stream.send(frame, body)
@@ -143,13 +152,13 @@ class FollowerConnection:
         # Only now: `report` drops events of any connection but `_connection`.
         self._connection.receiver.start()
 
-    def disconnect(self) -> None:
-        """Drop the connection and every event of it."""
+    def disconnect(self, last: bytes | None = None) -> None:
+        """Drop the connection and every event of it. Args: `last`: a frame that is sent before."""
         connection, self._connection = self._connection, None
         with self._lock:
             self._events.clear()
         if connection is not None:
-            connection.close()
+            connection.close(last)
 
     def send(self, frame: bytes, body: Any) -> None:
         """Put a frame into the connection's queue, which the caller's window bounds."""

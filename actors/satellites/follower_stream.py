@@ -109,6 +109,12 @@ class FollowerStream:
             elif isinstance(effect, log_sender.Halt):
                 logger.error("replica %d gets no log bytes: %s", self.follower, effect.reason)
 
+    def report_leader_ended(self) -> None:
+        """End the stream with the word that the leader's process has ended."""
+        last = self._sender.leader_ended()
+        if last is not None:
+            self._connection.disconnect(encode(last.header, last.message))
+
     def _send(self, effect: log_sender.Send) -> None:
         """Send a frame. Raises: Corrupt when the log's bytes are not those that were stored."""
         body = self._log.read(effect.start, effect.stop, effect.message)

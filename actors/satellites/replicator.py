@@ -134,6 +134,10 @@ class Replicator(Service):
     def _serve_epoch(self, led: Leadership | None) -> None:
         """Begin the streams of an epoch, or end those of the epoch before."""
         self._earlier_frames = self._frames
+        if self._streams and self._satellite.commit_log_ended():
+            # The others need not wait until they miss its heartbeats.
+            for stream in self._streams:
+                stream.report_leader_ended()
         self._streams = []
         for connection in self._connections.values():
             connection.disconnect()

@@ -224,9 +224,9 @@ class Satellite:
     def leadership(self) -> control_block.Leadership | None:
         """The epoch that this replica leads; None: it follows, or the process that led has ended."""
         led = self._control.leadership
-        return None if led is not None and self._commit_log_ended() else led
+        return None if led is not None and self.commit_log_ended() else led
 
-    def _commit_log_ended(self) -> bool:
+    def commit_log_ended(self) -> bool:
         """Whether the process of the CommitLog that has granted this satellite is gone."""
         process = self._control.process
         if self._commit_log is None or self._commit_log.identity != process:

@@ -8,7 +8,9 @@ import os
 import pytest
 
 from raymq.actors.satellites.service import EXIT_FENCED, EXIT_STOPPED
+from raymq.actors.shared import control_block
 from raymq.actors.shared.failures import FailureFile
+from raymq.replication.election import LeaderEnded
 from raymq.replication.log_sender import SenderLimits
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.clock import Clock
@@ -125,6 +127,20 @@ def test_a_revoked_replication_ends_and_publishes_nothing_more(pair):
     assert pair.exit_codes == [EXIT_FENCED]
     pair.follower.sync()
     assert pair.leader.confirmed == 0
+
+
+def test_followers_learn_at_once_that_the_leaders_process_has_ended(pair, monkeypatch):
+    end = pair.leader.write(100)
+    pair.wait_matched(end)
+    elections = pair.transport.sessions["replica-1"]._elections
+    heard = []
+    monkeypatch.setattr(elections, "step", heard.append)
+
+    # No process has this pid and this start time any more.
+    own = pair.leader.control.process
+    pair.leader.control._words[control_block._START_TIME] = own.start_time - 1
+    wait_until(lambda: LeaderEnded(0, 1) in heard, "the follower hears of it")
+    assert pair.replicator.status()["epoch"] == 0
 
 
 def test_a_full_follower_refuses_and_is_tried_again(pair):

@@ -228,6 +228,43 @@ def test_log_bytes_of_another_process_of_the_leader_are_admitted_in_its_epoch_al
     assert not replica.machine.admits(process(2), 5)
 
 
+# --- the end of the leader's process --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("me", "turn"), [(1, 0), (2, 1), (4, 3)])
+def test_followers_of_a_leader_whose_process_has_ended_ask_for_votes_in_turn(me: int, turn: int):
+    replica = Replica(me, 5)
+    replica.hear(0, wire.CheckLeader(1), epoch=5)
+    replica.sent(wire.PreVote)
+    replica.step(r.LeaderEnded(0, 5))
+    if turn:
+        replica.tick(turn * LIMITS.turn_ms - 1)
+        assert not replica.had(r.SendElection)
+        replica.tick(1)
+    assert len(replica.sent(wire.PreVote)) == 4
+
+    # It hears no leader any more, and lets another one have its turn.
+    replica.hear(3, wire.PreVote(1, 1, 100), epoch=5)
+    (reply,) = replica.sent(wire.PreVoteReply)
+    assert reply.message.granted
+
+
+@pytest.mark.parametrize("ended", [r.LeaderEnded(0, 4), r.LeaderEnded(2, 5)])
+def test_the_end_of_another_process_than_the_present_leaders_changes_nothing(ended: r.LeaderEnded):
+    replica = follower()
+    replica.sent(wire.PreVote)
+    replica.step(ended)
+    replica.tick(LIMITS.election_ms - 1)
+    assert not replica.had(r.SendElection)
+
+
+def test_a_replica_that_may_not_lead_asks_for_no_votes_when_the_leader_has_ended():
+    replica = follower(candidates=(0, 2))
+    replica.sent(wire.PreVote)
+    replica.step(r.LeaderEnded(0, 5))
+    assert not replica.had(r.SendElection)
+
+
 # --- silent log streams ---------------------------------------------------------------------------
 
 

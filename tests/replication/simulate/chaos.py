@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from raymq.replication.election import ElectionMachine, HandOver
+from raymq.replication.election import ElectionMachine, HandOver, LeaderEnded
 from raymq.replication.log_receiver import LogReceiver
 from raymq.replication.quorum import majority, published_end
 
@@ -85,6 +85,7 @@ class Chaos:
             (self.serve_disk, 0.3),
             (self.stop_streams, rate * rng.random() * 1.0),
             (self.start_streams, 0.5),
+            (self.report_leader_ended, rate * rng.random() * 0.3),
         ):
             self.actions.append(action)
             self.weights.append(weight)
@@ -240,6 +241,14 @@ class Chaos:
         if node.is_up and not node.is_paused and not node.is_streaming:
             node.is_streaming = True
             self.world.stream(node)
+
+    def report_leader_ended(self) -> None:
+        """Replication says that the leader's process has ended. It may live, or be one that has followed it."""
+        node = self.any_node()
+        leader = None if node.replica is None or node.is_paused else node.replica.leader
+        if node.replica is not None and leader is not None:
+            self.faults["leaders reported as ended"] += 1
+            self.world.step(node, LeaderEnded(leader.id, node.replica.epoch))
 
     # --- the end ----------------------------------------------------------------------------------
 
