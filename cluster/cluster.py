@@ -25,6 +25,8 @@ from .unclosed import warn_unclosed
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from .deploy.ray_host import Progress
+    from .drain_node import DrainReport
     from .start import StopReport
     from .transport.connection import Connection, Transport
     from .transport.routes import Resolver, Routes
@@ -342,6 +344,68 @@ class Cluster:
     def async_consumer(self, topic: str, **options: Unpack[ConsumerOptions]) -> raymq.AsyncConsumer:
         """An AsyncConsumer of one topic, with the options of `raymq.Consumer`."""
         return raymq.AsyncConsumer(self, topic, **options)
+
+    def move_leader(self, shard: int, replica: int) -> None:
+        """Let another replica lead a shard, and wait until it does. Sends wait for less than a second.
+
+        Raises: Rejected when it cannot lead; Unavailable when it does not lead within 15 s.
+        """
+        from .replica_status import move_leader
+
+        clock = Clock()
+        move_leader(self, shard, replica, pause=lambda seconds: clock.sleep_ms(seconds * 1000))
+
+    def replace_replica(
+        self,
+        shard: int,
+        replica: int,
+        *,
+        node: str | None = None,
+        timeout_s: float = 600.0,
+        progress: Progress | None = None,
+    ) -> None:
+        """Give the place of a lost replica to a new, empty one, and wait until that one has everything.
+
+        What is left of the old directory is moved aside where the new one is made, and never deleted.
+
+        Args:
+            shard: number of the shard, from 0.
+            replica: number of the replica, from 0. It must not lead the shard now.
+            node: the label of the node for the new replica, which must have no other replica of this shard. None
+                (default): the node of the old one.
+            timeout_s: seconds until the new replica must be complete; 600 by default.
+            progress: called with one line of text at a time; None (default) logs the lines.
+
+        Durable: the new placement, before anything else is changed.
+
+        Raises:
+            Rejected: it leads, is the only one that may lead, or may have the last copy of confirmed messages; or the
+                node cannot have it. Nothing was changed.
+            Unavailable: the cluster does not run, or the new replica is not complete in time. It goes on by itself.
+        """
+        from .replace_replica import replace_replica
+
+        replace_replica(self, shard, replica, node=node, timeout_s=timeout_s, progress=progress)
+
+    def drain_node(
+        self, node: str, *, timeout_s: float = 120.0, progress: Progress | None = None
+    ) -> DrainReport:
+        """Let other nodes lead every shard that a node leads, and wait until it leads nothing.
+
+        The node leads again only after another loss of a leader, a start of the cluster, or `move_leader`.
+
+        Args:
+            node: the label of the node.
+            timeout_s: seconds until it must lead nothing; 120 by default.
+            progress: called with one line of text at a time; None (default) logs the lines.
+
+        Raises:
+            Rejected: the node has no replica, or leads a shard that no other replica can lead. Nothing was done.
+            Unavailable: it still leads a shard at the end of the time.
+        """
+        from .drain_node import drain_node
+
+        return drain_node(self, node, timeout_s=timeout_s, progress=progress)
 
     def stop(self, *, timeout_s: float = 60.0) -> StopReport:
         """Stop the cluster and close this handle. Data stays. `timeout_s` bounds the orderly end of all actors.

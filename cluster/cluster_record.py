@@ -11,7 +11,7 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from raymq.actors.shared.control_block import FLUSHERS
 from raymq.replication.quorum import can_fail_over
@@ -23,6 +23,8 @@ from raymq.store.config.store_config import StoreConfig
 from .arguments import check_choice, check_number
 from .deploy.placement import NODE_HOST, Placement, check_host, place_shards
 from .paths import ClusterPaths, check_name, home_dir
+
+_Value = TypeVar("_Value")
 
 FORMAT = 1
 _SHARDS_MAX = 256
@@ -48,8 +50,10 @@ class ClusterRecord:
     host: str = "127.0.0.1"
     #: values of the node label, as given at the first start; None: all on one machine
     nodes: tuple[str, ...] | None = None
-    #: the node of each replica since the first start
+    #: the node of each replica now
     placement: Placement | None = None
+    #: shard -> how often each of its replicas was replaced; None: none ever was
+    generations: tuple[tuple[int, ...], ...] | None = None
     #: every shard has served once: a missing store is then a lost one
     formed: bool = False
     #: shards serve with TLS
@@ -70,6 +74,21 @@ class ClusterRecord:
         """
         return tuple(range(self.replicas)) if can_fail_over(self.replicas) else (0,)
 
+    def generation_of(self, shard: int, replica: int) -> int:
+        """How often a replica was replaced."""
+        return 0 if self.generations is None else self.generations[shard][replica]
+
+    def with_new_replica(self, shard: int, replica: int, node: str | None) -> ClusterRecord:
+        """The record after a replica was given up. Args: `node`: that of the new one; None: all on one machine."""
+        none = ((0,) * self.replicas,) * self.shards
+        generations = _replaced(
+            self.generations or none, shard, replica, self.generation_of(shard, replica) + 1
+        )
+        if self.placement is None or node is None:
+            return replace(self, generations=generations, formed=True)
+        placement = _replaced(self.placement, shard, replica, node)
+        return replace(self, generations=generations, placement=placement, formed=True)
+
     def roles(self, replica: int) -> tuple[str, ...]:
         """The roles of one replica, in the order in which they are started."""
         roles = ["commit_log", FLUSHERS[self.flush]]
@@ -79,6 +98,14 @@ class ClusterRecord:
         if self.replicas > 1 and may_lead:
             roles.append("replication")
         return tuple(roles)
+
+
+def _replaced(
+    rows: tuple[tuple[_Value, ...], ...], shard: int, replica: int, value: _Value
+) -> tuple[tuple[_Value, ...], ...]:
+    """The table with another value for one replica."""
+    row = (*rows[shard][:replica], value, *rows[shard][replica + 1 :])
+    return (*rows[:shard], row, *rows[shard + 1 :])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +223,8 @@ def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
         if body.get("nodes") is not None:
             body["nodes"] = tuple(body["nodes"])
             body["placement"] = tuple(tuple(row) for row in body["placement"])
+        if body.get("generations") is not None:
+            body["generations"] = tuple(tuple(row) for row in body["generations"])
         return ClusterRecord(**body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{paths.cluster} is damaged ({error}); the messages are in shard-*/ and are not touched"

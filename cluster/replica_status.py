@@ -29,6 +29,7 @@ _SHOWN = (
     "state",
     "epoch",
     "is_complete",
+    "generation",
     "appended",
     "synced",
     "confirmed",

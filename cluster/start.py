@@ -368,12 +368,7 @@ def plan_start(
             wanted, ephemeral=volatile or (wanted.nodes is not None and ephemeral)
         )
 
-    config = StoreConfig(
-        segment_size_bytes=record.segment_size_bytes,
-        flush=record.flush,
-        transient_pool=record.transient_pool,
-        file_reserved_hours=record.file_reserved_hours,
-    )
+    config = store_config(record)
 
     # With `nodes` each shard checks its own machine.
     if record.transient_pool and record.nodes is None:
@@ -382,6 +377,16 @@ def plan_start(
         check_room(leaders, pool_bytes, files=files)
 
     return StartPlan(stored, record, asdict(config))
+
+
+def store_config(record: ClusterRecord) -> StoreConfig:
+    """The options of the stores of a cluster."""
+    return StoreConfig(
+        segment_size_bytes=record.segment_size_bytes,
+        flush=record.flush,
+        transient_pool=record.transient_pool,
+        file_reserved_hours=record.file_reserved_hours,
+    )
 
 
 def connect(
@@ -695,7 +700,9 @@ def _check_addresses(ray: Any, record: ClusterRecord, *, first: bool) -> list[st
     """
     addresses: list[str] = []
     if record.nodes is not None:
-        addresses = placement.check_nodes(ray, record.nodes, first=first)
+        # A replica that was replaced may be on a node that the first start did not name.
+        nodes = {node for row in record.placement or () for node in row}
+        addresses = placement.check_nodes(ray, record.nodes if first else nodes, first=first)
     elif record.host == NODE_HOST:
         addresses = [ray.util.get_node_ip_address()]
     hosts = addresses if record.host == NODE_HOST else [record.host]

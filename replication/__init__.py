@@ -6,5 +6,6 @@ log_receiver  receives the leader's log
 election      elections, fencing and confirmation of one replica
 quorum        how many replicas must agree
 wire          the messages between both sides
+incarnation   the number of a process, with the generation of its replica
 combiner      combines the flush future and the replica future of each put
 """

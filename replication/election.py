@@ -15,7 +15,10 @@ because records of earlier epochs are not safe by their number of copies alone.
 A replica that is not complete (see `quorum`) votes, and its answers say so. It leads only if all replicas vote for it.
 It becomes complete when its log equals the leader's up to an end that the leader named after a check that began later
 and that all answered: otherwise the epoch of the leader may be over, or end by a vote that the replica has forgotten.
-The rules R2 to R16 are in docs/design.md.
+
+A replica that an operator replaced has a new *generation*. Each replica keeps the newest one that it heard of, and
+takes nothing from a process of an older one. A check names them, so that all others know the new generation before the
+new replica is complete. The rules R2 to R17 are in docs/design.md.
 """
 
 from __future__ import annotations
@@ -81,6 +84,12 @@ class Ballot(NamedTuple):
     voted_for: ReplicaProcess | None = None
     #: the log has everything that this replica ever reported as durable
     is_complete: bool = True
+    #: by replica id: the newest generation heard of; 0 for those after the last
+    generations: tuple[int, ...] = ()
+
+    def generation(self, replica: int) -> int:
+        """The newest generation of a replica that was heard of."""
+        return self.generations[replica] if replica < len(self.generations) else 0
 
 
 class LogFacts(NamedTuple):
@@ -372,7 +381,7 @@ class ElectionMachine:
 
     def admits(self, leader: ReplicaProcess, epoch: int) -> bool:
         """Whether a frame of log bytes may be taken. Callers: after `step(LeaderHeard)` and its effects."""
-        return self._is_follower_of(leader.id, epoch)
+        return self._is_follower_of(leader.id, epoch) and not self.is_replaced(leader)
 
     def best_successor(self) -> int | None:
         """The candidate with the most of this leader's log among those whose log streams are alive; None: none.
@@ -387,6 +396,36 @@ class ElectionMachine:
             and self._now_ms - leadership.streamed_ms[replica] <= self._limits.majority_silence_ms
         ]
         return -max(ends)[1] if ends else None
+
+    # --- generations ------------------------------------------------------------------------------
+
+    def is_replaced(self, process: ReplicaProcess) -> bool:
+        """Whether an operator gave the place of this process's replica to a newer one (R17)."""
+        return process.incarnation > 0 and process.generation < self.ballot.generation(process.id)
+
+    def _learn(self, process: ReplicaProcess) -> None:
+        """Take nothing more from older generations of this process's replica (R17)."""
+        known = self.ballot.generations
+        if process.generation > self.ballot.generation(process.id):
+            longer = [*known, *[0] * (process.id + 1 - len(known))]
+            longer[process.id] = process.generation
+            self._learn_all(tuple(longer))
+
+    def _learn_all(self, generations: tuple[int, ...]) -> None:
+        """Take nothing more from generations older than these (R17)."""
+        count = max(len(generations), len(self.ballot.generations))
+        known = Ballot(generations=generations)
+        newest = tuple(
+            max(known.generation(each), self.ballot.generation(each)) for each in range(count)
+        )
+        if newest == self.ballot.generations:
+            return
+        self.ballot = self.ballot._replace(generations=newest)
+        self._effects.append(Persist(self.ballot))
+        if self.state is ElectionState.LEADER:
+            # The log streams of this epoch may count what the replaced replica acknowledges. Those of the next one
+            # do not.
+            self._ask_votes(self.epoch + 1)
 
     # --- epochs -----------------------------------------------------------------------------------
 
@@ -437,6 +476,8 @@ class ElectionMachine:
         addressee = event.addressee
         if event.sender.id not in self._others or addressee.id != self.me.id:
             return False
+        if self.is_replaced(event.sender):
+            return False
         if addressee.incarnation == 0:
             return not isinstance(event.message, ANSWERS)
         return addressee.incarnation == self.me.incarnation
@@ -448,6 +489,12 @@ class ElectionMachine:
 
         sender, _, epoch, message = event
         # A question before an election raises no epoch.
+        raises_epoch = not isinstance(message, (PreVote, AskEpoch, EpochReply))
+        is_new = raises_epoch and epoch > self.epoch
+        if raises_epoch:
+            self._observe(epoch)
+        self._learn(sender)
+
         if isinstance(message, PreVote):
             self._answer_pre_vote(sender, epoch, message)
         elif isinstance(message, AskEpoch):
@@ -455,24 +502,23 @@ class ElectionMachine:
                 self._send(sender, EpochReply(message.number, self.ballot.is_complete))
         elif isinstance(message, EpochReply):
             self._take_epoch(sender, epoch, message)
-        else:
-            is_new = epoch > self.epoch
-            self._observe(epoch)
-            if isinstance(message, RequestVote):
-                self._answer_vote(sender, epoch, message, is_new=is_new)
-            elif isinstance(message, PreVoteReply):
-                # Its question has a number, and raised no epoch: the other replica may not have heard of this one.
-                self._take_pre_vote(sender, message)
-            elif epoch == self.epoch:
-                self._receive_in_epoch(sender, message)
-            elif isinstance(message, CheckLeader):
-                self._send(sender, wire.NewerEpoch())
+        elif isinstance(message, RequestVote):
+            self._answer_vote(sender, epoch, message, is_new=is_new)
+        elif isinstance(message, PreVoteReply):
+            # Its question has a number, and raised no epoch: the other replica may not have heard of this one.
+            self._take_pre_vote(sender, message)
+        elif epoch == self.epoch:
+            self._receive_in_epoch(sender, message)
+        elif isinstance(message, CheckLeader):
+            self._send(sender, wire.NewerEpoch())
 
     def _receive_in_epoch(self, sender: ReplicaProcess, message: wire.Election) -> None:
         """Take a message of this replica's epoch."""
         if isinstance(message, VoteReply):
             self._take_vote(sender, message)
         elif isinstance(message, CheckLeader):
+            # Before the answer, which says that this replica takes nothing from older ones.
+            self._learn_all(message.generations)
             self._hear_heartbeat(sender)
             self._send(sender, CheckLeaderReply(message.number, self.ballot.is_complete))
         elif isinstance(message, CheckLeaderReply):
@@ -634,7 +680,10 @@ class ElectionMachine:
 
         The process that streams the log outlives the one that leads. So the election is not put off.
         """
+        if self.is_replaced(event.leader):
+            return
         self._observe(event.epoch)
+        self._learn(event.leader)
         if event.epoch == self.epoch:
             self._follow(event.leader)
 
@@ -810,7 +859,7 @@ class ElectionMachine:
         """Ask all whether this is still the newest epoch. Each also learns from the question who leads it."""
         self._leadership.check_number += 1
         self._leadership.checked_ms = self._now_ms
-        self._ask_others(CheckLeader(self._leadership.check_number))
+        self._ask_others(CheckLeader(self._leadership.check_number, self.ballot.generations))
         self._after_check()
 
     def _take_check(self, sender: ReplicaProcess, message: CheckLeaderReply) -> None:

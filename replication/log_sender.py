@@ -156,11 +156,13 @@ class LogSender:
         log_start: int = 0,
         confirmed: int = 0,
         sessions_before: int = 0,
+        generation: int = 0,
         limits: SenderLimits | None = None,
     ) -> None:
         """Args: `confirmed`: the confirmed end now. `log_start`: the leader's first stored offset.
 
-        `sessions_before`: the sessions of `me` in this epoch have higher numbers.
+        `sessions_before`: the sessions of `me` in this epoch have higher numbers. `generation`: processes of an older
+        generation of the follower are not heard (R17 of docs/design.md).
         """
         self._cluster = cluster
         self._shard = shard
@@ -171,6 +173,7 @@ class LogSender:
         self._log_start = log_start
         self._limits = limits or SenderLimits()
         self._peer = wire.ReplicaProcess(follower_id, 0)
+        self._generation = generation
 
         #: time of the step under way
         self._now_ms = 0
@@ -284,6 +287,7 @@ class LogSender:
             and header.shard == self._shard
             and header.addressee == self._me
             and header.sender.id == self._peer.id
+            and header.sender.generation >= self._generation
             and header.session == self._session
             and self.phase in (Phase.GREETING, Phase.SEARCHING, Phase.STREAMING)
             and self._peer.incarnation in (0, header.sender.incarnation)

@@ -19,6 +19,8 @@ from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Rejected
 from raymq.store.log.chain import CHAIN_UNIT_BYTES, ChainUnit, unpack_units
 
+from .incarnation import generation_of
+
 MAGIC = b"RmqR"
 VERSION = 2
 
@@ -29,6 +31,7 @@ UNITS_LIMIT = 8192
 
 _HEADER = struct.Struct(">4sBB2x16sIIQI4xQQQII")
 _CRC_AT = _HEADER.size - 8
+_GENERATION = struct.Struct(">I")
 
 
 class ReplicaProcess(NamedTuple):
@@ -36,6 +39,11 @@ class ReplicaProcess(NamedTuple):
 
     id: int
     incarnation: int
+
+    @property
+    def generation(self) -> int:
+        """How often the replica had been replaced when this process was made."""
+        return generation_of(self.incarnation)
 
 
 class FrameHeader(NamedTuple):
@@ -187,6 +195,8 @@ class CheckLeader(NamedTuple):
     """Am I still the leader of the newest epoch that you know? A leader's heartbeat."""
 
     number: int
+    #: by replica id: the newest generation that the leader knows. A replica without one has the generation 0
+    generations: tuple[int, ...] = ()
 
 
 class CheckLeaderReply(NamedTuple):
@@ -237,7 +247,7 @@ Election: TypeAlias = (
 ReplicaMessage: TypeAlias = Stream | Election
 
 #: the numbers of each message. A Probe repeats its layout. Units follow those of an AppendEntries, the text those of a
-#: Refusal. The position is the kind on the wire, from 1 on
+#: Refusal, generations (u32 each) those of a CheckLeader. The position is the kind on the wire, from 1 on
 _LAYOUTS: dict[type[ReplicaMessage], struct.Struct] = {
     Hello: struct.Struct(">qq"),
     HelloReply: struct.Struct(">qqqqq"),
@@ -324,6 +334,9 @@ def _pack(message: ReplicaMessage) -> bytes:
         return b"".join([layout.pack(*candidate) for candidate in message.candidates])
     if isinstance(message, Refusal):
         return layout.pack(message.reason, message.highest_epoch) + message.text.encode()
+    if isinstance(message, CheckLeader):
+        generations = [_GENERATION.pack(each) for each in message.generations]
+        return layout.pack(message.number) + b"".join(generations)
     return layout.pack(*message)
 
 
@@ -340,4 +353,8 @@ def _unpack(kind: type[ReplicaMessage], payload: bytes) -> ReplicaMessage:
     if kind is Refusal:
         reason, highest_epoch = layout.unpack_from(payload)
         return Refusal(reason, highest_epoch, payload[layout.size :].decode(errors="replace"))
+    if kind is CheckLeader:
+        (number,) = layout.unpack_from(payload)
+        generations = _GENERATION.iter_unpack(payload[layout.size :])
+        return CheckLeader(number, tuple(each for (each,) in generations))
     return kind._make(layout.unpack(payload))

@@ -8,6 +8,7 @@ Every actor gets one dict of plain values, the spec, because Ray gives it to eac
 
     cluster, cluster_id, shards, version   name and id of the cluster, its shards, RayMQ's version at its start
     shard, replica, node                   which replica; its node label, None: all replicas are on one machine
+    generation                             how often an operator has replaced the replica
     role                                   "commit_log" or a satellite's role
     candidates                             the replicas that may lead
     satellites                             roles of the replica's satellites
@@ -35,6 +36,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from raymq.replication.incarnation import GENERATION_SHIFT, make_incarnation
 from raymq.store.base.errors import Unavailable
 from raymq.store.config.store_config import StoreConfig
 
@@ -42,6 +44,7 @@ from .process_setup import keep_freed_memory, keep_pandas_out
 from .replica_files import (
     PeerAddresses,
     endpoint_of,
+    generation_of,
     old_port,
     read_json,
     read_last_end,
@@ -100,7 +103,7 @@ class CommitLogActor:
         self._addresses = _addresses(spec)
 
         self._closing = threading.Event()
-        self._incarnation = secrets.randbits(62)
+        self._incarnation = make_incarnation(spec["generation"], secrets.randbits(GENERATION_SHIFT))
 
         # The default of 5 ms makes the ack thread wait that long for a busy reader thread.
         sys.setswitchinterval(0.0005)
@@ -137,7 +140,8 @@ class CommitLogActor:
         restarted = _was_restarted()
         address = _load(spec["prepare"])(spec, restarted=restarted)
         self._last_end = read_last_end(root)
-        host = self._make_host(root, is_first=not restarted and not spec["formed"])
+        is_first = not restarted and not spec["formed"] and not spec["generation"]
+        host = self._make_host(root, is_first=is_first)
 
         with contextlib.ExitStack() as undo:
             undo.callback(host.close, 0.0)
@@ -161,7 +165,10 @@ class CommitLogActor:
             undo.pop_all()
 
     def _make_host(self, root: Path, *, is_first: bool) -> Any:
-        """The host of the spec, which recovers the replica. Args: `is_first`: no start of it was complete before."""
+        """The host of the spec, which recovers the replica.
+
+        Args: `is_first`: no start of it was complete before, and it takes the place of no other replica.
+        """
         from raymq.actors.replica import open_replica
         from raymq.actors.shared.control_block import COMMIT_REAL_TIME
 
@@ -171,7 +178,9 @@ class CommitLogActor:
 
         identity = {
             **_facts(
-                spec, "cluster_id", "shard", "shards", "replica", "replicas", "flush", "version"
+                spec,
+                *("cluster_id", "shard", "shards", "replica", "replicas", "generation"),
+                *("flush", "version"),
             ),
             "name": spec["cluster"],
             "incarnation": self._incarnation,
@@ -323,7 +332,14 @@ class SatelliteActor:
         self._spec = spec
         self._service: Any = None
         self._closed = False
-        _start_thread(_run_or_exit, self._make, self._adopt)
+        _start_thread(_run_or_exit, self._make_for_store, self._adopt)
+
+    def _make_for_store(self) -> Any:
+        """The service, once CommitLog has moved the directory of a replaced replica aside."""
+        root = Path(self._spec["data_dir"])
+        while not self._closed and generation_of(root) < self._spec["generation"]:
+            time.sleep(RETRY_S)
+        return self._make()
 
     def _make(self) -> Any:
         """The service of this role."""

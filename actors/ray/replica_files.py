@@ -1,4 +1,7 @@
-"""Small files of a replica: where it and its peers listen, what it leads, and why its last process gave up."""
+"""Small files of a replica: where it and its peers listen, what it leads, and why its last process gave up.
+
+Its generation is there, too: how often the replica had been replaced when the directory was made.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,16 @@ def read_endpoint(root: Path) -> str | None:
     if value is None:
         return None
     return endpoint_of(value["host"], value["port"], tls=value.get("tls", False))
+
+
+def generation_of(root: Path) -> int:
+    """The generation of the replica whose directory this is; 0 for the first one."""
+    return int((read_json(root, "generation") or {}).get("generation", 0))
+
+
+def write_generation(root: Path, generation: int) -> None:
+    """Note whose directory this is. Durable: at return. Raises: OSError."""
+    write_json(root, "generation", {"generation": generation})
 
 
 def write_leadership(root: Path, epoch: int) -> None:

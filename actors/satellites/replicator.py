@@ -20,7 +20,9 @@ from typing import Any
 
 from raymq.actors.shared.control_block import FLUSHERS, FollowerProgress, Leadership
 from raymq.actors.shared.failures import FailureFile
+from raymq.actors.supervise.ballot import read_generations
 from raymq.replication.combiner import PutCombiner
+from raymq.replication.election import Ballot
 from raymq.replication.log_sender import LogSender, SenderLimits
 from raymq.replication.quorum import published_end
 from raymq.replication.wire import ReplicaProcess, cluster_key
@@ -146,7 +148,12 @@ class Replicator(Service):
         self._led = led
         if led is not None:
             self._combiner = self._make_combiner(self._combiner.acknowledged)
-            self._streams = [self._make_stream(follower, led) for follower in self._connections]
+            # CommitLog begins an epoch after it has noted these on disk.
+            ballot = Ballot(generations=read_generations(self._root, self._files))
+            self._streams = [
+                self._make_stream(follower, led, ballot.generation(follower))
+                for follower in self._connections
+            ]
 
     def _run_round(self) -> None:
         """Combine, take the answers of all followers, and send what is new."""
@@ -176,7 +183,7 @@ class Replicator(Service):
             epoch, stream.durable_end, stream.heard_ms, is_complete=stream.is_complete
         )
 
-    def _make_stream(self, follower: int, led: Leadership) -> FollowerStream:
+    def _make_stream(self, follower: int, led: Leadership, generation: int) -> FollowerStream:
         """The stream of an epoch to a follower, from its first connection on."""
         sender = LogSender(
             cluster=self._cluster,
@@ -190,6 +197,7 @@ class Replicator(Service):
             confirmed=self._combiner.acknowledged,
             # Earlier processes of this replica numbered theirs from an earlier time on.
             sessions_before=self._clock.monotonic_ms() << SESSION_BITS,
+            generation=generation,
             limits=self._limits,
         )
         connection = self._connections[follower]

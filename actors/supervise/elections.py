@@ -43,8 +43,8 @@ from raymq.store.config.promise import own_durable
 from raymq.store.log.commit_log import POWER_LOST, CommitLog
 from raymq.store.put.put_lock import PutLock
 
-#: in `raymq/meta`: the highest epoch that this replica has heard, its vote in that epoch, and whether it is complete
-BALLOT = "ballot"
+from .ballot import BALLOT
+
 #: between two ticks of the machine
 TICK_MS = 50
 
@@ -150,9 +150,19 @@ class Elections:
     def receive(self, frame: bytes) -> list[bytes]:
         """Take a message of another replica. Returns: the messages to its sender. Others are sent.
 
-        Raises: Rejected for a frame of another cluster or shard, or that cannot be read; OSError.
+        Raises: Rejected for a frame of another cluster or shard, of a replica that was replaced, or that cannot be
+        read; OSError.
         """
         event = self._received(frame)
+        sender = event.sender
+        if self._machine.is_replaced(sender):
+            raise Rejected(
+                f"replica {sender.id} was replaced: a process of its generation {sender.generation} is not heard any "
+                "more",
+                field="generation",
+                limit=self._machine.ballot.generation(sender.id),
+                found=sender.generation,
+            )
         answers = []
         for each in self._step(event):
             if each.addressee.id == event.sender.id:
@@ -256,6 +266,7 @@ def _read_ballot(
         int(known.get("epoch", 0)),
         None if voted_for is None else ReplicaProcess(*voted_for),
         bool(known.get("is_complete", True)),
+        tuple(int(each) for each in known.get("generations", ())),
     )
     ballot = stored
     if log.last_epoch > ballot.epoch:
@@ -267,4 +278,5 @@ def _read_ballot(
 
 def _as_json(ballot: Ballot) -> dict[str, Any]:
     voted_for = None if ballot.voted_for is None else list(ballot.voted_for)
-    return {"epoch": ballot.epoch, "voted_for": voted_for, "is_complete": ballot.is_complete}
+    known = {"epoch": ballot.epoch, "voted_for": voted_for, "is_complete": ballot.is_complete}
+    return {**known, "generations": list(ballot.generations)} if ballot.generations else known

@@ -623,9 +623,11 @@ class ReplicaHost:
 
         Args: `replica`: the sender. `endpoints`: replica -> where it listens, as the sender knows.
         """
+        answers = self.elect(bytes.fromhex(frame))
+        # After the message was taken: that of a replaced replica is refused, and so is its address.
         for each, endpoint in endpoints.items():
             self.note_endpoint(int(each), endpoint, int(each) == replica)
-        return {"frames": [each.hex() for each in self.elect(bytes.fromhex(frame))]}
+        return {"frames": [each.hex() for each in answers]}
 
     def replicate(self, frames: Frames, send: SendFrame) -> None:
         """Serve one stream of a leader until it ends."""

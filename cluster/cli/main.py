@@ -285,6 +285,37 @@ def _shards(parsers: Any) -> None:
     )
     move.number("shard SHARD", "number of the shard, from 0", least=0)
     move.number("--to REPLICA", "the replica that shall lead", least=0, required=True)
+    _lost_replicas(verbs)
+
+
+def _lost_replicas(verbs: Any) -> None:
+    replace = _command(
+        verbs,
+        "replace-replica",
+        shard_commands.shard_replace_replica,
+        "give the place of a lost replica to a new, empty one, and wait until it has everything",
+        cluster=True,
+    )
+    replace.number("shard SHARD", "number of the shard, from 0", least=0)
+    replace.number("replica REPLICA", "number of the lost replica, from 0", least=0)
+    replace.option(
+        "--node LABEL", "the node for the new one, as `raymq-node` (default: that of the lost one)"
+    )
+    replace.number(
+        "--timeout-s N", "seconds until the new one must be complete (default: 600)", default=600
+    )
+
+    drain = _command(
+        verbs,
+        "drain-node",
+        shard_commands.shard_drain_node,
+        "let other nodes lead what a node leads, so that it can be taken away",
+        cluster=True,
+    )
+    drain.option("node NODE", "the node, as its label `raymq-node`")
+    drain.number(
+        "--timeout-s N", "seconds until the node must lead nothing (default: 120)", default=120
+    )
 
 
 def _topics(parsers: Any) -> None:

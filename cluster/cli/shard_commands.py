@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import time
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
@@ -37,12 +37,43 @@ def shard_describe(options: argparse.Namespace, console: Console) -> int:
 
 def shard_move_leader(options: argparse.Namespace, console: Console) -> int:
     """raymq shard move-leader SHARD --to REPLICA"""
-    from raymq.cluster import replica_status
-
     with cluster_of(options, console) as cluster:
-        replica_status.move_leader(cluster, options.shard, options.to, pause=time.sleep)
+        cluster.move_leader(options.shard, options.to)
     facts = {"shard": options.shard, "leader": options.to}
     console.result(options, facts, f"replica {options.to} leads shard {options.shard}")
+    return EXIT_OK
+
+
+def shard_replace_replica(options: argparse.Namespace, console: Console) -> int:
+    """raymq shard replace-replica SHARD REPLICA"""
+    with cluster_of(options, console) as cluster:
+        cluster.replace_replica(
+            options.shard,
+            options.replica,
+            node=options.node,
+            timeout_s=options.timeout_s,
+            progress=console.note,
+        )
+    facts = {"shard": options.shard, "replica": options.replica, "is_complete": True}
+    console.result(
+        options, facts, f"replica {options.replica} of shard {options.shard} is complete"
+    )
+    return EXIT_OK
+
+
+def shard_drain_node(options: argparse.Namespace, console: Console) -> int:
+    """raymq shard drain-node NODE"""
+    with cluster_of(options, console) as cluster:
+        report = cluster.drain_node(
+            options.node, timeout_s=options.timeout_s, progress=console.note
+        )
+    stays = ", ".join(f"shard {shard} replica {replica}" for shard, replica in report.followers)
+    console.result(
+        options,
+        asdict(report),
+        f"node {report.node} leads nothing; {len(report.moved)} shard(s) are led elsewhere now",
+        f"followers that stay there: {stays}",
+    )
     return EXIT_OK
 
 

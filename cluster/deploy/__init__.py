@@ -7,6 +7,7 @@ ray_probe     the program that tries whether a Ray takes a driver
 ray_client    clusters reached through ray://
 actor_set     the actors of one cluster: created, waited for, closed
 placement     the node of each replica
+replaced_store  the directory of a replica that takes the place of another one
 resolve       finds the present endpoints of shards
 process_tree  finds and ends all processes of one program
 run_sweep     removes the files of dead processes

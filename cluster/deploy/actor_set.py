@@ -112,6 +112,7 @@ def specs(
                 if other != replica
             },
             "node": node_of(record, shard, replica),
+            "generation": record.generation_of(shard, replica),
         }
         for shard in range(record.shards)
         for replica in reversed(range(record.replicas))
@@ -302,6 +303,69 @@ def wait_running(
     calls = [member.handle.set_routes.remote(routes, replicas) for member in logs]
     ray.get(calls, timeout=_CALL_TIMEOUT_S)
     return found
+
+
+def publish_endpoints(
+    ray: Any,
+    record: ClusterRecord,
+    endpoints: dict[int, str],
+    replicas: dict[int, dict[int, str]],
+    clock: Clock,
+) -> dict[int, str]:
+    """Tell every CommitLog that answers where all replicas listen, after one of them was made anew.
+
+    Args: `endpoints`, `replicas`: as known so far, for those that do not answer. Returns: shard -> its leader's
+    endpoint.
+    """
+    logs = _placed(ray, record)
+    states = {
+        member.name: state
+        for member, state in _ask_all(ray, logs, clock, int(LOOKUP_TIMEOUT_S * 1000))
+    }
+    up = [member for member in logs if states[member.name]["endpoint"]]
+    leaders = _leaders(up, states)
+    found = endpoints | {
+        shard: str(states[each.name]["endpoint"]) for shard, each in leaders.items()
+    }
+    known = {shard: dict(rows) for shard, rows in replicas.items()}
+    for member in up:
+        known.setdefault(member.shard, {})[member.replica] = str(states[member.name]["endpoint"])
+
+    routes = {str(shard): endpoint for shard, endpoint in found.items()}
+    rows = {str(shard): {str(each): at for each, at in row.items()} for shard, row in known.items()}
+    calls = [member.handle.set_routes.remote(routes, rows) for member in up]
+    for call in calls:
+        # One that ends now reads them at its next start, or learns them from the others.
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(call, timeout=LOOKUP_TIMEOUT_S)
+    return found
+
+
+def _placed(ray: Any, record: ClusterRecord) -> list[Member]:
+    """The CommitLogs that Ray knows, with their nodes."""
+    keys = [key for key in all_actor_keys(record) if key[2] == "commit_log"]
+    return [
+        replace(each, node=node_of(record, each.shard, each.replica))
+        for each in find(ray, record.name, keys)
+    ]
+
+
+def end_replica(ray: Any, record: ClusterRecord, shard: int, replica: int, *, clock: Clock) -> None:
+    """End all actors of one replica without an orderly close, and wait until Ray has forgotten them.
+
+    Raises: Unavailable when Ray does not end one.
+    """
+    keys = [key for key in all_actor_keys(record) if key[:2] == (shard, replica)]
+    members = find(ray, record.name, keys)
+    for member in members:
+        ray.kill(member.handle, no_restart=True)
+    _wait_gone(ray, record.name, members, clock)
+
+
+def state_of(ray: Any, member: Member, clock: Clock) -> dict[str, Any]:
+    """What a CommitLog says of itself: `state`, `endpoint`, `error`, `mode`, `epoch`."""
+    ((_, state),) = _ask_all(ray, [member], clock, int(LOOKUP_TIMEOUT_S * 1000))
+    return state
 
 
 def _leaders(members: list[Member], states: dict[str, dict[str, Any]]) -> dict[int, Member]:

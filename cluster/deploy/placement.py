@@ -1,4 +1,4 @@
-"""Which node has which replica: decided at the first start, and never changed. Labels name the nodes.
+"""Which node has which replica: decided at the first start, and changed by `replace_replica` only. Labels name nodes.
 
 The name of a node is the value of its Ray label `raymq-node` (`ray start --labels raymq-node=a`). It is never the node
 id, which is new at each start of a raylet. A machine that gets the label of another one must have its disk.
@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 
 from raymq.cluster.paths import prepare_data_dir
 from raymq.cluster.transport import tls
+from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.base.files import Files
 from raymq.store.log.control_files.meta import Meta
 
 from .ray_host import RayTarget, session
+from .replaced_store import take_place
 
 #: the Ray node label whose values `nodes` names
 NODE_LABEL = "raymq-node"
@@ -47,12 +49,7 @@ def place_shards(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
     Raises: Rejected for names that Ray does not take, a repeated name, or too few nodes.
     """
     for node in nodes:
-        if not _VALUE.fullmatch(node):
-            message = (
-                f"node {node!r}: use the value of a label as Ray takes it, 1 to 63 letters, digits, '.', '_' or '-', "
-                "beginning and ending with a letter or digit"
-            )
-            raise Rejected(message, field="nodes", limit=63)
+        check_label(node)
     if len(set(nodes)) != len(nodes):
         raise Rejected(f"nodes={list(nodes)} names a node twice", field="nodes")
 
@@ -75,6 +72,16 @@ def place_shards(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
         rows.append(tuple(row))
 
     return tuple(rows)
+
+
+def check_label(node: str) -> None:
+    """Raises: Rejected for a name of a node that Ray does not take as the value of a label."""
+    if not _VALUE.fullmatch(node):
+        message = (
+            f"node {node!r}: use the value of a label as Ray takes it, 1 to 63 letters, digits, '.', '_' or '-', "
+            "beginning and ending with a letter or digit"
+        )
+        raise Rejected(message, field="nodes", limit=63)
 
 
 def check_host(host: str) -> None:
@@ -151,6 +158,8 @@ def prepare_replica(spec: dict[str, Any], *, restarted: bool) -> Address:
     files = Files()
     if spec["node"] is not None:
         prepare_data_dir(spec["cluster_dir"], ephemeral=spec["ephemeral"], files=files, member=True)
+    take_place(spec, files, Clock())
+    if spec["node"] is not None:
         _check_store(spec, files, made_before=restarted or spec["formed"])
     host = spec["host"]
     bind = _node_address() if host == NODE_HOST else host

@@ -47,7 +47,8 @@ def refuse(files):
     raise OSError(errno.EMFILE, "Too many open files")
 
 satellite.Files.boot_id_hash = refuse
-actor = actor_classes.FlushActor({"data_dir": sys.argv[1], "role": "group_commit", "flush": "sync", "options": {}})
+spec = {"data_dir": sys.argv[1], "generation": 0, "role": "group_commit", "flush": "sync", "options": {}}
+actor = actor_classes.FlushActor(spec)
 print("constructed", actor.status()["role"], flush=True)
 printed.set()
 threading.Event().wait(60)
@@ -111,7 +112,7 @@ actor_classes.RETRY_S = 0.01
 actor_classes._was_restarted = lambda: False
 actor = actor_classes.CommitLogActor({
     "cluster": "c", "cluster_id": "c", "shard": 0, "shards": 1, "replica": 0,
-    "data_dir": sys.argv[1], "replicas": 2, "candidates": (int(sys.argv[2]),), "flush": "sync",
+    "data_dir": sys.argv[1], "generation": 0, "replicas": 2, "candidates": (int(sys.argv[2]),), "flush": "sync",
     "peers": {1: (sys.argv[1], "peer")}, "node": None, "formed": False,
     "options": {"segment_size_bytes": 262144, "prewrite_window_bytes": 65536}, "satellites": ("group_commit",),
     "token": "secret", "tls": False, "version": "1", "prepare": "__main__:prepare",

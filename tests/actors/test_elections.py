@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from raymq.actors.replica import open_replica
-from raymq.actors.supervise.elections import BALLOT, Elections
+from raymq.actors.supervise.ballot import BALLOT
+from raymq.actors.supervise.elections import Elections
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.replication.election import EpochBegun, LeaderHeard
 from raymq.replication.wire import ReplicaProcess

@@ -131,6 +131,7 @@ def spec(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         "cluster_dir": str(root),
         "data_dir": str(root / "shard-0" / "replica-0"),
         "node": "a",
+        "generation": 0,
         "formed": False,
         "ephemeral": True,
         "host": "127.0.0.1",

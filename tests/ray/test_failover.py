@@ -133,6 +133,26 @@ def test_a_leader_hands_over_on_request_and_writes_go_on(
 
 
 @pytest.mark.slow
+def test_a_follower_that_is_replaced_under_load_gets_everything_and_counts(
+    shard: ReplicatedShard, load: Load
+) -> None:
+    leader = wait_for_leader(shard)
+    replica = next(each for each in shard.replicas if each != leader)
+    old = wait_for_lease(shard, load, replica, "commit_log")
+    place = ("-c", shard.paths.data_dir)
+    answer = shard.command("shard", "replace-replica", "0", str(replica), *place)
+    assert answer == {"shard": 0, "replica": replica, "is_complete": True}
+    assert wait_for_lease(shard, load, replica, "commit_log") != old
+    assert len(list(shard.paths.replica(0, replica).parent.glob("replaced-*"))) == 1
+    rows = shard.command("shard", "describe", "0", *place)["replicas"]
+    assert [row["generation"] for row in rows] == [int(each == replica) for each in shard.replicas]
+
+    # Its satellites serve the new directory, too: it leads, and confirms what it takes.
+    shard.command("shard", "move-leader", "0", "--to", str(replica), *place)
+    wait_for_writes(load)
+
+
+@pytest.mark.slow
 def test_every_acknowledged_message_survived_the_leaders(
     shard: ReplicatedShard, load: Load
 ) -> None:

@@ -192,3 +192,20 @@ def test_a_stopped_cluster_resumes_where_its_disks_are_and_is_not_moved(world: W
     world.send(cluster)
     assert world.whereabouts() == before
     cluster.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_the_follower_of_two_gets_a_successor_on_another_node(world: World) -> None:
+    with raymq.connect(world.paths.data_dir) as cluster:
+        with pytest.raises(Rejected, match="led by this replica only"):
+            cluster.replace_replica(0, 0)
+        with pytest.raises(Rejected, match="no other one can lead"):
+            cluster.drain_node("a")
+        cluster.replace_replica(0, 1, node="c", timeout_s=90)
+        world.send(cluster)
+        assert sorted(world.read(cluster)) == sorted(world.sent)
+    assert {node for (shard, replica, _), node in world.whereabouts().items() if shard == 0} == {
+        "a",
+        "c",
+    }

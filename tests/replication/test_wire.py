@@ -57,6 +57,7 @@ MESSAGES = [
     AskEpoch(3),
     EpochReply(3, False),
     CheckLeader(4),
+    CheckLeader(4, (0, 2**15 - 1, 1)),
     CheckLeaderReply(4, True),
     Join(5),
     JoinReply(5, 2**40),

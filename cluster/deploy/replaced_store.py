@@ -1,0 +1,63 @@
+"""The directory of a replica that takes the place of one that an operator gave up.
+
+The new replica begins with an empty directory at the same path. What is there of the old one is moved aside and stays,
+because it may be the last copy of something.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from raymq.actors.ray.replica_files import generation_of, write_generation
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.files import Files
+
+logger = logging.getLogger("raymq.commit_log")
+
+#: a directory that a new file system has at its top
+_LOST_AND_FOUND = "lost+found"
+
+
+def take_place(spec: dict[str, Any], files: Files, clock: Clock) -> None:
+    """Give a replica of a new generation its empty directory. Callers: its CommitLog, before it opens its store.
+
+    Durable: at return, the generation in the directory. Raises: Rejected when the directory is that of a newer
+    generation; Unavailable when the old directory is open, or cannot be moved.
+    """
+    root, wanted = Path(spec["data_dir"]), int(spec["generation"])
+    found = generation_of(root)
+    if found > wanted:
+        message = (
+            f"{root} belongs to generation {found} of replica {spec['replica']}: this process is of the replaced "
+            f"generation {wanted}, and must not open it"
+        )
+        raise Rejected(message, field="generation", limit=found, found=wanted)
+    if found == wanted:
+        return
+
+    try:
+        if set(files.list(root)) - {_LOST_AND_FOUND}:
+            _move_aside(root, files, clock)
+        files.make_dirs(root / "raymq", 0o700)
+        write_generation(root, wanted)
+    except OSError as error:
+        message = (
+            f"the directory of the replaced replica cannot be moved aside: {error.strerror} ({root}). If it is the "
+            "mount point of a bad disk, mount an empty disk there; if its file system is bad, unmount it"
+        )
+        raise Unavailable(message, path=str(root)) from error
+
+
+def _move_aside(root: Path, files: Files, clock: Clock) -> None:
+    """Rename a directory that no process has open. Durable: at return. Raises: OSError, Unavailable."""
+    moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(clock.now_ms() / 1000))
+    aside = root.with_name(f"replaced-{moment}-{root.name}")
+    with files.opened(root / "lock", create=True) as lock:
+        files.lock(lock)
+        files.rename(root, aside)
+    files.sync_dir(root.parent)
+    logger.warning("the directory of the replaced replica is now %s", aside)

@@ -1,0 +1,159 @@
+"""Lets other nodes lead every shard that a node leads, so that the node can be taken away."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from raymq.replication.quorum import can_fail_over
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import DeliveryUnknown, Rejected, Unavailable
+
+from . import replica_status
+from .deploy.ray_host import Progress
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+logger = logging.getLogger("raymq")
+
+#: how long all hand-overs may take, if the caller names no time
+DRAIN_TIMEOUT_S = 120.0
+#: between two looks at who leads
+_STEP_MS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainReport:
+    """What `drain_node` did."""
+
+    node: str
+    #: shard -> the replica that leads it instead
+    moved: dict[int, int]
+    #: (shard, replica) of what stays on the node, all of them followers
+    followers: list[tuple[int, int]]
+
+
+def drain_node(
+    cluster: Cluster,
+    node: str,
+    *,
+    timeout_s: float = DRAIN_TIMEOUT_S,
+    progress: Progress | None = None,
+    clock: Clock | None = None,
+) -> DrainReport:
+    """Hand over each leadership of a node, and wait until it leads nothing.
+
+    A replica that handed over asks for votes again only when the new leader is lost. So the node leads nothing until
+    then, or until the next start of the cluster. Args: `progress`: called with one line of text at a time; None logs
+    the lines.
+
+    Raises: Rejected for a node that has no replica, or leads a shard that no other replica can lead: nothing was done.
+    Unavailable when it still leads a shard at the end of the time.
+    """
+    clock, report = clock or Clock(), progress or logger.info
+    deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
+    here = replicas_on(cluster, node)
+    moved: dict[int, int] = {}
+    tries = 0
+    shown: set[int] = set()
+
+    while led := _led(replica_status.statuses(cluster), here):
+        _check_can_move(cluster, node, led)
+        if clock.monotonic_ms() > deadline_ms:
+            raise Unavailable(
+                f"after {timeout_s:g} s node {node} still leads shard(s) {_shards(led)}: no other replica took over. "
+                "See `raymq shard list`",
+                field="node",
+                found=node,
+            )
+
+        for shard, successors in led.items():
+            if not successors:
+                if shard not in shown:
+                    report(f"shard {shard}: waiting for a complete replica on another node")
+                shown.add(shard)
+                continue
+            # Another one with each try: a replica that runs may be unable to take over.
+            successor = successors[tries % len(successors)]
+            if _hand_over(cluster, shard, successor, report, clock):
+                moved[shard] = successor
+        tries += 1
+        clock.sleep_ms(_STEP_MS)
+
+    return DrainReport(node=node, moved=moved, followers=here)
+
+
+def replicas_on(cluster: Cluster, node: str) -> list[tuple[int, int]]:
+    """(shard, replica) of all that a node has. Raises: Rejected when it has none."""
+    if cluster.placement is None:
+        raise Rejected(
+            "no node can be drained: this cluster is on one machine, or this program does not know its nodes. Run the "
+            "command on the machine of the data directory",
+            field="node",
+            found=node,
+        )
+    found = [
+        (shard, replica)
+        for shard, nodes in enumerate(cluster.placement)
+        for replica, each in enumerate(nodes)
+        if each == node
+    ]
+
+    if not found:
+        known = sorted({each for nodes in cluster.placement for each in nodes})
+        raise Rejected(
+            f"node {node} has no replica of this cluster; those that have some: {', '.join(known)}",
+            field="node",
+            limit=", ".join(known),
+            found=node,
+        )
+    return found
+
+
+def _led(rows: list[dict[str, Any]], here: list[tuple[int, int]]) -> dict[int, list[int]]:
+    """Shard -> the replicas that can lead it instead, of the shards that a node leads. The most recent log first."""
+    found = {}
+    for shard, replica in here:
+        mine = [row for row in rows if row["shard"] == shard]
+        if replica_status.leader_of(mine) != replica:
+            continue
+        others = [
+            row
+            for row in mine
+            if row["replica"] != replica and row["state"] == "RUNNING" and row["is_complete"]
+        ]
+        others.sort(key=lambda row: -int(row["synced"]))
+        found[shard] = [int(row["replica"]) for row in others]
+    return found
+
+
+def _check_can_move(cluster: Cluster, node: str, led: dict[int, list[int]]) -> None:
+    """Raises: Rejected when no other replica may ever lead the shards."""
+    if not can_fail_over(cluster.replicas):
+        raise Rejected(
+            f"node {node} leads shard(s) {_shards(led)}, and of {cluster.replicas} replica(s) no other one can lead: "
+            "the shards are away while the node is",
+            field="node",
+            found=node,
+        )
+
+
+def _hand_over(
+    cluster: Cluster, shard: int, successor: int, report: Progress, clock: Clock
+) -> bool:
+    """Let a replica lead. Returns: whether it does."""
+    try:
+        replica_status.move_leader(
+            cluster, shard, successor, pause=lambda seconds: clock.sleep_ms(seconds * 1000)
+        )
+    except (Unavailable, DeliveryUnknown) as error:
+        report(f"shard {shard}: {error.message}")
+        return False
+    report(f"shard {shard}: replica {successor} leads")
+    return True
+
+
+def _shards(led: dict[int, list[int]]) -> str:
+    return ", ".join(map(str, led))

@@ -1,0 +1,306 @@
+"""Gives the place of a lost replica to a new, empty one, which then gets everything from the leader of its shard.
+
+The new replica has the next generation. What is left of the old one, on whatever machine, is not heard any more by the
+others when the new one is complete (rule R17 of docs/design.md).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from raymq.replication.quorum import majority
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.files import Files
+
+from . import cluster_record, replica_status
+from .cluster_record import ClusterRecord
+from .deploy import actor_set, placement, ray_host
+from .deploy.ray_host import Progress
+from .deploy.resolve import save_endpoints
+from .paths import ClusterPaths, directory_lock
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+logger = logging.getLogger("raymq")
+
+#: how long all of it may take, if the caller names no time
+REPLACE_TIMEOUT_S = 600.0
+#: between two looks at the new replica
+_STEP_MS = 200
+
+#: what a replica says of itself: a row of `replica_status.statuses`
+Row = dict[str, Any]
+
+
+def replace_replica(
+    cluster: Cluster,
+    shard: int,
+    replica: int,
+    *,
+    node: str | None = None,
+    timeout_s: float = REPLACE_TIMEOUT_S,
+    progress: Progress | None = None,
+    clock: Clock | None = None,
+) -> None:
+    """Give a replica's place to a new, empty one, and wait until that one is complete.
+
+    Args: `node`: where the new one is, None: where the old one was. `progress`: called with one line of text at a time;
+    None logs the lines.
+
+    Durable: the new placement in cluster.json, before any actor is ended or made.
+    Raises: Rejected when that must not be done, with nothing changed. Unavailable when the cluster does not run, no
+    replica leads the shard, or the new replica is not complete in time. That one goes on by itself.
+    """
+    clock, files, report = clock or Clock(), Files(), progress or logger.info
+    deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
+    paths = _local_paths(cluster)
+
+    with directory_lock(paths, files):
+        record = cluster_record.load_record(paths, files)
+        if record is None:
+            raise Rejected(f"{paths.data_dir} has no cluster.json", field="target")
+        check_place(record, shard, replica, node)
+        rows = replica_status.statuses(cluster, shard)
+        check_replaceable(record, rows, replica)
+
+        running = ray_host.running_target(paths, files)
+        if running is None:
+            message = (
+                f"the Ray of cluster {record.name!r} does not run: raymq start {paths.data_dir}"
+            )
+            raise Unavailable(message, path=paths.data_dir)
+        with ray_host.session(running, timeout_s) as ray:
+            _check_node(ray, record, shard, replica, node)
+            new = record.with_new_replica(shard, replica, node)
+            cluster_record.save_record(paths, new, files)
+            _Replacement(ray, cluster, paths, new, clock, deadline_ms).run(shard, replica, report)
+        cluster.placement = new.placement
+        if new.placement is not None:
+            save_endpoints(paths, cluster.endpoints, files)
+
+    _await_complete(cluster, shard, replica, report, clock, deadline_ms)
+
+
+def _local_paths(cluster: Cluster) -> ClusterPaths:
+    """The data directory. Raises: Rejected on another machine."""
+    if cluster.data_dir is None:
+        raise Rejected(
+            f"cluster {cluster.name!r} is not on this machine: run this on the machine that has its data directory",
+            field="data_dir",
+        )
+    return ClusterPaths(cluster.data_dir)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def check_place(record: ClusterRecord, shard: int, replica: int, node: str | None) -> None:
+    """Raises: Rejected for a shard, replica or node that cannot be, and for a replica that nothing could fill."""
+    if not 0 <= shard < record.shards:
+        raise Rejected(
+            f"shard {shard} does not exist; the cluster has 0 to {record.shards - 1}",
+            field="shard",
+            limit=record.shards - 1,
+            found=shard,
+        )
+    if not 0 <= replica < record.replicas:
+        raise Rejected(
+            f"replica {replica} does not exist; each shard has 0 to {record.replicas - 1}",
+            field="replica",
+            limit=record.replicas - 1,
+            found=replica,
+        )
+
+    if record.candidates == (replica,):
+        copies = "has no other replica" if record.replicas == 1 else "is led by this replica only"
+        raise Rejected(
+            f"shard {shard} {copies}, so that a new one could get its messages from none: restore a copy of the "
+            "directory (docs/operating/backup.md)",
+            field="replica",
+            limit="a replica that follows",
+            found=replica,
+        )
+    if node is not None:
+        _check_placed(record, shard, replica, node)
+
+
+def _check_placed(record: ClusterRecord, shard: int, replica: int, node: str) -> None:
+    """Raises: Rejected for a node that must not have this replica."""
+    if record.placement is None:
+        message = "all replicas of this cluster are on one machine: leave the node out"
+        raise Rejected(message, field="node", found=node)
+    placement.check_label(node)
+    others = [each for number, each in enumerate(record.placement[shard]) if number != replica]
+    if node in others:
+        raise Rejected(
+            f"node {node} has replica {record.placement[shard].index(node)} of shard {shard}, and two on one node are "
+            "lost together: name another node",
+            field="node",
+            limit=f"none of {', '.join(others)}",
+            found=node,
+        )
+
+
+def check_replaceable(record: ClusterRecord, rows: Sequence[Row], replica: int) -> None:
+    """Raises: Rejected for a replica that leads, or without which confirmed messages may be lost; Unavailable."""
+    shard = rows[0]["shard"]
+    leader = replica_status.leader_of(list(rows))
+    if leader == replica:
+        raise Rejected(
+            f"replica {replica} leads shard {shard}: let another one lead first: raymq shard move-leader {shard} "
+            "--to REPLICA",
+            field="replica",
+            limit="a replica that follows",
+            found=replica,
+        )
+
+    complete = [
+        row["replica"]
+        for row in rows
+        if row["replica"] != replica and row["state"] == "RUNNING" and row["is_complete"]
+    ]
+    # So many have a record that a majority had, without this one.
+    needed = record.replicas - majority(record.replicas) + 1
+    if len(complete) < needed:
+        raise Rejected(
+            f"replica {replica} may have the last copy of confirmed messages: of the other replicas of shard {shard} "
+            f"{needed} must be complete and answer, and those that are: {complete or 'none'}",
+            field="replica",
+            limit=needed,
+            found=len(complete),
+        )
+
+    if leader is None:
+        message = f"no replica leads shard {shard} now, so that a new one could get its messages from none"
+        raise Unavailable(message, field="leader", shard=shard)
+
+
+def _check_node(
+    ray: Any, record: ClusterRecord, shard: int, replica: int, node: str | None
+) -> None:
+    """Raises: Rejected when the node of the new replica is not there."""
+    where = node or actor_set.node_of(record, shard, replica)
+    if where is None:
+        return
+    found = placement.present(ray)
+    if where not in found:
+        raise Rejected(
+            f"no node of this Ray has the label {placement.NODE_LABEL}={where}: start Ray there with this label, or "
+            f"name another node. There are: {', '.join(sorted(found)) or 'none with such a label'}",
+            field="node",
+            limit=", ".join(sorted(found)),
+            found=where,
+        )
+    placement.check_nodes(ray, [where], first=False)
+
+
+# --- what is done ---------------------------------------------------------------------------------
+
+
+class _Replacement:
+    """The actors of one replica, ended and made anew."""
+
+    def __init__(
+        self,
+        ray: Any,
+        cluster: Cluster,
+        paths: ClusterPaths,
+        record: ClusterRecord,
+        clock: Clock,
+        deadline_ms: int,
+    ) -> None:
+        self._ray = ray
+        self._cluster = cluster
+        self._paths = paths
+        self._record = record
+        self._clock = clock
+        self._deadline_ms = deadline_ms
+
+    def run(self, shard: int, replica: int, report: Progress) -> None:
+        """End the old actors, make the new ones, and tell all replicas where the new one listens."""
+        record, cluster, clock = self._record, self._cluster, self._clock
+        name = f"shard {shard} replica {replica}"
+        report(f"{name}: ending the processes of the old replica")
+        actor_set.end_replica(self._ray, record, shard, replica, clock=clock)
+
+        made = self._make(shard, replica)
+        node = actor_set.node_of(record, shard, replica)
+        report(
+            f"{name}: a new, empty replica starts" + ("" if node is None else f" on node {node}")
+        )
+        self._await_running(made, report)
+        known = {
+            each: dict(rows) for each, rows in replica_status.replica_endpoints(cluster).items()
+        }
+        cluster.endpoints = actor_set.publish_endpoints(
+            self._ray, record, cluster.endpoints, known, clock
+        )
+
+    def _make(self, shard: int, replica: int) -> actor_set.Member:
+        """Make the actors of the replica. Returns: its CommitLog."""
+        from dataclasses import asdict
+
+        from .start import store_config
+
+        record, cluster = self._record, self._cluster
+        options = asdict(store_config(record))
+        specs = [
+            spec
+            for spec in actor_set.specs(record, self._paths, cluster.token, options, cluster.ca)
+            if (spec["shard"], spec["replica"]) == (shard, replica)
+        ]
+        members, _ = actor_set.create(self._ray, record, specs, timeout_s=self._left_s())
+        return next(member for member in members if member.role == "commit_log")
+
+    def _await_running(self, member: actor_set.Member, report: Progress) -> None:
+        """Wait until the new CommitLog serves. Raises: Unavailable."""
+        shown = None
+        while (state := actor_set.state_of(self._ray, member, self._clock))["state"] != "RUNNING":
+            line = f"shard {member.shard} replica {member.replica}: {state['state']} ({state['error'] or 'recovering'})"
+            if line != shown:
+                report(line)
+                shown = line
+            if self._left_s() <= 0:
+                raise Unavailable(
+                    f"{line}. It keeps trying: see `raymq shard describe {member.shard}`",
+                    field="replica",
+                    shard=member.shard,
+                )
+            self._clock.sleep_ms(_STEP_MS)
+
+    def _left_s(self) -> float:
+        return max(0.0, (self._deadline_ms - self._clock.monotonic_ms()) / 1000)
+
+
+def _await_complete(
+    cluster: Cluster, shard: int, replica: int, report: Progress, clock: Clock, deadline_ms: int
+) -> None:
+    """Wait until the new replica has all that the leader has now, and counts. Raises: Unavailable."""
+    target, shown = 0, None
+    while True:
+        rows = replica_status.statuses(cluster, shard)
+        target = target or max((int(row["appended"]) for row in rows if row["mode"]), default=0)
+        row = next(each for each in rows if each["replica"] == replica)
+        if row["mode"] and row["is_complete"] and row["synced"] >= target:
+            report(f"shard {shard} replica {replica}: complete")
+            return
+
+        have = row["synced"] if row["mode"] else 0
+        line = f"shard {shard} replica {replica}: {have} of {target} bytes, not complete"
+        if line != shown:
+            report(line)
+            shown = line
+        if clock.monotonic_ms() > deadline_ms:
+            silent = [each["replica"] for each in rows if not each["mode"]]
+            hint = f"; replicas that do not answer: {silent}" if silent else ""
+            raise Unavailable(
+                f"{line}{hint}. It goes on by itself: see `raymq shard describe {shard}`. Every other replica of the "
+                "shard must answer once before it is complete",
+                field="replica",
+                shard=shard,
+            )
+        clock.sleep_ms(_STEP_MS)
