@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import zip_longest
 from typing import NamedTuple, TypeAlias
 
 from . import wire
@@ -90,6 +91,12 @@ class Ballot(NamedTuple):
     def generation(self, replica: int) -> int:
         """The newest generation of a replica that was heard of."""
         return self.generations[replica] if replica < len(self.generations) else 0
+
+    def with_generations(self, found: Sequence[int]) -> Ballot:
+        """The ballot with the newer ones of its generations and these."""
+        known = self.generations
+        pairs = zip_longest(known, found, fillvalue=0)
+        return self._replace(generations=tuple(max(pair) for pair in pairs))
 
 
 class LogFacts(NamedTuple):
@@ -405,24 +412,19 @@ class ElectionMachine:
 
     def _learn(self, process: ReplicaProcess) -> None:
         """Take nothing more from older generations of this process's replica (R17)."""
-        known = self.ballot.generations
-        if process.generation > self.ballot.generation(process.id):
-            longer = [*known, *[0] * (process.id + 1 - len(known))]
-            longer[process.id] = process.generation
-            self._learn_all(tuple(longer))
+        if process.generation > 0:
+            self._learn_all((*[0] * process.id, process.generation))
 
     def _learn_all(self, generations: tuple[int, ...]) -> None:
         """Take nothing more from generations older than these (R17)."""
-        count = max(len(generations), len(self.ballot.generations))
-        known = Ballot(generations=generations)
-        newest = tuple(
-            max(known.generation(each), self.ballot.generation(each)) for each in range(count)
-        )
-        if newest == self.ballot.generations:
+        newest = self.ballot.with_generations(generations)
+        if newest == self.ballot:
             return
-        self.ballot = self.ballot._replace(generations=newest)
+        self.ballot = newest
         self._effects.append(Persist(self.ballot))
-        if self.state is ElectionState.LEADER:
+        if self.is_replaced(self.me):
+            self._step_down("an operator has replaced this replica")
+        elif self.state is ElectionState.LEADER:
             # The log streams of this epoch may count what the replaced replica acknowledges. Those of the next one
             # do not.
             self._ask_votes(self.epoch + 1)
@@ -476,7 +478,7 @@ class ElectionMachine:
         addressee = event.addressee
         if event.sender.id not in self._others or addressee.id != self.me.id:
             return False
-        if self.is_replaced(event.sender):
+        if self.is_replaced(event.sender) or self.is_replaced(self.me):
             return False
         if addressee.incarnation == 0:
             return not isinstance(event.message, ANSWERS)
@@ -519,6 +521,8 @@ class ElectionMachine:
         elif isinstance(message, CheckLeader):
             # Before the answer, which says that this replica takes nothing from older ones.
             self._learn_all(message.generations)
+            if self.is_replaced(self.me):
+                return
             self._hear_heartbeat(sender)
             self._send(sender, CheckLeaderReply(message.number, self.ballot.is_complete))
         elif isinstance(message, CheckLeaderReply):
@@ -538,6 +542,8 @@ class ElectionMachine:
 
     def _tick(self) -> None:
         """Do what is due: a leader's checks, a join, an election."""
+        if self.is_replaced(self.me):
+            return
         if self._election_ms is None:
             self._await_leader()
             if self._is_sole or self._is_preferred:
@@ -713,6 +719,7 @@ class ElectionMachine:
             and epoch == self.epoch
             and self.leader is not None
             and self.leader.id == leader
+            and not self.is_replaced(self.me)
         )
 
     def _follow(self, leader: ReplicaProcess) -> None:

@@ -8,7 +8,7 @@ Every actor gets one dict of plain values, the spec, because Ray gives it to eac
 
     cluster, cluster_id, shards, version   name and id of the cluster, its shards, RayMQ's version at its start
     shard, replica, node                   which replica; its node label, None: all replicas are on one machine
-    generation                             how often an operator has replaced the replica
+    generation, generations                how often an operator has replaced the replica; by id, each of the shard
     role                                   "commit_log" or a satellite's role
     candidates                             the replicas that may lead
     satellites                             roles of the replica's satellites
@@ -197,6 +197,7 @@ class CommitLogActor:
             connect_peer=self._connect_peer,
             # Without elections a replica that has lost its disk cannot rejoin: the leader copies its log to it.
             is_new_complete=is_first or len(spec["candidates"]) == 1,
+            generations=spec["generations"],
             note_leadership=lambda epoch: write_leadership(root, epoch),
             end_process=lambda reason: _exit_soon(root, reason),
         )

@@ -74,8 +74,11 @@ class Elections:
         limits: ElectionLimits | None = None,
         is_new_complete: bool = True,
         is_preferred: bool = False,
+        generations: Sequence[int] = (),
     ) -> None:
         """Args: `members`: ids of all replicas. `candidates`: those that may lead. `log`: recovered.
+
+        `generations`: of all replicas, as the operator knew them when this process was made.
 
         `put_lock`: orders all writes of the log. `flags`: FENCED is set while this replica does not lead.
         `is_preferred`: see ElectionMachine. `is_new_complete`: whether a replica without a ballot counts as complete
@@ -88,6 +91,7 @@ class Elections:
         self._cluster = cluster_key(cluster_id)
         self._shard = shard
         self._stored, ballot = _read_ballot(log, candidates, is_new_complete=is_new_complete)
+        ballot = ballot.with_generations(tuple(generations))
         self._machine = ElectionMachine(
             me, members, ballot, candidates=candidates, limits=limits, is_preferred=is_preferred
         )

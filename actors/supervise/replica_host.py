@@ -105,6 +105,7 @@ class ReplicaHost:
         connect_peer: Callable[[int], PeerCalls] | None = None,
         limits: ElectionLimits | None = None,
         is_new_complete: bool = True,
+        generations: Sequence[int] = (),
         note_leadership: Callable[[int], None] | None = None,
         files: Files | None = None,
         clock: Clock | None = None,
@@ -113,9 +114,9 @@ class ReplicaHost:
         """Args: `roles`: the satellites. `members`: all replicas of the shard. `candidates`: those that may lead.
 
         `connect_peer`: connects to another replica, for elections. `is_new_complete`: whether an empty directory may
-        be trusted to be a new one (rule R13 of docs/design.md). `note_leadership`: called with the epoch that this
-        replica leads from now on. `end_process`: ends this process soon, for a reason. Its successor recovers. None:
-        stay, read only.
+        be trusted to be a new one (rule R13 of docs/design.md). `generations`: as of `Elections`. `note_leadership`:
+        called with the epoch that this replica leads from now on. `end_process`: ends this process soon, for a reason.
+        Its successor recovers. None: stay, read only.
         """
         require(
             (COMMIT_REAL_TIME in roles) == config.transient_pool,
@@ -145,6 +146,7 @@ class ReplicaHost:
         self._candidates = tuple(candidates)
         self._limits = limits
         self._is_new_complete = is_new_complete
+        self._generations = tuple(generations)
         self._note_leadership = note_leadership
         self._end_process = end_process
         self._stopping = False
@@ -258,6 +260,7 @@ class ReplicaHost:
             shard=int(facts["shard"]),
             limits=self._limits,
             is_new_complete=self._is_new_complete,
+            generations=self._generations,
             # Where replica 0 is decides where shards are led first: leaders are spread so.
             is_preferred=self._replica_id == 0,
         )

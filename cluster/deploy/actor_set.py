@@ -113,6 +113,7 @@ def specs(
             },
             "node": node_of(record, shard, replica),
             "generation": record.generation_of(shard, replica),
+            "generations": () if record.generations is None else record.generations[shard],
         }
         for shard in range(record.shards)
         for replica in reversed(range(record.replicas))

@@ -16,6 +16,7 @@ from raymq.actors.follower.log_port import FollowerLogPort
 from raymq.actors.replica import open_replica
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.replication.election import ElectionLimits, FollowerHeard
+from raymq.replication.incarnation import make_incarnation
 from raymq.store.base.errors import (
     DeliveryUnknown,
     RayMQError,
@@ -76,17 +77,20 @@ class Shard:
         #: epoch -> replicas that led it
         self.led: dict[int, set[int]] = {}
 
-    def start(self, replica: int) -> ReplicaHost:
+    def start(self, replica: int, generations: tuple[int, ...] = ()) -> ReplicaHost:
         self._incarnation += 1
         self.hosts[replica] = open_replica(
-            self.root / str(replica),
+            self.root / "-".join(map(str, (replica, *generations))),
             CONFIG,
             identity={
                 "cluster_id": "c",
                 "shard": 0,
                 "replica": replica,
-                "incarnation": self._incarnation,
+                "incarnation": make_incarnation(
+                    generations[replica] if generations else 0, self._incarnation
+                ),
             },
+            generations=generations,
             roles=("group_commit", "replication"),
             members=range(self.members),
             candidates=range(self.members),
@@ -381,3 +385,28 @@ def test_the_flush_service_works_again_after_a_cut_of_the_log_that_failed(
         FollowerLogPort(host).truncate(0)
     assert begun == [host.log.end]
     assert "append" in host.failures
+
+
+def test_a_replaced_replica_that_returns_is_refused_by_all_that_know_its_successor(
+    shard: Shard,
+) -> None:
+    shard.start_all()
+    leader = shard.wait_leader()
+    lost = next(each for each in (2, 1) if each != leader)
+    old = shard.hosts.pop(lost)
+    new = shard.start(lost, tuple(int(each == lost) for each in range(3)))
+
+    def known() -> list[bool]:
+        others = [host for host in shard.hosts.values() if host is not new]
+        return [host.elections._machine.is_replaced(old.elections.me) for host in others]
+
+    wait_until(lambda: all(known()), "both others know the successor")
+    frames: list[bytes] = []
+    old.elections.send_frame = lambda replica, frame: frames.append(frame)
+    wait_until(lambda: frames, "the old one asks for votes")
+    for host in shard.hosts.values():
+        if host is not new:
+            with pytest.raises(Rejected, match=f"replica {lost} was replaced") as refused:
+                host.elect(frames[0])
+            assert refused.value.field == "generation"
+    old.close(0.0)

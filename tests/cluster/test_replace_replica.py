@@ -158,6 +158,10 @@ def test_the_record_keeps_where_the_new_replica_is_and_how_often_it_was_replaced
     found = actor_set.specs(second, paths, "token", {})
     generations = {(each["shard"], each["replica"]): each["generation"] for each in found}
     assert [key for key, generation in generations.items() if generation] == [(1, 2)]
+    assert {(each["shard"], each["generations"]) for each in found} == {
+        (0, (0, 0, 0)),
+        (1, (0, 0, 2)),
+    }
     assert {each["node"] for each in found if (each["shard"], each["replica"]) == (1, 2)} == {"d"}
 
 

@@ -156,6 +156,29 @@ def test_a_leader_makes_a_successor_complete_only_after_all_others_know_it():
     assert len(answer(others[4])) == 1
 
 
+def test_a_replica_that_hears_of_its_successor_is_silent_and_asks_for_no_votes():
+    successor = make_incarnation(1, 11)
+    replica = Replica()
+    assert replica.stand(ReplicaProcess(0, 10)) is ElectionState.LEADER
+    replica.look()
+    replica.hear(ReplicaProcess(0, 10), wire.CheckLeader(1, (0, generation_of(successor))), epoch=9)
+    effects = replica.look()
+    assert any(isinstance(each, r.StepDown) for each in effects)
+    assert not any(isinstance(each, r.SendElection) for each in effects)
+
+    replica.tick(60_000)
+    replica.hear(ReplicaProcess(0, 10), wire.RequestVote(9, 900), epoch=10)
+    assert replica.look() == []
+    replica.step(r.LeaderHeard(ReplicaProcess(0, 10), 9))
+    assert not replica.machine.admits(ReplicaProcess(0, 10), 9)
+
+
+def test_a_ballot_takes_the_newer_one_of_each_generation():
+    ballot = Ballot(5, generations=(0, 2))
+    assert ballot.with_generations((1, 1, 3)).generations == (1, 2, 3)
+    assert ballot.with_generations(()) == ballot
+
+
 @pytest.mark.parametrize(("generation", "is_heard"), [(0, True), (1, False)])
 def test_a_leaders_stream_takes_no_answer_of_a_replaced_follower(generation: int, is_heard: bool):
     cluster, me = wire.cluster_key("c"), ReplicaProcess(0, 10)

@@ -32,6 +32,16 @@ def test_nothing_confirmed_is_lost_or_changed_and_all_replicas_agree_after_heali
     assert figures["confirmations"] > 5 * figures["runs"]
 
 
+@pytest.mark.parametrize("members", [2, 3, 5])
+def test_replaced_replicas_that_still_run_change_nothing_that_was_confirmed(members: int):
+    figures = run_seeds(
+        range(RUNS[members] // 4 * FACTOR), members=members, steps=STEPS, replaces=True
+    )
+    print(f"{members} replicas:", dict(figures))
+    assert figures["replaced replicas"] > figures["runs"]
+    assert figures["confirmations"] > 4 * figures["runs"]
+
+
 def test_a_run_that_fails_names_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -63,6 +73,13 @@ def caught_by_chaos(members: int = 3, **parts: Any) -> bool:
 @pytest.mark.parametrize(("machine", "members"), mutants.FOUND_BY_CHAOS.items())
 def test_random_faults_find_a_machine_without_a_rule(machine: type[ElectionMachine], members: int):
     assert caught_by_chaos(members, machine=machine)
+
+
+@pytest.mark.parametrize(("machine", "members"), mutants.FOUND_WHEN_REPLACED.items())
+def test_replaced_replicas_find_a_machine_without_a_rule(
+    machine: type[ElectionMachine], members: int
+):
+    assert caught_by_chaos(members, machine=machine, replaces=True)
 
 
 def test_random_faults_find_a_follower_that_acknowledges_before_the_sync():

@@ -16,11 +16,14 @@ def main() -> None:
         "--steps", type=int, default=2_000, help="steps of each run (default 2,000)"
     )
     parser.add_argument("--members", type=int, default=3, help="replicas (default 3)")
+    parser.add_argument("--replaces", action="store_true", help="an operator replaces replicas")
     options = parser.parse_args()
 
     began = time.perf_counter()
     seeds = range(options.seed, options.seed + options.runs)
-    figures = run_seeds(seeds, members=options.members, steps=options.steps)
+    figures = run_seeds(
+        seeds, members=options.members, steps=options.steps, replaces=options.replaces
+    )
     rate = figures["steps"] / (time.perf_counter() - began)
     print(f"{rate:.0f} steps/s", dict(figures))
 

@@ -16,15 +16,16 @@ from .world import Broken, Node, World
 HEAL_MS = 60_000
 
 
-def run_seeds(seeds: range, *, members: int, steps: int) -> Counter[str]:
+def run_seeds(seeds: range, *, members: int, steps: int, replaces: bool = False) -> Counter[str]:
     """Run each seed. Returns: how often everything happened. Raises: Broken, with the command that repeats the run."""
     figures: Counter[str] = Counter()
     for seed in seeds:
-        chaos = Chaos(seed, members=members)
+        chaos = Chaos(seed, members=members, replaces=replaces)
         try:
             chaos.run(steps)
         except Exception as error:
             options = f"--seed {seed} --steps {steps} --members {members}"
+            options += " --replaces" if replaces else ""
             raise Broken(f"python -m tests.replication.simulate {options}: {error!r}") from error
         world = chaos.world
         figures.update(chaos.faults)
@@ -44,7 +45,9 @@ class Chaos:
         machine: type[ElectionMachine] = ElectionMachine,
         receiver: type[LogReceiver] = LogReceiver,
         published: Callable[[int, int, Sequence[int]], int] = published_end,
+        replaces: bool = False,
     ) -> None:
+        """Args: `replaces`: an operator replaces replicas, and some of the replaced ones still run."""
         self.rng = rng = random.Random(seed)
         self.members = members
         self.world = World(
@@ -89,6 +92,9 @@ class Chaos:
         ):
             self.actions.append(action)
             self.weights.append(weight)
+        if replaces:
+            self.actions.append(self.replace)
+            self.weights.append(0.3)
 
     def run(self, steps: int) -> None:
         """Faults for so many steps, then healing. Raises: Broken."""
@@ -115,6 +121,8 @@ class Chaos:
 
     def sync(self) -> None:
         self.world.sync(self.any_node())
+        for node in list(self.world.replaced.values()):
+            self.world.sync(node)
 
     def tick(self) -> None:
         self.world.tick(self.rng.choice([1, 10, 50, 200, 1_000]))
@@ -182,6 +190,12 @@ class Chaos:
             self.faults["lost disks"] += 1
             self.world.lose_disk(node)
             self.world.start(node)
+
+    def replace(self) -> None:
+        node = self.any_node()
+        if self.may_lose(node):
+            self.faults["replaced replicas"] += 1
+            self.world.replace(node, still_runs=node.is_up and self.rng.random() < 0.8)
 
     def fail_sync(self) -> None:
         node = self.any_node()
@@ -256,6 +270,7 @@ class Chaos:
         """All faults end. Raises: Broken unless a leader confirms a new put, and all logs become equal."""
         world = self.world
         world.cut_links.clear()
+        world.stop_replaced()
         for node in world.nodes:
             node.is_paused = False
             if not node.is_up:

@@ -6,6 +6,8 @@ Some rules have no machine here, because others cover them:
   it is `VotesAgainForAnEpoch`.
 - An epoch that is heard and not made durable: votes and the log's last record keep the epochs that matter.
 - Answers to an earlier PreVote or AskEpoch: the votes that follow decide.
+- The parts of R17 beside the one here: random runs find them too rarely. `tests/replication/test_generations.py` has
+  them.
 """
 
 from __future__ import annotations
@@ -216,6 +218,13 @@ class LeadsWithoutAMajority(ElectionMachine):
         return len(votes) >= len(self._members) // 2
 
 
+class HearsReplacedReplicas(ElectionMachine):
+    """Rule R17: a process of a replaced replica is not heard."""
+
+    def is_replaced(self, process: ReplicaProcess) -> bool:
+        return False
+
+
 class AcksBeforeTheSync(LogReceiver):
     """Rule R10: a follower acknowledges what is durable."""
 
@@ -259,6 +268,11 @@ FOUND_BY_CHAOS: dict[type[ElectionMachine], int] = {
     LeadsOnAfterAFailedSync: 1,
     LeadsOnWithSilentStreams: 3,
     LeadsOnWithAStalledDisk: 3,
+}
+
+#: random runs of so many replicas find these within some hundred seeds, if replicas are replaced and still run
+FOUND_WHEN_REPLACED: dict[type[ElectionMachine], int] = {
+    HearsReplacedReplicas: 3,
 }
 
 #: the search finds these within seconds

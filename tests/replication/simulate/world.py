@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from raymq.replication import election as r
 from raymq.replication import wire
 from raymq.replication.election import Ballot, ElectionMachine, ElectionState, LogFacts
+from raymq.replication.incarnation import make_incarnation
 from raymq.replication.log_receiver import (
     Acknowledge,
     AdoptUnits,
@@ -110,6 +111,10 @@ class Node:
     log: ReplicaLog
     ballot: Ballot = field(default_factory=Ballot)
     incarnation: int = 0
+    #: how often this replica had been replaced when its directory was made
+    generation: int = 0
+    #: the generations of all replicas at that time
+    made_with: tuple[int, ...] = ()
     is_up: bool = False
     #: its processes do not run for now; packets wait
     is_paused: bool = False
@@ -132,7 +137,7 @@ class Node:
 
     @property
     def process(self) -> ReplicaProcess:
-        return ReplicaProcess(self.id, self.incarnation)
+        return ReplicaProcess(self.id, make_incarnation(self.generation, self.incarnation))
 
     def facts(self) -> LogFacts:
         assert self.receiver is not None
@@ -178,6 +183,10 @@ class World:
         self.network: list[Packet] = []
         self.numbers = 0
         self.cut_links: set[tuple[int, int]] = set()
+        #: connection -> its leader and its follower
+        self.ends: dict[int, tuple[Node, Node]] = {}
+        #: replicas that were replaced and still run, of which packets may reach one in place of its successor
+        self.replaced: dict[int, Node] = {}
 
         #: every byte that was ever confirmed
         self.confirmed = b""
@@ -211,9 +220,39 @@ class World:
         node.is_up = False
         node.replica = node.receiver = None
         node.stop_streams()
-        for other in self.nodes:
-            if node.id in other.connections:
+        for other in [*self.nodes, *self.replaced.values()]:
+            connection = other.connections.get(node.id)
+            if connection is not None and self.ends[connection][1] is node:
                 self.disconnect(other, node.id)
+
+    def replace(self, node: Node, *, still_runs: bool) -> None:
+        """An operator gives a replica's place to a new, empty one. Args: `still_runs`: the old one does not end."""
+        earlier = self.replaced.pop(node.id, None)
+        for old in (earlier, None if still_runs else node):
+            if old is not None and old.is_up:
+                self.stop(old)
+        if still_runs:
+            self.replaced[node.id] = node
+        new = Node(node.id, ReplicaLog(flush=self.flush), generation=node.generation + 1)
+        self.nodes[node.id] = new
+        new.made_with = self.generations()
+        new.ballot = Ballot(is_complete=False, generations=new.made_with)
+        self.start(new)
+
+    def generations(self) -> tuple[int, ...]:
+        """Those that the operator knows, who gives them to each new replica."""
+        return tuple(node.generation for node in self.nodes)
+
+    def stop_replaced(self) -> None:
+        for node in self.replaced.values():
+            if node.is_up:
+                self.stop(node)
+        self.replaced = {}
+
+    def reached(self, replica: int) -> Node:
+        """The node that a message to a replica reaches."""
+        old = self.replaced.get(replica)
+        return self.nodes[replica] if old is None or self.rng.random() < 0.5 else old
 
     def lose_power(self, node: Node) -> None:
         """The machine stops: any part of what was not synced is gone, with the confirmed end that was not synced."""
@@ -232,7 +271,8 @@ class World:
         """Everything is gone, the ballot too. A fresh directory is never complete."""
         self.stop(node)
         node.log, node.failed_end = ReplicaLog(flush=self.flush), None
-        node.ballot = Ballot(is_complete=False)
+        # Only the operator's record is left of what it knew, as of the time when this replica was made.
+        node.ballot = Ballot(is_complete=False, generations=node.made_with)
 
     def fail_sync(self, node: Node) -> None:
         """A sync fails. A leader steps down, and the store is opened again only after its machine has stopped."""
@@ -307,9 +347,9 @@ class World:
         node.stop_streams()
         if node.replica is None or node.replica.state is not ElectionState.LEADER:
             return
-        me = ReplicaProcess(node.id, self.next_number())
+        me = ReplicaProcess(node.id, make_incarnation(node.generation, self.next_number()))
         for other in self.nodes:
-            if other is not node and node.is_streaming:
+            if other.id != node.id and node.is_streaming:
                 node.streams[other.id] = LogSender(
                     cluster=CLUSTER,
                     shard=0,
@@ -319,6 +359,7 @@ class World:
                     segment_size_bytes=SEGMENT_BYTES,
                     epoch=node.replica.epoch,
                     confirmed=node.log.confirmed_end,
+                    generation=node.ballot.generation(other.id),
                     limits=self.limits,
                 )
 
@@ -375,7 +416,7 @@ class World:
 
     def tick(self, ms: int) -> None:
         self.now += ms
-        for node in self.nodes:
+        for node in [*self.nodes, *self.replaced.values()]:
             if node.is_up and not node.is_paused:
                 self.tick_node(node)
 
@@ -403,9 +444,10 @@ class World:
                     frame = (effect.header, effect.message, body)
                     self.network.append(Packet(node.id, follower, connection, frame))
             elif isinstance(effect, Connect):
-                target = self.nodes[follower]
+                target = self.reached(follower)
                 if target.is_up and (node.id, follower) not in self.cut_links:
-                    node.connections[follower] = self.next_number()
+                    node.connections[follower] = number = self.next_number()
+                    self.ends[number] = node, target
                     self.step_stream(node, follower, Connected())
                 else:
                     self.step_stream(node, follower, Disconnected("no answer"))
@@ -418,7 +460,11 @@ class World:
 
     def deliver(self, packet: Packet) -> None:
         """A packet arrives, unless its target is down, its link is cut, or its connection is gone."""
-        target = self.nodes[packet.target]
+        if packet.connection is None:
+            target = self.reached(packet.target)
+        else:
+            leader, follower = self.ends[packet.connection]
+            target = follower if packet.target == follower.id else leader
         if not target.is_up or (packet.source, packet.target) in self.cut_links:
             return
         if target.is_paused:
@@ -428,7 +474,7 @@ class World:
         elif target.connections.get(packet.source) == packet.connection:
             header, message, _ = packet.event
             self.take_answer(target, packet.source, header, message)
-        elif self.nodes[packet.source].connections.get(packet.target) == packet.connection:
+        elif leader.connections.get(packet.target) == packet.connection:
             header, message, body = packet.event
             self.take_frame(target, packet.source, packet.connection, header, message, body)
 
@@ -506,8 +552,9 @@ class World:
         header = receiver.header()
         if not replica.admits(header.addressee, header.epoch):
             return
-        leader = self.nodes[header.addressee.id]
-        connection = leader.connections.get(node.id)
-        if connection is not None:
-            ack = receiver.acknowledge(node.log, is_complete=replica.ballot.is_complete)
-            self.network.append(Packet(node.id, leader.id, connection, (header, ack, None)))
+        leader = header.addressee.id
+        for each in (self.nodes[leader], self.replaced.get(leader)):
+            connection = None if each is None else each.connections.get(node.id)
+            if connection is not None and self.ends[connection][1] is node:
+                ack = receiver.acknowledge(node.log, is_complete=replica.ballot.is_complete)
+                self.network.append(Packet(node.id, leader, connection, (header, ack, None)))
