@@ -1,6 +1,6 @@
 """The two commands of this project, for a machine that has Python and a package registry.
 
-    python3 run.py demo [--rows N] [--keep] [--data-dir DIR]    flights through Spark into a mirrored log and back
+    python3 run.py demo [--rows N] [--keep] [--data-dir DIR]    flights through Spark into a replicated log and back
     python3 run.py test [pytest's arguments]                    the test suite
 
 Standard library only. Each looks at the machine first, says what it will download, makes the
@@ -438,7 +438,9 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
     """The command and what its program gets. Raises: SystemExit 2 for anything unknown."""
     parser = argparse.ArgumentParser(prog="run.py", description="Run RayMQ's demo or its tests.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="{demo,test,setup}")
-    demo = commands.add_parser("demo", help="a real data set through Spark, Ray and a mirrored log")
+    demo = commands.add_parser(
+        "demo", help="a real data set through Spark, Ray and a replicated log"
+    )
     demo.add_argument(
         "--rows", type=int, metavar="N", help="rows to send (default: 336,776, all flights)"
     )

@@ -3,7 +3,7 @@
     python examples/spark_ingest.py [DATA_DIR]
 
 It needs `pip install 'raymq[spark]'`, which brings Java 17 on x86_64. examples/flights.py does the same with a real
-data set, two shards of two replicas and killed processes.
+data set, two shards of three replicas, killed processes and a lost replica.
 """
 
 from __future__ import annotations
