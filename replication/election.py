@@ -147,7 +147,7 @@ class LeaderHeard(NamedTuple):
     epoch: int
 
 
-class LeaderEnded(NamedTuple):
+class LeaderLost(NamedTuple):
     """The process that led an epoch has ended, as its Replication says. A false word costs an election, no promise."""
 
     leader: int
@@ -189,7 +189,7 @@ class HandOver(NamedTuple):
 ElectionEvent: TypeAlias = (
     Received
     | LeaderHeard
-    | LeaderEnded
+    | LeaderLost
     | FollowerHeard
     | EpochBegun
     | ElectionTick
@@ -371,7 +371,7 @@ class ElectionMachine:
             self._tick()
         elif isinstance(event, LeaderHeard):
             self._hear_leader(event)
-        elif isinstance(event, LeaderEnded):
+        elif isinstance(event, LeaderLost):
             self._lose_leader(event)
         elif isinstance(event, FollowerHeard):
             self._hear_follower(event)
@@ -699,7 +699,7 @@ class ElectionMachine:
         self._await_leader()
         self._follow(leader)
 
-    def _lose_leader(self, event: LeaderEnded) -> None:
+    def _lose_leader(self, event: LeaderLost) -> None:
         """Ask for votes without waiting for the heartbeats of a process that has ended.
 
         The followers take turns: two that asked at the same time would share the votes.

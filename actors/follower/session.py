@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from raymq.actors.api.shard_api import Frames, SendFrame
 from raymq.actors.supervise.elections import Elections
 from raymq.replication import log_receiver, wire
-from raymq.replication.election import LeaderEnded, LeaderHeard
+from raymq.replication.election import LeaderHeard, LeaderLost
 from raymq.store.base.errors import Corrupt, RayMQError, Rejected
 from raymq.store.log.chain import ChainUnit
 
@@ -145,7 +145,7 @@ class FollowerSession:
                 if not self._elections.admits(header.sender, header.epoch):
                     return [self._refusal_of_epoch(header.epoch)], False
                 if isinstance(message, wire.LeaderEnded):
-                    self._elections.step(LeaderEnded(header.sender.id, header.epoch))
+                    self._elections.step(LeaderLost(header.sender.id, header.epoch))
                     return [], False
             if isinstance(message, wire.Hello):
                 # The effects may cut what was equal to the log of an earlier leader.

@@ -10,7 +10,7 @@ import pytest
 from raymq.actors.satellites.service import EXIT_FENCED, EXIT_STOPPED
 from raymq.actors.shared import control_block
 from raymq.actors.shared.failures import FailureFile
-from raymq.replication.election import LeaderEnded
+from raymq.replication.election import LeaderLost
 from raymq.replication.log_sender import SenderLimits
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.clock import Clock
@@ -139,7 +139,7 @@ def test_followers_learn_at_once_that_the_leaders_process_has_ended(pair, monkey
     # No process has this pid and this start time any more.
     own = pair.leader.control.process
     pair.leader.control._words[control_block._START_TIME] = own.start_time - 1
-    wait_until(lambda: LeaderEnded(0, 1) in heard, "the follower hears of it")
+    wait_until(lambda: LeaderLost(0, 1) in heard, "the follower hears of it")
     assert pair.replicator.status()["epoch"] == 0
 
 

@@ -236,7 +236,7 @@ def test_followers_of_a_leader_whose_process_has_ended_ask_for_votes_in_turn(me:
     replica = Replica(me, 5)
     replica.hear(0, wire.CheckLeader(1), epoch=5)
     replica.sent(wire.PreVote)
-    replica.step(r.LeaderEnded(0, 5))
+    replica.step(r.LeaderLost(0, 5))
     if turn:
         replica.tick(turn * LIMITS.turn_ms - 1)
         assert not replica.had(r.SendElection)
@@ -249,8 +249,8 @@ def test_followers_of_a_leader_whose_process_has_ended_ask_for_votes_in_turn(me:
     assert reply.message.granted
 
 
-@pytest.mark.parametrize("ended", [r.LeaderEnded(0, 4), r.LeaderEnded(2, 5)])
-def test_the_end_of_another_process_than_the_present_leaders_changes_nothing(ended: r.LeaderEnded):
+@pytest.mark.parametrize("ended", [r.LeaderLost(0, 4), r.LeaderLost(2, 5)])
+def test_the_end_of_another_process_than_the_present_leaders_changes_nothing(ended: r.LeaderLost):
     replica = follower()
     replica.sent(wire.PreVote)
     replica.step(ended)
@@ -261,7 +261,7 @@ def test_the_end_of_another_process_than_the_present_leaders_changes_nothing(end
 def test_a_replica_that_may_not_lead_asks_for_no_votes_when_the_leader_has_ended():
     replica = follower(candidates=(0, 2))
     replica.sent(wire.PreVote)
-    replica.step(r.LeaderEnded(0, 5))
+    replica.step(r.LeaderLost(0, 5))
     assert not replica.had(r.SendElection)
 
 

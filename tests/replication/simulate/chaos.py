@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from raymq.replication.election import ElectionMachine, HandOver, LeaderEnded
+from raymq.replication.election import ElectionMachine, HandOver, LeaderLost
 from raymq.replication.log_receiver import LogReceiver
 from raymq.replication.quorum import majority, published_end
 
@@ -262,7 +262,7 @@ class Chaos:
         leader = None if node.replica is None or node.is_paused else node.replica.leader
         if node.replica is not None and leader is not None:
             self.faults["leaders reported as ended"] += 1
-            self.world.step(node, LeaderEnded(leader.id, node.replica.epoch))
+            self.world.step(node, LeaderLost(leader.id, node.replica.epoch))
 
     # --- the end ----------------------------------------------------------------------------------
 
