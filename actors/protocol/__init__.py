@@ -7,6 +7,7 @@
     client -> shard             Ray actor calls, for ray://         ray_calls, small_puts; operations
     leader -> follower          Arrow Flight, stream "replicate"    raymq.replication.wire
     replica <-> replica         Arrow Flight, action "elect"        raymq.replication.wire
+    replica <-> replica         Arrow Flight, action "log_units"    log_units
     CommitLog <-> satellites    shared memory of one machine        actors/shared: control_block, ring, wakeup
     cluster -> shard            Ray actor calls                     ready, endpoint, status, credentials, set_routes,
                                                                     close of ray/actor_classes.py
@@ -14,6 +15,7 @@
 flight_messages  the streams over Arrow Flight, between clients and shards and between replicas
 ray_calls        the calls of a shard's Ray actor, for clients without Flight
 small_puts       small puts as plain bytes, many in one message
+log_units        log bytes from one replica for another one, whose own are damaged
 
 Every Flight call carries the header `authorization: Bearer <token>`. Streams and actions name the cluster and the shard
 that they expect ("cluster_id", "shard"), and another one refuses them. An error travels as {"kind", "message",
@@ -31,6 +33,7 @@ Operations take JSON arguments and return a JSON object. Over Flight the action'
     replicas()                                                      {shard: {replica: endpoint}}
     topics()                                                        {topic: {queues, shards, compacted?}}
     elect(frame, replica, endpoints)                                {frames}, between replicas: a message of elections
+    log_units(start, stop)                                          {start, data, units}; Corrupt when damaged here, too
 
     operation of the leader                                         result
     move_leader(replica)                                            {}; that replica leads soon, if it can

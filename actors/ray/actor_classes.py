@@ -212,7 +212,7 @@ class CommitLogActor:
         return self._endpoint if replica == self._spec["replica"] else self._addresses.find(replica)
 
     def _connect_peer(self, replica: int) -> Any:
-        """Connect to another replica, for elections. Raises: Unavailable."""
+        """Connect to another replica, for elections and for damaged bytes. Raises: Unavailable."""
         spec = self._spec
         endpoint = self._addresses.find(replica) or _ask_ray(spec, replica)
         if endpoint is None:
@@ -222,7 +222,7 @@ class CommitLogActor:
         transport = _load(spec["transport"])(
             cluster_id=spec["cluster_id"], shard=spec["shard"], token=spec["token"]
         )
-        return transport.election_calls(endpoint, self._sender)
+        return transport.replica_calls(endpoint, self._sender)
 
     def _sender(self) -> dict[str, Any]:
         """What this replica says of itself in each message of elections."""

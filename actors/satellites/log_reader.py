@@ -46,16 +46,21 @@ class LogReader:
         is_inside = stop <= segment_start + self._size
         require(is_inside, "a body lies in one segment", start=start, stop=stop)
         path, fd = self._descriptor(segment_start)
-        data = memoryview(
-            self._files.read_range(
+        try:
+            found = self._files.read_range(
                 fd, start - segment_start, stop - segment_start, path=path, base=segment_start
             )
-        )
+        except Corrupt:
+            # A repair replaces the file: the next read opens it again.
+            self._close(segment_start)
+            raise
+        data = memoryview(found)
 
         if isinstance(message, AppendEntries):
             try:
                 check_units(list(message.units), data)
             except Corrupt as error:
+                self._close(segment_start)
                 raise Corrupt(
                     f"{path} at {error.offset}: the bytes are not those that were stored (the CRC of their chain "
                     "unit differs); they and all later bytes are not replicated. Run `raymq store verify`.",
@@ -70,6 +75,9 @@ class LogReader:
         self._last = None
         while self._open:
             self._files.close(self._open.popitem()[1][1])
+
+    def _close(self, segment_start: int) -> None:
+        self._files.close(self._open.pop(segment_start)[1])
 
     def _descriptor(self, segment_start: int) -> tuple[Path, int]:
         found = self._open.get(segment_start)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from raymq.store.base.errors import RayMQError
+from raymq.store.log.mending.fitting import SoundBytes
 
 logger = logging.getLogger("raymq.elections")
 
@@ -32,6 +33,9 @@ class PeerCalls(Protocol):
 
     def elect(self, frame: bytes, timeout_s: float) -> list[bytes]:
         """Deliver a message. Returns: the messages that answer it. Raises: RayMQError, OSError."""
+
+    def log_units(self, start: int, stop: int, timeout_s: float) -> SoundBytes:
+        """Log bytes [start, stop) of that replica, for `LogRepair`. Raises: RayMQError, OSError."""
 
     def close(self) -> None:
         """Release the connection."""

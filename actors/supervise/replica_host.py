@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from raymq.actors.api.call_arguments import check_integer
 from raymq.actors.api.shard_api import Frames, PutTicket, SendFrame
+from raymq.actors.protocol.log_units import pack_sound_bytes
 from raymq.actors.shared.control_block import COMMIT_REAL_TIME, Leadership
 from raymq.actors.shared.failures import ActiveFailures
 from raymq.actors.shared.heartbeat import Heartbeat
@@ -42,12 +44,14 @@ from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.flush import PAGE_BYTES
+from raymq.store.log.mending.sound_bytes import read_sound_bytes
 from raymq.store.log.scrub import scrub_of_log
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 
 from .dispatcher import Dispatcher
 from .election_peers import ElectionPeers, PeerCalls
 from .elections import Elections
+from .log_repair import LogRepair
 from .role import Body, ReplicaRole
 from .supervisor import Supervisor
 
@@ -113,10 +117,10 @@ class ReplicaHost:
     ) -> None:
         """Args: `roles`: the satellites. `members`: all replicas of the shard. `candidates`: those that may lead.
 
-        `connect_peer`: connects to another replica, for elections. `is_new_complete`: whether an empty directory may
-        be trusted to be a new one (rule R13 of docs/design.md). `generations`: as of `Elections`. `note_leadership`:
-        called with the epoch that this replica leads from now on. `end_process`: ends this process soon, for a reason.
-        Its successor recovers. None: stay, read only.
+        `connect_peer`: connects to another replica, for elections and repairs. `is_new_complete`: whether an empty
+        directory may be trusted to be a new one (rule R13 of docs/design.md). `generations`: as of `Elections`.
+        `note_leadership`: called with the epoch that this replica leads from now on. `end_process`: ends this process
+        soon, for a reason. Its successor recovers. None: stay, read only.
         """
         require(
             (COMMIT_REAL_TIME in roles) == config.transient_pool,
@@ -166,6 +170,9 @@ class ReplicaHost:
         self.note_endpoint: Callable[[int, str, bool], None] = lambda *_: None
         #: shard -> replica -> endpoint, as far as this replica knows
         self.replicas: Callable[[], dict[str, dict[str, str]]] = dict
+        self._connect_peer = connect_peer
+        #: mends damage with the bytes of other replicas; None: there are none
+        self.repair: LogRepair | None = None
         self._peers: ElectionPeers | None = None
         if connect_peer is not None and self.sole_candidate is None:
             others = [each for each in self.members if each != self._replica_id]
@@ -632,6 +639,12 @@ class ReplicaHost:
             self.note_endpoint(int(each), endpoint, int(each) == replica)
         return {"frames": [each.hex() for each in answers]}
 
+    def _op_log_units(self, start: int, stop: int) -> dict[str, Any]:
+        """Log bytes for another replica whose own are damaged. Raises: Corrupt, if these are damaged, too."""
+        check_integer("start", start)
+        check_integer("stop", stop)
+        return pack_sound_bytes(read_sound_bytes(self.log, start, stop))
+
     def replicate(self, frames: Frames, send: SendFrame) -> None:
         """Serve one stream of a leader until it ends."""
         self.streams.run(frames, send)
@@ -639,8 +652,8 @@ class ReplicaHost:
     # --- threads ----------------------------------------------------------------------------------
 
     def _start_threads(self, undo: contextlib.ExitStack) -> None:
-        # Damage that the scrub finds is logged and counted. The replica continues.
-        self.scrub = scrub_of_log(self.log, on_fault=lambda fault: logger.error("%s", fault))
+        self.scrub = scrub_of_log(self.log, on_fault=self._note_scrub_fault)
+        self.repair = self._make_repair()
         retried: dict[str, Body] = {
             "acks": self._run_acks,
             "dispatch": self.dispatcher.run,
@@ -654,6 +667,9 @@ class ReplicaHost:
         bodies["compaction"] = lambda: self.compaction.run(self.is_stopping, self.clock)
         if self.config.scrub_bytes_per_s:
             bodies["scrub"] = lambda: self.scrub.run(self.is_stopping)
+        repair = self.repair
+        if repair is not None:
+            bodies["repair"] = lambda: repair.run(self.is_stopping)
 
         self._threads = self._make_threads(bodies)
         undo.callback(self._end_threads)
@@ -663,6 +679,31 @@ class ReplicaHost:
         if self._peers is not None:
             self.elections.send_frame = self._peers.send
             self._peers.start()
+
+    def _note_scrub_fault(self, fault: Corrupt) -> None:
+        """Log damage that the scrub has found, and begin to repair it. The replica continues."""
+        logger.error("%s", fault)
+        if self.repair is not None:
+            self.repair.wake()
+
+    def _make_repair(self) -> LogRepair | None:
+        """The repair from the other replicas; None without any."""
+        others = [each for each in self.members if each != self._replica_id]
+        if self._connect_peer is None or not others:
+            return None
+
+        def leader_first() -> list[int]:
+            leader = self.elections.leader
+            return sorted(others, key=lambda each: leader is None or each != leader.id)
+
+        return LogRepair(
+            self.log,
+            self.scrub,
+            leader_first,
+            self._connect_peer,
+            failures=self.failures,
+            clock=self.clock,
+        )
 
     def _make_threads(self, bodies: dict[str, Body]) -> list[threading.Thread]:
         return [
@@ -816,6 +857,7 @@ class ReplicaHost:
             "is_complete": self.elections.is_complete,
             "recovery": recovery,
             "scrub": self.scrub.status(),
+            "repair": None if self.repair is None else self.repair.status(),
             "supervisor": self.supervisor.describe(),
             **self.role.status(),
         }
@@ -845,6 +887,8 @@ class ReplicaHost:
         if self._peers is not None:
             self._peers.close()
         self.scrub.wake()
+        if self.repair is not None:
+            self.repair.wake()
         self.log.allocator.wake()
         self.compaction.wake()
         self.maintenance.wake()

@@ -12,10 +12,12 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from raymq.actors.protocol import flight_messages
+from raymq.actors.protocol.log_units import unpack_sound_bytes
 from raymq.actors.protocol.small_puts import SmallPut, pack_puts
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.base.files import Files
 from raymq.store.base.status import PutStatus
+from raymq.store.log.mending.fitting import SoundBytes
 from raymq.store.records.record import PUT_SCHEMA
 from raymq.store.records.requests import FetchRequest, FetchSlice
 
@@ -357,8 +359,8 @@ class ReplicaStream(_FlightStream):
         self._connection.close()
 
 
-class ElectionCalls:
-    """Calls of one other replica for elections: the PeerCalls of ElectionPeers."""
+class ReplicaCalls:
+    """Calls of one other replica, for elections and for damaged bytes: the PeerCalls of ElectionPeers."""
 
     def __init__(self, connection: ShardConnection, sender: Callable[[], dict[str, Any]]) -> None:
         """Args: `sender`: which replica calls, and which addresses it knows, now."""
@@ -370,6 +372,11 @@ class ElectionCalls:
         arguments = {"frame": frame.hex(), **self._sender()}
         answer = self._connection.call("elect", arguments, timeout=timeout_s)
         return [bytes.fromhex(each) for each in answer["frames"]]
+
+    def log_units(self, start: int, stop: int, timeout_s: float) -> SoundBytes:
+        """Log bytes [start, stop) of that replica. Raises: RayMQError; Corrupt if that replica has damage there."""
+        arguments = {"start": start, "stop": stop}
+        return unpack_sound_bytes(self._connection.call("log_units", arguments, timeout=timeout_s))
 
     def close(self) -> None:
         """Release the connection."""
@@ -393,9 +400,9 @@ class ReplicaTransport:
             connection.close()
             raise
 
-    def election_calls(self, endpoint: str, sender: Callable[[], dict[str, Any]]) -> ElectionCalls:
-        """Calls of the replica at host:port. Args: `sender`: as for ElectionCalls."""
-        return ElectionCalls(self._connection(endpoint), sender)
+    def replica_calls(self, endpoint: str, sender: Callable[[], dict[str, Any]]) -> ReplicaCalls:
+        """Calls of the replica at host:port. Args: `sender`: as for ReplicaCalls."""
+        return ReplicaCalls(self._connection(endpoint), sender)
 
     def _connection(self, endpoint: str) -> ShardConnection:
         return ShardConnection(endpoint, self._token, self._cluster_id, self._shard)

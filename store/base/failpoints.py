@@ -34,6 +34,7 @@ NAMES: dict[str, str] = {
     "delay.group_appended": "delayed messages and the progress of their service are appended",
     "timer.files_synced": "timer log and wheel are synced, timercheck is not written",
     "meta.slot_written_unsynced": "a meta slot is written and not synced",
+    "mend.copied": "the new file of a damaged segment is complete and synced, the old one has the name",
     "repair.planned": "a repair has written its plan beside the copies, nothing is changed",
     "repair.kept": "the bytes to be cut are copied aside, nothing is cut",
     "repair.cut_after_zero": "a repair cut and zeroed the log's tail, the chain still has its units",

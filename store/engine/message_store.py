@@ -483,6 +483,11 @@ class MessageStore:
         if fault.row:
             return records_before(found, fault.row)
         self.check_record(topic, queue_id, found.first_offset)
+        # The check may have mended the record.
+        found = self.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
+        again = fault_of(found)
+        if again is None or again.row:
+            return found if again is None else records_before(found, again.row)
         raise Unavailable(
             f"message {offset} of queue {queue_id} of {topic} was read damaged ({fault.rule}), and intact on the "
             "second read. Suspect faulty memory; test the machine's RAM",

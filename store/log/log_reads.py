@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -21,6 +23,17 @@ from .record_reads import WALK_BYTES, Records, RecordsAtOffsets, WalkedPiece
 
 logger = logging.getLogger("raymq.store")
 
+_Read = TypeVar("_Read")
+
+#: the bytes at the end of a walk are damaged
+_DAMAGED = (
+    record.WalkStop.BAD_MAGIC,
+    record.WalkStop.BAD_LENGTH,
+    record.WalkStop.BAD_CRC,
+    record.WalkStop.WRONG_POSITION,
+    record.WalkStop.END_OF_DATA,
+    record.WalkStop.UNREADABLE,
+)
 #: most damaged records that are remembered
 DAMAGE_MAX = 100
 
@@ -40,6 +53,8 @@ class LogReads:
         self._check_positions = check_positions
         #: offset -> damage below the confirmed end that reads, dispatch or deliveries skipped
         self.skipped_damage: dict[int, Corrupt] = {}
+        #: mends damage at an offset, if another replica has the bytes. Returns: whether to read again
+        self.mend: Callable[[int], bool] = lambda offset: False
 
     # --- bytes ------------------------------------------------------------------------------------
 
@@ -48,11 +63,17 @@ class LogReads:
 
         Raises: OffsetOutOfRange below the log's start, Corrupt naming the first unreadable byte.
         """
-        return read_of(self._segments, start, stop, self._end())
+        try:
+            return read_of(self._segments, start, stop, self._end())
+        except Corrupt:
+            return self._mended(lambda: read_of(self._segments, start, stop, self._end()))
 
     def raw_each(self, offsets: Sequence[int], nbytes: int) -> bytes:
         """The first `nbytes` at each offset, in one piece: `log_files.read_each`."""
-        return read_each(self._segments, offsets, nbytes, self._end())
+        try:
+            return read_each(self._segments, offsets, nbytes, self._end())
+        except Corrupt:
+            return self._mended(lambda: read_each(self._segments, offsets, nbytes, self._end()))
 
     # --- records at known offsets -----------------------------------------------------------------
 
@@ -63,16 +84,18 @@ class LogReads:
 
         Raises: OffsetOutOfRange below the log's start, Corrupt for the first record that is damaged or unreadable.
         """
-        if not check:
-            return record_reads.read_unchecked(self._segments, positions, sizes, self._end())
-        return record_reads.read_records(
-            self._segments,
-            positions,
-            sizes,
-            self._end(),
-            check_crc=check_crc,
-            check_position=self._check_positions,
-        )
+        read = partial(record_reads.read_unchecked, self._segments, positions, sizes, self._end())
+        if check:
+            read = partial(
+                record_reads.read_records,
+                self._segments,
+                positions,
+                sizes,
+                self._end(),
+                check_crc=check_crc,
+                check_position=self._check_positions,
+            )
+        return self._mended(read)
 
     def undamaged_records(
         self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, check: bool = True
@@ -93,7 +116,7 @@ class LogReads:
 
     def records_at(self, offsets: Int64s) -> RecordsAtOffsets:
         """The records that begin at these offsets: `record_reads.stored_at`."""
-        return record_reads.stored_at(self._segments, offsets, self._end())
+        return self._mended(lambda: record_reads.stored_at(self._segments, offsets, self._end()))
 
     # --- walks ------------------------------------------------------------------------------------
 
@@ -108,7 +131,8 @@ class LogReads:
         check_position: bool = True,
     ) -> WalkedPiece:
         """Walk records of the file that holds `at`, up to `stop`: `record_reads.walk_piece`."""
-        return record_reads.walk_piece(
+        walk = partial(
+            record_reads.walk_piece,
             self.raw,
             at,
             min(stop, self._file_end(at)),
@@ -117,6 +141,10 @@ class LogReads:
             check_crc=check_crc,
             check_position=check_position,
         )
+        found = walk()
+        if found.walk.reason in _DAMAGED and self.mend(found.walk.end):
+            return walk()
+        return found
 
     def next_walk_start(self, at: int, walk: record.Walk) -> int:
         """The start of the walk after `walk` from `at`: its end, or the next file if only a blank record follows."""
@@ -136,6 +164,19 @@ class LogReads:
 
     # --- damage -----------------------------------------------------------------------------------
 
+    def _mended(self, read: Callable[[], _Read]) -> _Read:
+        """The result of a read. Damage that it meets is mended, place by place. Raises: Corrupt if that fails."""
+        last = -1
+        while True:
+            try:
+                return read()
+            except Corrupt as error:
+                offset = int(error.fields["offset"])
+                # Each place comes once, because those before it are mended.
+                if offset <= last or not self.mend(offset):
+                    raise
+                last = offset
+
     def damage(self, offset: int, fault: str) -> Corrupt:
         """The error for a damaged record at a physical offset."""
         return record_reads.damaged(self._segments, offset, fault)
@@ -146,3 +187,8 @@ class LogReads:
         if offset not in self.skipped_damage and len(self.skipped_damage) < DAMAGE_MAX:
             self.skipped_damage[offset] = error
             logger.error("%s", error)
+
+    def forget_damage(self, is_sound: Callable[[int], bool]) -> None:
+        """Forget the damage at offsets that are sound again."""
+        for offset in filter(is_sound, list(self.skipped_damage)):
+            self.skipped_damage.pop(offset, None)

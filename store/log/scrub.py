@@ -113,6 +113,8 @@ class Scrub:
         self._gap = -1
         self._wake = threading.Event()
         self._throttle = _Throttle()
+        #: held while `faults` and the progress file change
+        self._faults_lock = threading.Lock()
 
         self.counters = ScrubCounters()
         #: everything below this was compared in this pass
@@ -162,6 +164,12 @@ class Scrub:
         """Begin a new pass now."""
         self.position = self._last_pass_end_ms = 0
         self.faults = []
+
+    def forget(self, is_sound: Callable[[int], bool]) -> None:
+        """Forget the faults at physical offsets that are sound again. Callers: any thread."""
+        with self._faults_lock:
+            self.faults = [f for f in self.faults if not is_sound(int(f.fields["offset"]))]
+        self._save_progress()
 
     def step(self) -> float:
         """Read and compare one append unit. Returns: seconds to wait until the next step.
@@ -262,13 +270,15 @@ class Scrub:
         try:
             if self._is_undamaged(unit):
                 offsets = range(unit.start, unit.end)
-                self.faults = [f for f in self.faults if f.fields["offset"] not in offsets]
+                with self._faults_lock:
+                    self.faults = [f for f in self.faults if f.fields["offset"] not in offsets]
                 return
         except Corrupt as error:
             self._report(int(error.fields["offset"]), error.message, READABLE_RULE, end=unit.end)
             return
 
-        # A cut or a change of leader may have replaced unit and bytes between the two reads.
+        # A cut or a change of leader may have replaced unit and bytes between the two reads, and a repair the file.
+        self._close_log()
         same = self._is_still_there(unit)
         undamaged = self._is_undamaged(unit)
         if same and not undamaged and unit.end <= self.limit():
@@ -335,7 +345,8 @@ class Scrub:
         self.counters.faults += 1
         known = {(f.fields["offset"], f.fields["rule"]) for f in self.faults}
         if (offset, rule) not in known and len(self.faults) < FAULTS_MAX:
-            self.faults.append(fault)
+            with self._faults_lock:
+                self.faults = [*self.faults, fault]
             self._save_progress()
             if self.on_fault is not None:
                 self.on_fault(fault)
@@ -344,7 +355,8 @@ class Scrub:
         self.counters.passes += 1
         self.position = 0
         # Damage in deleted files does not count any more.
-        self.faults = [f for f in self.faults if f.fields["offset"] >= self.start()]
+        with self._faults_lock:
+            self.faults = [f for f in self.faults if f.fields["offset"] >= self.start()]
         self._last_pass_end_ms = self.clock.now_ms()
         self._save_progress()
 
@@ -363,6 +375,10 @@ class Scrub:
             self.faults = faults
 
     def _save_progress(self) -> None:
+        with self._faults_lock:
+            self._write_progress()
+
+    def _write_progress(self) -> None:
         faults = [{"message": str(fault), "fields": fault.fields} for fault in self.faults]
         saved = {"position": self.position, "passed_ms": self._last_pass_end_ms, "faults": faults}
         self._saved_at = self.position

@@ -34,6 +34,11 @@ class BadSectors(Files):
         self._paths[fd] = os.path.abspath(path)
         return fd
 
+    def rename(self, source: PathLike, target: PathLike) -> None:
+        """As the real one: the other file has other sectors."""
+        super().rename(source, target)
+        self.bad.pop(os.path.abspath(target), None)
+
     def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
         """Read up to the bad sector, or raise EIO if the read begins in it, as a kernel does."""
         for start in sorted(self.bad.get(self._paths[fd], ())):

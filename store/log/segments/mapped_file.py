@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,14 @@ class MappedFile:
         self._prewritten_lock = threading.Lock()
         #: held while the descriptor is used or closed, so that no thread uses a number that was given to another file
         self._fd_lock = threading.Lock()
-        #: guards the next two; held for no system call
+        #: guards the next two, and changes of `_patches`; held for no system call
         self._reads_lock = threading.Lock()
         #: reads under way
         self._reading = 0
-        #: a descriptor that was released during reads: the last read closes it
-        self._left_fd = -1
+        #: descriptors that were released during reads: the last read closes them
+        self._left_fds: list[int] = []
+        #: (position, bytes) that are read instead of damaged ones on the disk. In order; replaced, never changed
+        self._patches: tuple[tuple[int, bytes], ...] = ()
 
     @classmethod
     def create(cls, path: Path, start: int, size: int, *, files: Files) -> MappedFile:
@@ -98,6 +100,10 @@ class MappedFile:
 
         Raises: Corrupt naming the first unreadable byte, Unavailable if the file was deleted.
         """
+        if self._patches:
+            patched = bytearray(stop - position)
+            self.read_into(memoryview(patched), position)
+            return bytes(patched)
         # A read that succeeds makes no further call: queries make thousands of small reads.
         with self._reads_lock:
             fd = self._fd
@@ -109,12 +115,16 @@ class MappedFile:
         finally:
             with self._reads_lock:
                 self._reading -= 1
-                left = self._left_fd
-            if left >= 0:
+                is_left = bool(self._left_fds)
+            if is_left:
                 self._close_left()
 
     def read_each(self, positions: Sequence[int], nbytes: int) -> bytes:
         """`read` of `nbytes` bytes at each position, in one piece. Bytes after the file's end are zeros."""
+        if self._patches:
+            ends = [min(position + nbytes, self.size) for position in positions]
+            parts = map(self.read, positions, ends)
+            return b"".join(part.ljust(nbytes, b"\0") for part in parts)
         fd = self._begin_reading()
         try:
             return self._files.read_each(
@@ -125,6 +135,19 @@ class MappedFile:
 
     def read_into(self, target: memoryview, position: int) -> None:
         """`read` into given memory."""
+        for start, data in self._patches:
+            stop = position + len(target)
+            if start < stop and position < start + len(data):
+                if position < start:
+                    self._read_disk_into(target[: start - position], position)
+                    target, position = target[start - position :], start
+                patch = memoryview(data)[position - start :][: len(target)]
+                target[: len(patch)] = patch
+                target, position = target[len(patch) :], position + len(patch)
+        if len(target):
+            self._read_disk_into(target, position)
+
+    def _read_disk_into(self, target: memoryview, position: int) -> None:
         fd = self._begin_reading()
         try:
             self._files.read_into(fd, target, position, path=self.path, base=self.start)
@@ -144,23 +167,27 @@ class MappedFile:
         self._close_left()
 
     def _close_left(self) -> None:
-        """Close a descriptor that was released during reads, after the last read."""
+        """Close the descriptors that were released during reads, after the last read."""
         with self._reads_lock:
-            left = -1
+            left: list[int] = []
             if not self._reading:
-                left, self._left_fd = self._left_fd, -1
-        if left >= 0:
-            self._files.close(left)
+                left, self._left_fds = self._left_fds, []
+        for fd in left:
+            self._files.close(fd)
 
     def _gone(self) -> Unavailable:
         return Unavailable(f"{self.path} was closed or deleted meanwhile", path=str(self.path))
 
-    def _release_fd(self) -> None:
-        """Close the descriptor, or leave it to the last read that is under way. Callers: with `_fd_lock`."""
+    def _release_fd(self, next_fd: int = -1) -> None:
+        """Close the descriptor, or leave it to the last read that is under way. Callers: with `_fd_lock`.
+
+        Args: `next_fd`: the descriptor of reads that begin from now on.
+        """
         with self._reads_lock:
-            fd, self._fd = self._fd, -1
+            fd, self._fd = self._fd, next_fd
             if self._reading:
-                self._left_fd, fd = fd, -1
+                self._left_fds.append(fd)
+                return
         if fd >= 0:
             self._files.close(fd)
 
@@ -254,6 +281,37 @@ class MappedFile:
         with self._fd_lock:
             if self._view is not None and self._fd >= 0:
                 self._files.unlock_memory(self._view)
+
+    def patch(self, position: int, data: bytes) -> None:
+        """Read these bytes from memory from now on: the disk has damaged ones. Positions must not overlap."""
+        with self._reads_lock:
+            self._patches = tuple(sorted((*self._patches, (position, data))))
+
+    @property
+    def patched_bytes(self) -> int:
+        """Bytes that are read from memory."""
+        return sum(len(data) for _, data in self._patches)
+
+    def replace(self, copy: Path, still_patched: Collection[int]) -> None:
+        """Let a complete and synced copy have the name of this file. Reads under way end on the old file.
+
+        Durable: the name. Args: `still_patched`: positions of patches that stay. Callers: `MappedFileQueue.replace`.
+        """
+        fd = self._files.open_file(copy)
+        try:
+            self._files.rename(copy, self.path)
+        except BaseException:
+            self._files.close(fd)
+            raise
+
+        with self._fd_lock:
+            if self._view is not None:
+                self._files.release_when_unread(self._view)
+                self._view = None
+            self._release_fd(fd)
+            with self._reads_lock:
+                self._patches = tuple(each for each in self._patches if each[0] in still_patched)
+        self._files.sync_dir(self.path.parent)
 
     def retire(self) -> Callable[[], bool]:
         """Close the descriptor, but leave the map to readers that still use it: its pages outlive the name.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,6 +144,15 @@ class MappedFileQueue:
             unread = first.retire()
             if spare is not None and self.spares is not None:
                 self.spares.add(spare, unread)
+
+    def replace(self, file: MappedFile, copy: Path, still_patched: Collection[int]) -> bool:
+        """`MappedFile.replace`. Returns: False, and the copy is deleted, if the file was deleted meanwhile."""
+        with self._growth_lock:
+            if file in self.files:
+                file.replace(copy, still_patched)
+                return True
+            self._files.unlink(copy)
+            return False
 
     def truncate_to(self, offset: int) -> None:
         """Cut at `offset`: later files are destroyed, the rest of its file is made zero.

@@ -1,0 +1,101 @@
+"""A consumer reads the true bytes of a message that rotted on the leader's disk: real replicas with real Flight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from raymq.cluster.consume.consumer import Consumer
+from raymq.cluster.transport.flight_client import ReplicaTransport, ShardConnection
+from raymq.cluster.transport.flight_server import Server, serve
+from raymq.store.base.errors import Corrupt, Rejected, Unavailable
+from tests.support.mended_shard import BODIES, MendedShard
+
+CLUSTER_ID, TOKEN = "c" * 32, "t0ken"
+ROTTEN = 20
+
+
+class World:
+    """Two replicas, each with its server."""
+
+    def __init__(self, root: Path) -> None:
+        self.servers: dict[int, Server] = {}
+        self.shard = MendedShard(root, connect=self._connect)
+        for replica, host in self.shard.hosts.items():
+            self.servers[replica] = serve(host, host="127.0.0.1", port=0, token=TOKEN)
+        self.shard.leader.routes = {"0": self.endpoint(0)}
+        self.cluster: Any = SimpleNamespace(
+            transport="flight",
+            endpoints={0: self.endpoint(0)},
+            token=TOKEN,
+            cluster_id=CLUSTER_ID,
+            resolver=None,
+            ca=None,
+            shards=1,
+            replicas=1,
+            replica_endpoints={},
+        )
+
+    def endpoint(self, replica: int) -> str:
+        server = self.servers.get(replica)
+        if server is None:
+            raise Unavailable("not known yet")
+        return f"127.0.0.1:{server.port}"
+
+    def _connect(self, replica: int) -> Any:
+        transport = ReplicaTransport(TOKEN, cluster_id=CLUSTER_ID, shard=0)
+        return transport.replica_calls(self.endpoint(replica), dict)
+
+    def consume(self) -> list[bytes]:
+        with Consumer(self.cluster, "t", start="earliest") as consumer:
+            found: list[bytes] = []
+            while len(found) < len(BODIES):
+                messages = consumer.poll(100, 10)
+                assert messages, "no message within 10 s"
+                found += [message.body for message in messages]
+            return found
+
+    def close(self) -> None:
+        for server in self.servers.values():
+            server.close()
+        self.shard.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_consumer_gets_the_true_bytes_of_a_message_that_rotted_on_the_leader(
+    world: World,
+) -> None:
+    world.shard.rot(0, ROTTEN)
+    assert world.consume() == BODIES
+
+
+def test_a_consumer_gets_an_error_for_a_message_that_rotted_on_both_replicas(world: World) -> None:
+    world.shard.rot(0, ROTTEN)
+    world.shard.rot(1, ROTTEN)
+    with pytest.raises(Corrupt, match="shard 0"):
+        world.consume()
+
+
+def test_log_bytes_are_given_to_a_caller_with_the_token_only(world: World) -> None:
+    unit = world.shard.unit_of(ROTTEN)
+    arguments = {"start": unit.start, "stop": unit.end}
+    for token, is_good in ((TOKEN, True), ("another", False)):
+        connection = ShardConnection(world.endpoint(1), token, CLUSTER_ID, 0)
+        try:
+            if is_good:
+                assert connection.call("log_units", arguments)["start"] == unit.start
+            else:
+                with pytest.raises(Rejected, match="token"):
+                    connection.call("log_units", arguments)
+        finally:
+            connection.close()
