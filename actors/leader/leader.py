@@ -406,6 +406,11 @@ class Leader(ReplicaRole):
             found["replication"] = cause
         return found
 
+    def damaged_places(self) -> list[int]:
+        """See `ReplicaRole.damaged_places`: where Replication cannot read the log."""
+        found = self._replication_failure.damaged_at()
+        return [] if found is None else [found]
+
     def _stalled_followers(self) -> str | None:
         """Why followers get no log bytes; None: each of them does."""
         return self._replication_failure.read() if self._host.has_followers else None
@@ -460,6 +465,7 @@ class Leader(ReplicaRole):
             "raymq_role_restarts_total": sum(max(0, role["grants"] - 1) for role in roles.values()),
             "raymq_scrub_bytes_total": host.scrub.counters.bytes,
             "raymq_scrub_faults": leader_metrics.damaged_places(host.scrub, store),
+            "raymq_repaired_units_total": 0 if host.repair is None else host.repair.mender.units,
             "raymq_start_time_seconds": host.started_ms / 1000,
             "raymq_writable": int(self.writable),
             "raymq_waiting_puts": self.waiting_puts,

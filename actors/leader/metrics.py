@@ -73,6 +73,11 @@ METRICS = (
     Metric(
         "raymq_scrub_faults", "gauge", "Places of the log that do not read as they were stored."
     ),
+    Metric(
+        "raymq_repaired_units_total",
+        "counter",
+        "Damaged units replaced by those of other replicas.",
+    ),
     Metric("raymq_start_time_seconds", "gauge", "When the shard began to serve, since 1970."),
     Metric("raymq_writable", "gauge", "1 while the shard takes messages, 0 while it refuses them."),
     Metric("raymq_waiting_puts", "gauge", "Batches that wait for sync or replica."),

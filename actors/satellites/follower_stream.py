@@ -37,6 +37,8 @@ class FollowerStream:
         self._on_replicated = on_replicated
         #: frames sent so far
         self.frames = 0
+        #: the damage of this log that stops the stream, a physical offset; None: none does
+        self.damaged_at: int | None = None
 
     @property
     def replicated_end(self) -> int:
@@ -97,7 +99,8 @@ class FollowerStream:
                 try:
                     self._send(effect)
                 except Corrupt as error:
-                    # Neither the damaged bytes nor any after them are sent.
+                    # Neither the damaged bytes nor any after them are sent. CommitLog may repair them.
+                    self.damaged_at = int(error.fields["offset"])
                     self._step(log_sender.Damaged(str(error)), now_ms)
                     return
             elif isinstance(effect, log_sender.Replicated):
@@ -120,3 +123,5 @@ class FollowerStream:
         body = self._log.read(effect.start, effect.stop, effect.message)
         self._connection.send(encode(effect.header, effect.message), body)
         self.frames += 1
+        if body is not None:
+            self.damaged_at = None

@@ -172,8 +172,10 @@ class Replicator(Service):
             satellite.publish_follower(stream.follower, self._progress_of(stream))
 
         stalled = {each.follower: each.stall_reason for each in self._streams if each.stall_reason}
+        damaged = [each.damaged_at for each in self._streams if each.damaged_at is not None]
         self._failure_file.write(
-            "; ".join(f"replica {follower}: {reason}" for follower, reason in stalled.items())
+            "; ".join(f"replica {follower}: {reason}" for follower, reason in stalled.items()),
+            damaged_at=min(damaged, default=None),
         )
 
     def _progress_of(self, stream: FollowerStream) -> FollowerProgress:

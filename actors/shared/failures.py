@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from pathlib import Path
+from typing import Any
 
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError
@@ -70,8 +71,11 @@ class FailureFile:
         self._clock = clock
         self._written = ("", 0)
 
-    def write(self, cause: str) -> None:
-        """Write a cause for CommitLog; an empty one ends the one before. Callers: Replication, in each iteration."""
+    def write(self, cause: str, *, damaged_at: int | None = None) -> None:
+        """Write a cause for CommitLog; an empty one ends the one before. Callers: Replication, in each iteration.
+
+        Args: `damaged_at`: the physical offset of log bytes that are damaged; None: that is not the cause.
+        """
         written, written_ms = self._written
         if not cause and not written:
             return
@@ -80,7 +84,8 @@ class FailureFile:
             return
 
         self._written = (cause, now_ms)
-        body = json.dumps({"monotonic_ms": now_ms, "cause": cause[:1000]}).encode()
+        noted = {"monotonic_ms": now_ms, "cause": cause[:1000], "damaged_at": damaged_at}
+        body = json.dumps(noted).encode()
         with (
             contextlib.suppress(OSError, RayMQError),
             self._files.opened(self._path, create=True) as fd,
@@ -90,10 +95,18 @@ class FailureFile:
 
     def read(self) -> str | None:
         """The cause written last, or None when it is over or out of date."""
+        return str(self._read().get("cause", "")) or None
+
+    def damaged_at(self) -> int | None:
+        """The physical offset of the damage that is the cause, or None when something else is, or nothing."""
+        found = self._read().get("damaged_at")
+        return found if isinstance(found, int) else None
+
+    def _read(self) -> dict[str, Any]:
+        """What was written last; nothing when it is out of date."""
         try:
-            found = json.loads(self._files.read_file(self._path))
+            found: dict[str, Any] = json.loads(self._files.read_file(self._path))
             age_ms = self._clock.monotonic_ms() - int(found["monotonic_ms"])
-            is_recent = 0 <= age_ms < 3 * NOTE_PERIOD_MS
-            return str(found["cause"]) or None if is_recent else None
+            return found if 0 <= age_ms < 3 * NOTE_PERIOD_MS else {}
         except (OSError, ValueError, KeyError, TypeError):
-            return None
+            return {}

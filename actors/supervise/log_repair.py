@@ -44,14 +44,19 @@ class LogRepair:
         replicas: Callable[[], Sequence[int]],
         connect: Callable[[int], PeerCalls],
         *,
+        met: Callable[[], Sequence[int]] = list,
         failures: ActiveFailures,
         clock: Clock,
     ) -> None:
-        """Args: `replicas`: the others of the shard, in the order to ask. `connect`: makes the calls of one."""
+        """Args: `replicas`: the others of the shard, in the order to ask. `connect`: makes the calls of one.
+
+        `met`: physical offsets of damage that other processes of this replica met.
+        """
         self._log = log
         self._scrub = scrub
         self._replicas = replicas
         self._connect = connect
+        self._met = met
         self._failures = failures
         self._clock = clock
         self._wake = threading.Event()
@@ -91,8 +96,8 @@ class LogRepair:
             self._failures.note("repair", Corrupt(cause))
 
     def _damaged_places(self) -> list[int]:
-        """Physical offsets at which the scrub or a read met damage."""
-        found = {int(fault.fields["offset"]) for fault in self._scrub.faults}
+        """Physical offsets at which the scrub, a read or Replication met damage."""
+        found = {*self._met(), *(int(fault.fields["offset"]) for fault in self._scrub.faults)}
         return sorted(
             at for at in found | set(self._log.reads.skipped_damage) if at >= self._log.start
         )

@@ -701,6 +701,7 @@ class ReplicaHost:
             self.scrub,
             leader_first,
             self._connect_peer,
+            met=lambda: self.role.damaged_places(),
             failures=self.failures,
             clock=self.clock,
         )

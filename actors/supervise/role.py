@@ -108,6 +108,10 @@ class ReplicaRole(ABC):
         """part -> cause, of parts of this role that fail at present."""
         return {}
 
+    def damaged_places(self) -> list[int]:
+        """Physical offsets of damage that a process of this role met."""
+        return []
+
     def status(self) -> dict[str, Any]:
         """For status displays."""
         return {}

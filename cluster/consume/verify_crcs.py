@@ -66,8 +66,8 @@ def _ask_the_shard(
 
     raise Unavailable(
         f"message {offset} of queue {part.queue_id} of {topic} arrived damaged ({fault.rule}) from shard {shard}, "
-        "whose own copy is intact now. If its log does not say that another replica has mended it, suspect faulty memory "
-        "or network; test the RAM of both machines",
+        "whose own copy is intact now: another replica has mended it, as its log says then. Otherwise suspect faulty "
+        "memory or network; test the RAM of both machines",
         shard=shard,
     )
 

@@ -80,7 +80,8 @@ class StorageFull(RayMQError):
 class Corrupt(RayMQError):
     """Stored bytes are damaged. Fields: path, offset, rule, expected, found.
 
-    RayMQ never repairs a store by itself: see `raymq store verify` and `raymq store repair`.
+    With several replicas a shard repairs its log by itself, if another replica has the bytes. Otherwise see `raymq
+    store verify` and `raymq store repair`.
     """
 
 

@@ -15,4 +15,5 @@ scrub             compares old bytes with their CRCs
 segments/         the files with the log's bytes
 control_files/    the files that say how far the log is and whose it is
 recovery/         finds the end of the log at a start
+mending/          repairs damaged bytes with those of another replica
 """

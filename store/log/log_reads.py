@@ -53,8 +53,9 @@ class LogReads:
         self._check_positions = check_positions
         #: offset -> damage below the confirmed end that reads, dispatch or deliveries skipped
         self.skipped_damage: dict[int, Corrupt] = {}
-        #: mends damage at an offset, if another replica has the bytes. Returns: whether to read again
-        self.mend: Callable[[int], bool] = lambda offset: False
+        #: mends damage at an offset, if another replica has the bytes. Returns: whether to read again. None: there is no
+        #: other replica
+        self.mend: Callable[[int], bool] | None = None
 
     # --- bytes ------------------------------------------------------------------------------------
 
@@ -142,7 +143,7 @@ class LogReads:
             check_position=check_position,
         )
         found = walk()
-        if found.walk.reason in _DAMAGED and self.mend(found.walk.end):
+        if found.walk.reason in _DAMAGED and self._try_mend(found.walk.end):
             return walk()
         return found
 
@@ -164,6 +165,9 @@ class LogReads:
 
     # --- damage -----------------------------------------------------------------------------------
 
+    def _try_mend(self, offset: int) -> bool:
+        return self.mend is not None and self.mend(offset)
+
     def _mended(self, read: Callable[[], _Read]) -> _Read:
         """The result of a read. Damage that it meets is mended, place by place. Raises: Corrupt if that fails."""
         last = -1
@@ -173,7 +177,7 @@ class LogReads:
             except Corrupt as error:
                 offset = int(error.fields["offset"])
                 # Each place comes once, because those before it are mended.
-                if offset <= last or not self.mend(offset):
+                if offset <= last or not self._try_mend(offset):
                     raise
                 last = offset
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 PENDING_MAX = 2048
 #: most of them that are dispatched together
 UNITS_MAX = 64
+#: how long dispatch waits at damage that another replica may mend
+MEND_WAIT_MS = 10_000
 #: longest time for which dispatch holds the interpreter
 SLICE_MS = 2.0
 _DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
@@ -79,6 +81,8 @@ class ReputService:
         self._changed_queues: set[QueueKey] = set()
         #: damaged ranges below the confirmed end that were skipped, [start, stop)
         self._skipped_ranges: list[tuple[int, int]] = []
+        #: the last damage that was met, and when (ms)
+        self._damage_met = (-1, 0)
 
     def remember(self, unit: UndispatchedUnit) -> None:
         """Remember records that were just appended, so that dispatch need not read them from the log."""
@@ -241,6 +245,8 @@ class ReputService:
         if self.dispatched == at and walk.reason is not record.WalkStop.STOPPED:
             if walk.reason is record.WalkStop.SHORT and self._comes_later(at, upto):
                 return False
+            if self._may_be_mended(at):
+                return False
             self._pass_over(at, upto, walk.reason.value)
         return True
 
@@ -248,6 +254,15 @@ class ReputService:
         """Whether the record that spans the confirmed end may be whole after its end is confirmed."""
         end = self._log.end
         return upto < end and at + int.from_bytes(self._log.reads.raw(at, at + 4), "big") <= end
+
+    def _may_be_mended(self, at: int) -> bool:
+        """Whether another replica may soon give the damaged bytes at an offset: one that is starting, for example."""
+        if self._log.reads.mend is None:
+            return False
+        now_ms = self._clock.monotonic_ms()
+        if self._damage_met[0] != at:
+            self._damage_met = (at, now_ms)
+        return now_ms - self._damage_met[1] < MEND_WAIT_MS
 
     def _pass_over(self, at: int, upto: int, fault: str) -> None:
         """Continue after damage below the confirmed end, so that the whole records after it can be read."""

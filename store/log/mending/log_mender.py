@@ -28,7 +28,7 @@ logger = logging.getLogger("raymq.store")
 #: how long a read waits while another thread mends
 WAIT_S = 2.0
 #: a read asks the other replicas for the same unit only once in this time
-ASK_AGAIN_MS = 10_000
+ASK_AGAIN_MS = 3_000
 #: most bytes that are read from memory. Further units wait until a file was replaced
 PATCHED_BYTES_MAX = 64 << 20
 
