@@ -105,15 +105,23 @@ class LogRepair:
     def _what_is_left(self, damaged: list[int]) -> str | None:
         """What of the log is damaged and not repaired, for status; None: nothing."""
         parts = []
+        broken = [at for at in damaged if self.mender.is_chain_broken(at)]
+        if broken:
+            parts.append(
+                f"the chain of this replica is damaged at {_shown(broken)}, so that nothing proves which bytes are "
+                "right; `raymq store verify` says more"
+            )
+
+        damaged = [at for at in damaged if at not in broken]
         if damaged:
             refusals = "; ".join(
                 f"replica {each}: {why}" for each, why in sorted(self._refusals.items())
             )
-            places = ", ".join(map(str, damaged[:3])) + (", ..." if len(damaged) > 3 else "")
             parts.append(
-                f"the log is damaged at {places} ({len(damaged)} places), and no other replica has given sound "
-                f"bytes{f' ({refusals})' if refusals else ''}"
+                f"the log is damaged at {_shown(damaged)}, and no other replica has given sound bytes"
+                f"{f' ({refusals})' if refusals else ''}"
             )
+
         if self.mender.last_error is not None:
             parts.append(self.mender.last_error)
         elif self.mender.patched_files:
@@ -160,3 +168,10 @@ class LogRepair:
         # A unit that lies in two parts came with both.
         units = sorted({unit for part in parts for unit in part.units})
         return SoundBytes(start, b"".join(part.data for part in parts), units)
+
+
+def _shown(places: list[int]) -> str:
+    """Some physical offsets, for a text."""
+    return ", ".join(map(str, places[:3])) + (
+        f" and {len(places) - 3} more places" * (len(places) > 3)
+    )

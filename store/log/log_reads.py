@@ -53,8 +53,8 @@ class LogReads:
         self._check_positions = check_positions
         #: offset -> damage below the confirmed end that reads, dispatch or deliveries skipped
         self.skipped_damage: dict[int, Corrupt] = {}
-        #: mends damage at an offset, if another replica has the bytes. Returns: whether to read again. None: there is no
-        #: other replica
+        #: mends damage at an offset, if another replica has the bytes. Returns: whether to read again. None: no other
+        #: replica exists
         self.mend: Callable[[int], bool] | None = None
 
     # --- bytes ------------------------------------------------------------------------------------

@@ -9,15 +9,19 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.satellites.log_reader import LogReader
+from raymq.actors.shared.failures import FailureFile
 from raymq.actors.supervise.log_repair import LogRepair
 from raymq.replication.wire import AppendEntries
+from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.base.failpoints import failpoint
 from raymq.store.base.files import Files
+from raymq.store.log.mending import log_mender
 from raymq.store.log.mending.mended_copy import copy_directory
 from raymq.store.log.mending.sound_bytes import ANSWER_BYTES_MAX
 from raymq.store.tools.inspect import verify
 from tests.support.bad_sectors import BadSectors
+from tests.support.batches import request
 from tests.support.mended_shard import BODIES, SEGMENT, MendedShard
 from tests.support.replica_pair import wait_until
 
@@ -226,6 +230,20 @@ def test_without_another_replica_damage_is_as_ever(tmp_path: Path) -> None:
         shard.close()
 
 
+def test_a_damaged_chain_proves_no_bytes_and_status_says_so(shard: MendedShard) -> None:
+    unit = shard.units()[3]
+    path = shard.root / "0" / "raymq" / "chain" / f"{0:020d}"
+    rotten = path.read_bytes().replace(unit.pack(), unit._replace(crc=unit.crc ^ 1).pack())
+    path.write_bytes(rotten)
+    shard.leader.scrub.one_pass()
+    wait_until(
+        lambda: f"chain of this replica is damaged at {unit.start}" in failure(shard), "said"
+    )
+    assert not shard.asked
+    assert path.read_bytes() == rotten
+    assert shard.read_whole() == BODIES
+
+
 def test_a_disk_without_room_for_the_copy_leaves_the_old_file(
     shard: MendedShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,6 +347,45 @@ def test_replication_reads_the_file_that_replaced_the_damaged_one(shard: MendedS
     assert found is not None
     assert len(found) == unit.end - unit.start
     reader.close()
+
+
+def test_damage_that_replication_meets_is_repaired(shard: MendedShard) -> None:
+    unit = shard.rot(0, SEALED)
+    note = FailureFile(shard.root / "0", files=Files(), clock=Clock())
+    note.write("replica 1: damaged", damaged_at=unit.start)
+    repair_of(shard).wake()
+    wait_equal(shard, unit.start)
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_dispatch_waits_for_the_repair_of_a_record_that_it_cannot_read(
+    shard: MendedShard, is_away: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_mender, "ASK_AGAIN_MS", 0)
+    follower, leader = shard.hosts[1], shard.hosts[0]
+    with follower.dispatcher.paused():
+        start = leader.log.end
+        for number in range(5):
+            leader.store.put(request([b"new %d" % number]))
+        shard.replicate()
+        # The magic of a record.
+        with shard.segment(1, start).open("r+b") as file:
+            file.seek(start % SEGMENT + 4)
+            file.write(b"rot!")
+        if is_away:
+            del shard.hosts[0]
+    if is_away:
+        follower.dispatcher.wake()
+        wait_until(lambda: "no answer" in str(repair_of(shard, 1)._refusals), "it was asked")
+        assert follower.store.dispatched == start
+        shard.hosts[0] = leader
+    shard.await_dispatch()
+    assert follower.store.damage == []
+    assert follower.store.queue_range("t", 0) == leader.store.queue_range("t", 0)
+    for host in (leader, follower):
+        units = host.store.consume_queues.get("t", 0).read(len(BODIES), 10)
+        assert len(units) == 5
+        assert units["position"][0] == start
 
 
 def test_a_repaired_store_is_whole(shard: MendedShard) -> None:

@@ -175,10 +175,14 @@ def test_damaged_bytes_of_the_leader_are_not_sent_and_the_error_names_file_and_o
     )
     assert pair.follower.log.end == first
     assert not pair.exit_codes
+    # CommitLog repairs what is damaged there.
+    note = FailureFile(pair.leader.root, files=Files(), clock=Clock())
+    wait_until(lambda: note.damaged_at() == first, "a note")
 
     file.pwrite(b"\x01", first + 50)
     pair.wait_matched(end)
     assert pair.follower.bytes(end) == pair.leader.bytes(end)
+    wait_until(lambda: note.damaged_at() is None, "the note is over")
 
 
 def test_a_bad_sector_of_the_leader_does_not_end_replication(pair):

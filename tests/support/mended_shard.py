@@ -109,6 +109,7 @@ class MendedShard:
         for at in range(0, len(bodies), ROWS_PER_PUT):
             self.leader.store.put(request(list(bodies[at : at + ROWS_PER_PUT])))
         self.replicate()
+        self.await_dispatch()
 
     def replicate(self) -> None:
         """Bring every follower to the leader's end, and confirm it everywhere."""
@@ -126,6 +127,11 @@ class MendedShard:
         self.leader.log.note_confirmed(end)
         for host in self.hosts.values():
             host.dispatcher.wake()
+
+    def await_dispatch(self) -> None:
+        """Wait until every replica has dispatched all."""
+        end = self.leader.log.confirmed
+        for host in self.hosts.values():
             wait_until(lambda h=host: h.store.dispatched >= end, "all is dispatched")
 
     def units(self, replica: int = 0) -> list[ChainUnit]:

@@ -79,6 +79,13 @@ class LogMender:
             "error": self.last_error,
         }
 
+    def is_chain_broken(self, offset: int) -> bool:
+        """Whether this replica's chain does not prove what the bytes at an offset were. Then nothing mends them."""
+        try:
+            return not window_of(self._log, offset, offset + 1).is_linked
+        except (OSError, RayMQError):
+            return True
+
     # --- one unit ---------------------------------------------------------------------------------
 
     def mend(self, offset: int, *, again: bool = False) -> bool:
@@ -105,6 +112,7 @@ class LogMender:
             window = window_of(log, offset, offset + 1)
         except FileNotFoundError:
             return False
+        # Bytes that fit a damaged unit of the chain would prove nothing.
         if not window.is_linked or window.units[0].end > mendable_end(log):
             return False
 
@@ -176,8 +184,9 @@ class LogMender:
     def _replace(self, file: MappedFile) -> None:
         unsound = replace_by_copy(self._log, file, lambda offset: self.mend(offset, again=True))
         self.files += 1
-        if not file.patched_bytes:
-            self._patched_files.discard(file.start)
+        with self._lock:
+            if not file.patched_bytes:
+                self._patched_files.discard(file.start)
         logger.warning("%s was replaced by a copy with sound bytes", file.path)
 
         def is_sound(offset: int) -> bool:
