@@ -14,7 +14,7 @@ from typing import Any
 
 from raymq.actors.shared.failures import ActiveFailures
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Corrupt, RayMQError
+from raymq.store.base.errors import Corrupt, RayMQError, Unavailable
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.mending.fitting import SoundBytes
 from raymq.store.log.mending.log_mender import LogMender
@@ -30,6 +30,8 @@ logger = logging.getLogger("raymq.commit_log")
 ASK_S = 2.0
 #: how long one call may take
 CALL_S = 1.0
+#: from one question to a replica that has not confirmed the bytes to the next one
+BEHIND_MS = 100
 #: from one try to mend all known damage to the next one
 RETRY_S = 30.0
 
@@ -143,15 +145,32 @@ class LogRepair:
     def _ask(self, start: int, stop: int) -> Iterator[SoundBytes]:
         """Log bytes [start, stop) of each other replica that has them."""
         deadline_s = self._clock.monotonic() + ASK_S
-        for replica in self._replicas():
-            try:
-                found = self._ask_one(replica, start, stop, deadline_s)
-            except (RayMQError, OSError) as error:
-                logger.info("replica %d gives no bytes for %d: %s", replica, start, error)
-                self._refusals[replica] = str(error)
-                continue
-            self._refusals.pop(replica, None)
-            yield found
+        replicas = list(self._replicas())
+
+        while replicas and self._clock.monotonic() < deadline_s:
+            behind: list[int] = []
+            for replica in replicas:
+                try:
+                    found = self._ask_one(replica, start, stop, deadline_s)
+                except Exception as error:
+                    # Whatever it is, the reader gets the error of its own bytes.
+                    self._note_refusal(replica, error)
+                    if _is_behind(error):
+                        behind.append(replica)
+                    continue
+                self._refusals.pop(replica, None)
+                yield found
+
+            # A follower learns the confirmed end a little later than the leader.
+            replicas = behind
+            if behind:
+                self._clock.sleep_ms(BEHIND_MS)
+
+    def _note_refusal(self, replica: int, error: Exception) -> None:
+        expected = isinstance(error, (RayMQError, OSError))
+        level = logging.INFO if expected else logging.ERROR
+        logger.log(level, "replica %d: %s", replica, error, exc_info=not expected)
+        self._refusals[replica] = str(error)
 
     def _ask_one(self, replica: int, start: int, stop: int, deadline_s: float) -> SoundBytes:
         """Log bytes [start, stop) of one replica. Raises: RayMQError, OSError; Corrupt if it is damaged there."""
@@ -168,6 +187,11 @@ class LogRepair:
         # A unit that lies in two parts came with both.
         units = sorted({unit for part in parts for unit in part.units})
         return SoundBytes(start, b"".join(part.data for part in parts), units)
+
+
+def _is_behind(error: Exception) -> bool:
+    """Whether a replica may have the bytes, and has not confirmed them yet."""
+    return isinstance(error, Unavailable) and error.fields.get("field") == "confirmed"
 
 
 def _shown(places: list[int]) -> str:

@@ -24,6 +24,7 @@ from tests.support.bad_sectors import BadSectors
 from tests.support.batches import request
 from tests.support.mended_shard import BODIES, SEGMENT, MendedShard
 from tests.support.replica_pair import wait_until
+from tests.support.roles import log_of
 
 #: a message in a file that is full, another one in the same file, and one in the file that is written
 SEALED, NEIGHBOUR, LAST = 20, 40, len(BODIES) - 1
@@ -315,6 +316,20 @@ def test_a_replica_gives_no_byte_above_its_confirmed_end(shard: MendedShard) -> 
     assert log.end > end
     with pytest.raises(Unavailable, match="confirmed bytes up to"):
         shard.leader.call("log_units", {"start": end - 10, "stop": end + 10})
+
+
+def test_a_follower_that_confirms_a_little_later_is_asked_again(shard: MendedShard) -> None:
+    store, log = shard.leader.store, shard.leader.log
+    start = log.end
+    store.put(request([b"new"]))
+    shard.replicate(is_told=False)
+    unit = shard.units()[-1]
+    with shard.segment(0, start).open("r+b") as file:
+        file.seek(unit.end % SEGMENT - 5)
+        file.write(b"rot")
+    threading.Timer(0.2, lambda: log_of(shard.hosts[1]).advance_confirmed(log.end)).start()
+    assert repair_of(shard).mender.mend(start)
+    assert shard.asked.count(1) > 1
 
 
 @pytest.mark.parametrize(

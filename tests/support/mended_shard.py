@@ -111,8 +111,8 @@ class MendedShard:
         self.replicate()
         self.await_dispatch()
 
-    def replicate(self) -> None:
-        """Bring every follower to the leader's end, and confirm it everywhere."""
+    def replicate(self, *, is_told: bool = True) -> None:
+        """Bring every follower to the leader's end, and confirm it everywhere; not `is_told`: at the leader only."""
         end = self.leader.log.end
         self.leader.log.sync()
         for replica, host in self.hosts.items():
@@ -123,7 +123,8 @@ class MendedShard:
                     data = self.leader.log.reads.raw(unit.start, unit.end)
                     port.append_units([unit], memoryview(data))
                 host.log.sync()
-                port.advance_confirmed(end)
+                if is_told:
+                    port.advance_confirmed(end)
         self.leader.log.note_confirmed(end)
         for host in self.hosts.values():
             host.dispatcher.wake()

@@ -62,7 +62,7 @@ def _window_below(log: CommitLog, start: int, stop: int, end: int) -> ChainWindo
     """The linked chain units of [start, stop). Raises: Unavailable if they end above `end`, Corrupt without them."""
     if stop > end:
         fault = f"this replica has confirmed bytes up to {end} only"
-        raise Unavailable(fault, field="stop", limit=end)
+        raise Unavailable(fault, field="confirmed", limit=end)
     try:
         window = window_of(log, start, stop)
     except FileNotFoundError:
