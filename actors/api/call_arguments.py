@@ -101,7 +101,14 @@ def check_offsets(offsets: Any, least: int = 0, most: int = NUMBER_MAX) -> dict[
 
 
 def fetch_request(
-    topic: Any, offsets: Any, max_bytes: Any, max_records: Any, wait_ms: Any, wait_limit_ms: int
+    topic: Any,
+    offsets: Any,
+    max_bytes: Any,
+    max_records: Any,
+    wait_ms: Any,
+    seen_epoch: Any = None,
+    *,
+    wait_limit_ms: int,
 ) -> FetchRequest:
     """A fetch as it came over the network. Values above the limits are cut. Raises: Rejected.
 
@@ -113,4 +120,5 @@ def fetch_request(
         min(check_integer("max_bytes", max_bytes, 1, _ANY), FETCH_BYTES_MAX),
         min(check_integer("max_records", max_records, 1, _ANY), NUMBER_MAX),
         min(check_integer("wait_ms", wait_ms, 0, _ANY), wait_limit_ms),
+        None if seen_epoch is None else check_integer("seen_epoch", seen_epoch),
     )

@@ -1,4 +1,4 @@
-"""The CommitLog role of a follower: has the leader's units synced, and notes how far they are."""
+"""The CommitLog role of a follower: has the leader's units synced, notes how far they are, and serves some reads."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from raymq.store.log.clean import CleanService
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 
 from .log_port import FollowerLogPort
+from .reads import FollowerReads
 
 logger = logging.getLogger("raymq.commit_log")
 
@@ -26,13 +27,17 @@ RESERVED_HOURS_MIN = 72
 
 
 class Follower(ReplicaRole):
-    """A follower of a shard. `FollowerSession` serves the leader's streams. Clients are sent to the leader."""
+    """A follower of a shard. `FollowerSession` serves the leader's streams. Clients are sent to the leader.
+
+    Only readers that take the answer of any replica are served: `FollowerReads`.
+    """
 
     mode = display_name = "follower"
 
     def __init__(self, host: ReplicaHost, port: FollowerLogPort) -> None:
         self._host = host
         self._port = port
+        self._reads = FollowerReads(host, port.heard)
 
     def make_cleaner(self) -> CleanService:
         """See `ReplicaRole.make_cleaner`."""
@@ -71,8 +76,10 @@ class Follower(ReplicaRole):
         return [not_leading(self._host) for _ in requests]
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
-        """A follower serves no reads."""
-        raise not_leading(self._host)
+        """See `FollowerReads.fetch`. Raises: also Unavailable for a reader that takes only the leader's answer."""
+        if request.seen_epoch is None:
+            raise not_leading(self._host)
+        return self._reads.fetch(request)
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """A follower answers only the operations of any replica."""

@@ -18,6 +18,8 @@ from raymq.store.config.promise import own_durable
 from raymq.store.engine.followed_log import FollowedLog
 from raymq.store.log.chain import ChainUnit
 
+from .heard_ends import HeardEnds
+
 logger = logging.getLogger("raymq.commit_log")
 
 #: how long a change of the log waits until a leadership of this replica has ended
@@ -34,6 +36,8 @@ class FollowerLogPort:
         self.frame_epoch: Callable[[], int] = int
         #: notified when the synced end has moved
         self._changed = threading.Condition()
+        #: the confirmed ends that the leader named
+        self.heard = HeardEnds()
 
     # --- changes ----------------------------------------------------------------------------------
 
@@ -65,6 +69,10 @@ class FollowerLogPort:
         """Note the leader's confirmed end, as far as this log reaches."""
         if self._log.note_confirmed(min(confirmed, self._log.end)):
             self._host.dispatcher.wake()
+
+    def note_heard(self, confirmed: int, epoch: int) -> None:
+        """Note the confirmed end that the leader of an epoch named just now."""
+        self.heard.note(confirmed, epoch, self._host.clock.monotonic_ms())
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[FollowedLog]:

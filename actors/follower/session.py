@@ -40,6 +40,9 @@ class FollowerLog(log_receiver.LogView, Protocol):
     def advance_confirmed(self, confirmed: int) -> None:
         """The confirmed end is at least this."""
 
+    def note_heard(self, confirmed: int, epoch: int) -> None:
+        """The leader of an epoch says now that its confirmed end is this."""
+
     def wait_durable(self, offset: int, timeout_ms: int) -> int:
         """Wait until `durable() >= offset` or the time is up. Returns: the durable end."""
 
@@ -120,6 +123,8 @@ class FollowerSession:
                     machine.leave()
                 matched_end = machine.matched_end if machine.matched else 0
                 self._matched = (matched_end, machine.highest_epoch)
+                if machine.matched and isinstance(message, wire.AppendEntries):
+                    self._log.note_heard(message.confirmed, header.epoch)
             elif stream.header is not None:
                 # A newer stream of the leader is served.
                 return False

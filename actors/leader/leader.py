@@ -318,15 +318,25 @@ class Leader(ReplicaRole):
     # --- the rest of ShardBackend -----------------------------------------------------------------
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
-        """See `Dispatcher.fetch`. Raises: Rejected for a topic or queue that does not exist."""
+        """See `Dispatcher.fetch`.
+
+        Raises: Rejected for a topic or queue that does not exist; Unavailable when the reader has seen a newer epoch.
+        """
         self._check_leads()
+        epoch = self._host.elections.epoch if self._host.led is None else self._host.led.epoch
+        if request.seen_epoch is not None and request.seen_epoch > epoch:
+            raise not_leading(self._host)
+
         self.counters.fetches += 1
         topics = self.store.state.topics
         info = topics[check_known(request.topic, topics)]
         for queue_id in request.offsets:
             if not 0 <= queue_id < info.queues:
                 check_integer("offsets", queue_id, 0, info.queues - 1)
-        return self._host.dispatcher.fetch(request)
+        found = self._host.dispatcher.fetch(request)
+        if request.seen_epoch is None:
+            return found
+        return [part._replace(epoch=epoch) for part in found]
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """See `AdminCalls.call`."""

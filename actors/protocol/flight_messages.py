@@ -8,10 +8,11 @@ app_metadata and its rows as an Arrow batch:
                   Small batches travel as bytes without an Arrow batch instead, many in one message: small_puts.py
                <- {"acks": [{"id","first_offset","count","duplicates","store_time_ms",...} or {"id","error"}, ...]}
                   in the order of the batches; sometimes with "window": how many unanswered bytes the client may send
-    fetch      -> {"id","topic","offsets":{queue: offset},"max_bytes","max_records","wait_ms"}
+    fetch      -> {"id","topic","offsets":{queue: offset},"max_bytes","max_records","wait_ms"}; with "seen_epoch" any
+                  replica may answer
                <- per queue {"id","queue","end","first_offset","next_offset","min_offset","max_offset"} + FETCH_SCHEMA,
                   or {"id","queue","end","error"}. "end" is true in the last message of an answer. Without a queue
-                  {"id","end":true} or {"id","error"}
+                  {"id","end":true} or {"id","error"}. After "seen_epoch" also "epoch"
     replicate  frames of raymq.replication.wire in both directions, with the log bytes as FRAME_SCHEMA
 
 A server that stops sends GOAWAY on each stream. The client must then end the stream.

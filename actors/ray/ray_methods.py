@@ -165,19 +165,31 @@ class RayMethods:
         max_bytes: int,
         max_records: int,
         wait_ms: int,
-    ) -> list[tuple[int, int, int, int, int, Any, dict[str, Any] | None]]:
+        seen_epoch: int | None = None,
+    ) -> list[tuple[Any, ...]]:
         """Read queues, and wait while all are empty, up to the lower of `wait_ms` and READ_WAIT_MS_MAX.
 
+        Args: `seen_epoch`: as of `FetchRequest`.
         Returns: a tuple for each queue that has records or an error: (queue_id, first offset, next offset, min offset,
-        max offset, records or None, error or None). Records are the buffer of a FETCH_SCHEMA batch.
+        max offset, records or None, error or None). Records are the buffer of a FETCH_SCHEMA batch. With `seen_epoch`
+        the epoch of the records follows.
         """
         self._check_identity(cluster_id)
         with self._lock:
             self._reading += 1
             crowded = self._reading > CROWD
+
         try:
             limit_ms = CROWDED_WAIT_MS if crowded else READ_WAIT_MS_MAX
-            request = fetch_request(topic, offsets, max_bytes, max_records, wait_ms, limit_ms)
+            request = fetch_request(
+                topic,
+                offsets,
+                max_bytes,
+                max_records,
+                wait_ms,
+                seen_epoch,
+                wait_limit_ms=limit_ms,
+            )
             return [_slice(part) for part in self._backend.fetch(request)]
         except (TypeError, ValueError, KeyError) as error:
             raise Rejected(f"bad read: {error!r}", field="offsets", limit="the method's") from error
@@ -214,11 +226,12 @@ def _outcome(result: PutTicket | RayMQError) -> PutOutcome | RayMQError:
         return error
 
 
-def _slice(part: FetchSlice) -> tuple[int, int, int, int, int, Any, dict[str, Any] | None]:
+def _slice(part: FetchSlice) -> tuple[Any, ...]:
     error = part.error
     if error is None and part.records is None:
         error = Bug("a slice has neither records nor an error")
     if error is not None:
         return part.queue_id, -1, -1, -1, -1, None, to_wire(error)
     records = pa.record_batch([part.records], schema=FETCH_SCHEMA).serialize()
-    return (*part[:5], records, None)
+    found = (*part[:5], records, None)
+    return (*found, part.epoch) if part.epoch else found

@@ -374,6 +374,12 @@ def _consume(parsers: Any) -> None:
         default="latest",
     )
 
+    consume.option(
+        "--read-from leader|nearest",
+        "the replica to read; nearest: a follower on this machine, else any follower, else the leader "
+        "(default: leader)",
+        default="leader",
+    )
     consume.flag("--follow", "wait for new messages until interrupted")
     consume.number("--max N", "end after N messages (default: no limit)")
     consume.option(

@@ -106,7 +106,9 @@ def consume(options: argparse.Namespace, console: Console) -> int:
         printed = 0
         # Queues that have nothing to print are left out: the first offset may be beyond their end.
         chosen = None if ends is None else sorted(ends)
-        with cluster.consumer(options.topic, start=options.start, queues=chosen) as consumer:
+        with cluster.consumer(
+            options.topic, start=options.start, queues=chosen, read_from=options.read_from
+        ) as consumer:
             for message in _until(consumer, ends):
                 _print_message(message, output, console)
                 printed += 1

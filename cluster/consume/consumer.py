@@ -61,6 +61,9 @@ class Consumer(OpenClient):
         fetch_records: messages per fetch (default 10,000).
         unavailable_timeout_ms: milliseconds for which a shard may be unreachable before a read raises Unavailable
             (default 30,000).
+        read_from: "leader" (default) reads each shard from its leader. "nearest" reads from a follower on this machine,
+            else from any follower, else from the leader. A follower knows up to 0.2 s later what is confirmed. It is
+            left when it lags by more than a second.
         clock: the source of time, for tests.
 
     Guarantees:
@@ -88,7 +91,7 @@ class Consumer(OpenClient):
     ) -> None:
         """Find the first offset of each queue and start to read ahead."""
         config = ConsumerConfig(**options)
-        config.check_numbers()
+        config.check_values()
         if config.group is not None:
             check_group_name(config.group)
 
@@ -130,6 +133,7 @@ class Consumer(OpenClient):
                 [queue_id for queue_id in wanted if self._route.shard_of(queue_id) == shard],
                 self._state,
                 self._clock,
+                read_from=config.read_from,
             )
             for shard in shards
         }

@@ -13,11 +13,13 @@ import pyarrow as pa
 from raymq.cluster.transport.ask import SEARCH_PAUSE_MS, moved, search_pauses
 from raymq.cluster.transport.connection import FetchStream
 from raymq.cluster.transport.fetch_thread import FetchThread
+from raymq.cluster.transport.nearest import NearestReplicas
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Unavailable
 from raymq.store.records.requests import FetchRequest, FetchSlice
 
+from .consumer_config import ReadFrom
 from .range_reader import ends_before
 from .verify_crcs import verify_slices
 
@@ -76,15 +78,27 @@ class ShardReader(FetchThread):
     """The reading thread of one shard, at most one fetch ahead of the consumer."""
 
     def __init__(
-        self, routes: Routes, shard: int, queues: list[int], state: ReadState, clock: Clock
+        self,
+        routes: Routes,
+        shard: int,
+        queues: list[int],
+        state: ReadState,
+        clock: Clock,
+        *,
+        read_from: ReadFrom = "leader",
     ) -> None:
         self.queues = queues
         self._state = state
         self._clock = clock
         self._turn = 0
         self._pauses = search_pauses()
+        #: None: only the leader is read
+        self._nearest = NearestReplicas(routes, shard) if read_from == "nearest" else None
         name = f"raymq-reader-{shard}"
         super().__init__(routes, shard, state.changed, lambda: state.closed, name=name)
+
+    def _open_stream(self) -> FetchStream:
+        return super()._open_stream() if self._nearest is None else self._nearest.open()
 
     def _wanted(self) -> dict[int, int]:
         offsets = {
@@ -116,7 +130,7 @@ class ShardReader(FetchThread):
         found = stream.fetch(
             FetchRequest(state.topic, wanted, state.fetch_bytes, state.fetch_records, WAIT_MS)
         )
-        found = verify_slices(found, self._routes, state.topic, self.shard)
+        found = verify_slices(found, self._routes, state.topic, self.shard, self._nearest)
         self._pauses = search_pauses()
 
         with state.changed:

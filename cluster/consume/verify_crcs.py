@@ -15,17 +15,29 @@ from raymq.store.records.record_walk import RecordFault
 from raymq.store.records.requests import FetchSlice
 
 if TYPE_CHECKING:
+    from raymq.cluster.transport.nearest import NearestReplicas
     from raymq.cluster.transport.routes import Routes
 
 
 def verify_slices(
-    found: list[FetchSlice], routes: Routes, topic: str, shard: int
+    found: list[FetchSlice],
+    routes: Routes,
+    topic: str,
+    shard: int,
+    nearest: NearestReplicas | None = None,
 ) -> list[FetchSlice]:
     """The answer of a fetch, per queue: the records before the first damaged one, or the error.
 
+    Args: `nearest`: the replicas from which the answer came; None: the leader.
     Raises: Unavailable when the shard does not answer, or when its copy is intact: the same fetch may succeed then.
+    Another replica answers it, if a follower has answered this one.
     """
-    return [_verify_slice(part, routes, topic, shard) for part in found]
+    try:
+        return [_verify_slice(part, routes, topic, shard) for part in found]
+    except Unavailable:
+        if nearest is not None:
+            nearest.reject_answer()
+        raise
 
 
 def _verify_slice(part: FetchSlice, routes: Routes, topic: str, shard: int) -> FetchSlice:

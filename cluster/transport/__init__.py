@@ -10,5 +10,7 @@ ray_connection  a connection by calls of the shard's Ray actor
 fetch_thread    fetches from one shard, over a stream that is opened again when it breaks
 ask             asks several shards at the same time
 routes          addresses of shards, and topics
+nearest         reads from the nearest replica of a shard
+locality        whether an endpoint is on this machine
 tls             certificates of the shards' connections
 """

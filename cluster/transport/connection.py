@@ -81,12 +81,17 @@ class FollowedFetchStream:
         *,
         on_failure: Callable[[RayMQError], object],
         ask_who_leads: Callable[[Callable[[], None]], None],
+        silent_ms: int | None = None,
     ) -> None:
-        """Args: `ask_who_leads`: asks the replicas without waiting, and calls its argument when another one leads."""
+        """Args: `ask_who_leads`: asks the replicas without waiting, and calls its argument when another one leads.
+
+        `silent_ms`: how late an answer is when `ask_who_leads` is called; None: SILENT_MS.
+        """
         self._stream = stream
         self._watch = watch
         self._on_failure = on_failure
         self._ask_who_leads = ask_who_leads
+        self._silent_ms = SILENT_MS if silent_ms is None else silent_ms
         self._clock = Clock()
         #: guards `_closed`: a closed stream must not be aborted
         self._lock = threading.Lock()
@@ -98,7 +103,7 @@ class FollowedFetchStream:
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """Like `flight_client.FlightFetchStream.fetch`, but waits for FOLLOWED_WAIT_MS at most."""
         wait_ms = min(request.wait_ms, FOLLOWED_WAIT_MS)
-        self._late_ms = self._clock.monotonic_ms() + wait_ms + SILENT_MS
+        self._late_ms = self._clock.monotonic_ms() + wait_ms + self._silent_ms
         try:
             return self._stream.fetch(request._replace(wait_ms=wait_ms))
         except RayMQError as error:

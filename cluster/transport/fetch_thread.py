@@ -36,6 +36,10 @@ class FetchThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    def _open_stream(self) -> FetchStream:
+        """A stream to fetch from. Raises: RayMQError."""
+        return self._routes.fetch_stream(self.shard)
+
     def _fetch(self, stream: FetchStream) -> bool:
         """One fetch, once there is something to fetch. False: end, or open a new stream. Raises: RayMQError."""
         raise NotImplementedError
@@ -49,7 +53,7 @@ class FetchThread:
         while not self._ended():
             stream: FetchStream | None = None
             try:
-                stream = self._routes.fetch_stream(self.shard)
+                stream = self._open_stream()
                 with self._changed:
                     self._stream = stream
                 while self._fetch(stream):

@@ -305,7 +305,9 @@ def _fetched(meta: dict[str, Any], data: pa.RecordBatch | None) -> FetchSlice:
         return FetchSlice(queue_id, -1, -1, -1, -1, None, from_wire(meta["error"]))
     ends = {name: meta[name] for name in flight_messages.SLICE_ENDS}
     records = None if data is None else data.column(0)
-    return FetchSlice(queue_id, **ends, records=records, error=None)
+    return FetchSlice(
+        queue_id, **ends, records=records, error=None, epoch=int(meta.get("epoch", 0))
+    )
 
 
 class ReplicaStream(_FlightStream):

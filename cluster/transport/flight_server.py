@@ -34,6 +34,8 @@ FETCH_WAIT_MS_MAX = 60_000
 FETCH_STEP_MS = 250
 #: how long `close` waits for clients to end their streams
 CLOSE_TIMEOUT_S = 2.0
+#: what each fetch has. Earlier versions of clients send no more
+_FETCH_FIELDS = [name for name in FetchRequest._fields if name not in FetchRequest._field_defaults]
 
 
 class Server(flight.FlightServerBase):  # type: ignore[misc]
@@ -151,10 +153,14 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             for chunk in chunks(reader):
                 request = flight_messages.unpack(chunk.app_metadata)
                 number = request.get("id", 0)
-                given = {name: request[name] for name in FetchRequest._fields}
+                given = {name: request[name] for name in _FETCH_FIELDS}
 
                 try:
-                    wanted = fetch_request(**given, wait_limit_ms=FETCH_WAIT_MS_MAX)
+                    wanted = fetch_request(
+                        **given,
+                        seen_epoch=request.get("seen_epoch"),
+                        wait_limit_ms=FETCH_WAIT_MS_MAX,
+                    )
                     slices = self._read(context, wanted)
                 except RayMQError as error:
                     send(flight_messages.pack({"id": number, "error": to_wire(error)}))
@@ -188,6 +194,8 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             send(flight_messages.pack({**head, "error": to_wire(error)}))
             return
         head |= {name: getattr(part, name) for name in flight_messages.SLICE_ENDS}
+        if part.epoch:
+            head["epoch"] = part.epoch
         batch = pa.record_batch([part.records], schema=flight_messages.FETCH_SCHEMA)
         send(flight_messages.pack(head), batch)
 

@@ -272,8 +272,10 @@ class RayFetchStream(_RayStream):
             self._check()
             left = max(0, deadline_ms - clock.monotonic_ms())
             short = request._replace(wait_ms=min(left, READ_WAIT_MS_MAX))
+            # Earlier versions of shards take no epoch.
+            arguments = short[:-1] if short.seen_epoch is None else short
             try:
-                reference = self._actor.read.remote(self._cluster_id, *short)
+                reference = self._actor.read.remote(self._cluster_id, *arguments)
             except Exception as error:
                 raise translate(error, self._name) from error
             found = self._result(reference)
@@ -283,7 +285,8 @@ class RayFetchStream(_RayStream):
 
 def _fetched(part: tuple[Any, ...]) -> FetchSlice:
     fetched = FetchSlice(*part)
-    if part[-1] is not None:
-        return fetched._replace(error=from_wire(part[-1]))
+    error: Any = fetched.error
+    if error is not None:
+        return fetched._replace(error=from_wire(error))
     records = pa.ipc.read_record_batch(fetched.records, FETCH_SCHEMA).column(0)
     return fetched._replace(records=records)

@@ -255,6 +255,26 @@ class Routes:
             ask_who_leads=partial(self.ask_who_leads, shard, route),
         )
 
+    def replica_stream(self, shard: int, endpoint: str, silent_ms: int) -> FetchStream:
+        """A stream for reads from one replica. It breaks when an answer is late by `silent_ms`.
+
+        Raises: RayMQError, after LEADER_TIMEOUT_S if the replica does not answer.
+        """
+        with closing(self._connect_to(shard, endpoint)) as connection:
+            # A stream to a stopped process could neither be opened nor left for long.
+            answer = connection.call("leader", {}, timeout=LEADER_TIMEOUT_S)
+            if self.fails_over:
+                self._note_answer(shard, answer)
+            stream = connection.fetch_stream()
+        return FollowedFetchStream(
+            stream,
+            self._watch,
+            on_failure=lambda error: None,
+            # Whoever leads, the reader goes to another replica.
+            ask_who_leads=lambda leave: leave(),
+            silent_ms=silent_ms,
+        )
+
     def refresh(self) -> None:
         """Look up all endpoints again, through the resolver or any shard that answers.
 
@@ -407,9 +427,17 @@ class Routes:
         with self._lock:
             self.replica_endpoints.update(found)
 
-    def _learn_replicas(self) -> None:
-        """Ask for the endpoints of all replicas, unless they were asked for before: the leader may be away later."""
-        if self.transport == "ray" or self._asked_s > -math.inf:
+    def replicas_of(self, shard: int) -> dict[int, str]:
+        """Replica -> its last known endpoint."""
+        with self._lock:
+            return dict(self.replica_endpoints.get(shard, {}))
+
+    def learn_replicas(self, age_s: float = math.inf) -> None:
+        """Ask for the endpoints of all replicas, unless they were asked for within `age_s`. Never raises.
+
+        The leader may be away later, so they are asked for early.
+        """
+        if self.transport == "ray" or self._clock.monotonic() - self._asked_s < age_s:
             return
         self._asked_s = self._clock.monotonic()
         with self._lock:
@@ -466,7 +494,7 @@ class Routes:
 
             with self._lock:
                 self._failed.pop(shard, None)
-            self._learn_replicas()
+            self.learn_replicas()
             return answer
 
     def _call_at(
@@ -522,7 +550,7 @@ class Routes:
                 self._clock.sleep_ms(min(next(pauses), 1000 * left_s))
                 continue
 
-            self._learn_replicas()
+            self.learn_replicas()
             return answer
 
     def ask(

@@ -75,6 +75,10 @@ class PutOutcome(NamedTuple):
         return tuple.__new__(cls, (*appended[:5], appended.last_offset))
 
 
+#: `field` of the Unavailable of a replica that does not have yet what the reader has seen
+REPLICA_BEHIND = "confirmed"
+
+
 class FetchRequest(NamedTuple):
     """A read of some queues of a topic. It waits up to `wait_ms` if none has a message."""
 
@@ -84,6 +88,9 @@ class FetchRequest(NamedTuple):
     max_bytes: int
     max_records: int
     wait_ms: int
+    #: the newest epoch that the reader has seen, 0: none. Then any replica may answer, if it has heard that epoch and
+    #: has the messages before the offsets. None: only the leader answers
+    seen_epoch: int | None = None
 
 
 class FetchSlice(NamedTuple):
@@ -97,3 +104,5 @@ class FetchSlice(NamedTuple):
     #: raw RocketMQ records, a binary column
     records: pa.Array | None
     error: RayMQError | None
+    #: of the leader that confirmed the records; 0 for a reader that asked only the leader
+    epoch: int = 0

@@ -226,6 +226,7 @@ def terminal() -> Terminal:
         ("start", "/data", "--flush", "never"),
         ("consume", "t", "--from", "yesterday"),
         ("consume", "t", "--max", "0"),
+        ("consume", "t", "--read-from", "afar"),
         ("status", "a", "b"),
     ],
 )
@@ -696,8 +697,14 @@ def test_what_is_there_now_is_printed_and_the_command_ends(terminal: Terminal) -
         "topic": "t",
         "start": "earliest",
         "queues": [0, 1],
+        "read_from": "leader",
     }
     assert sorted(terminal.lines()) == [b"0-0", b"0-1", b"0-2", b"1-0", b"1-1", b"1-2"]
+
+
+def test_messages_are_read_from_the_replica_that_the_option_names(terminal: Terminal) -> None:
+    assert terminal.run("consume", "t", "--read-from", "nearest") == 0
+    assert terminal.cluster.consumer_options["read_from"] == "nearest"
 
 
 def test_a_range_of_offsets_ends_before_its_end(terminal: Terminal) -> None:

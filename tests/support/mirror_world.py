@@ -171,6 +171,9 @@ class MemoryLog:
     def advance_confirmed(self, confirmed: int) -> None:
         self.confirmed_end = max(self.confirmed_end, min(confirmed, len(self.data)))
 
+    def note_heard(self, confirmed: int, epoch: int) -> None:
+        return
+
     def wait_durable(self, offset: int, timeout_ms: int) -> int:
         return self.durable()
 

@@ -189,6 +189,9 @@ class CommitLogPort:
     def advance_confirmed(self, confirmed) -> None:
         self.log.note_confirmed(min(confirmed, self.log.end))
 
+    def note_heard(self, confirmed, epoch) -> None:
+        return
+
     def wait_durable(self, offset, timeout_ms) -> int:
         with self.changed:
             self.changed.wait_for(lambda: self.log.synced >= offset, timeout_ms / 1000)

@@ -1,0 +1,99 @@
+"""The reads that a follower serves: below its own confirmed end, to readers that take the answer of any replica.
+
+A reader must never go back. So it says what it has seen: an epoch, and the next offset of each queue. A follower that
+is not that far refuses the whole fetch, and never answers with an end of its own. It also refuses whatever only the
+leader can know for certain, such as an offset that was deleted here. A refusal sends the reader to another replica.
+"""
+
+from __future__ import annotations
+
+from raymq.actors.supervise.replica_host import ReplicaHost
+from raymq.store.base.errors import RayMQError, Unavailable
+from raymq.store.base.status import PutStatus
+from raymq.store.records.requests import REPLICA_BEHIND, FetchRequest, FetchSlice
+
+from .heard_ends import LAG_MS_MAX, HeardEnds
+
+#: longest wait of one fetch. A waiting reader must notice soon that this replica hears its leader no more
+WAIT_MS_MAX = 500
+
+#: `field` of the Unavailable of a replica that serves no reads, or not these
+ELSEWHERE = "replica"
+
+
+class FollowerReads:
+    """The reads of one follower. Callers: any thread."""
+
+    def __init__(self, host: ReplicaHost, heard: HeardEnds) -> None:
+        self._host = host
+        self._heard = heard
+
+    def fetch(self, request: FetchRequest) -> list[FetchSlice]:
+        """See `Dispatcher.fetch`: waits for WAIT_MS_MAX at most, and the answers have no errors.
+
+        Raises: Unavailable with `field` "confirmed" while this replica is behind what the reader has seen; with
+        "replica" when it cannot answer for another reason.
+        """
+        self._check_sound()
+        epoch = self._epoch()
+        if epoch < (request.seen_epoch or 0):
+            raise _refusal(
+                f"it has heard of epoch {epoch} only", REPLICA_BEHIND, request.seen_epoch, epoch
+            )
+        for queue_id, offset in request.offsets.items():
+            self._check_offset(request.topic, queue_id, offset)
+
+        wait_ms = min(request.wait_ms, WAIT_MS_MAX)
+        found = self._host.dispatcher.fetch(request._replace(wait_ms=wait_ms))
+        for part in found:
+            if part.error is not None:
+                raise _refusal(str(part.error), ELSEWHERE)
+        return [part._replace(epoch=epoch) for part in found]
+
+    def _check_sound(self) -> None:
+        """Check that this replica's copy is whole, as far as it knows. Raises: Unavailable."""
+        host = self._host
+        host.check_serving()
+        if not host.elections.is_complete:
+            raise _refusal("it is not complete: it may have lost confirmed messages", ELSEWHERE)
+        if host.log.poisoned is not None:
+            raise _refusal(host.log.poisoned, ELSEWHERE)
+        if host.scrub.faults or host.store.damage:
+            raise _refusal("its copy is damaged; see its status", ELSEWHERE)
+
+    def _epoch(self) -> int:
+        """The epoch of the leader whose confirmed messages are in the queues here. Raises: Unavailable if they lag."""
+        host = self._host
+        epoch = self._heard.epoch_of(host.store.dispatched, host.clock.monotonic_ms())
+        if epoch is None:
+            raise _refusal(
+                f"it lacks what its leader confirmed {LAG_MS_MAX} ms ago, or hears none", ELSEWHERE
+            )
+        return epoch
+
+    def _check_offset(self, topic: str, queue_id: int, offset: int) -> None:
+        """Check that a queue holds the messages before an offset. Raises: Unavailable."""
+        store = self._host.store
+        info = store.state.topics.get(topic)
+        if info is None or not 0 <= queue_id < info.queues:
+            raise _refusal(f"it does not know queue {queue_id} of topic {topic!r}", ELSEWHERE)
+        try:
+            low, high = store.queue_range(topic, queue_id)
+        except (OSError, RayMQError) as error:
+            raise _refusal(str(error), ELSEWHERE) from error
+        if offset > high:
+            raise _refusal(f"queue {queue_id} ends at {high} here", REPLICA_BEHIND, offset, high)
+        if offset < low:
+            raise _refusal(f"queue {queue_id} begins at {low} here", ELSEWHERE, offset, low)
+
+
+def _refusal(
+    why: str, field: str, limit: int | None = None, found: int | None = None
+) -> Unavailable:
+    return Unavailable(
+        f"this follower does not serve the read: {why}; another replica may",
+        field=field,
+        limit=limit,
+        found=found,
+        status=PutStatus.SERVICE_NOT_AVAILABLE.value,
+    )
