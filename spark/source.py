@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.cluster.arguments import check_choice
+from raymq.cluster.consume.consumer_config import READ_FROM, ReadFrom
 from raymq.cluster.consume.range_reader import read_range
 from raymq.cluster.messages.columns import message_batch
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
@@ -55,6 +57,7 @@ def read(
     startingOffsets: str | dict[int, int] = "earliest",  # noqa: N803 (Kafka's names)
     endingOffsets: str | dict[int, int] = "latest",  # noqa: N803
     minPartitions: int | None = None,  # noqa: N803
+    read_from: ReadFrom = "leader",
 ) -> Any:
     """Read a topic as a DataFrame with the columns of Spark's Kafka connector, and `tag` and `shard`.
 
@@ -81,15 +84,18 @@ def read(
         endingOffsets: the offset before which each queue ends, given like `startingOffsets`; "latest" by default.
         minPartitions: split large queues into at least this many tasks altogether; None (default) means one task per
             queue. Each task costs a connection to its shard.
+        read_from: "leader" (default) reads each shard from its leader. "nearest" reads from a follower on the task's
+            machine, else from any follower, else from the leader. The offsets are those of the leader in any case.
 
     Guarantees:
         Every message in the ranges is returned once, after its CRC was checked.
 
     Raises:
-        Rejected: an unknown topic or a malformed offset.
+        Rejected: an unknown topic, a malformed offset or another `read_from`.
         OffsetOutOfRange: an offset is outside its queue.
         Unavailable: the cluster does not answer.
     """
+    check_choice("read_from", read_from, READ_FROM)
     queues = cluster.describe_topic(topic)["queues"]
     begin = _offsets("startingOffsets", startingOffsets)
     end = _offsets("endingOffsets", endingOffsets)
@@ -106,7 +112,7 @@ def read(
     plan = spark.createDataFrame(
         ranges or [QueueRange(0, 0, 0, 0)], "queue_id int, shard int, first bigint, last bigint"
     ).repartitionByRange(max(1, len(ranges)), "queue_id", "first")
-    return plan.mapInArrow(_task(cluster, topic), _SPARK)
+    return plan.mapInArrow(_task(cluster, topic, read_from), _SPARK)
 
 
 def _offsets(option: str, value: str | dict[int, int]) -> str | dict[int, int]:
@@ -148,13 +154,19 @@ def _split(ranges: list[QueueRange], at_least: int) -> list[QueueRange]:
     return found
 
 
-def _task(cluster: Cluster, topic: str) -> Any:
+def _task(cluster: Cluster, topic: str, read_from: ReadFrom) -> Any:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for row in batch.to_pylist():
                 if row["last"] > row["first"]:
                     for records in read_range(
-                        cluster, topic, row["queue_id"], row["shard"], row["first"], row["last"]
+                        cluster,
+                        topic,
+                        row["queue_id"],
+                        row["shard"],
+                        row["first"],
+                        row["last"],
+                        read_from=read_from,
                     ):
                         yield columns(records, row["shard"])
 

@@ -11,11 +11,13 @@ import pyarrow as pa
 
 from raymq.cluster.messages.message import queue_offsets
 from raymq.cluster.transport.connection import FetchStream
+from raymq.cluster.transport.nearest import NearestReplicas
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import OffsetOutOfRange, RayMQError, Unavailable
 from raymq.store.records.requests import FetchRequest
 
+from .consumer_config import ReadFrom
 from .verify_crcs import verify_slices
 
 if TYPE_CHECKING:
@@ -31,13 +33,24 @@ FETCH_RECORDS = 10_000
 class RangeReader:
     """Reads ranges of one queue over a stream that stays open. One thread at a time."""
 
-    def __init__(self, routes: Routes, topic: str, queue_id: int, shard: int) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        topic: str,
+        queue_id: int,
+        shard: int,
+        *,
+        read_from: ReadFrom = "leader",
+    ) -> None:
+        """Args: `read_from`: as of a consumer."""
         self._routes = routes
         self._topic = topic
         self._queue_id = queue_id
         self._shard = shard
         self._clock = Clock()
         self._stream: FetchStream | None = None
+        #: None: only the leader is read
+        self._nearest = NearestReplicas(routes, shard) if read_from == "nearest" else None
 
     def fetch(
         self, first: int, last: int, *, max_bytes: int, max_records: int, timeout_s: float
@@ -57,9 +70,11 @@ class RangeReader:
         while True:
             try:
                 if self._stream is None:
-                    self._stream = self._routes.fetch_stream(self._shard)
+                    self._stream = self._open_stream()
                 fetched = self._stream.fetch(request)
-                found = verify_slices(fetched, self._routes, self._topic, self._shard)
+                found = verify_slices(
+                    fetched, self._routes, self._topic, self._shard, self._nearest
+                )
             except Unavailable:
                 self.close()
                 if self._clock.monotonic() > deadline_s:
@@ -89,6 +104,11 @@ class RangeReader:
                     shard=self._shard,
                 )
 
+    def _open_stream(self) -> FetchStream:
+        if self._nearest is not None:
+            return self._nearest.open()
+        return self._routes.fetch_stream(self._shard)
+
     def close(self) -> None:
         """Close the stream. The next fetch opens another."""
         stream, self._stream = self._stream, None
@@ -110,12 +130,16 @@ def read_range(
     last: int,
     *,
     timeout_s: float = 60.0,
+    read_from: ReadFrom = "leader",
 ) -> Iterator[pa.Array]:
     """Raw records of the offsets [first, last), in pieces. Waits for an unreachable shard.
 
+    Args: `read_from`: as of a consumer.
     Raises: as `RangeReader.fetch`, so Unavailable after `timeout_s` without progress.
     """
-    with closing(RangeReader(Routes.of(cluster), topic, queue_id, shard)) as reader:
+    with closing(
+        RangeReader(Routes.of(cluster), topic, queue_id, shard, read_from=read_from)
+    ) as reader:
         while first < last:
             records, first = reader.fetch(
                 first,

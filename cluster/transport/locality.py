@@ -14,8 +14,8 @@ def is_local(endpoint: str) -> bool:
 
     False for the name of an actor, and for a host that cannot be resolved.
     """
-    host, separator, _ = endpoint.removeprefix(TLS_PREFIX).rpartition(":")
-    if not separator:
+    host, _, port = endpoint.removeprefix(TLS_PREFIX).rpartition(":")
+    if not port.isdecimal():
         return False
     try:
         family, kind, number, _, address = socket.getaddrinfo(

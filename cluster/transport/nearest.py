@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Collection
 from typing import NamedTuple
 
 from raymq.store.base.clock import Clock
@@ -26,7 +27,7 @@ from .routes import REPLICAS_AGE_S, Routes
 REPLICA_WAIT_MS = 500
 #: a replica whose answer is late by this is left
 REPLICA_SILENT_MS = 1_000
-#: how long a replica that is behind the reader is asked again, and how often
+#: how long replicas that are behind the reader are asked again, and how often
 BEHIND_MS = 1_000
 BEHIND_PAUSE_MS = 50
 #: from the failure of a replica to its next try: doubled with each failure
@@ -68,14 +69,17 @@ class NearestReplicas:
         """A stream for reads, which connects with its first fetch."""
         return NearestStream(self)
 
-    def nearest(self) -> Replica | None:
-        """The replica to read now. None: the leader, because it is nearer than the followers, or none may be tried."""
+    def nearest(self, left: Collection[int] = ()) -> Replica | None:
+        """The replica to read now, other than those that were `left` already.
+
+        None: the leader, because it is nearer than the followers, or because none of them may be tried.
+        """
         leader = self.routes.route(self.shard).endpoint
         is_leader_local, now_ms = is_local(leader), self.clock.monotonic_ms()
         followers = [
             (not is_local(endpoint), self._chances.setdefault(replica, random.random()), replica)
             for replica, endpoint in self._endpoints().items()
-            if endpoint != leader and self._is_due(replica, now_ms)
+            if endpoint != leader and replica not in left and self._is_due(replica, now_ms)
         ]
         if not followers:
             return None
@@ -125,15 +129,16 @@ class NearestStream:
         self._stream: FetchStream | None = None
         #: the replica that `_stream` reads; None: the leader
         self._replica: int | None = None
-        #: since when that replica has been behind the reader; None: it is not
+        #: since when the replicas have been behind the reader; None: the last fetch was answered
         self._behind_since_ms: int | None = None
         self._aborted = threading.Event()
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """Read queues from the nearest replica that answers. Raises: the leader's errors; Unavailable after `abort`."""
         replicas = self._replicas
+        left: set[int] = set()
         while True:
-            nearest = replicas.nearest()
+            nearest = replicas.nearest(left)
             wanted = request._replace(seen_epoch=replicas.seen_epoch)
             try:
                 if nearest is None:
@@ -147,6 +152,7 @@ class NearestStream:
                     raise
                 if not self._awaits(error):
                     replicas.note_failure(nearest.id)
+                    left.add(nearest.id)
                     self._use(None)
                 continue
 
@@ -173,7 +179,6 @@ class NearestStream:
         """Read this stream from now on, and close the one before. Raises: Unavailable after `abort`."""
         with self._lock:
             before, self._stream = self._stream, stream
-        self._behind_since_ms = None
         if before is not None:
             before.close()
         self._check_open()

@@ -16,6 +16,7 @@ import pytest
 import ray.exceptions
 
 import raymq
+from raymq.actors.api.shard_api import put_request
 from raymq.actors.protocol.ray_calls import (
     INLINE_BYTES,
     pack_acks,
@@ -819,6 +820,31 @@ def test_clients_follow_the_leader_by_the_names_of_the_actors(
         assert new.state.offsets["g", TOPIC] == {0: 3}
         assert cluster.call(0, "init_producer", {"producer_id": 1}) == {"epoch": 0}
     assert (new.bodies(TOPIC), read) == ([b"0", b"1", b"2"], [b"1", b"2"])
+
+
+def test_a_consumer_reads_from_the_actors_of_followers_and_leaves_one_that_is_gone(
+    replicated: MovingShard, actors: Actors
+) -> None:
+    leader, *followers = replicated.replicas
+    leader.put(put_request({"topic": TOPIC, "queue": 0}, batch([b"0", b"1"])))
+    for each in followers:
+        each.serves_reads = True
+        each.copy(leader.kept())
+
+    with (
+        replicated.cluster(transport="ray", replica_endpoints={}) as cluster,
+        Consumer(cluster, TOPIC, start="earliest", read_from="nearest") as consumer,
+    ):
+        assert [message.body for message in consumer.poll(2, 20)] == [b"0", b"1"]
+        assert leader.answered == 0
+        reader = consumer._readers[0]
+        for number in (1, 2):
+            actors.kill(number)
+        leader.put(put_request({"topic": TOPIC, "queue": 0}, batch([b"2"])))
+        assert [message.body for message in consumer.poll(1, 20)] == [b"2"]
+        assert leader.answered > 0
+        assert reader._nearest is not None
+        assert reader._nearest.seen_epoch == 1
 
 
 class DyingProxy:

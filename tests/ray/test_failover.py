@@ -51,10 +51,13 @@ def load(shard: ReplicatedShard) -> Iterator[Load]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def reader(shard: ReplicatedShard, load: Load) -> Iterator[Reader]:
-    """A consumer that sees the same log all the time, whichever replica leads."""
-    with Reader(shard.cluster, TOPIC) as running:
-        yield running
+def readers(shard: ReplicatedShard, load: Load) -> Iterator[list[Reader]]:
+    """Consumers that see the same log all the time, whichever replica leads, and whichever they read."""
+    with (
+        Reader(shard.cluster, TOPIC) as of_leader,
+        Reader(shard.cluster, TOPIC, read_from="nearest") as of_nearest,
+    ):
+        yield [of_leader, of_nearest]
 
 
 @pytest.mark.slow
@@ -161,7 +164,7 @@ def test_every_acknowledged_message_survived_the_leaders(
 
 @pytest.mark.slow
 def test_all_logs_are_the_same_bytes_up_to_the_confirmed_end(
-    shard: ReplicatedShard, load: Load
+    shard: ReplicatedShard, load: Load, readers: list[Reader]
 ) -> None:
     load.stop()
     confirmed = int(shard.status(wait_for_leader(shard))["confirmed"])
@@ -171,7 +174,12 @@ def test_all_logs_are_the_same_bytes_up_to_the_confirmed_end(
     assert len(logs[0]) == confirmed
     assert logs[1] == logs[0]
     assert logs[2] == logs[0]
-    assert check(shard, load.history) > 0
+
+    count = check(shard, load.history)
+    until(lambda: all(len(each.got) == count or each.failed for each in readers), pause)
+    for each in readers:
+        each.stop()
+    assert check(shard, load.history, seen=[each.got for each in readers]) == count > 0
     assert shard.command("stop", shard.paths.data_dir)["clean"]
     for replica in shard.replicas:
         assert verify(shard.paths.replica(0, replica)) == []

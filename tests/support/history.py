@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import raymq
+from raymq.cluster.consume.consumer_config import ReadFrom
 from raymq.cluster.produce.send_future import SendFuture
 from raymq.store.base.errors import Unavailable
 from raymq.store.config.promise import Acks
@@ -199,8 +200,9 @@ class Reader:
     As a context manager from entry to exit, or to `stop`.
     """
 
-    def __init__(self, cluster: raymq.Cluster, topic: str) -> None:
+    def __init__(self, cluster: raymq.Cluster, topic: str, read_from: ReadFrom = "leader") -> None:
         self.got: list[Read] = []
+        self._read_from = read_from
         self._cluster, self._topic = cluster, topic
         self._failure: BaseException | None = None
         self._ended = threading.Event()
@@ -214,6 +216,11 @@ class Reader:
         self._ended.set()
         self._thread.join(30.0)
 
+    @property
+    def failed(self) -> bool:
+        """Whether it reads no more."""
+        return self._failure is not None
+
     def stop(self) -> None:
         """Read no more. Raises: what failed."""
         self.__exit__()
@@ -222,7 +229,9 @@ class Reader:
 
     def _run(self) -> None:
         try:
-            with self._cluster.consumer(self._topic, start="earliest") as consumer:
+            with self._cluster.consumer(
+                self._topic, start="earliest", read_from=self._read_from
+            ) as consumer:
                 while not self._ended.is_set():
                     try:
                         messages = consumer.poll(timeout=0.2)

@@ -12,8 +12,8 @@ from raymq.cluster.transport.flight_server import Server, serve
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Unavailable
 from raymq.store.base.status import PutStatus
-from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
-from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, answer_put
+from raymq.store.records.requests import REPLICA_BEHIND, FetchRequest, FetchSlice, PutRequest
+from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeQueue, answer_put
 from tests.support.tcp_proxy import TcpProxy
 
 #: operations that every replica answers
@@ -34,6 +34,10 @@ class Replica(FakeBackend):
         self.asked: list[str] = []
         #: puts and reads that were refused because this replica does not lead
         self.refused = 0
+        #: fetches that were answered
+        self.answered = 0
+        #: whether it serves reads while it follows
+        self.serves_reads = False
         self._replicas = shard
         self._waiting: list[PutTicket] = []
 
@@ -59,10 +63,15 @@ class Replica(FakeBackend):
 
     def take_over(self, log: FakeBackend, epoch: int) -> None:
         """Lead, with the messages of another replica."""
+        self.copy(log)
+        self.hear(self.number, epoch)
+
+    def copy(self, log: FakeBackend) -> None:
+        """Have the messages of another replica, as a follower that has caught up."""
         with self._changed:
             self.state, self.queues = copy.deepcopy((log.state, log.queues))
             self._position = log._position
-        self.hear(self.number, epoch)
+            self._changed.notify_all()
 
     def kept(self) -> FakeBackend:
         """A copy of the log as it is now."""
@@ -104,8 +113,39 @@ class Replica(FakeBackend):
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         with self._changed:
-            self._check_leads()
-            return super().fetch(request)
+            if not self.leads and request.seen_epoch is not None and self.serves_reads:
+                self._check_seen(request, request.seen_epoch)
+            else:
+                self._check_leads()
+            epoch = 0 if request.seen_epoch is None else self.epoch
+            found = [part._replace(epoch=epoch) for part in super().fetch(request)]
+            if not found and self._lags(request):
+                raise Unavailable("what its leader has is not here", field="replica")
+            self.answered += 1
+            self._changed.notify_all()
+            return found
+
+    def _lags(self, request: FetchRequest) -> bool:
+        """Whether the leader has more. A real follower learns it from the leader, a second later at most."""
+        keys = [(request.topic, queue_id) for queue_id in request.offsets]
+        return any(
+            other.queues.get(key, FakeQueue()).max_offset
+            > self.queues.get(key, FakeQueue()).max_offset
+            for other in self._replicas.replicas
+            for key in keys
+            if other.leads
+        )
+
+    def _check_seen(self, request: FetchRequest, seen_epoch: int) -> None:
+        """As actors/follower/reads.py."""
+        if seen_epoch > self.epoch:
+            raise Unavailable("another epoch", field=REPLICA_BEHIND)
+        for queue_id, offset in request.offsets.items():
+            entry = self.queues.get((request.topic, queue_id), FakeQueue())
+            if offset > entry.max_offset:
+                raise Unavailable("not yet", field=REPLICA_BEHIND)
+            if offset < entry.min_offset:
+                raise Unavailable("deleted here", field="replica")
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
         with self._changed:

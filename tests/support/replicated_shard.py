@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -213,14 +213,17 @@ def started_shard(replicas: int, name: str) -> Iterator[ReplicatedShard]:
         shutil.rmtree(place)
 
 
-def check(shard: ReplicatedShard, history: History) -> int:
-    """Every acknowledged message is there once and in order. Returns: how many are there."""
+def check(shard: ReplicatedShard, history: History, seen: Sequence[list[Read]] = ()) -> int:
+    """Every acknowledged message is there once and in order. Returns: how many are there.
+
+    Args: `seen`: what each consumer got meanwhile.
+    """
     acked = history.acked()
     # Messages that only the leader acknowledged become visible when the follower has them.
     leader = wait_for_leader(shard)
     end = shard.status(leader)["appended"]
     until(lambda: shard.status(leader)["confirmed"] >= end, pause)
     reads = list(shard.read(TOPIC))
-    found = faults(acked, reads, history.sent())
+    found = faults(acked, reads, history.sent(), seen)
     assert not found, f"{len(found)} faults, such as {found[:5]}"
     return len(reads)
