@@ -84,8 +84,9 @@ def read(
         endingOffsets: the offset before which each queue ends, given like `startingOffsets`; "latest" by default.
         minPartitions: split large queues into at least this many tasks altogether; None (default) means one task per
             queue. Each task costs a connection to its shard.
-        read_from: "leader" (default) reads each shard from its leader. "nearest" reads from a follower on the task's
-            machine, else from any follower, else from the leader. The offsets are those of the leader in any case.
+        read_from: "leader" (default) reads each shard from its leader. "nearest" reads from a replica on the task's
+            machine, of these rather from a follower, else from any follower, else from the leader. The offsets are
+            those of the leader in any case.
 
     Guarantees:
         Every message in the ranges is returned once, after its CRC was checked.

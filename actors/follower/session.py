@@ -41,7 +41,7 @@ class FollowerLog(log_receiver.LogView, Protocol):
         """The confirmed end is at least this."""
 
     def note_heard(self, confirmed: int, epoch: int) -> None:
-        """The leader of an epoch says now that its confirmed end is this."""
+        """The leader of an epoch, which is not over here, names this confirmed end now."""
 
     def wait_durable(self, offset: int, timeout_ms: int) -> int:
         """Wait until `durable() >= offset` or the time is up. Returns: the durable end."""
@@ -123,7 +123,7 @@ class FollowerSession:
                     machine.leave()
                 matched_end = machine.matched_end if machine.matched else 0
                 self._matched = (matched_end, machine.highest_epoch)
-                if machine.matched and isinstance(message, wire.AppendEntries):
+                if acknowledges and isinstance(message, wire.AppendEntries):
                     self._log.note_heard(message.confirmed, header.epoch)
             elif stream.header is not None:
                 # A newer stream of the leader is served.

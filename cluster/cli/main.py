@@ -376,8 +376,7 @@ def _consume(parsers: Any) -> None:
 
     consume.option(
         "--read-from leader|nearest",
-        "the replica to read; nearest: a follower on this machine, else any follower, else the leader "
-        "(default: leader)",
+        "the replica to read; nearest: one on this machine, else any follower, else the leader (default: leader)",
         default="leader",
     )
     consume.flag("--follow", "wait for new messages until interrupted")

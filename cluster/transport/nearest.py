@@ -1,4 +1,4 @@
-"""Reads of a shard from its nearest replica that answers: on this machine, else any follower, else the leader.
+"""Reads of a shard from its nearest replica that answers: one on this machine, else any follower, else the leader.
 
 A reader never goes back, whichever replicas it reads. Every fetch carries the newest epoch that the reader has seen,
 and its offsets. A replica that is not that far refuses, and so does one whose copy is not whole. The stream then goes

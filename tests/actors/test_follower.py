@@ -12,6 +12,7 @@ from raymq.replication.election import Received
 from raymq.replication.wire import (
     Ack,
     AppendEntries,
+    Conflict,
     FrameHeader,
     Hello,
     HelloReply,
@@ -127,6 +128,22 @@ def test_a_lower_epoch_is_refused_without_harm_to_the_present_leader(port, sessi
     stale.hang_up()
     line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
     assert line.hear() == Ack(3, 3, 0)
+    line.hang_up()
+
+
+def test_only_a_leader_whose_frame_is_taken_says_how_far_readers_should_be(port, session):
+    line = Line(session, incarnation=2, epoch=4)
+    line.say(Hello(3, 0), to=0)
+    line.hear()
+    line.say(AppendEntries(7, 7, 9, ()))
+    assert isinstance(line.hear(), Conflict)
+    line.say(AppendEntries(0, 0, 3, (unit_of(b"abc"),)), b"abc")
+    line.hear()
+    assert port.heard == [(3, 4)]
+    line.epoch = 3
+    line.say(AppendEntries(3, unit_of(b"abc").value, 3, ()))
+    assert isinstance(line.hear(), Refusal)
+    assert port.heard == [(3, 4)]
     line.hang_up()
 
 

@@ -158,6 +158,8 @@ class CommitLogPort:
         self.log.recover(0)
         self.changed = threading.Condition()
         self.full: Exception | None = None
+        #: (confirmed end, epoch) that leaders named
+        self.heard: list[tuple[int, int]] = []
 
     def append_units(self, units, data) -> None:
         if self.full is not None:
@@ -190,7 +192,7 @@ class CommitLogPort:
         self.log.note_confirmed(min(confirmed, self.log.end))
 
     def note_heard(self, confirmed, epoch) -> None:
-        return
+        self.heard.append((confirmed, epoch))
 
     def wait_durable(self, offset, timeout_ms) -> int:
         with self.changed:
