@@ -55,6 +55,8 @@ class Leader(ReplicaRole):
 
     mode = "leader"
     display_name = "shard"
+    # Each dispatch takes the interpreter from the puts.
+    dispatch_linger_s = 0.01
 
     def __init__(
         self,

@@ -13,9 +13,6 @@ from raymq.store.engine.message_store import MessageStore
 from raymq.store.records.requests import FetchRequest, FetchSlice
 from raymq.store.state.topics import QueueKey
 
-#: while no reader waits for a unit, units are dispatched together, because each dispatch takes the interpreter from the
-#: puts
-DISPATCH_LINGER_S = 0.01
 #: how long a read that finds nothing waits for messages that were confirmed before it. Dispatch of a queue's first
 #: message waits for a new file
 FIRST_DISPATCH_WAIT_MS = 5_000
@@ -43,6 +40,8 @@ class Dispatcher:
         failures: ActiveFailures | None = None,
     ) -> None:
         """Args: `on_dispatched`: called after each dispatch. It must not block or raise."""
+        #: while no reader waits for a unit, those of so many seconds are dispatched together
+        self.linger_s = 0.0
         self._store = store
         self._on_dispatched = on_dispatched
         self._clock = clock
@@ -113,7 +112,7 @@ class Dispatcher:
     def _linger(self) -> None:
         """Wait until several units can be dispatched together, unless a reader waits for one of them."""
         if not (self._awaiting or self._stopping or self._reader_waits_for_confirmed()):
-            self._urgent.wait(DISPATCH_LINGER_S)
+            self._urgent.wait(self.linger_s)
         self._urgent.clear()
 
     def _reader_waits_for_confirmed(self) -> bool:

@@ -346,6 +346,7 @@ class ReplicaHost:
         # Only the disk may delay the epoch of a sole candidate. Until then it serves reads, as a leader.
         leads = self.led is not None or self.sole_candidate == self._replica_id
         self.role = self._classes.leader(self) if leads else self._classes.follower(self)
+        self.dispatcher.linger_s = self.role.dispatch_linger_s
         undo.callback(self.role.end)
         self._publish_leadership()
 
@@ -449,6 +450,7 @@ class ReplicaHost:
                 before()
         with self._role_changed:
             self.role = make(self)
+            self.dispatcher.linger_s = self.role.dispatch_linger_s
             self._role_changed.notify_all()
         self.maintenance.cleaner = self.role.make_cleaner()
         self._start_role_threads()

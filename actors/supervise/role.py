@@ -25,6 +25,8 @@ class ReplicaRole(ABC):
     mode: str
     #: how error messages call this replica
     display_name: str
+    #: see `Dispatcher.linger_s`
+    dispatch_linger_s: float
 
     @abstractmethod
     def put(

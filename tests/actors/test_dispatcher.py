@@ -210,10 +210,8 @@ def test_a_put_wakes_only_the_readers_of_its_queue(
     assert not shard.dispatcher._waiting_reads
 
 
-def test_a_message_for_a_waiting_reader_ends_the_linger_time(
-    shard: Shard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatcher_module, "DISPATCH_LINGER_S", 60.0)
+def test_a_message_for_a_waiting_reader_ends_the_linger_time(shard: Shard) -> None:
+    shard.dispatcher.linger_s = 60.0
     shard.start()
     pause = threading.Event()
     # The dispatch lingers when the reader comes, and nothing is confirmed for the reader yet.
