@@ -47,7 +47,7 @@ DOWNLOAD_MIB = {"demo": 570, "test": 620, "setup": 620}
 ENVIRONMENT_BYTES = 4 * GIB
 #: commit logs, Ray's session and Spark's shuffle files of one run
 RUN_BYTES = 4 * GIB
-#: Ray, a Spark driver, its executor and the actors of four replicas
+#: Ray, a Spark driver, its executor and the actors of six replicas
 MEMORY_BYTES = 4 * GIB
 #: Ray's object store lives in shared memory; below this it falls back to files and says so itself
 SHARED_MEMORY_BYTES = 256 * MIB

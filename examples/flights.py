@@ -45,6 +45,7 @@ TOPIC, PROBE = "flights", "probe"
 #: losses during the first write, and the least rows for which it lasts long enough for all
 VICTIMS, KILL_ROWS = 4, 100_000
 QUEUES, SHARDS, REPLICAS = 8, 2, 3
+SEGMENT_SIZE_BYTES = 256 << 20
 #: how long a new leader, or a new replica, may take
 REPLACE_TIMEOUT_S = 120.0
 FLIGHTS = 336_776
@@ -644,6 +645,8 @@ def demo(data_dir: Path, rows: int, keep: bool) -> bool:
             shards=SHARDS,
             replicas=REPLICAS,
             flush="sync",
+            # Six replicas of a shard's usual size, 1 GiB a file, would take 6 GB of this disk.
+            segment_size_bytes=SEGMENT_SIZE_BYTES,
             timeout_s=300,
         )
     (data_dir / BEGUN).unlink()

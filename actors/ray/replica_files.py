@@ -66,6 +66,12 @@ def write_leadership(root: Path, epoch: int) -> None:
         write_json(root, "leadership", {"epoch": epoch})
 
 
+def read_led_epoch(root: Path) -> int | None:
+    """The epoch that a replica led last, or None if it never led, or the file is damaged. Raises: OSError."""
+    led = read_json(root, "leadership")
+    return int(led["epoch"]) if isinstance(led, dict) and "epoch" in led else None
+
+
 class PeerAddresses:
     """Where the other replicas of a shard listen. Elections and log streams so need no Ray.
 

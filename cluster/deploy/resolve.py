@@ -6,7 +6,7 @@ import contextlib
 import json
 from dataclasses import dataclass
 
-from raymq.actors.ray.replica_files import read_endpoint, read_json
+from raymq.actors.ray.replica_files import read_endpoint, read_led_epoch
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.base.files import Files
 
@@ -34,14 +34,14 @@ class FileResolver:
 
 
 def _leader(paths: ClusterPaths, shard: int) -> int:
-    """The replica that led a shard last, by the epoch that each wrote. Raises: OSError, KeyError, TypeError."""
+    """The replica that led a shard last, by the epoch that each wrote. Raises: OSError."""
     epochs: dict[int, int] = {}
     for entry in Files().list(paths.replica(shard, 0).parent):
         replica = entry.removeprefix("replica-")
         if replica != entry and replica.isdecimal():
-            led = read_json(paths.replica(shard, int(replica)), "leadership")
-            if led is not None:
-                epochs[int(replica)] = int(led["epoch"])
+            epoch = read_led_epoch(paths.replica(shard, int(replica)))
+            if epoch is not None:
+                epochs[int(replica)] = epoch
     return max(epochs, key=epochs.__getitem__, default=0)
 
 
