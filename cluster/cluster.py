@@ -376,7 +376,7 @@ class Cluster:
             timeout_s: seconds until the new replica must be complete; 600 by default.
             progress: called with one line of text at a time; None (default) logs the lines.
 
-        Durable: the new placement, before anything else is changed.
+        Durable: the new placement, after the processes of the old replica have ended.
 
         Raises:
             Rejected: it leads, is the only one that may lead, or may have the last copy of confirmed messages; or the

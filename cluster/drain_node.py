@@ -59,7 +59,8 @@ def drain_node(
     tries = 0
     shown: set[int] = set()
 
-    while led := _led(replica_status.statuses(cluster), here):
+    fails_over = can_fail_over(cluster.replicas)
+    while led := _led(replica_status.statuses(cluster), here, fails_over=fails_over):
         _check_can_move(cluster, node, led)
         if clock.monotonic_ms() > deadline_ms:
             raise Unavailable(
@@ -112,12 +113,18 @@ def replicas_on(cluster: Cluster, node: str) -> list[tuple[int, int]]:
     return found
 
 
-def _led(rows: list[dict[str, Any]], here: list[tuple[int, int]]) -> dict[int, list[int]]:
-    """Shard -> the replicas that can lead it instead, of the shards that a node leads. The most recent log first."""
+def _led(
+    rows: list[dict[str, Any]], here: list[tuple[int, int]], *, fails_over: bool
+) -> dict[int, list[int]]:
+    """Shard -> the replicas that can lead it instead, of the shards that a node leads. The most recent log first.
+
+    Args: `fails_over`: any replica may lead. A shard without a leader counts then, because this node's may be the next.
+    """
     found = {}
     for shard, replica in here:
         mine = [row for row in rows if row["shard"] == shard]
-        if replica_status.leader_of(mine) != replica:
+        leader = replica_status.leader_of(mine)
+        if leader != replica and not (leader is None and fails_over):
             continue
         others = [
             row
@@ -148,7 +155,8 @@ def _hand_over(
         replica_status.move_leader(
             cluster, shard, successor, pause=lambda seconds: clock.sleep_ms(seconds * 1000)
         )
-    except (Unavailable, DeliveryUnknown) as error:
+    except (Rejected, Unavailable, DeliveryUnknown) as error:
+        # The successor may lead already, or have ended meanwhile: the next look says.
         report(f"shard {shard}: {error.message}")
         return False
     report(f"shard {shard}: replica {successor} leads")

@@ -51,7 +51,7 @@ def replace_replica(
     Args: `node`: where the new one is, None: where the old one was. `progress`: called with one line of text at a time;
     None logs the lines.
 
-    Durable: the new placement in cluster.json, before any actor is ended or made.
+    Durable: the new placement in cluster.json, after the old actors have ended and before any is made.
     Raises: Rejected when that must not be done, with nothing changed. Unavailable when the cluster does not run, no
     replica leads the shard, or the new replica is not complete in time. That one goes on by itself.
     """
@@ -75,6 +75,9 @@ def replace_replica(
             raise Unavailable(message, path=paths.data_dir)
         with ray_host.session(running, timeout_s) as ray:
             _check_node(ray, record, shard, replica, node)
+            report(f"shard {shard} replica {replica}: ending the processes of the old replica")
+            # Before the record: one that does not end stays what it is, at later starts too.
+            actor_set.end_replica(ray, record, shard, replica, clock=clock)
             new = record.with_new_replica(shard, replica, node)
             cluster_record.save_record(paths, new, files)
             _Replacement(ray, cluster, paths, new, clock, deadline_ms).run(shard, replica, report)
@@ -177,6 +180,15 @@ def check_replaceable(record: ClusterRecord, rows: Sequence[Row], replica: int) 
     if leader is None:
         message = f"no replica leads shard {shard} now, so that a new one could get its messages from none"
         raise Unavailable(message, field="leader", shard=shard)
+    start = next(row["min_offset"] for row in rows if row["replica"] == leader)
+    if start:
+        raise Rejected(
+            f"old files of shard {shard} are deleted already: its log begins at {start}, and an empty replica can only "
+            "follow a log from its first byte. Bring the disk of the old replica back",
+            field="replica",
+            limit=0,
+            found=start,
+        )
 
 
 def _check_node(
@@ -202,7 +214,7 @@ def _check_node(
 
 
 class _Replacement:
-    """The actors of one replica, ended and made anew."""
+    """The actors of one new replica."""
 
     def __init__(
         self,
@@ -221,12 +233,9 @@ class _Replacement:
         self._deadline_ms = deadline_ms
 
     def run(self, shard: int, replica: int, report: Progress) -> None:
-        """End the old actors, make the new ones, and tell all replicas where the new one listens."""
+        """Make the actors of the new replica, and let all replicas know where it listens."""
         record, cluster, clock = self._record, self._cluster, self._clock
         name = f"shard {shard} replica {replica}"
-        report(f"{name}: ending the processes of the old replica")
-        actor_set.end_replica(self._ray, record, shard, replica, clock=clock)
-
         made = self._make(shard, replica)
         node = actor_set.node_of(record, shard, replica)
         report(

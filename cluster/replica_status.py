@@ -33,6 +33,7 @@ _SHOWN = (
     "appended",
     "synced",
     "confirmed",
+    "min_offset",
     "dispatched",
     "pid",
     "error",

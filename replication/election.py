@@ -390,19 +390,25 @@ class ElectionMachine:
         """Whether a frame of log bytes may be taken. Callers: after `step(LeaderHeard)` and its effects."""
         return self._is_follower_of(leader.id, epoch) and not self.is_replaced(leader)
 
+    @property
+    def bears_stall(self) -> bool:
+        """Whether the last leadership ended by a stalled disk: those of the other replicas may be no better."""
+        return self._stalled_leaderships > 0
+
     def best_successor(self) -> int | None:
         """The candidate with the most of this leader's log among those whose log streams are alive; None: none.
 
+        Of several, the next one by number: if the disk of one that took over is no better, all get their turn.
         Callers: any thread.
         """
-        leadership = self._leadership
+        leadership, count = self._leadership, max(self._members) + 1
         ends = [
-            (end, -replica)
+            (end, -((replica - self.me.id) % count), replica)
             for replica, end in list(leadership.durable_ends.items())
             if replica in self._electable
             and self._now_ms - leadership.streamed_ms[replica] <= self._limits.majority_silence_ms
         ]
-        return -max(ends)[1] if ends else None
+        return max(ends)[2] if ends else None
 
     # --- generations ------------------------------------------------------------------------------
 
@@ -556,7 +562,7 @@ class ElectionMachine:
             self._tick_leader(has_advanced=has_advanced)
             return
 
-        if has_advanced:
+        if has_advanced and self._log.is_writable:
             self._stalled_leaderships = 0
         if not self.ballot.is_complete:
             self._join()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import RayMQError
+from raymq.store.base.errors import Corrupt, RayMQError
 from raymq.store.base.files import Files
 
 
@@ -51,8 +51,21 @@ def read_endpoint(root: Path) -> str | None:
 
 
 def generation_of(root: Path) -> int:
-    """The generation of the replica whose directory this is; 0 for the first one."""
-    return int((read_json(root, "generation") or {}).get("generation", 0))
+    """The generation of the replica whose directory this is; 0 for the first one.
+
+    Raises: Corrupt for a damaged file: a complete store must not count as one of an older replica; OSError.
+    """
+    path = root / "raymq" / "generation"
+    try:
+        return int(json.loads(Files().read_file(path))["generation"])
+    except FileNotFoundError:
+        return 0
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupt(
+            f'{path} is damaged: write {{"generation": N}} there, with N of this replica in cluster.json',
+            path=str(path),
+            rule="generation",
+        ) from error
 
 
 def write_generation(root: Path, generation: int) -> None:

@@ -167,6 +167,14 @@ class Elections:
                 limit=self._machine.ballot.generation(sender.id),
                 found=sender.generation,
             )
+        if self._machine.is_replaced(self.me):
+            # The sender drops its connection then, and asks where the new replica is.
+            raise Rejected(
+                f"replica {self.me.id} was replaced: this process is of its generation {self.me.generation}",
+                field="generation",
+                limit=self._machine.ballot.generation(self.me.id),
+                found=self.me.generation,
+            )
         answers = []
         for each in self._step(event):
             if each.addressee.id == event.sender.id:
@@ -197,8 +205,9 @@ class Elections:
 
     @property
     def has_successor(self) -> bool:
-        """Whether a follower could lead in place of this replica, which leads."""
-        return self._machine.best_successor() is not None
+        """Whether a follower could soon lead in place of this replica, which leads, and has a better disk perhaps."""
+        machine = self._machine
+        return not machine.bears_stall and machine.best_successor() is not None
 
     def admit_puts(self, epoch: int) -> bool:
         """Take puts, if this process still leads that epoch. Returns: whether it does."""

@@ -62,17 +62,28 @@ class LogRepair:
         self._failures = failures
         self._clock = clock
         self._wake = threading.Event()
+        self._stopping: Callable[[], bool] = lambda: False
+        #: damage that was met by threads which cannot wait
+        self._asked_for: set[int] = set()
         #: replica -> why it gave no bytes when it was asked last
         self._refusals: dict[int, str] = {}
-        self.mender = LogMender(log, self._ask, on_patched=self._wake.set, on_replaced=self._forget)
+        self.mender = LogMender(
+            log,
+            self._ask,
+            on_patched=self._wake.set,
+            on_replaced=self._forget,
+            is_stopping=lambda: self._stopping(),
+        )
         with contextlib.suppress(OSError, RayMQError):
             delete_unfinished(log)
         log.reads.mend = self.mender.mend
+        log.reads.mend_later = self._mend_later
 
     # --- the loop ---------------------------------------------------------------------------------
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Mend until `stopping` returns True: the body of a thread."""
+        self._stopping = stopping
         while not stopping():
             try:
                 self.step()
@@ -97,9 +108,18 @@ class LogRepair:
         else:
             self._failures.note("repair", Corrupt(cause))
 
+    def _mend_later(self, offset: int) -> None:
+        self._asked_for.add(offset)
+        self._wake.set()
+
     def _damaged_places(self) -> list[int]:
-        """Physical offsets at which the scrub, a read or Replication met damage."""
-        found = {*self._met(), *(int(fault.fields["offset"]) for fault in self._scrub.faults)}
+        """Physical offsets at which the scrub, a read, dispatch or Replication met damage."""
+        asked_for, self._asked_for = self._asked_for, set()
+        found = {
+            *asked_for,
+            *self._met(),
+            *(int(fault.fields["offset"]) for fault in self._scrub.faults),
+        }
         return sorted(
             at for at in found | set(self._log.reads.skipped_damage) if at >= self._log.start
         )

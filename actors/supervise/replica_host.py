@@ -283,7 +283,9 @@ class ReplicaHost:
             return
         try:
             begun = self.store.lead(epoch)
-        except (StorageFull, Unavailable) as error:
+        except (StorageFull, Unavailable, OSError) as error:
+            if isinstance(error, SyncFailed):
+                raise
             if self.elections.elected_epoch != epoch:
                 # Another epoch has begun meanwhile: the next one may begin at once.
                 self._forget_lead()

@@ -379,7 +379,12 @@ class MessageStore:
     @property
     def damage(self) -> list[Corrupt]:
         """Damage below the confirmed end that dispatch, index or deliveries skipped, and that of compacted queues."""
-        return [*self.log.reads.skipped_damage.values(), *self.compaction.damage]
+        skipped = [
+            error
+            for offset, error in list(self.log.reads.skipped_damage.items())
+            if offset >= self.log.start
+        ]
+        return [*skipped, *self.compaction.damage]
 
     def sync_queues(self, *, closing: bool = False) -> None:
         """fdatasync every consume queue and the index, and remember how far they are complete.

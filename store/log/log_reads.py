@@ -56,6 +56,8 @@ class LogReads:
         #: mends damage at an offset, if another replica has the bytes. Returns: whether to read again. None: no other
         #: replica exists
         self.mend: Callable[[int], bool] | None = None
+        #: lets another thread mend damage at an offset soon
+        self.mend_later: Callable[[int], None] = lambda offset: None
 
     # --- bytes ------------------------------------------------------------------------------------
 
@@ -65,9 +67,12 @@ class LogReads:
         Raises: OffsetOutOfRange below the log's start, Corrupt naming the first unreadable byte.
         """
         try:
-            return read_of(self._segments, start, stop, self._end())
+            return self._raw(start, stop)
         except Corrupt:
-            return self._mended(lambda: read_of(self._segments, start, stop, self._end()))
+            return self._mended(lambda: self._raw(start, stop))
+
+    def _raw(self, start: int, stop: int) -> bytes:
+        return read_of(self._segments, start, stop, self._end())
 
     def raw_each(self, offsets: Sequence[int], nbytes: int) -> bytes:
         """The first `nbytes` at each offset, in one piece: `log_files.read_each`."""
@@ -130,11 +135,15 @@ class LogReads:
         nbytes: int = WALK_BYTES,
         check_crc: bool = True,
         check_position: bool = True,
+        mends: bool = True,
     ) -> WalkedPiece:
-        """Walk records of the file that holds `at`, up to `stop`: `record_reads.walk_piece`."""
+        """Walk records of the file that holds `at`, up to `stop`: `record_reads.walk_piece`.
+
+        Args: `mends`: wait for other replicas at damage. A caller with a lock that others need does not.
+        """
         walk = partial(
             record_reads.walk_piece,
-            self.raw,
+            self.raw if mends else self._raw,
             at,
             min(stop, self._file_end(at)),
             limit=limit,
@@ -143,7 +152,7 @@ class LogReads:
             check_position=check_position,
         )
         found = walk()
-        if found.walk.reason in _DAMAGED and self._try_mend(found.walk.end):
+        if mends and found.walk.reason in _DAMAGED and self._try_mend(found.walk.end):
             return walk()
         return found
 

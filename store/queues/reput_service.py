@@ -229,6 +229,8 @@ class ReputService:
             # Recovery checked these records. In a foreign store it does not check their physical offsets.
             check_position=False,
             limit=rows.DECODED_ROWS_MAX,
+            # An election waits until dispatch stands still.
+            mends=False,
         )
 
         levels_ms = self._log.config.delay_levels_ms
@@ -259,6 +261,7 @@ class ReputService:
         """Whether another replica may soon give the damaged bytes at an offset: one that is starting, for example."""
         if self._log.reads.mend is None:
             return False
+        self._log.reads.mend_later(at)
         now_ms = self._clock.monotonic_ms()
         if self._damage_met[0] != at:
             self._damage_met = (at, now_ms)

@@ -253,11 +253,13 @@ def test_a_disk_without_room_for_the_copy_leaves_the_old_file(
 
     unit = shard.rot(0, SEALED)
     rotten = shard.segment(0, unit.start).read_bytes()
+    monkeypatch.setattr(log_mender, "FILE_RETRY_MS", 0)
+    allocate = shard.disks[0].allocate
     monkeypatch.setattr(shard.disks[0], "allocate", full)
     assert shard.read_whole() == BODIES
     wait_until(lambda: "is not replaced" in failure(shard), "status says so")
     assert shard.segment(0, unit.start).read_bytes() == rotten
-    monkeypatch.undo()
+    monkeypatch.setattr(shard.disks[0], "allocate", allocate)
     repair_of(shard).wake()
     wait_equal(shard, unit.start)
 

@@ -51,6 +51,7 @@ def rows(**changes: Any) -> list[dict[str, Any]]:
             "state": "RUNNING",
             "is_complete": True,
             "epoch": 4,
+            "min_offset": 0,
         }
         found.append({**row, **changes.get(f"r{replica}", {})})
     return found
@@ -106,6 +107,12 @@ def test_a_replica_is_kept_while_it_may_have_the_last_copy(other: dict[str, Any]
 def test_without_a_leader_nothing_is_replaced() -> None:
     with pytest.raises(Unavailable, match="no replica leads shard 0"):
         check_replaceable(record(replicas=3), rows(r0={"mode": "follower"}), 2)
+
+
+def test_nothing_is_replaced_after_the_first_file_of_the_log_was_deleted() -> None:
+    with pytest.raises(Rejected, match="begins at 1048576") as caught:
+        check_replaceable(record(replicas=3), rows(r0={"min_offset": 1 << 20}), 2)
+    assert caught.value.fields["found"] == 1 << 20
 
 
 @pytest.mark.parametrize("lost", [SILENT, {"is_complete": False}, {}])

@@ -434,6 +434,30 @@ def test_a_leader_whose_disk_stalls_hands_over_to_the_follower_with_the_most_of_
     assert {each.addressee.id for each in replica.sent(wire.TakeOver)} == {3}
 
 
+@pytest.mark.parametrize(("me", "successor"), [(0, 1), (1, 2), (2, 3), (3, 0)])
+def test_replicas_with_equal_logs_and_stalled_disks_take_turns(me: int, successor: int):
+    replica = Replica(me, 4)
+    win(replica)
+    for other in replica.machine._others:
+        replica.step(r.FollowerHeard(other, replica.machine.epoch, 120, is_complete=True))
+    assert replica.machine.best_successor() == successor
+
+
+def test_a_full_disk_that_stores_the_records_of_another_leader_is_full_all_the_same():
+    replica = leader(5)
+    lead_on(replica, LIMITS.heartbeat_ms)
+    replica.log = replica.log._replace(is_writable=False)
+    lead_on_with(replica, LIMITS.disk_stall_ms + LIMITS.heartbeat_ms, {1: 120})
+    assert replica.machine.bears_stall
+    replica.hear(1, wire.RequestVote(2, 120), epoch=replica.machine.epoch + 1)
+    replica.log = replica.log._replace(end=140, durable=140)
+    replica.tick(LIMITS.heartbeat_ms)
+    assert replica.machine.bears_stall
+    replica.log = replica.log._replace(end=160, durable=160, is_writable=True)
+    replica.tick(LIMITS.heartbeat_ms)
+    assert not replica.machine.bears_stall
+
+
 def test_a_leader_whose_disk_is_slow_but_goes_on_stays():
     replica = leader()
     for durable in range(120, 140):

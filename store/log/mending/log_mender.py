@@ -29,6 +29,9 @@ logger = logging.getLogger("raymq.store")
 WAIT_S = 2.0
 #: a read asks the other replicas for the same unit only once in this time
 ASK_AGAIN_MS = 3_000
+#: from a copy of a file that failed to the next one, twice as long after each further failure
+FILE_RETRY_MS = 30_000
+FILE_RETRY_MAX_MS = 3_600_000
 #: most bytes that are read from memory. Further units wait until a file was replaced
 PATCHED_BYTES_MAX = 64 << 20
 
@@ -43,16 +46,21 @@ class LogMender:
         *,
         on_patched: Callable[[], None] = lambda: None,
         on_replaced: Callable[[Callable[[int], bool]], None] = lambda _: None,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         """Args: `ask`: asks other replicas for log bytes [start, stop); it skips those that do not have them.
 
         `on_patched`: a unit is read from memory now, so its file is to be replaced. `on_replaced`: gets a function that
-        says whether the byte at a physical offset is in a file that was replaced, and sound.
+        says whether the byte at a physical offset is in a file that was replaced, and sound. `is_stopping`: a copy of a
+        file ends early.
         """
         self._log = log
         self._ask = ask
         self._on_patched = on_patched
         self._on_replaced = on_replaced
+        self._is_stopping = is_stopping
+        #: start of a file that could not be replaced -> how long it waits, and until when, ms
+        self._waits_ms: dict[int, tuple[int, int]] = {}
         #: held while a unit is mended
         self._lock = threading.Lock()
         #: start of a unit -> when no replica had its bytes, ms
@@ -99,9 +107,12 @@ class LogMender:
             return False
         try:
             return self._mend(offset, again)
-        except (OSError, RayMQError) as error:
-            # The caller has an error of its own.
-            logger.warning("the damage at %d cannot be mended now: %s", offset, error)
+        except Exception as error:
+            # The caller has an error of its own. Chain files may be cut while they are read.
+            expected = isinstance(error, (OSError, RayMQError))
+            logger.warning(
+                "the damage at %d cannot be mended now: %s", offset, error, exc_info=not expected
+            )
             return False
         finally:
             self._lock.release()
@@ -162,17 +173,23 @@ class LogMender:
     def replace_files(self) -> None:
         """Replace each full file of which bytes are read from memory by a copy with these bytes."""
         self.last_error = None
+        now_ms = self._log.clock.monotonic_ms()
         for start in sorted(self._patched_files):
             file = self._log.segments.find(start)
             if file is None:
                 # It was deleted.
                 self._patched_files.discard(start)
                 continue
-            if not self._is_full(file):
+            wait_ms, until_ms = self._waits_ms.get(start, (FILE_RETRY_MS // 2, now_ms))
+            if not self._is_full(file) or now_ms < until_ms:
                 continue
             try:
                 self._replace(file)
+                self._waits_ms.pop(start, None)
             except (OSError, RayMQError) as error:
+                # A copy costs a whole file of reads and writes.
+                wait_ms = min(2 * wait_ms, FILE_RETRY_MAX_MS)
+                self._waits_ms[start] = (wait_ms, now_ms + wait_ms)
                 logger.warning("%s is not replaced: %s", file.path, error)
                 self.last_error = f"{file.path} is not replaced: {error}"
 
@@ -182,7 +199,15 @@ class LogMender:
         return not is_last and file.start + file.size <= mendable_end(self._log)
 
     def _replace(self, file: MappedFile) -> None:
-        unsound = replace_by_copy(self._log, file, lambda offset: self.mend(offset, again=True))
+        unsound = replace_by_copy(
+            self._log,
+            file,
+            lambda offset: self.mend(offset, again=True),
+            is_stopping=self._is_stopping,
+        )
+        if unsound is None:
+            # It was deleted, or the process is ending.
+            return
         self.files += 1
         with self._lock:
             if not file.patched_bytes:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from raymq.store.base.checksum import crc32c
-from raymq.store.base.errors import Corrupt, RayMQError
+from raymq.store.base.errors import Corrupt, RayMQError, Unavailable
 from raymq.store.base.failpoints import fail_point
 from raymq.store.log.chain import ChainUnit
 from raymq.store.log.commit_log import CommitLog
@@ -20,6 +20,10 @@ from .chain_window import read_units
 
 #: bytes that no unit covers are copied in pieces of this size
 _COPY_BYTES = 1 << 20
+#: so much is written between two syncs of the copy
+_SYNC_BYTES = 2 << 20
+#: most bytes a second that are copied: a file of 1 GiB takes 20 s
+COPY_BYTES_PER_S = 50 << 20
 
 
 def copy_directory(root: Path, segment: Path) -> Path:
@@ -40,11 +44,18 @@ def delete_unfinished(log: CommitLog) -> None:
 
 
 def replace_by_copy(
-    log: CommitLog, file: MappedFile, mend: Callable[[int], bool]
-) -> list[tuple[int, int]]:
+    log: CommitLog,
+    file: MappedFile,
+    mend: Callable[[int], bool],
+    *,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> list[tuple[int, int]] | None:
     """Replace a full file of the log by a copy in which every unit is compared with the chain.
 
-    Args: `mend`: as `LogMender.mend`. Returns: the ranges [start, stop) whose bytes are not proved to be sound.
+    The copy is written and synced in small pieces with pauses, so that the flush service's syncs never wait long.
+
+    Args: `mend`: as `LogMender.mend`. Returns: the ranges [start, stop) whose bytes are not proved to be sound; None:
+    the file was deleted, or the process is ending, and nothing has changed.
     Durable: the copy and its name. Raises: Corrupt for bytes that neither the disk nor another replica has, and
     StorageFull, OSError. The old file stays then.
     """
@@ -55,21 +66,46 @@ def replace_by_copy(
 
     with files.created(target) as fd:
         files.allocate(fd, file.size)
-        unsound = _write_copy(log, file, mend, fd)
+        writer = _PacedWriter(log, fd, is_stopping)
+        unsound = _write_copy(log, file, mend, writer)
         files.sync(fd)
     files.close(fd)
     fail_point("mend.copied")
 
+    if is_stopping():
+        files.unlink(target)
+        return None
     try:
-        log.segments.replace(file, target, {start - file.start for start, _ in unsound})
+        still_patched = {start - file.start for start, _ in unsound}
+        return unsound if log.segments.replace(file, target, still_patched) else None
     except (OSError, RayMQError):
         files.unlink(target)
         raise
-    return unsound
+
+
+class _PacedWriter:
+    """Writes a copy at `COPY_BYTES_PER_S`, and syncs it piece by piece."""
+
+    def __init__(self, log: CommitLog, fd: int, is_stopping: Callable[[], bool]) -> None:
+        self._log = log
+        self._fd = fd
+        self._is_stopping = is_stopping
+        self._unsynced = 0
+
+    def write(self, data: bytes, offset: int) -> None:
+        """Write a piece. Raises: Unavailable when the process is ending; StorageFull, OSError."""
+        if self._is_stopping():
+            raise Unavailable("the replica is stopping", field="store")
+        self._log.files.pwrite(self._fd, data, offset)
+        self._unsynced += len(data)
+        if self._unsynced >= _SYNC_BYTES:
+            self._log.files.sync_data(self._fd)
+            self._log.clock.sleep_ms(1000 * self._unsynced / COPY_BYTES_PER_S)
+            self._unsynced = 0
 
 
 def _write_copy(
-    log: CommitLog, file: MappedFile, mend: Callable[[int], bool], fd: int
+    log: CommitLog, file: MappedFile, mend: Callable[[int], bool], writer: _PacedWriter
 ) -> list[tuple[int, int]]:
     unsound: list[tuple[int, int]] = []
     end = file.start + file.size
@@ -81,7 +117,7 @@ def _write_copy(
         data = _unit_bytes(file, unit, mend)
         if crc32c(data) != unit.crc:
             unsound.append((unit.start, unit.end))
-        log.files.pwrite(fd, data, position - file.start)
+        writer.write(data, position - file.start)
         position = unit.end
 
     if position < end:
@@ -89,7 +125,7 @@ def _write_copy(
     while position < end:
         stop = min(position + _COPY_BYTES, end)
         data = file.read(position - file.start, stop - file.start)
-        log.files.pwrite(fd, data, position - file.start)
+        writer.write(data, position - file.start)
         position = stop
     return unsound
 
