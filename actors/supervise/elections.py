@@ -158,23 +158,10 @@ class Elections:
         read; OSError.
         """
         event = self._received(frame)
-        sender = event.sender
-        if self._machine.is_replaced(sender):
-            raise Rejected(
-                f"replica {sender.id} was replaced: a process of its generation {sender.generation} is not heard any "
-                "more",
-                field="generation",
-                limit=self._machine.ballot.generation(sender.id),
-                found=sender.generation,
-            )
-        if self._machine.is_replaced(self.me):
-            # The sender drops its connection then, and asks where the new replica is.
-            raise Rejected(
-                f"replica {self.me.id} was replaced: this process is of its generation {self.me.generation}",
-                field="generation",
-                limit=self._machine.ballot.generation(self.me.id),
-                found=self.me.generation,
-            )
+        self._check_not_replaced(event.sender)
+        # After this refusal the sender drops its connection, and asks where the new replica is.
+        self._check_not_replaced(self.me)
+
         answers = []
         for each in self._step(event):
             if each.addressee.id == event.sender.id:
@@ -182,6 +169,17 @@ class Elections:
             else:
                 self._post(each)
         return answers
+
+    def _check_not_replaced(self, process: ReplicaProcess) -> None:
+        """Raises: Rejected for a process of a replica whose place has a newer one."""
+        if self._machine.is_replaced(process):
+            raise Rejected(
+                f"replica {process.id} was replaced: a process of its generation {process.generation} is not heard any "
+                "more",
+                field="generation",
+                limit=self._machine.ballot.generation(process.id),
+                found=process.generation,
+            )
 
     def take(self, frame: bytes) -> None:
         """Take a message that answers one of this replica. Raises: as `receive`."""

@@ -61,12 +61,14 @@ class LogRepair:
         self._met = met
         self._failures = failures
         self._clock = clock
+
         self._wake = threading.Event()
         self._stopping: Callable[[], bool] = lambda: False
         #: damage that was met by threads which cannot wait
         self._asked_for: set[int] = set()
         #: replica -> why it gave no bytes when it was asked last
         self._refusals: dict[int, str] = {}
+
         self.mender = LogMender(
             log,
             self._ask,

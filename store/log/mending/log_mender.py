@@ -172,17 +172,19 @@ class LogMender:
 
     def replace_files(self) -> None:
         """Replace each full file of which bytes are read from memory by a copy with these bytes."""
-        self.last_error = None
         now_ms = self._log.clock.monotonic_ms()
         for start in sorted(self._patched_files):
             file = self._log.segments.find(start)
             if file is None:
                 # It was deleted.
                 self._patched_files.discard(start)
+                self._waits_ms.pop(start, None)
                 continue
+
             wait_ms, until_ms = self._waits_ms.get(start, (FILE_RETRY_MS // 2, now_ms))
             if not self._is_full(file) or now_ms < until_ms:
                 continue
+
             try:
                 self._replace(file)
                 self._waits_ms.pop(start, None)
@@ -192,6 +194,9 @@ class LogMender:
                 self._waits_ms[start] = (wait_ms, now_ms + wait_ms)
                 logger.warning("%s is not replaced: %s", file.path, error)
                 self.last_error = f"{file.path} is not replaced: {error}"
+
+        if not self._waits_ms:
+            self.last_error = None
 
     def _is_full(self, file: MappedFile) -> bool:
         """Whether nothing is written to a file any more, by this process or by a flush service."""
