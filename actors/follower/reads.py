@@ -48,6 +48,9 @@ class FollowerReads:
         for part in found:
             if part.error is not None:
                 raise _refusal(str(part.error), ELSEWHERE)
+        if not found:
+            # The wait may have been long: an answer without messages must be true at its end.
+            self._epoch()
         return [part._replace(epoch=epoch) for part in found]
 
     def _check_sound(self) -> None:
@@ -81,6 +84,10 @@ class FollowerReads:
             low, high = store.queue_range(topic, queue_id)
         except (OSError, RayMQError) as error:
             raise _refusal(str(error), ELSEWHERE) from error
+        # A replica that was replaced has no file for a queue whose messages were all deleted.
+        is_empty = low == high and offset == store.state.next_offsets.get((topic, queue_id))
+        if is_empty:
+            return
         if offset > high:
             raise _refusal(f"queue {queue_id} ends at {high} here", REPLICA_BEHIND, offset, high)
         if offset < low:

@@ -125,6 +125,19 @@ def test_a_follower_that_is_behind_the_reader_never_answers_with_its_own_end(
     check_refused(shard, 3, REPLICA_BEHIND, seen_epoch=shard.leader.elections.epoch + 1)
 
 
+def test_the_end_of_a_queue_whose_messages_were_all_deleted_is_known_without_its_file(
+    shard: FollowedShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.put(*bodies(0, 3))
+    wait_for_followers(shard, 3)
+    # As of a replica that was replaced: its log begins with a snapshot that knows only where the queue goes on.
+    store = shard.followers[1].host.store
+    monkeypatch.setattr(store, "queue_range", lambda topic, queue_id: (0, 0))
+    assert fetch(shard, 1, 3) == []
+    check_refused(shard, 2, REPLICA_BEHIND)
+    check_refused(shard, 4, REPLICA_BEHIND)
+
+
 @pytest.mark.parametrize("fate", ["lags", "is_cut"])
 def test_a_follower_that_lags_or_hears_no_leader_does_not_say_that_nothing_is_new(
     shard: FollowedShard, fate: str
