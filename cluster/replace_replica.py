@@ -110,7 +110,7 @@ def check_place(record: ClusterRecord, shard: int, replica: int, node: str | Non
             limit=record.shards - 1,
             found=shard,
         )
-    if not 0 <= replica < record.replicas:
+    if replica not in range(record.replicas):
         raise Rejected(
             f"replica {replica} does not exist; each shard has 0 to {record.replicas - 1}",
             field="replica",
@@ -119,10 +119,9 @@ def check_place(record: ClusterRecord, shard: int, replica: int, node: str | Non
         )
 
     if record.candidates == (replica,):
-        copies = "has no other replica" if record.replicas == 1 else "is led by this replica only"
         raise Rejected(
-            f"shard {shard} {copies}, so that a new one could get its messages from none: restore a copy of the "
-            "directory (docs/operating/backup.md)",
+            f"shard {shard} is led by this replica only, so that a new one could get its messages from none: restore a "
+            "copy of the directory (docs/operating/backup.md)",
             field="replica",
             limit="a replica that follows",
             found=replica,

@@ -70,7 +70,7 @@ SILENT = {**DOWN, "is_complete": None}
     [
         ({"replicas": 3, "shards": 2}, 2, 1, None, "shard", "has 0 to 1"),
         ({"replicas": 3}, 0, 3, None, "replica", "has 0 to 2"),
-        ({"replicas": 1}, 0, 0, None, "replica", "no other replica"),
+        ({"replicas": 1}, 0, 0, None, "replica", "led by this replica only"),
         ({"replicas": 2}, 0, 0, None, "replica", "led by this replica only"),
         ({"replicas": 3}, 0, 1, "b", "node", "on one machine"),
         ({"replicas": 3, "nodes": ["a", "b", "c"]}, 0, 1, "c", "node", "has replica 2"),
