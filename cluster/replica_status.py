@@ -22,6 +22,8 @@ STATUS_TIMEOUT_S = 2.0
 MOVE_TIMEOUT_S = 15.0
 #: between two looks whether the leader has changed
 MOVE_STEP_S = 0.1
+#: the leader is asked again after so many looks: it gives up after a second if the successor's log lags
+MOVE_REPEAT_STEPS = 20
 
 #: fields of a replica's status that an operator sees
 _SHOWN = (
@@ -132,8 +134,15 @@ def move_leader(
     """
     if leader_of(statuses(cluster, shard)) == replica:
         return
-    Routes.of(cluster).call(shard, "move_leader", {"replica": replica})
-    for _ in range(int(MOVE_TIMEOUT_S / MOVE_STEP_S)):
+    routes = Routes.of(cluster)
+    for step in range(int(MOVE_TIMEOUT_S / MOVE_STEP_S)):
+        if step % MOVE_REPEAT_STEPS == 0:
+            try:
+                routes.call(shard, "move_leader", {"replica": replica})
+            except Rejected:
+                # It may lead since the last look.
+                if step == 0:
+                    raise
         if leader_of(statuses(cluster, shard)) == replica:
             return
         pause(MOVE_STEP_S)
