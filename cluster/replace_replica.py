@@ -287,13 +287,18 @@ class _Replacement:
 def _await_complete(
     cluster: Cluster, shard: int, replica: int, report: Progress, clock: Clock, deadline_ms: int
 ) -> None:
-    """Wait until the new replica has all that the leader has now, and counts. Raises: Unavailable."""
+    """Wait until the new replica has all that the leader has now, and counts. Raises: Unavailable.
+
+    All is in its queues then, too: it can lead at once, without readers that wait for the dispatch of a whole log.
+    """
     target, shown = 0, None
     while True:
         rows = replica_status.statuses(cluster, shard)
-        target = target or max((int(row["appended"]) for row in rows if row["mode"]), default=0)
+        # Only what is confirmed is dispatched.
+        target = target or max((int(row["confirmed"]) for row in rows if row["mode"]), default=0)
         row = next(each for each in rows if each["replica"] == replica)
-        if row["mode"] and row["is_complete"] and row["synced"] >= target:
+        has_all = row["mode"] and min(row["synced"], row["dispatched"]) >= target
+        if has_all and row["is_complete"]:
             report(f"shard {shard} replica {replica}: complete")
             return
 

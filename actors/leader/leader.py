@@ -443,7 +443,6 @@ class Leader(ReplicaRole):
             "min_offset": log.start,
             "transient_pool": host.config.transient_pool,
             "committed": log.committed,
-            "dispatched": store.dispatched,
             "prewritten_bytes": log.allocator.ready,
             "counters": vars(self.counters),
             "damage": [{"message": str(error), **error.fields} for error in store.damage],

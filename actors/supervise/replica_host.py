@@ -857,6 +857,7 @@ class ReplicaHost:
             "appended": log.end,
             "synced": log.synced,
             "confirmed": log.confirmed,
+            "dispatched": self.store.dispatched,
             "epoch": self.elections.epoch,
             "leader": None if leader is None else leader.id,
             "is_complete": self.elections.is_complete,
