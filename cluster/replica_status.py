@@ -134,6 +134,7 @@ def move_leader(
     """
     if leader_of(statuses(cluster, shard)) == replica:
         return
+
     routes = Routes.of(cluster)
     for step in range(int(MOVE_TIMEOUT_S / MOVE_STEP_S)):
         if step % MOVE_REPEAT_STEPS == 0:
@@ -143,6 +144,7 @@ def move_leader(
                 # It may lead since the last look.
                 if step == 0:
                     raise
+
         if leader_of(statuses(cluster, shard)) == replica:
             return
         pause(MOVE_STEP_S)
