@@ -270,7 +270,7 @@ class Routes:
             stream,
             self._watch,
             on_failure=lambda error: None,
-            # Whoever leads, the reader goes to another replica.
+            # The reader goes to another replica, even if this one is the leader still.
             ask_who_leads=lambda leave: leave(),
             silent_ms=silent_ms,
         )

@@ -295,7 +295,7 @@ def test_a_replica_that_is_damaged_there_gives_no_bytes(shard: MendedShard) -> N
     # A part of a damaged unit is not given either.
     with pytest.raises(Corrupt):
         shard.hosts[1].call("log_units", {"start": unit.start, "stop": unit.start + 1})
-    # It asks nobody for them.
+    # It asks no replica for them.
     assert not shard.asked
 
 

@@ -30,7 +30,7 @@ class JumpingClock(Clock):
 
 
 class Shards:
-    """Shards whose leaders change as they are told to."""
+    """Shards whose leaders a test changes."""
 
     def __init__(self, placement: Any = PLACEMENT) -> None:
         self.leaders = dict.fromkeys(range(3), 0)
