@@ -234,12 +234,15 @@ class ReputService:
         )
 
         levels_ms = self._log.config.delay_levels_ms
-        for run in rows.runs(view, base, walk.positions, walk.sizes, columns=rows.RUN_COLUMNS):
+        runs = rows.runs(
+            view, base, walk.positions, walk.sizes, columns=rows.RUN_COLUMNS, hashes_tags=True
+        )
+        for run in runs:
             # Another thread may end the following meanwhile.
             on_run = self.on_run
             if on_run is not None:
                 on_run(view, base, run)
-            codes = rows.tags_codes(run.topic, run.batch, levels_ms)
+            codes = rows.tags_codes(run.topic, run.batch, levels_ms, hashes=run.tag_hashes)
             units = fmt.pack_queue_units(run.positions, run.sizes, codes)
             self._append((run.topic, run.queue_id), run.first_offset, units)
 

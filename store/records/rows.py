@@ -49,6 +49,8 @@ class RowRun(NamedTuple):
     epoch: int
     first_sequence: int
     batch: pa.RecordBatch
+    #: the hash of each row's TAGS; None if `runs` was not asked for them
+    tag_hashes: Int64s | None
 
 
 def tag_column(properties: pa.Array) -> pa.Array:
@@ -63,13 +65,18 @@ def tag_column(properties: pa.Array) -> pa.Array:
 
 
 def tags_codes(
-    topic: str, batch: pa.RecordBatch, levels_ms: tuple[int, ...] = DEFAULT_LEVELS_MS
+    topic: str,
+    batch: pa.RecordBatch,
+    levels_ms: tuple[int, ...] = DEFAULT_LEVELS_MS,
+    *,
+    hashes: Int64s | None = None,
 ) -> Int64s:
-    """The consume-queue tagsCode of each row. Args: `levels_ms`: the delay of each level.
+    """The consume-queue tagsCode of each row.
 
+    Args: `levels_ms`: the delay of each level. `hashes`: of the rows' TAGS, if they are known.
     Source: CommitLog#checkMessageAndReturnSize: the hash of TAGS, or for delayed records the delivery time.
     """
-    codes = _tag_hashes(batch)
+    codes = _tag_hashes(batch) if hashes is None else hashes
     if topic == SCHEDULE_TOPIC:
         at = [
             _deliver_at(row["properties"], row["store_time_ms"], levels_ms)
@@ -128,11 +135,13 @@ def runs(
     sizes: Int64s,
     *,
     columns: tuple[str, ...] | None = None,
+    hashes_tags: bool = False,
 ) -> Iterator[RowRun]:
     """Split walked records into runs, in log order.
 
     Args: `view`: the segment that starts at physical offset `base_offset`. `positions`: physical offsets. `columns`: of
-    the batches (all), at least RUN_COLUMNS. PREPARED and ROLLBACK records belong to no queue and are left out.
+    the batches (all), at least RUN_COLUMNS. `hashes_tags`: the runs have `tag_hashes`, which cost as much for all runs
+    as for one. PREPARED and ROLLBACK records belong to no queue and are left out.
     """
     for low in range(0, len(positions), DECODED_ROWS_MAX):
         part_positions = positions[low : low + DECODED_ROWS_MAX]
@@ -144,10 +153,13 @@ def runs(
             part_positions = part_positions[is_queued]
             part_sizes = part_sizes[is_queued]
         if batch.num_rows:
-            yield from _split(batch, part_positions, part_sizes)
+            hashes = _tag_hashes(batch) if hashes_tags else None
+            yield from _split(batch, part_positions, part_sizes, hashes)
 
 
-def _split(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[RowRun]:
+def _split(
+    batch: pa.RecordBatch, positions: Int64s, sizes: Int64s, hashes: Int64s | None
+) -> Iterator[RowRun]:
     topics = batch.column("topic").dictionary_encode()
     codes = topics.indices.to_numpy()
     queues = batch.column("queue_id").to_numpy()
@@ -177,6 +189,7 @@ def _split(batch: pa.RecordBatch, positions: Int64s, sizes: Int64s) -> Iterator[
             epoch=int(epochs[start]) if stamped else 0,
             first_sequence=int(sequences[start]) if stamped else 0,
             batch=batch.slice(start, stop - start),
+            tag_hashes=None if hashes is None else hashes[start:stop],
         )
 
 
