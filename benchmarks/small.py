@@ -40,6 +40,7 @@ from benchmarks.put import (
     Rounds,
     await_prewritten,
     batch_of,
+    echo_that_syncs_ms,
     flight_echo_ms,
     percentile,
     raw_limit,
@@ -447,20 +448,6 @@ def load(busy: bool) -> Iterator[None]:
             process.join()
 
 
-def echo_that_syncs_ms(path: Path, count: int) -> float:
-    """Milliseconds of one exchange with a server that makes the body durable before it answers, p50.
-
-    Client and server sleep while the disk works, and have to be woken: a sum of an echo and a sync does not have that.
-    """
-    path.write_bytes(bytes(RECORD_BYTES * (count + 100)))
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    try:
-        return flight_echo_ms(BODY, count, synced_to=path)
-    finally:
-        path.unlink()
-
-
 # --- the run --------------------------------------------------------------------------------------
 
 
@@ -470,7 +457,7 @@ def measure(bench: Bench, directory: Path, parts: tuple[str, ...], *, quick: boo
     rounds = bench.rounds
     echo, sync = flight_echo_ms(BODY, serial), 1000 / raw_limit(directory, RECORD_BYTES, serial)
     rounds.note("echo_and_fdatasync_ms", echo + sync)
-    rounds.note("echo_that_syncs_ms", echo_that_syncs_ms(directory / "synced", serial))
+    rounds.note("echo_that_syncs_ms", echo_that_syncs_ms(directory / "synced", BODY, serial))
     with redis_server(directory / "redis") as there:
         if there:
             rounds.note("redis_1_msg_s", redis_rate(1, serial * 2))
