@@ -7,7 +7,8 @@ others when the new one is complete (rule R17 of docs/design.md).
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raymq.replication.quorum import majority
@@ -29,6 +30,8 @@ logger = logging.getLogger("raymq")
 
 #: how long all of it may take, if the caller names no time
 REPLACE_TIMEOUT_S = 600.0
+#: how long an election is awaited: several times what one takes
+ELECTION_WAIT_MS = 20_000
 #: between two looks at the new replica
 _STEP_MS = 200
 
@@ -64,8 +67,9 @@ def replace_replica(
         if record is None:
             raise Rejected(f"{paths.data_dir} has no cluster.json", field="target")
         check_place(record, shard, replica, node)
-        rows = replica_status.statuses(cluster, shard)
+        rows = await_leader(partial(replica_status.statuses, cluster, shard), clock)
         check_replaceable(record, rows, replica)
+        check_compacted(cluster, rows)
 
         running = ray_host.running_target(paths, files)
         if running is None:
@@ -147,6 +151,16 @@ def _check_placed(record: ClusterRecord, shard: int, replica: int, node: str) ->
         )
 
 
+def await_leader(look: Callable[[], list[Row]], clock: Clock) -> list[Row]:
+    """What the replicas say once one of them leads, or after ELECTION_WAIT_MS: the lost one may have led until now."""
+    deadline_ms = clock.monotonic_ms() + ELECTION_WAIT_MS
+    while True:
+        rows = look()
+        if replica_status.leader_of(rows) is not None or clock.monotonic_ms() >= deadline_ms:
+            return rows
+        clock.sleep_ms(_STEP_MS)
+
+
 def check_replaceable(record: ClusterRecord, rows: Sequence[Row], replica: int) -> None:
     """Raises: Rejected for a replica that leads, or without which confirmed messages may be lost; Unavailable."""
     shard = rows[0]["shard"]
@@ -179,11 +193,25 @@ def check_replaceable(record: ClusterRecord, rows: Sequence[Row], replica: int) 
     if leader is None:
         message = f"no replica leads shard {shard} now, so that a new one could get its messages from none"
         raise Unavailable(message, field="leader", shard=shard)
+
+
+def check_compacted(cluster: Cluster, rows: Sequence[Row]) -> None:
+    """Raises: Rejected if the new replica could not get messages that the leader has in compacted queues only.
+
+    A new replica gets the leader's log, and makes compacted queues of it.
+    """
+    shard = rows[0]["shard"]
+    leader = replica_status.leader_of(list(rows))
     start = next(row["min_offset"] for row in rows if row["replica"] == leader)
-    if start:
+    if not start:
+        return
+    topics = cluster.call(shard, "topics", {})
+    compacted = sorted(name for name, facts in topics.items() if facts.get("compacted"))
+    if compacted:
         raise Rejected(
-            f"old files of shard {shard} are deleted already: its log begins at {start}, and an empty replica can only "
-            "follow a log from its first byte. Bring the disk of the old replica back",
+            f"the log of shard {shard} begins at {start}: older messages of the compacted topics {compacted} are in "
+            "the leader's compacted queues only, and a new replica gets nothing but the log. Bring the disk of the old "
+            "replica back, or delete these topics",
             field="replica",
             limit=0,
             found=start,

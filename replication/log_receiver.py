@@ -33,6 +33,9 @@ class LogView(Protocol):
     def chain_value_at(self, offset: int) -> int | None:
         """The chain value after the unit that ends at `offset`, or None if no unit ends there."""
 
+    def is_empty(self) -> bool:
+        """Whether the log has no byte, wherever it begins."""
+
     def durable(self) -> int:
         """The durable end: everything below it is in the log as durably as the flush mode asks."""
 
@@ -67,6 +70,13 @@ class Truncate(NamedTuple):
     offset: int
 
 
+class BeginAt(NamedTuple):
+    """Let the empty log begin at `start`, where the leader's chain value is `chain_value`."""
+
+    start: int
+    chain_value: int
+
+
 class AdvanceConfirmed(NamedTuple):
     """The confirmed end is at least this."""
 
@@ -90,7 +100,14 @@ class HaltReplica(NamedTuple):
 
 
 ReceiverEffect: TypeAlias = (
-    AppendUnits | AdoptUnits | Truncate | AdvanceConfirmed | Reply | Acknowledge | HaltReplica
+    AppendUnits
+    | AdoptUnits
+    | Truncate
+    | BeginAt
+    | AdvanceConfirmed
+    | Reply
+    | Acknowledge
+    | HaltReplica
 )
 
 
@@ -161,6 +178,8 @@ class LogReceiver:
             return [self._probe(message, log)]
         if isinstance(message, wire.AppendEntries):
             return self._append(message, data, log)
+        if isinstance(message, wire.BeginLog):
+            return self._begin(message, log)
         self.dropped += 1
         return []
 
@@ -212,6 +231,9 @@ class LogReceiver:
         return Reply(wire.Refusal(reason, self.highest_epoch, text))
 
     def _greet(self, log: LogView) -> Reply:
+        if log.is_empty():
+            # Also one that was to begin later than at 0: the leader's log may begin elsewhere by now.
+            return Reply(wire.HelloReply(0, 0, 0, 0, 0))
         end, _, epoch = log.tail()
         value = log.chain_value_at(end)
         if value is None:
@@ -226,16 +248,28 @@ class LogReceiver:
                 return Reply(wire.ProbeReply(index, last_end))
         return Reply(wire.ProbeReply(-1, last_end))
 
+    def _begin(self, message: wire.BeginLog, log: LogView) -> list[ReceiverEffect]:
+        """Begin where the leader's log does, if there is no byte here that this would lose."""
+        if not log.is_empty():
+            return [self._conflict(log)]
+        return [BeginAt(message.start, message.chain_value)]
+
+    def _conflict(self, log: LogView) -> Reply:
+        tail = log.tail()
+        return Reply(wire.Conflict(tail.epoch, tail.end))
+
     def _append(
         self, message: wire.AppendEntries, data: memoryview | None, log: LogView
     ) -> list[ReceiverEffect]:
         """Store the units if they continue the log, then move the confirmed end."""
+        if message.prev_end == 0 and log.tail().end and log.is_empty():
+            # An earlier leader's log began later than this leader's.
+            return [BeginAt(0, 0), Reply(wire.Conflict(0, 0))]
         is_known = (
             message.prev_end == self.matched_end and message.prev_chain == self._matched_value
         )
         if not is_known and not _holds(log, message.prev_end, message.prev_chain):
-            tail = log.tail()
-            return [Reply(wire.Conflict(tail.epoch, tail.end))]
+            return [self._conflict(log)]
 
         self._match(message.prev_end, message.prev_chain)
         effects = self._store(message, data, log)

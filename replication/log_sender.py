@@ -307,6 +307,9 @@ class LogSender:
             return
 
         self.phase = Phase.SEARCHING
+        if theirs.appended_end == 0 and self._log_start:
+            self._begin_empty_log()
+            return
         if theirs.chain_value >= 0 and self._value_at(theirs.appended_end) == theirs.chain_value:
             self._start_stream(Match(theirs.appended_end, theirs.chain_value))
             return
@@ -316,6 +319,18 @@ class LogSender:
             self._chain, upto, log_start=self._log_start, segment_size_bytes=self._size
         )
         self._continue_search()
+
+    def _begin_empty_log(self) -> None:
+        """Let an empty follower begin where this log does: its oldest files are deleted."""
+        head = self._chain.read_from(self._log_start, 1)
+        if not head:
+            # Meanwhile this file was deleted, too. The next session knows the new start.
+            self._effects.append(Disconnect("deleted"))
+            self._drop(0, f"the log does not begin at {self._log_start} any more")
+            return
+        match = Match(self._log_start, head[0].previous)
+        self._send(wire.BeginLog(*match))
+        self._start_stream(match)
 
     def _value_at(self, offset: int) -> int | None:
         """The leader's chain value at an offset, or None if that takes a search."""
@@ -332,7 +347,7 @@ class LogSender:
         if search.failed:
             self._halt(
                 "the follower has nothing in common with the leader's log, which begins at "
-                f"{self._log_start}: copy the leader's store to it"
+                f"{self._log_start}: replace that replica (raymq shard replace-replica)"
             )
         elif search.found is None:
             self._send(search.probe())

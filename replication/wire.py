@@ -101,6 +101,13 @@ class AppendEntries(NamedTuple):
         return self.units[-1].end if self.units else self.prev_end
 
 
+class BeginLog(NamedTuple):
+    """Leader: your log is empty, and my first stored byte is at `start`, where the chain value is `chain_value`."""
+
+    start: int
+    chain_value: int
+
+
 class Ack(NamedTuple):
     """Follower: my log equals the leader's up to `matched_end`, and is durable up to `durable_end`."""
 
@@ -228,7 +235,16 @@ class NewerEpoch(NamedTuple):
 
 
 Stream: TypeAlias = (
-    Hello | HelloReply | Probe | ProbeReply | AppendEntries | Ack | Conflict | Refusal | LeaderEnded
+    Hello
+    | HelloReply
+    | Probe
+    | ProbeReply
+    | AppendEntries
+    | Ack
+    | Conflict
+    | Refusal
+    | LeaderEnded
+    | BeginLog
 )
 Election: TypeAlias = (
     PreVote
@@ -270,6 +286,7 @@ _LAYOUTS: dict[type[ReplicaMessage], struct.Struct] = {
     TakeOver: struct.Struct(">"),
     NewerEpoch: struct.Struct(">"),
     LeaderEnded: struct.Struct(">"),
+    BeginLog: struct.Struct(">qI"),
 }
 _KINDS = tuple(_LAYOUTS)
 

@@ -54,13 +54,24 @@ class FollowerLogPort:
             self._publish()
 
     def truncate(self, offset: int) -> None:
-        """Cut the log, durably. The satellites are stopped before and granted again after. Raises: Corrupt."""
+        """Cut the log, durably. Raises: Corrupt."""
+        with self._writing() as followed, self._satellites_paused():
+            followed.truncate(offset, epoch=self.frame_epoch())
+
+    def begin_at(self, start: int, chain_value: int) -> None:
+        """Let the empty log begin where the leader's does. Durable."""
+        with self._writing() as followed, self._satellites_paused(), self._host.dispatcher.paused():
+            followed.begin_at(start, chain_value, epoch=self.frame_epoch())
+
+    @contextlib.contextmanager
+    def _satellites_paused(self) -> Iterator[None]:
+        """Around a change of what the satellites count from: they end before, and are granted again after it."""
         host = self._host
-        with self._writing() as followed, host.heartbeat.blocking_call():
+        with host.heartbeat.blocking_call():
             for role in host.supervisor.roles:
                 host.supervisor.revoke(role)
             try:
-                followed.truncate(offset, epoch=self.frame_epoch())
+                yield
             finally:
                 # Also after an error: without satellites nothing would be synced any more.
                 host.begin_satellites()
@@ -118,6 +129,10 @@ class FollowerLogPort:
     def chain_value_at(self, offset: int) -> int | None:
         """The chain value after the unit that ends at `offset`, or None if no unit ends there."""
         return self._log.chain.value_at(offset)
+
+    def is_empty(self) -> bool:
+        """Whether the log has no byte, wherever it begins."""
+        return self._log.is_empty
 
     def durable(self) -> int:
         """The durable end: everything below it is held here as durably as the flush mode asks."""

@@ -37,6 +37,9 @@ class FollowerLog(log_receiver.LogView, Protocol):
     def truncate(self, offset: int) -> None:
         """Cut the log, durably. Raises: Corrupt below the confirmed end."""
 
+    def begin_at(self, start: int, chain_value: int) -> None:
+        """Let the empty log begin at the start of a file, where the leader's chain value is `chain_value`. Durable."""
+
     def advance_confirmed(self, confirmed: int) -> None:
         """The confirmed end is at least this."""
 
@@ -184,6 +187,8 @@ class FollowerSession:
             log.adopt_units(list(effect.units), log_receiver.bytes_of(effect.units, data))
         elif isinstance(effect, log_receiver.Truncate):
             log.truncate(effect.offset)
+        elif isinstance(effect, log_receiver.BeginAt):
+            log.begin_at(effect.start, effect.chain_value)
         elif isinstance(effect, log_receiver.AdvanceConfirmed):
             log.advance_confirmed(effect.confirmed)
 

@@ -7,7 +7,7 @@ recovery applies the whole log, because a leader needs that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from raymq.store.base.errors import require
 from raymq.store.log.chain import ChainUnit
@@ -19,6 +19,7 @@ from raymq.store.put.put_lock import PutLock
 from raymq.store.queues.reput_service import ReputService
 from raymq.store.records import record, rows
 from raymq.store.state.shard_state import INTERNAL_TOPIC, NO_GROUP, GroupRange, ShardState
+from raymq.store.state.topics import QueueKey
 
 from .state_applier import COLUMNS, StateApplier
 
@@ -34,10 +35,14 @@ class FollowedLog:
         put_lock: PutLock,
         reput: ReputService,
         last_group: GroupRange = NO_GROUP,
+        awaits_snapshot: bool = False,
+        on_snapshot: Callable[[dict[QueueKey, int]], None] = lambda _: None,
     ) -> None:
         """Callers: after recovery, or a leadership, which have applied all records.
 
-        Args: `last_group`: the last group that recovery has read. The log may end in half of it.
+        Args: `last_group`: the last group that recovery has read. The log may end in half of it. `awaits_snapshot`: the
+        oldest files of the log are deleted, and no snapshot was read. `on_snapshot`: called with the next offset of
+        each queue in the snapshot that such a log begins with, before a message after it is dispatched.
         """
         self._log = log
         self._state = state
@@ -47,6 +52,11 @@ class FollowedLog:
         self._applier.group = last_group
         #: all records are in the state, and this replica may append
         self.ended = False
+        #: the log begins with a snapshot that was not applied yet
+        self._awaits_snapshot = awaits_snapshot
+        #: the next offsets of all queues in that snapshot, until `on_snapshot` was called
+        self._queue_starts: dict[QueueKey, int] | None = None
+        self._on_snapshot = on_snapshot
         with put_lock:
             #: records below this are in the state
             self.applied = log.end
@@ -64,6 +74,7 @@ class FollowedLog:
         if self.ended:
             return
         ends_in_half_group = self.apply_all()
+        self._report_snapshot()
         with self._lock:
             if ends_in_half_group:
                 self._log.truncate(self._applier.group.start)
@@ -119,6 +130,20 @@ class FollowedLog:
             if end < self.applied:
                 self._apply_again()
 
+    def begin_at(self, start: int, chain_value: int, *, epoch: int = 0) -> None:
+        """`CommitLog.begin_at`, for the leader of an epoch. The state begins with a snapshot there.
+
+        Callers: nothing is dispatched meanwhile. Raises: Unavailable when that epoch is over.
+        """
+        with self._lock:
+            self._log.check_epoch(epoch)
+            self._log.begin_at(start, chain_value)
+            self._state.clear()
+            self._applier = StateApplier(self._log, self._state)
+            self._reput.dispatched = self.applied = start
+            self._awaits_snapshot = start > 0
+            self._queue_starts = None
+
     def _end_of_whole(self, offset: int) -> int:
         """The end of the last record or group that ends at or below `offset`, which is not below the confirmed end."""
         log = self._log
@@ -149,7 +174,7 @@ class FollowedLog:
                 self.applied, log.end, check_crc=False, limit=rows.DECODED_ROWS_MAX
             )
             for run in rows.runs(view, base, walk.positions, walk.sizes, columns=COLUMNS):
-                self._applier.apply(run)
+                self._apply(run)
             following = log.reads.next_walk_start(self.applied, walk)
             if following == self.applied and walk.reason is not record.WalkStop.STOPPED:
                 return
@@ -160,11 +185,24 @@ class FollowedLog:
         end = int(run.positions[-1] + run.sizes[-1])
         # A truncation may be making the state again: `applied` means nothing without the lock.
         with self._lock:
-            if end <= self.applied:
-                return
-            for each in self._rows_to_apply(view, base, run):
-                self._applier.apply(each)
-            self.applied = end
+            if end > self.applied:
+                for each in self._rows_to_apply(view, base, run):
+                    self._apply(each)
+                self.applied = end
+        self._report_snapshot()
+
+    def _apply(self, run: rows.RowRun) -> None:
+        """Apply a run. Needs the put lock."""
+        self._applier.apply(run)
+        if self._awaits_snapshot and self._applier.has_snapshot:
+            self._awaits_snapshot = False
+            self._queue_starts = dict(self._state.next_offsets)
+
+    def _report_snapshot(self) -> None:
+        """Call `on_snapshot` once. Callers: the thread that dispatches, or while it is paused."""
+        if self._queue_starts is not None:
+            self._on_snapshot(self._queue_starts)
+            self._queue_starts = None
 
     def _rows_to_apply(
         self, view: memoryview, base: int, run: rows.RowRun

@@ -50,6 +50,7 @@ from raymq.store.records.requests import AppendedRows, FetchSlice, PutRequest
 from raymq.store.services.checkpoint_service import CheckpointService
 from raymq.store.state.producer_table import ProducerTable
 from raymq.store.state.shard_state import (
+    INTERNAL_TOPIC,
     NO_GROUP,
     OFFSETS,
     TOPIC,
@@ -57,7 +58,7 @@ from raymq.store.state.shard_state import (
     offsets_body,
     topic_body,
 )
-from raymq.store.state.topics import check_new_topic
+from raymq.store.state.topics import QueueKey, check_new_topic
 
 from .followed_log import FollowedLog
 from .store_recovery import LostQueues, StoreRecovery
@@ -269,7 +270,16 @@ class MessageStore:
                 put_lock=self.put_lock,
                 reput=self.reput,
                 last_group=self._last_group,
+                awaits_snapshot=not self.state_is_whole,
+                on_snapshot=self._begin_queues_of_snapshot,
             )
+
+    def _begin_queues_of_snapshot(self, starts: dict[QueueKey, int]) -> None:
+        """Let the queues that have no message in the log of a follower begin where its first snapshot says."""
+        self._has_snapshot = True
+        for (topic, queue_id), offset in starts.items():
+            if topic != INTERNAL_TOPIC and offset:
+                self.consume_queues.begin_at(topic, queue_id, offset)
 
     def lead(self, epoch: int) -> AppendedRows:
         """End `follow`, and begin the epoch of a leader with an EPOCH record: all that it appends is of that epoch.

@@ -17,7 +17,7 @@ from raymq.store.log.recovery.snapshot_head import snapshot_starts
 from raymq.store.put.snapshot_writer import SnapshotWriter
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.records import record, rows
-from raymq.store.state.shard_state import NO_GROUP, GroupRange, ShardState
+from raymq.store.state.shard_state import INTERNAL_TOPIC, NO_GROUP, GroupRange, ShardState
 from raymq.store.state.topics import QueueKey
 
 from .state_applier import COLUMNS, StateApplier
@@ -89,6 +89,9 @@ class StoreRecovery:
         #: the walk read a record that begins or ends at `_queues_end`
         self._queues_end_between_records = False
         self._applier = StateApplier(log, state)
+        #: the next offsets in the snapshot that the walk has begun with
+        self._queue_starts: dict[QueueKey, int] = {}
+        self._may_begin_with_snapshot = True
 
     def run(self) -> RecoveredStore:
         """Recover. Raises: Corrupt if the store is damaged and must not be cut."""
@@ -109,9 +112,14 @@ class StoreRecovery:
         self._raise_next_offsets_to_queue_ends()
 
         rebuilding = None
+        starts = self._starts_of_queues_without_units()
         if lost or self._queues_end < 0:
-            rebuilding = LostQueues(log.end, lost)
+            rebuilding = LostQueues(log.end, {**starts, **lost})
             exact = self._begin_queues_again()
+        else:
+            for (topic, queue_id), offset in starts.items():
+                exact = False
+                self._queues.begin_at(topic, queue_id, offset)
 
         dispatched = min(max(self._queues_end, log.start), log.end)
         if exact:
@@ -247,6 +255,15 @@ class StoreRecovery:
         for run in rows.runs(view, base, walk.positions, walk.sizes, columns=COLUMNS):
             self._note_offsets_at_queues_end(run)
             self._applier.apply(run)
+            self._note_queue_starts(run)
+
+    def _note_queue_starts(self, run: rows.RowRun) -> None:
+        """Remember the next offsets in the snapshot that the walk begins with."""
+        if run.topic != INTERNAL_TOPIC:
+            self._may_begin_with_snapshot = False
+        elif self._may_begin_with_snapshot and self._applier.has_snapshot:
+            self._may_begin_with_snapshot = False
+            self._queue_starts = dict(self._state.next_offsets)
 
     def _note_offsets_at_queues_end(self, run: rows.RowRun) -> None:
         """Remember the queues' next offsets at the end of the consume queues, when the walk passes it."""
@@ -283,6 +300,19 @@ class StoreRecovery:
             self._load_queues()
             self._queues.correct_min_offsets(log.start)
         return lost
+
+    def _starts_of_queues_without_units(self) -> dict[QueueKey, int]:
+        """Where queues begin that have no unit, because the files of their messages are deleted.
+
+        A crash may have come between the first file of such a log (`FollowedLog.begin_at`) and these queues.
+        """
+        if not self._log.start:
+            return {}
+        return {
+            key: offset
+            for key, offset in self._queue_starts.items()
+            if offset and key[0] != INTERNAL_TOPIC and not self._queues.range(*key)[1]
+        }
 
     def _queues_end_as_expected(self) -> bool:
         ends = self._expected_ends()

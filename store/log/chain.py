@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from raymq.store.base.checksum import crc32c
-from raymq.store.base.errors import Corrupt, Rejected
+from raymq.store.base.errors import Corrupt, Rejected, require
 from raymq.store.base.files import Files
 from raymq.store.log.segments.segment_paths import file_name, offset_names, segment_start_of
 
@@ -80,17 +80,29 @@ class Chain:
         #: start of a segment -> bytes used in its file
         self._used: dict[int, int] = {}
         self.last: ChainUnit | None = None
+        #: where the first unit begins, and the value before it, while there is none
+        self._begin = (0, 0)
         #: the unit whose value was computed last, and that value
         self._last_value: tuple[ChainUnit | None, int] = (None, 0)
 
     @property
     def value(self) -> int:
-        """Chain value at the end; 0 for an empty chain."""
+        """Chain value at the end."""
+        if self.last is None:
+            return self._begin[1]
         unit, value = self._last_value
         if unit is not self.last:
-            value = 0 if self.last is None else self.last.value
+            value = self.last.value
             self._last_value = (self.last, value)
         return value
+
+    def begin_at(self, offset: int, value: int) -> None:
+        """Let the first unit of an empty chain begin at an offset. Args: `value`: the chain value there.
+
+        Durable: nothing. The first unit says where the chain begins.
+        """
+        require(self.last is None, "only an empty chain begins elsewhere", end=self.end)
+        self._begin = (offset, value)
 
     def load(self, verify_from: int = 0) -> None:
         """Check every unit that ends above `verify_from`. Of older files only the first and the last unit are read.
@@ -185,14 +197,14 @@ class Chain:
 
     @property
     def start(self) -> int:
-        """Start of the first unit; 0 for an empty chain."""
+        """Start of the first unit, or the offset at which it will begin."""
         starts = [start for start, used in self._used.items() if used]
-        return self._unit(min(starts), 0).start if starts else 0
+        return self._unit(min(starts), 0).start if starts else self._begin[0]
 
     @property
     def end(self) -> int:
-        """End of the last unit; 0 for an empty chain."""
-        return 0 if self.last is None else self.last.end
+        """End of the last unit, or the offset at which the first one will begin."""
+        return self._begin[0] if self.last is None else self.last.end
 
     def unit_at(self, offset: int) -> ChainUnit | None:
         """The unit that holds the byte at `offset`; None if no unit does."""
@@ -237,6 +249,8 @@ class Chain:
             return self.last.value
         if offset == 0:
             return 0
+        if self.last is None and offset == self._begin[0]:
+            return self._begin[1]
         # The log may begin here.
         first = self.unit_at(offset)
         if first is not None and first.start == offset == self.start:

@@ -57,6 +57,8 @@ TRUNCATING = "cut"
 ADOPTING = "adopting"
 #: in `raymq/meta`: bytes that were not synced may be gone with the power; elections take note and clear it
 POWER_LOST = "power_lost"
+#: in `raymq/meta`: where a log began that was never longer before, and the chain value there
+CHAIN_BEGIN = "chain_begin"
 #: bytes written again at a time
 REWRITE_BYTES = 1 << 20
 
@@ -138,6 +140,7 @@ class CommitLog:
         self._opened.callback(self.marks.close)
         self.chain = Chain(side / "chain", self.config.segment_size_bytes, files=self.files)
         self._opened.callback(self.chain.close)
+        self.chain.begin_at(*(self.meta.get(CHAIN_BEGIN) or (0, 0)))
         self.checkpoint = Checkpoint.open(self.root / "checkpoint", files=self.files)
         self._opened.callback(self.checkpoint.close)
 
@@ -241,6 +244,11 @@ class CommitLog:
     def confirmed(self) -> int:
         """The confirmed end: everything below may be read and dispatched."""
         return self.marks.confirmed_end
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the log has no byte, wherever it begins."""
+        return self.end <= self.start
 
     @property
     def last_epoch(self) -> int:
@@ -433,6 +441,24 @@ class CommitLog:
                 self.end = unit.end
             self.chain.append(unit)
             self.marks.appended_end = self.end
+
+    def begin_at(self, start: int, chain_value: int) -> None:
+        """Let the empty log begin at the start of a file, as the log of a leader that has deleted its oldest files.
+
+        Args: `chain_value`: the leader's chain value at `start`. Durable: at return. After a crash before that the log
+        is empty, wherever it begins. Raises: StorageFull.
+        """
+        self._check_writable()
+        require(self.is_empty, "only an empty log begins elsewhere", start=self.start, end=self.end)
+        require(start % self.config.segment_size_bytes == 0, "a log begins with a file", at=start)
+        # Without any file the log would end at 0, and no mark may say more then.
+        self.marks.lower(0)
+        self.marks.sync()
+        # The chain is a cache: of the value before its first unit only this note is left after a power loss.
+        self.meta.update({CHAIN_BEGIN: [start, chain_value]})
+        self.segments.begin_at(start)
+        self.chain.begin_at(start, chain_value)
+        self.end = start
 
     def _does_not_continue(self, unit: ChainUnit) -> Rejected:
         return Rejected(

@@ -240,16 +240,25 @@ class ConsumeQueue:
 
         self._dirty_from = min(self._dirty_from, self.max_offset)
         self._write(self.max_offset, _BLANK_UNIT * gap + units[skip * fmt.QUEUE_UNIT_BYTES :])
+        if self.min_offset == self.max_offset:
+            # There was no unit, and a start finds the first one after the blanks.
+            self.min_offset = offset
         position, size, _ = fmt.QUEUE_UNIT.unpack_from(units, len(units) - fmt.QUEUE_UNIT_BYTES)
         self.max_physical_offset = position + size
         self.max_offset = offset + count - skip
 
     def begin_at(self, queue_offset: int) -> bool:
-        """Make an empty queue without files continue at an offset. Returns: False, with no change, if it has files."""
-        if self._queue.files:
+        """Make a queue without units continue at an offset. Returns: False, with no change, if it has units.
+
+        It may have the file for that offset already, without the blanks before it: a power loss takes them.
+        """
+        first = queue_offset // self._file_units * self._file_units
+        if not self._queue.files:
+            self._queue.create_next(queue_offset * fmt.QUEUE_UNIT_BYTES)
+        elif self.max_offset > self._queue.min_offset // fmt.QUEUE_UNIT_BYTES or (
+            self._queue.min_offset != first * fmt.QUEUE_UNIT_BYTES
+        ):
             return False
-        file = self._queue.create_next(queue_offset * fmt.QUEUE_UNIT_BYTES)
-        first = file.start // fmt.QUEUE_UNIT_BYTES
         self._dirty_from = min(self._dirty_from, first)
         self._write(first, _BLANK_UNIT * (queue_offset - first))
         self.min_offset = self.max_offset = queue_offset

@@ -26,10 +26,17 @@ from raymq.cluster.deploy import actor_set
 from raymq.cluster.deploy.placement import NODE_LABEL
 from raymq.cluster.deploy.replaced_store import take_place
 from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.replace_replica import check_place, check_replaceable
+from raymq.cluster.replace_replica import (
+    ELECTION_WAIT_MS,
+    await_leader,
+    check_compacted,
+    check_place,
+    check_replaceable,
+)
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
+from tests.support.clock import ManualClock
 from tests.support.fake_ray import FakeRay
 
 #: 2026-11-24, 18:00:00 UTC
@@ -109,10 +116,25 @@ def test_without_a_leader_nothing_is_replaced() -> None:
         check_replaceable(record(replicas=3), rows(r0={"mode": "follower"}), 2)
 
 
-def test_nothing_is_replaced_after_the_first_file_of_the_log_was_deleted() -> None:
-    with pytest.raises(Rejected, match="begins at 1048576") as caught:
-        check_replaceable(record(replicas=3), rows(r0={"min_offset": 1 << 20}), 2)
+class Topics:
+    """A cluster that knows its topics."""
+
+    def __init__(self, topics: dict[str, dict[str, Any]]) -> None:
+        self._topics = topics
+
+    def call(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        assert (shard, op, args) == (0, "topics", {})
+        return self._topics
+
+
+def test_messages_that_only_compacted_queues_have_forbid_a_new_replica() -> None:
+    cluster: Any = Topics({"plain": {"queues": 1}, "states": {"queues": 1, "compacted": True}})
+    with pytest.raises(Rejected, match=r"begins at 1048576.*\['states'\]") as caught:
+        check_compacted(cluster, rows(r0={"min_offset": 1 << 20}))
     assert caught.value.fields["found"] == 1 << 20
+    check_compacted(cluster, rows())
+    plain: Any = Topics({"plain": {"queues": 1}})
+    check_compacted(plain, rows(r0={"min_offset": 1 << 20}))
 
 
 @pytest.mark.parametrize("lost", [SILENT, {"is_complete": False}, {}])
@@ -124,6 +146,15 @@ def test_a_follower_is_replaced_whatever_it_is_when_the_others_are_complete(
 
 def test_the_leader_alone_is_enough_for_the_follower_of_two() -> None:
     check_replaceable(record(replicas=2), rows(r1=SILENT)[:2], 1)
+
+
+def test_an_election_that_is_under_way_is_awaited_but_not_for_ever() -> None:
+    none, some = rows(r0={"mode": "follower"}), rows()
+    looks = iter([none, none, some])
+    assert await_leader(lambda: next(looks), ManualClock()) == some
+    clock = ManualClock()
+    assert await_leader(lambda: none, clock) == none
+    assert clock.monotonic_ms() >= ELECTION_WAIT_MS
 
 
 def test_a_node_that_is_not_there_is_refused() -> None:

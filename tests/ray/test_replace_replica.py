@@ -16,6 +16,7 @@ from raymq.cluster.paths import ClusterPaths
 from raymq.store.base.errors import Rejected
 from raymq.store.tools.inspect import verify
 from tests.support.ray_nodes import RayNodes, ray_nodes
+from tests.support.replicated_shard import pause
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(180)
@@ -30,7 +31,10 @@ class World:
     def __init__(self, nodes: RayNodes, data_dir: Path) -> None:
         self.nodes = nodes
         self.paths = ClusterPaths(data_dir)
+        #: the messages that are there
         self.sent: list[bytes] = []
+        #: how many were deleted before them
+        self.deleted = 0
         self.cluster = raymq.start(
             data_dir,
             address=nodes.address,
@@ -39,15 +43,32 @@ class World:
             replicas=3,
             nodes=LABELS[:3],
             segment_size_bytes=1 << 20,
+            file_reserved_hours=0,
         )
         self.cluster.create_topic(TOPIC, queues=1)
 
-    def send(self) -> None:
+    def send(self, topic: str = TOPIC, body: bytes = b"") -> None:
         """A message that a majority has."""
-        body = b"message %d" % len(self.sent)
+        body = body or b"message %d" % len(self.sent)
         with self.cluster.producer(acks="quorum", delivery_timeout_ms=60_000) as producer:
-            producer.send(TOPIC, body).result(60)
-        self.sent.append(body)
+            producer.send(topic, body).result(60)
+        if topic == TOPIC:
+            self.sent.append(body)
+
+    def delete_old_files(self) -> None:
+        """Fill two files with messages, and let the leader delete what is not in the last ones."""
+        for number in range(40):
+            self.send(body=b"%d" % number * 40_000)
+        self.cluster.call(0, "delete_expired_files", {})
+        until(lambda: self.cluster.call(0, "status", {})["min_offset"] > 0, pause)
+        low = self.range(TOPIC)[0]
+        self.sent = self.sent[low - self.deleted :]
+        self.deleted = low
+
+    def range(self, topic: str) -> tuple[int, int]:
+        """The offsets of the topic's only queue."""
+        (queue,) = self.cluster.describe_topic(topic)["queues"]
+        return queue["min_offset"], queue["max_offset"]
 
     def read(self) -> list[bytes]:
         """Every message."""
@@ -141,6 +162,23 @@ def test_a_replica_whose_node_is_gone_gets_a_successor_on_another_node(world: Wo
     world.cluster.move_leader(0, replica)
     world.send()
     assert world.read() == world.sent
+
+
+def test_a_new_replica_follows_a_log_whose_oldest_files_are_deleted(world: World) -> None:
+    world.cluster.create_topic("early", queues=1)
+    for _ in range(3):
+        world.send("early")
+    world.delete_old_files()
+    assert world.range("early") == (3, 3)
+    replica = world.follower()
+    world.cluster.replace_replica(0, replica, timeout_s=90)
+    world.cluster.move_leader(0, replica)
+    world.send()
+    assert world.read() == world.sent
+    # None of its messages is in the log of the new replica.
+    assert world.range("early") == (3, 3)
+    world.send("early")
+    assert world.range("early") == (3, 4)
 
 
 def test_a_drained_node_leads_nothing_and_writes_go_on(world: World) -> None:

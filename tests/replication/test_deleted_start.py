@@ -7,6 +7,7 @@ import pytest
 from raymq.replication.log_sender import ClockTick as Time
 from raymq.replication.log_sender import (
     Connected,
+    Disconnect,
     FrameReceived,
     Halt,
     LeaderProgress,
@@ -16,6 +17,7 @@ from raymq.replication.log_sender import (
 )
 from raymq.replication.wire import (
     AppendEntries,
+    BeginLog,
     FrameHeader,
     HelloReply,
     Probe,
@@ -53,14 +55,19 @@ class Left:
 UNITS = chain(16)
 
 
-def greet(ends: int, value: int, *, known_start: int, start: int) -> list[SenderEffect]:
-    """The leader's effects after a follower has reported the end of its log."""
+def greet(
+    ends: int, value: int, *, known_start: int, start: int, deleted: int = 0
+) -> list[SenderEffect]:
+    """The leader's effects after a follower has reported the end of its log.
+
+    Args: `deleted`: what is below was deleted after the stream was opened.
+    """
     leader = LogSender(
         cluster=CLUSTER,
         shard=0,
         me=ME,
         follower_id=1,
-        chain=Left(UNITS, start),
+        chain=Left(UNITS, max(start, deleted)),
         segment_size_bytes=SIZE,
         log_start=known_start,
     )
@@ -84,14 +91,31 @@ def greet(ends: int, value: int, *, known_start: int, start: int) -> list[Sender
 
 
 @pytest.mark.parametrize("known_start", [0, 2 * SIZE])
-@pytest.mark.parametrize("ends", [0, 1024, 2 * SIZE - 1024])
-def test_a_follower_that_ends_before_the_start_needs_a_copy_and_the_error_says_so(
+@pytest.mark.parametrize("ends", [1024, 2 * SIZE - 1024])
+def test_a_follower_that_ends_before_the_start_must_be_replaced_and_the_error_says_so(
     ends: int, known_start: int
 ) -> None:
     effects = greet(ends, -1, known_start=known_start, start=2 * SIZE)
     (halt,) = [effect for effect in effects if isinstance(effect, Halt)]
     assert "begins at 8192" in halt.reason
-    assert "copy the leader's store" in halt.reason
+    assert "raymq shard replace-replica" in halt.reason
+
+
+@pytest.mark.parametrize("known_start", [0, 2 * SIZE])
+@pytest.mark.parametrize("value", [0, -1])
+def test_an_empty_follower_begins_where_the_leaders_log_does(value: int, known_start: int) -> None:
+    effects = greet(0, value, known_start=known_start, start=2 * SIZE)
+    begin, append = [effect.message for effect in effects if isinstance(effect, Send)][:2]
+    before = next(unit.value for unit in UNITS if unit.end == 2 * SIZE)
+    assert begin == BeginLog(2 * SIZE, before)
+    assert isinstance(append, AppendEntries)
+    assert (append.prev_end, append.prev_chain) == begin
+
+
+def test_a_start_that_was_deleted_meanwhile_is_looked_up_again() -> None:
+    effects = greet(0, 0, known_start=0, start=SIZE, deleted=2 * SIZE)
+    assert Disconnect("deleted") in effects
+    assert not [effect for effect in effects if isinstance(effect, Halt)]
 
 
 @pytest.mark.parametrize("ends", [2 * SIZE, 2 * SIZE + 1024, 4 * SIZE])

@@ -42,6 +42,21 @@ def test_replaced_replicas_that_still_run_change_nothing_that_was_confirmed(memb
     assert figures["confirmations"] > 4 * figures["runs"]
 
 
+@pytest.mark.parametrize("members", [2, 3, 5])
+def test_new_replicas_follow_a_log_whose_oldest_segments_are_deleted(members: int):
+    figures = run_seeds(
+        range(RUNS[members] // 4 * FACTOR),
+        members=members,
+        steps=STEPS,
+        replaces=True,
+        deletes=True,
+    )
+    print(f"{members} replicas:", dict(figures))
+    assert figures["deleted segments"] > figures["runs"] // 2
+    assert figures["logs begun later"] > figures["runs"] // 4
+    assert figures["confirmations"] > 4 * figures["runs"]
+
+
 def test_a_run_that_fails_names_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch,
 ):

@@ -59,12 +59,14 @@ class MemoryLog:
         self.synced_end = 0
         self.confirmed_end = 0
         self.flush = flush
+        #: bytes below this count as deleted, and the chain value there
+        self.start = self.start_value = 0
 
     # --- as any log -------------------------------------------------------------------------------
 
     @property
     def value(self) -> int:
-        return self.units[-1].value if self.units else 0
+        return self.units[-1].value if self.units else self.start_value
 
     def append(self, payload: bytes, epoch: int = 0) -> int:
         start = len(self.data)
@@ -85,7 +87,7 @@ class MemoryLog:
 
     def rebuild_chain(self, start: int) -> None:
         self.units = [unit for unit in self.units if unit.end <= start]
-        at = self.units[-1].end if self.units else 0
+        at = self.units[-1].end if self.units else self.start
         while at < len(self.data):
             stop = min(len(self.data), (at // SEGMENT_BYTES + 1) * SEGMENT_BYTES)
             self.units.append(ChainUnit(at, stop, 0, crc32c(bytes(self.data[at:stop])), self.value))
@@ -95,6 +97,13 @@ class MemoryLog:
         del self.data[offset:]
         self.units = [unit for unit in self.units if unit.end <= offset]
         self.synced_end = min(self.synced_end, offset)
+
+    def delete_first_segment(self) -> None:
+        """Delete the oldest segment. Its bytes stay here, for comparisons."""
+        self.start += SEGMENT_BYTES
+        last = [unit for unit in self.units if unit.end == self.start]
+        self.units = [unit for unit in self.units if unit.start >= self.start]
+        self.start_value = last[0].value
 
     # --- as the leader's chain --------------------------------------------------------------------
 
@@ -115,12 +124,21 @@ class MemoryLog:
 
     # --- as the follower's port -------------------------------------------------------------------
 
+    def is_empty(self) -> bool:
+        return len(self.data) <= self.start
+
+    def begin_at(self, start: int, chain_value: int) -> None:
+        assert self.is_empty()
+        self.data = bytearray(start)
+        self.units, self.start, self.start_value = [], start, chain_value
+        self.synced_end = start
+
     def tail(self) -> LogTail:
         return LogTail(len(self.data), self.value, self.units[-1].epoch if self.units else 0)
 
     def chain_value_at(self, offset: int) -> int | None:
-        if offset == 0:
-            return 0
+        if offset == self.start:
+            return self.start_value
         for unit in self.units:
             if unit.end == offset:
                 return unit.value

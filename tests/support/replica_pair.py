@@ -175,6 +175,12 @@ class CommitLogPort:
     def truncate(self, offset) -> None:
         self.log.truncate(offset)
 
+    def is_empty(self) -> bool:
+        return self.log.is_empty
+
+    def begin_at(self, start, chain_value) -> None:
+        self.log.begin_at(start, chain_value)
+
     def tail(self):
         last = self.log.chain.last
         return LogTail(self.log.end, self.log.chain.value, 0 if last is None else last.epoch)

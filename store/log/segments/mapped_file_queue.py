@@ -154,6 +154,15 @@ class MappedFileQueue:
             self._files.unlink(copy)
             return False
 
+    def begin_at(self, start: int) -> None:
+        """Replace all files, which hold nothing, by an empty one at `start`. Durable. Raises: StorageFull."""
+        with self._growth_lock:
+            before, self.files = self.files, []
+            for file in reversed(before):
+                file.destroy()
+                self._files.sync_dir(file.path.parent)
+        self.create_next(start)
+
     def truncate_to(self, offset: int) -> None:
         """Cut at `offset`: later files are destroyed, the rest of its file is made zero.
 

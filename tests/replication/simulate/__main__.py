@@ -17,12 +17,17 @@ def main() -> None:
     )
     parser.add_argument("--members", type=int, default=3, help="replicas (default 3)")
     parser.add_argument("--replaces", action="store_true", help="an operator replaces replicas")
+    parser.add_argument("--deletes", action="store_true", help="replicas delete old segments")
     options = parser.parse_args()
 
     began = time.perf_counter()
     seeds = range(options.seed, options.seed + options.runs)
     figures = run_seeds(
-        seeds, members=options.members, steps=options.steps, replaces=options.replaces
+        seeds,
+        members=options.members,
+        steps=options.steps,
+        replaces=options.replaces,
+        deletes=options.deletes,
     )
     rate = figures["steps"] / (time.perf_counter() - began)
     print(f"{rate:.0f} steps/s", dict(figures))

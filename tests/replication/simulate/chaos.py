@@ -16,21 +16,25 @@ from .world import Broken, Node, World
 HEAL_MS = 60_000
 
 
-def run_seeds(seeds: range, *, members: int, steps: int, replaces: bool = False) -> Counter[str]:
+def run_seeds(
+    seeds: range, *, members: int, steps: int, replaces: bool = False, deletes: bool = False
+) -> Counter[str]:
     """Run each seed. Returns: how often everything happened. Raises: Broken, with the command that repeats the run."""
     figures: Counter[str] = Counter()
     for seed in seeds:
-        chaos = Chaos(seed, members=members, replaces=replaces)
+        chaos = Chaos(seed, members=members, replaces=replaces, deletes=deletes)
         try:
             chaos.run(steps)
         except Exception as error:
             options = f"--seed {seed} --steps {steps} --members {members}"
             options += " --replaces" if replaces else ""
+            options += " --deletes" if deletes else ""
             raise Broken(f"python -m tests.replication.simulate {options}: {error!r}") from error
         world = chaos.world
         figures.update(chaos.faults)
         figures.update(runs=1, steps=steps)
         figures.update(elections=world.elections, confirmations=world.confirmations)
+        figures["logs begun later"] += world.begun_later
     return figures
 
 
@@ -46,8 +50,11 @@ class Chaos:
         receiver: type[LogReceiver] = LogReceiver,
         published: Callable[[int, int, Sequence[int]], int] = published_end,
         replaces: bool = False,
+        deletes: bool = False,
     ) -> None:
-        """Args: `replaces`: an operator replaces replicas, and some of the replaced ones still run."""
+        """Args: `replaces`: an operator replaces replicas, and some of the replaced ones still run. `deletes`: replicas
+        delete their oldest segments, each at its own time.
+        """
         self.rng = rng = random.Random(seed)
         self.members = members
         self.world = World(
@@ -95,6 +102,9 @@ class Chaos:
         if replaces:
             self.actions.append(self.replace)
             self.weights.append(0.3)
+        if deletes:
+            self.actions.append(self.delete)
+            self.weights.append(2.0)
 
     def run(self, steps: int) -> None:
         """Faults for so many steps, then healing. Raises: Broken."""
@@ -196,6 +206,19 @@ class Chaos:
         if self.may_lose(node):
             self.faults["replaced replicas"] += 1
             self.world.replace(node, still_runs=node.is_up and self.rng.random() < 0.8)
+
+    def delete(self) -> None:
+        self.faults["deleted segments"] += self.world.delete_first_segment(self.any_node())
+
+    def replace_left_behind(self) -> None:
+        """An operator replaces a replica that has nothing in common with what the leader has not deleted."""
+        for node in list(self.world.nodes):
+            for follower, stream in list(node.streams.items()):
+                lost = self.world.nodes[follower]
+                if "nothing in common" in stream.stall_reason and self.may_lose(lost):
+                    self.faults["replicas left behind"] += 1
+                    self.world.replace(lost, still_runs=False)
+                    return
 
     def fail_sync(self) -> None:
         node = self.any_node()
@@ -300,6 +323,7 @@ class Chaos:
                     world.deliver(packet)
                 for node in world.nodes:
                     world.sync(node)
+            self.replace_left_behind()
             done = self.is_healed()
         if not done:
             raise Broken(
@@ -323,9 +347,10 @@ class Chaos:
         if len(leading) != 1 or leading[0].is_disk_stalled:
             return False
         end = leading[0].log.confirmed_end
-        logs = {bytes(node.log.data) for node in world.nodes}
+        logs = [node.log for node in world.nodes]
+        equal = all(len(log.data) == end and log.equals(bytes(leading[0].log.data)) for log in logs)
         complete = all(node.ballot.is_complete for node in world.nodes)
-        return complete and len(logs) == 1 and end == len(leading[0].log.data)
+        return complete and equal and end == len(leading[0].log.data)
 
     @staticmethod
     def describe(node: Node) -> str:

@@ -15,6 +15,7 @@ from raymq.replication.log_receiver import (
     AdoptUnits,
     AdvanceConfirmed,
     AppendUnits,
+    BeginAt,
     HaltReplica,
     LogReceiver,
     Reply,
@@ -58,8 +59,7 @@ class ReplicaLog(MemoryLog):
 
     @property
     def last_epoch(self) -> int:
-        at = self.data.rfind(b"\xff")
-        return int(self.data[at + 1 : at + EPOCH_RECORD_BYTES]) if at >= 0 else 0
+        return 0 if self.is_empty() else self.epoch_at(len(self.data) - 1)
 
     def epoch_at(self, offset: int) -> int:
         at = self.data.rfind(b"\xff", 0, offset + 1)
@@ -78,12 +78,17 @@ class ReplicaLog(MemoryLog):
 
     def complete_chain(self) -> None:
         """Add units for bytes without one: a follower that adopts a leader's units loses its own after them."""
-        at = self.units[-1].end if self.units else 0
+        at = self.units[-1].end if self.units else self.start
         while at < len(self.data):
             stop = min(len(self.data), (at // SEGMENT_BYTES + 1) * SEGMENT_BYTES)
             piece = crc32c(bytes(self.data[at:stop]))
             self.units.append(ChainUnit(at, stop, self.epoch_at(at), piece, self.value))
             at = stop
+
+    def equals(self, data: bytes) -> bool:
+        """Whether this log has these bytes, as far as both reach, but for those that it has deleted."""
+        stop = min(len(self.data), len(data))
+        return bytes(self.data[self.start : stop]) == data[self.start : stop]
 
     def put(self, payload: bytes, epoch: int) -> int:
         """Append a record to its segment, or to the next one after padding."""
@@ -192,7 +197,7 @@ class World:
         self.confirmed = b""
         #: epoch -> its leader
         self.leaders: dict[int, ReplicaProcess] = {}
-        self.elections = self.confirmations = 0
+        self.elections = self.confirmations = self.begun_later = 0
 
         ballot = Ballot(is_complete=not is_fresh)
         self.nodes = [Node(number, ReplicaLog(flush=flush), ballot) for number in range(members)]
@@ -287,8 +292,8 @@ class World:
         """Recovery finds a damaged record below the synced end: the log ends there, and that is known."""
         self.stop(node)
         log = node.log
-        if log.data:
-            cut = self.rng.randrange(len(log.data))
+        if not log.is_empty():
+            cut = self.rng.randint(log.start, len(log.data) - 1)
             log.confirmed_end = min(log.confirmed_end, cut)
             log.truncate_unchecked(cut)
             log.rebuild_chain(cut // SEGMENT_BYTES * SEGMENT_BYTES)
@@ -330,7 +335,7 @@ class World:
         known = self.leaders.setdefault(epoch, node.process)
         if known != node.process:
             raise Broken(f"epoch {epoch} has the leaders {known} and {node.process}")
-        if bytes(node.log.data[: len(self.confirmed)]) != self.confirmed:
+        if len(node.log.data) < len(self.confirmed) or not node.log.equals(self.confirmed):
             raise Broken(f"leader {node.id} of epoch {epoch} lacks confirmed bytes")
 
         assert node.receiver is not None
@@ -384,18 +389,16 @@ class World:
         """The leader's log is confirmed up to an end: it extends what was confirmed, and changes none of it."""
         log = node.log
         log.advance_confirmed(end)
-        data = bytes(log.data[:end])
-        shorter = min(len(data), len(self.confirmed))
-        if data[:shorter] != self.confirmed[:shorter]:
+        if not log.equals(self.confirmed[:end]):
             raise Broken(f"replica {node.id} confirms other bytes than were confirmed before")
-        if len(data) > len(self.confirmed):
-            self.confirmed = data
+        if end > len(self.confirmed):
+            self.confirmed += bytes(log.data[len(self.confirmed) : end])
             self.confirmations += 1
 
     def check_confirmed(self, node: Node) -> None:
         """Readers of any replica see only confirmed bytes."""
         end = node.log.confirmed_end
-        if bytes(node.log.data[:end]) != self.confirmed[:end]:
+        if end > len(self.confirmed) or not node.log.equals(self.confirmed[:end]):
             raise Broken(f"replica {node.id} shows bytes that were not confirmed")
 
     def put(self, node: Node) -> None:
@@ -413,6 +416,17 @@ class World:
                 self.acknowledge(node)
                 self.publish(node)
             self.progress(node)
+
+    def delete_first_segment(self, node: Node) -> bool:
+        """Retention deletes the oldest segment of a replica. Returns: False if it is needed."""
+        log = node.log
+        stop = log.start + SEGMENT_BYTES
+        if stop > min(log.confirmed_end, log.synced_end) or stop == len(log.data):
+            return False
+        if not any(unit.end == stop for unit in log.units):
+            return False
+        log.delete_first_segment()
+        return True
 
     def tick(self, ms: int) -> None:
         self.now += ms
@@ -448,7 +462,7 @@ class World:
                 if target.is_up and (node.id, follower) not in self.cut_links:
                     node.connections[follower] = number = self.next_number()
                     self.ends[number] = node, target
-                    self.step_stream(node, follower, Connected())
+                    self.step_stream(node, follower, Connected(node.log.start))
                 else:
                     self.step_stream(node, follower, Disconnected("no answer"))
             elif isinstance(effect, Disconnect):
@@ -534,6 +548,11 @@ class World:
                 store(units, bytes_of(effect.units, data))
             elif isinstance(effect, Truncate):
                 log.truncate(effect.offset)
+            elif isinstance(effect, BeginAt):
+                log.begin_at(effect.start, effect.chain_value)
+                # What is deleted is in no comparison; epochs of it are known from a snapshot.
+                log.data[:] = self.confirmed[: effect.start]
+                self.begun_later += effect.start > 0
             elif isinstance(effect, AdvanceConfirmed):
                 log.advance_confirmed(effect.confirmed)
                 self.check_confirmed(node)
