@@ -56,13 +56,13 @@ def run(**environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_message_wakes_the_thread_that_waits_for_it_and_none_of_grpc() -> None:
-    # gRPC's threads also wake up by timers, the more often the longer a busy machine takes for the calls.
+    # Else they sleep once a call or more. Their timers wake them, too, the more often the slower the machine is.
     for _ in range(3):
         done = run()
         sleeps, inherited = done.stdout.split()
-        if int(sleeps) < CALLS / 3:
+        if int(sleeps) < 0.8 * CALLS:
             break
-    assert int(sleeps) < CALLS / 3
+    assert int(sleeps) < 0.8 * CALLS
     assert inherited == "None"
     # gRPC names there what it does not know.
     assert VARIABLE not in done.stderr
