@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from .deploy.ray_host import Progress
     from .drain_node import DrainReport
+    from .recover_shard import RecoveryPlan
     from .start import StopReport
     from .transport.connection import Connection, Transport
     from .transport.routes import Resolver, Routes
@@ -386,6 +387,63 @@ class Cluster:
         from .replace_replica import replace_replica
 
         replace_replica(self, shard, replica, node=node, timeout_s=timeout_s, progress=progress)
+
+    def plan_recovery(self, shard: int) -> RecoveryPlan:
+        """What `recover_shard` would give up. Nothing is changed.
+
+        Args:
+            shard: number of the shard, from 0.
+
+        Raises:
+            Rejected: the shard has enough replicas, or nothing could be recovered.
+            Unavailable: the cluster does not run.
+        """
+        from .recover_shard import find_plan
+
+        return find_plan(self, shard)
+
+    def recover_shard(
+        self,
+        shard: int,
+        *,
+        accept_loss: bool,
+        nodes: Mapping[int, str] | None = None,
+        timeout_s: float = 600.0,
+        progress: Progress | None = None,
+    ) -> RecoveryPlan:
+        """Go on without a majority of a shard's replicas. Messages whose receipts were given may be lost.
+
+        The replicas that do not answer get empty successors, and one of the others leads. Their directories are moved
+        aside where successors are made. What was given up stays in the shard's log, in `cluster.json` and in
+        `raymq status`.
+
+        Args:
+            shard: number of the shard, from 0.
+            accept_loss: must be True: confirmed messages that only the lost replicas have are gone, and their offsets
+                are given to other messages.
+            nodes: lost replica -> label of the node of its successor; one that is not named stays on its node.
+            timeout_s: seconds until the shard must be whole; 600 by default.
+            progress: called with one line of text at a time; None (default) logs the lines.
+
+        Durable: what is given up and the new placement, before any successor is made.
+
+        Returns: what was given up.
+
+        Raises:
+            Rejected: `accept_loss` is not True, the shard has enough replicas, or nothing could be recovered. Nothing
+                was changed.
+            Unavailable: the cluster does not run, or the shard is not whole in time. It goes on by itself.
+        """
+        from .recover_shard import recover_shard
+
+        if accept_loss is not True:
+            raise Rejected(
+                "an unclean recovery may lose confirmed messages: call plan_recovery, and pass accept_loss=True",
+                field="accept_loss",
+                limit=True,
+                found=accept_loss,
+            )
+        return recover_shard(self, shard, nodes=nodes, timeout_s=timeout_s, progress=progress)
 
     def drain_node(
         self, node: str, *, timeout_s: float = 120.0, progress: Progress | None = None

@@ -54,6 +54,10 @@ class ClusterRecord:
     placement: Placement | None = None
     #: shard -> how often each of its replicas was replaced; None: none ever was
     generations: tuple[tuple[int, ...], ...] | None = None
+    #: shard -> no process of its replicas serves an epoch below; None: 0 everywhere
+    least_epochs: tuple[int, ...] | None = None
+    #: what `raymq shard recover --unclean` gave up, oldest first
+    unclean_recoveries: tuple[dict[str, Any], ...] = ()
     #: every shard has served once: a missing store is then a lost one
     formed: bool = False
     #: shards serve with TLS
@@ -77,6 +81,21 @@ class ClusterRecord:
     def generation_of(self, shard: int, replica: int) -> int:
         """How often a replica was replaced."""
         return 0 if self.generations is None else self.generations[shard][replica]
+
+    def least_epoch(self, shard: int) -> int:
+        """The epoch that each replica of a shard has heard at least."""
+        return 0 if self.least_epochs is None else self.least_epochs[shard]
+
+    def with_recovery(self, shard: int, facts: dict[str, Any], least_epoch: int) -> ClusterRecord:
+        """The record after a shard was recovered without a majority. Args: `facts`: as of `recover_shard`."""
+        epochs = list(self.least_epochs or (0,) * self.shards)
+        epochs[shard] = max(epochs[shard], least_epoch)
+        return replace(
+            self,
+            least_epochs=tuple(epochs),
+            unclean_recoveries=(*self.unclean_recoveries, facts),
+            formed=True,
+        )
 
     def with_new_replica(self, shard: int, replica: int, node: str | None) -> ClusterRecord:
         """The record after a replica was given up. Args: `node`: that of the new one; None: all on one machine."""
@@ -225,6 +244,9 @@ def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
             body["placement"] = tuple(tuple(row) for row in body["placement"])
         if body.get("generations") is not None:
             body["generations"] = tuple(tuple(row) for row in body["generations"])
+        if body.get("least_epochs") is not None:
+            body["least_epochs"] = tuple(body["least_epochs"])
+        body["unclean_recoveries"] = tuple(body.get("unclean_recoveries", ()))
         return ClusterRecord(**body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{paths.cluster} is damaged ({error}); the messages are in shard-*/ and are not touched"

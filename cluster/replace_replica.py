@@ -19,7 +19,7 @@ from raymq.store.base.files import Files
 from . import cluster_record, replica_status
 from .cluster_record import ClusterRecord
 from .deploy import actor_set, placement, ray_host
-from .deploy.ray_host import Progress
+from .deploy.ray_host import Progress, RayTarget
 from .deploy.resolve import save_endpoints
 from .paths import ClusterPaths, directory_lock
 
@@ -60,7 +60,7 @@ def replace_replica(
     """
     clock, files, report = clock or Clock(), Files(), progress or logger.info
     deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
-    paths = _local_paths(cluster)
+    paths = local_paths(cluster)
 
     with directory_lock(paths, files):
         record = cluster_record.load_record(paths, files)
@@ -71,28 +71,31 @@ def replace_replica(
         check_replaceable(record, rows, replica)
         check_compacted(cluster, rows)
 
-        running = ray_host.running_target(paths, files)
-        if running is None:
-            message = (
-                f"the Ray of cluster {record.name!r} does not run: raymq start {paths.data_dir}"
-            )
-            raise Unavailable(message, path=paths.data_dir)
-        with ray_host.session(running, timeout_s) as ray:
-            _check_node(ray, record, shard, replica, node)
+        with ray_host.session(running_ray(record, paths, files), timeout_s) as ray:
+            check_node(ray, record, shard, replica, node)
             report(f"shard {shard} replica {replica}: ending the processes of the old replica")
             # Before the record: one that does not end stays what it is, at later starts too.
             actor_set.end_replica(ray, record, shard, replica, clock=clock)
             new = record.with_new_replica(shard, replica, node)
             cluster_record.save_record(paths, new, files)
-            _Replacement(ray, cluster, paths, new, clock, deadline_ms).run(shard, replica, report)
+            Replacement(ray, cluster, paths, new, clock, deadline_ms).run(shard, replica, report)
         cluster.placement = new.placement
         if new.placement is not None:
             save_endpoints(paths, cluster.endpoints, files)
 
-    _await_complete(cluster, shard, replica, report, clock, deadline_ms)
+    await_complete(cluster, shard, replica, report, clock, deadline_ms)
 
 
-def _local_paths(cluster: Cluster) -> ClusterPaths:
+def running_ray(record: ClusterRecord, paths: ClusterPaths, files: Files) -> RayTarget:
+    """The Ray that the cluster runs in. Raises: Unavailable."""
+    running = ray_host.running_target(paths, files)
+    if running is None:
+        message = f"the Ray of cluster {record.name!r} does not run: raymq start {paths.data_dir}"
+        raise Unavailable(message, path=paths.data_dir)
+    return running
+
+
+def local_paths(cluster: Cluster) -> ClusterPaths:
     """The data directory. Raises: Rejected on another machine."""
     if cluster.data_dir is None:
         raise Rejected(
@@ -131,10 +134,10 @@ def check_place(record: ClusterRecord, shard: int, replica: int, node: str | Non
             found=replica,
         )
     if node is not None:
-        _check_placed(record, shard, replica, node)
+        check_placed(record, shard, replica, node)
 
 
-def _check_placed(record: ClusterRecord, shard: int, replica: int, node: str) -> None:
+def check_placed(record: ClusterRecord, shard: int, replica: int, node: str) -> None:
     """Raises: Rejected for a node that must not have this replica."""
     if record.placement is None:
         message = "all replicas of this cluster are on one machine: leave the node out"
@@ -151,9 +154,11 @@ def _check_placed(record: ClusterRecord, shard: int, replica: int, node: str) ->
         )
 
 
-def await_leader(look: Callable[[], list[Row]], clock: Clock) -> list[Row]:
-    """What the replicas say once one of them leads, or after ELECTION_WAIT_MS: the lost one may have led until now."""
-    deadline_ms = clock.monotonic_ms() + ELECTION_WAIT_MS
+def await_leader(
+    look: Callable[[], list[Row]], clock: Clock, *, wait_ms: int = ELECTION_WAIT_MS
+) -> list[Row]:
+    """What the replicas say once one of them leads, or after a while: the lost one may have led until now."""
+    deadline_ms = clock.monotonic_ms() + wait_ms
     while True:
         rows = look()
         if replica_status.leader_of(rows) is not None or clock.monotonic_ms() >= deadline_ms:
@@ -174,6 +179,7 @@ def check_replaceable(record: ClusterRecord, rows: Sequence[Row], replica: int) 
             found=replica,
         )
 
+    row = next(row for row in rows if row["replica"] == replica)
     complete = [
         row["replica"]
         for row in rows
@@ -181,7 +187,8 @@ def check_replaceable(record: ClusterRecord, rows: Sequence[Row], replica: int) 
     ]
     # So many have a record that a majority had, without this one.
     needed = record.replicas - majority(record.replicas) + 1
-    if len(complete) < needed:
+    # One that says itself that it is not complete proves nothing, and its votes decide nothing (rule R14).
+    if len(complete) < needed and row["is_complete"] is not False:
         raise Rejected(
             f"replica {replica} may have the last copy of confirmed messages: of the other replicas of shard {shard} "
             f"{needed} must be complete and answer, and those that are: {complete or 'none'}",
@@ -218,9 +225,7 @@ def check_compacted(cluster: Cluster, rows: Sequence[Row]) -> None:
         )
 
 
-def _check_node(
-    ray: Any, record: ClusterRecord, shard: int, replica: int, node: str | None
-) -> None:
+def check_node(ray: Any, record: ClusterRecord, shard: int, replica: int, node: str | None) -> None:
     """Raises: Rejected when the node of the new replica is not there."""
     where = node or actor_set.node_of(record, shard, replica)
     if where is None:
@@ -240,7 +245,7 @@ def _check_node(
 # --- what is done ---------------------------------------------------------------------------------
 
 
-class _Replacement:
+class Replacement:
     """The actors of one new replica."""
 
     def __init__(
@@ -312,7 +317,7 @@ class _Replacement:
         return max(0.0, (self._deadline_ms - self._clock.monotonic_ms()) / 1000)
 
 
-def _await_complete(
+def await_complete(
     cluster: Cluster, shard: int, replica: int, report: Progress, clock: Clock, deadline_ms: int
 ) -> None:
     """Wait until the new replica has all that the leader has now, and counts. Raises: Unavailable.

@@ -31,6 +31,7 @@ _SHOWN = (
     "state",
     "epoch",
     "is_complete",
+    "unclean_recoveries",
     "generation",
     "appended",
     "synced",

@@ -92,6 +92,10 @@ class Ballot(NamedTuple):
         """The newest generation of a replica that was heard of."""
         return self.generations[replica] if replica < len(self.generations) else 0
 
+    def with_epoch(self, least: int) -> Ballot:
+        """The ballot with at least this epoch, in which no vote was given."""
+        return self if self.epoch >= least else self._replace(epoch=least, voted_for=None)
+
     def with_generations(self, found: Sequence[int]) -> Ballot:
         """The ballot with the newer ones of its generations and these."""
         known = self.generations

@@ -185,6 +185,8 @@ class LogSender:
         self._sent_end = 0
         self._sent_value = 0
         self._sent_at_ms = 0
+        #: since when the chain does not have the next units; None: it has
+        self._starved_ms: int | None = None
         self._in_flight: deque[int] = deque()
         self._next_connect_ms = 0
         self._received_ms = 0
@@ -334,6 +336,8 @@ class LogSender:
 
     def _value_at(self, offset: int) -> int | None:
         """The leader's chain value at an offset, or None if that takes a search."""
+        if offset < self._log_start:
+            return None
         if offset == self._sent_end:
             return self._sent_value
         following = self._chain.read_from(offset, 1) if offset < self._committed else []
@@ -357,6 +361,7 @@ class LogSender:
     def _start_stream(self, match: Match) -> None:
         self._sent_end, self._sent_value = match
         self._search = None
+        self._starved_ms = None
         self.stall_reason = ""
         self.phase = Phase.STREAMING
         # The first frame, even without units, lets the follower check the match and report its durable end.
@@ -419,10 +424,24 @@ class LogSender:
         ):
             units = self._next_units()
             if not units:
+                if self._is_starved():
+                    self._effects.append(Disconnect("no units"))
+                    self._drop(limits.retry_ms, f"the chain has no unit at {self._sent_end}")
+                    return
                 break
+            self._starved_ms = None
             self._append(units)
         if self._now_ms - self._sent_at_ms >= limits.heartbeat_ms:
             self._append(())
+
+    def _is_starved(self) -> bool:
+        """Whether the next units stay away for long: retention may have deleted their file meanwhile.
+
+        A new session knows the log's new start.
+        """
+        if self._starved_ms is None:
+            self._starved_ms = self._now_ms
+        return self._now_ms - self._starved_ms > self._limits.silence_ms
 
     def _next_units(self) -> tuple[ChainUnit, ...]:
         """The units after the bytes sent, of one segment, so that the body is one range of a file."""

@@ -11,10 +11,11 @@ from raymq.actors.api import call_arguments
 from raymq.actors.shared.maintenance import Maintenance
 from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.engine.message_store import MessageStore
+from raymq.store.put.inner_message import ServiceProgress
 from raymq.store.records.producer_stamp import PRODUCER_MAX
 from raymq.store.records.requests import AppendedRows
 from raymq.store.services.retry import send_back
-from raymq.store.state.shard_state import TopicInfo
+from raymq.store.state.shard_state import UNCLEAN_RECOVERIES, TopicInfo
 from raymq.store.state.topics import QUEUES_MAX
 
 
@@ -68,6 +69,17 @@ class AdminCalls:
         """Let another replica lead, once its log has all of this one."""
         self._host.check_serving()
         self._host.hand_over(replica)
+        return {}
+
+    def _op_note_unclean_recovery(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Write into the log what an operator gave up. Args: `facts`: as of `cluster.recover_shard`."""
+        self._host.check_serving()
+        key = str(call_arguments.check_integer("at_ms", facts["at_ms"], 0))
+        known = self._host.store.state.progress.get(UNCLEAN_RECOVERIES, {})
+        if key not in known:
+            store = self._host.store
+            store.put_inner([], progress=ServiceProgress(UNCLEAN_RECOVERIES, {key: facts}))
+            self._host.await_promise(AppendedRows.up_to(store.log.end))
         return {}
 
     def _op_delete_expired_files(self) -> dict[str, Any]:

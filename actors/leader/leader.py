@@ -493,6 +493,7 @@ class Leader(ReplicaRole):
             "raymq_incomplete_followers": (
                 self._incomplete_followers() if host.has_followers else None
             ),
+            "raymq_unclean_recoveries": len(host.unclean_recoveries()),
             "raymq_consumer_lag_messages": leader_metrics.consumer_lags(store),
             "raymq_topic_messages": leader_metrics.topic_messages(store),
             "raymq_disk_used_bytes": leader_metrics.used_bytes(store),

@@ -103,6 +103,11 @@ METRICS = (
         "Followers that lack confirmed messages or were not heard yet; shards with followers only.",
     ),
     Metric(
+        "raymq_unclean_recoveries",
+        "gauge",
+        "How often an operator has recovered the shard without a majority: confirmed messages may be lost.",
+    ),
+    Metric(
         "raymq_consumer_lag_messages",
         "gauge",
         "Messages after the offsets that a group has committed.",

@@ -9,6 +9,7 @@ Every actor gets one dict of plain values, the spec, because Ray gives it to eac
     cluster, cluster_id, shards, version   name and id of the cluster, its shards, RayMQ's version at its start
     shard, replica, node                   which replica; its node label, None: all replicas are on one machine
     generation, generations                how often an operator has replaced the replica; by id, each of the shard
+    least_epoch                            no process of the shard serves an epoch below
     role                                   "commit_log" or a satellite's role
     candidates                             the replicas that may lead
     satellites                             roles of the replica's satellites
@@ -198,6 +199,7 @@ class CommitLogActor:
             # Without elections a replica that has lost its disk cannot rejoin: the leader copies its log to it.
             is_new_complete=is_first or len(spec["candidates"]) == 1,
             generations=spec["generations"],
+            least_epoch=spec["least_epoch"],
             note_leadership=lambda epoch: write_leadership(root, epoch),
             end_process=lambda reason: _exit_soon(root, reason),
         )

@@ -75,10 +75,12 @@ class Elections:
         is_new_complete: bool = True,
         is_preferred: bool = False,
         generations: Sequence[int] = (),
+        least_epoch: int = 0,
     ) -> None:
         """Args: `members`: ids of all replicas. `candidates`: those that may lead. `log`: recovered.
 
-        `generations`: of all replicas, as the operator knew them when this process was made.
+        `generations`: of all replicas, and `least_epoch`: the epoch that each has heard at least, as the operator knew
+        them when this process was made.
 
         `put_lock`: orders all writes of the log. `flags`: FENCED is set while this replica does not lead.
         `is_preferred`: see ElectionMachine. `is_new_complete`: whether a replica without a ballot counts as complete
@@ -91,7 +93,7 @@ class Elections:
         self._cluster = cluster_key(cluster_id)
         self._shard = shard
         self._stored, ballot = _read_ballot(log, candidates, is_new_complete=is_new_complete)
-        ballot = ballot.with_generations(tuple(generations))
+        ballot = ballot.with_generations(tuple(generations)).with_epoch(least_epoch)
         self._machine = ElectionMachine(
             me, members, ballot, candidates=candidates, limits=limits, is_preferred=is_preferred
         )

@@ -47,6 +47,7 @@ from raymq.store.log.flush import PAGE_BYTES
 from raymq.store.log.mending.sound_bytes import read_sound_bytes
 from raymq.store.log.scrub import scrub_of_log
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
+from raymq.store.state.shard_state import UNCLEAN_RECOVERIES
 
 from .dispatcher import Dispatcher
 from .election_peers import ElectionPeers, PeerCalls
@@ -110,6 +111,7 @@ class ReplicaHost:
         limits: ElectionLimits | None = None,
         is_new_complete: bool = True,
         generations: Sequence[int] = (),
+        least_epoch: int = 0,
         note_leadership: Callable[[int], None] | None = None,
         files: Files | None = None,
         clock: Clock | None = None,
@@ -118,7 +120,8 @@ class ReplicaHost:
         """Args: `roles`: the satellites. `members`: all replicas of the shard. `candidates`: those that may lead.
 
         `connect_peer`: connects to another replica, for elections and repairs. `is_new_complete`: whether an empty
-        directory may be trusted to be a new one (rule R13 of docs/design.md). `generations`: as of `Elections`.
+        directory may be trusted to be a new one (rule R13 of docs/design.md). `generations`, `least_epoch`: as of
+        `Elections`.
         `note_leadership`: called with the epoch that this replica leads from now on. `end_process`: ends this process
         soon, for a reason. Its successor recovers. None: stay, read only.
         """
@@ -151,6 +154,7 @@ class ReplicaHost:
         self._limits = limits
         self._is_new_complete = is_new_complete
         self._generations = tuple(generations)
+        self._least_epoch = least_epoch
         self._note_leadership = note_leadership
         self._end_process = end_process
         self._stopping = False
@@ -268,6 +272,7 @@ class ReplicaHost:
             limits=self._limits,
             is_new_complete=self._is_new_complete,
             generations=self._generations,
+            least_epoch=self._least_epoch,
             # Where replica 0 is decides where shards are led first: leaders are spread so.
             is_preferred=self._replica_id == 0,
         )
@@ -564,12 +569,21 @@ class ReplicaHost:
                     FollowerHeard(replica, led, found.durable_end, found.is_complete)
                 )
 
+    def unclean_recoveries(self) -> list[dict[str, Any]]:
+        """What operators gave up when they recovered the shard without a majority, oldest first."""
+        return list(self.store.state.progress.get(UNCLEAN_RECOVERIES, {}).values())
+
     def leader_hint(self) -> dict[str, Any]:
-        """Who leads the shard, as far as this replica knows: `replica`, `epoch`, `endpoint`."""
+        """Who leads the shard, as far as this replica knows: `replica`, `epoch`, `endpoint`, `unclean_recoveries`."""
         leader = self.elections.leader
         replica = None if leader is None else leader.id
         endpoint = None if replica is None else self.endpoint_of(replica)
-        return {"replica": replica, "epoch": self.elections.epoch, "endpoint": endpoint}
+        return {
+            "replica": replica,
+            "epoch": self.elections.epoch,
+            "endpoint": endpoint,
+            "unclean_recoveries": len(self.store.state.progress.get(UNCLEAN_RECOVERIES, ())),
+        }
 
     # --- ShardBackend -----------------------------------------------------------------------------
 
@@ -861,6 +875,7 @@ class ReplicaHost:
             "epoch": self.elections.epoch,
             "leader": None if leader is None else leader.id,
             "is_complete": self.elections.is_complete,
+            "unclean_recoveries": self.unclean_recoveries(),
             "recovery": recovery,
             "scrub": self.scrub.status(),
             "repair": None if self.repair is None else self.repair.status(),

@@ -72,6 +72,10 @@ class Console:
         """Progress: never part of the result."""
         print(text, file=self.stderr, flush=True)
 
+    def ask(self, question: str) -> None:
+        """A question, which the next line of standard input answers."""
+        print(question, end="", file=self.stderr, flush=True)
+
     def error(self, error: RayMQError, *, as_json: bool) -> None:
         """An error that ends the command."""
         text = json.dumps(errors.to_wire(error), default=str) if as_json else f"raymq: {error}"

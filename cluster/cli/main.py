@@ -305,6 +305,26 @@ def _lost_replicas(verbs: Any) -> None:
         "--timeout-s N", "seconds until the new one must be complete (default: 600)", default=600
     )
 
+    recover = _command(
+        verbs,
+        "recover",
+        shard_commands.shard_recover,
+        "go on without a majority of a shard's replicas: confirmed messages may be lost",
+        cluster=True,
+    )
+    recover.number("shard SHARD", "number of the shard, from 0", least=0)
+    recover.flag("--unclean", "required: other recoveries need no command")
+    recover.flag("--yes-lose-messages", "do not ask")
+    recover.option(
+        "--node REPLICA=LABEL",
+        "the node for the successor of a lost replica (default: that of the lost one); may be repeated",
+        action="append",
+        default=[],
+    )
+    recover.number(
+        "--timeout-s N", "seconds until the shard must be whole (default: 600)", default=600
+    )
+
     drain = _command(
         verbs,
         "drain-node",

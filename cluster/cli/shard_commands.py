@@ -7,6 +7,8 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
+from raymq.store.base.errors import Rejected
+
 from .console import EXIT_FAULT, EXIT_OK, Console, cluster_of
 
 
@@ -61,6 +63,58 @@ def shard_replace_replica(options: argparse.Namespace, console: Console) -> int:
     return EXIT_OK
 
 
+def shard_recover(options: argparse.Namespace, console: Console) -> int:
+    """raymq shard recover SHARD --unclean"""
+    if not options.unclean:
+        raise Rejected(
+            "shards recover by themselves when a majority of their replicas runs; `--unclean` goes on without one, and "
+            "may lose confirmed messages",
+            field="--unclean",
+        )
+    nodes = dict(map(_node_of_replica, options.node))
+
+    with cluster_of(options, console) as cluster:
+        plan = cluster.plan_recovery(options.shard)
+        for line in plan.lines():
+            console.note(line)
+
+        if not options.yes_lose_messages:
+            _ask(console, f"To go on type the name of the cluster ({cluster.name}): ", cluster.name)
+            _ask(console, "Messages may be lost. Type `lose messages`: ", "lose messages")
+        done = cluster.recover_shard(
+            options.shard,
+            accept_loss=True,
+            nodes=nodes,
+            timeout_s=options.timeout_s,
+            progress=console.note,
+        )
+
+    facts = {"shard": options.shard, "lost": list(done.lost), "survivors": list(done.survivors)}
+    console.result(options, facts, f"shard {options.shard} goes on without {list(done.lost)}")
+    return EXIT_OK
+
+
+def _node_of_replica(text: str) -> tuple[int, str]:
+    """The replica and the node of `REPLICA=LABEL`. Raises: Rejected."""
+    replica, _, node = text.partition("=")
+    if not replica.isdigit() or not node:
+        raise Rejected(
+            f"--node {text!r} is not REPLICA=LABEL, such as 1=d", field="--node", found=text
+        )
+    return int(replica), node
+
+
+def _ask(console: Console, question: str, expected: str) -> None:
+    """Ask for a line of text. Raises: Rejected for another one, with nothing changed."""
+    console.ask(question)
+    if console.stdin.readline().decode(errors="replace").strip() != expected:
+        raise Rejected(
+            "not confirmed, and nothing was changed; without a terminal use --yes-lose-messages",
+            field="confirmation",
+            limit=expected,
+        )
+
+
 def shard_drain_node(options: argparse.Namespace, console: Console) -> int:
     """raymq shard drain-node NODE"""
     with cluster_of(options, console) as cluster:
@@ -93,15 +147,21 @@ def _summary(shard: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "running": len(up),
         "complete": len(complete),
         "lag_bytes": max(ends) - min(ends) if ends else None,
+        "unclean_recoveries": max(
+            (row["unclean_recoveries"] or [] for row in up), key=len, default=[]
+        ),
         "healthy": leader is not None and len(complete) == len(rows),
     }
 
 
 def _line(shard: dict[str, Any]) -> str:
     leader = "no replica leads" if shard["leader"] is None else f"replica {shard['leader']} leads"
+    lost = (
+        "; DATA-LOSS-POSSIBLE: recovered without a majority" if shard["unclean_recoveries"] else ""
+    )
     return (
         f"shard {shard['shard']}: {leader}, epoch {shard['epoch']}; {shard['running']} of "
-        f"{_count(shard)} replicas run, {shard['complete']} complete; lag {shard['lag_bytes']} bytes"
+        f"{_count(shard)} replicas run, {shard['complete']} complete; lag {shard['lag_bytes']} bytes{lost}"
     )
 
 

@@ -114,6 +114,7 @@ def specs(
             "node": node_of(record, shard, replica),
             "generation": record.generation_of(shard, replica),
             "generations": () if record.generations is None else record.generations[shard],
+            "least_epoch": record.least_epoch(shard),
         }
         for shard in range(record.shards)
         for replica in reversed(range(record.replicas))

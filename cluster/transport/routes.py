@@ -14,6 +14,7 @@ A search that finds no newer leader is repeated after a short pause, until the t
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
     from .ray_connection import RayShardConnection
+
+logger = logging.getLogger("raymq")
 
 #: a lookup must not delay the tries of other endpoints for long
 LOOKUP_TIMEOUT_S = 5.0
@@ -128,6 +131,8 @@ class Routes:
         self._failed: dict[int, LeaderRoute] = {}
         #: when the endpoints of all replicas were asked for last
         self._asked_s = -math.inf
+        #: shard -> the unclean recoveries that a warning was logged for
+        self._recoveries: dict[int, int] = {}
         self._clock = Clock()
         self._watch = FetchWatch()
 
@@ -387,6 +392,7 @@ class Routes:
     def _note_answer(self, shard: int, answer: dict[str, Any]) -> LeaderRoute | None:
         """Take the answer of operation `leader` as a hint. Returns: the leader that it names."""
         replica, endpoint = answer["replica"], answer["endpoint"]
+        self._warn_of_loss(shard, int(answer.get("unclean_recoveries", 0)))
         if self.transport == "ray" or endpoint is None:
             with self._lock:
                 endpoint = self.replica_endpoints.get(shard, {}).get(replica)
@@ -395,6 +401,18 @@ class Routes:
         route = LeaderRoute(str(endpoint), int(answer["epoch"]))
         self.note(shard, route)
         return route
+
+    def _warn_of_loss(self, shard: int, recoveries: int) -> None:
+        """Warn once if an operator has recovered the shard without a majority of its replicas."""
+        if recoveries > self._recoveries.get(shard, 0):
+            self._recoveries[shard] = recoveries
+            logger.warning(
+                "shard %d: DATA-LOSS-POSSIBLE: an operator has recovered it %d time(s) without a majority of its "
+                "replicas; messages with receipts may be missing (raymq shard describe %d)",
+                shard,
+                recoveries,
+                shard,
+            )
 
     def ask_who_leads(self, shard: int, route: LeaderRoute, on_moved: Callable[[], None]) -> None:
         """Ask a shard's replicas who leads, without waiting.

@@ -31,6 +31,9 @@ EPOCH = "EPOCH"
 #: kind of the record that a group begins with (inner_message.py): the progress of a service of the store
 PROGRESS = "PROGRESS"
 
+#: in `ShardState.progress`: what operators gave up when they recovered the shard without a majority of its replicas
+UNCLEAN_RECOVERIES = "unclean_recoveries"
+
 #: topic attribute, and its value for compaction topics (TopicAttributes, CleanupPolicy)
 CLEANUP_POLICY, COMPACTION, DELETE = "cleanup.policy", "COMPACTION", "DELETE"
 

@@ -144,6 +144,11 @@ def test_a_follower_is_replaced_whatever_it_is_when_the_others_are_complete(
     check_replaceable(record(replicas=3), rows(r2=lost), 2)
 
 
+def test_a_replica_that_is_not_complete_itself_is_replaced_whatever_the_others_are() -> None:
+    behind = {"is_complete": False}
+    check_replaceable(record(replicas=3), rows(r1=behind, r2=behind), 2)
+
+
 def test_the_leader_alone_is_enough_for_the_follower_of_two() -> None:
     check_replaceable(record(replicas=2), rows(r1=SILENT)[:2], 1)
 
@@ -160,11 +165,11 @@ def test_an_election_that_is_under_way_is_awaited_but_not_for_ever() -> None:
 def test_a_node_that_is_not_there_is_refused() -> None:
     ray = FakeRay({NODE_LABEL: "a"})
     placed = record(replicas=3, nodes=["a", "b", "c"])
-    replacing._check_node(ray, placed, 0, 1, "a")
-    replacing._check_node(ray, record(replicas=3), 0, 1, None)
+    replacing.check_node(ray, placed, 0, 1, "a")
+    replacing.check_node(ray, record(replicas=3), 0, 1, None)
     for node in (None, "d"):
         with pytest.raises(Rejected, match=f"raymq-node={node or 'b'}.*There are: a"):
-            replacing._check_node(ray, placed, 0, 1, node)
+            replacing.check_node(ray, placed, 0, 1, node)
 
 
 def test_another_machine_than_that_of_the_data_directory_is_refused() -> None:

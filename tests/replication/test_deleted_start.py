@@ -12,10 +12,13 @@ from raymq.replication.log_sender import (
     Halt,
     LeaderProgress,
     LogSender,
+    Phase,
     Send,
     SenderEffect,
+    SenderLimits,
 )
 from raymq.replication.wire import (
+    Ack,
     AppendEntries,
     BeginLog,
     FrameHeader,
@@ -45,6 +48,9 @@ class Left:
 
     def __init__(self, units: list[ChainUnit], start: int) -> None:
         self._units = [unit for unit in units if unit.start >= start]
+
+    def delete_before(self, start: int) -> None:
+        self._units = [unit for unit in self._units if unit.start >= start]
 
     def read_from(self, offset: int, max_bytes: int) -> list[ChainUnit]:
         stop = (offset // SIZE + 1) * SIZE
@@ -110,6 +116,37 @@ def test_an_empty_follower_begins_where_the_leaders_log_does(value: int, known_s
     assert begin == BeginLog(2 * SIZE, before)
     assert isinstance(append, AppendEntries)
     assert (append.prev_end, append.prev_chain) == begin
+
+
+def test_a_stream_whose_next_file_is_deleted_begins_a_new_session() -> None:
+    chain = Left(UNITS, 0)
+    leader = LogSender(
+        cluster=CLUSTER, shard=0, me=ME, follower_id=1, chain=chain, segment_size_bytes=SIZE
+    )
+    leader.step(LeaderProgress(1024, 0), 0)
+    leader.step(Time(), 0)
+    leader.step(Connected(0), 1)
+    header = FrameHeader(CLUSTER, 0, PEER, ME, 0, 1)
+    leader.step(FrameReceived(header, HelloReply(0, 0, 0, 0, 0)), 2)
+    assert leader.phase is Phase.STREAMING
+
+    chain.delete_before(2 * SIZE)
+    limit_ms = SenderLimits().silence_ms
+    effects = leader.step(LeaderProgress(16 * 1024, 0), 10)
+    for now_ms in range(20, limit_ms + 20, 500):
+        # The follower is there all the time.
+        effects += leader.step(FrameReceived(header, Ack(1024, 1024, 1024)), now_ms)
+    assert not [effect for effect in effects if isinstance(effect, Disconnect)]
+    assert Disconnect("no units") in leader.step(Time(), limit_ms + 20)
+    assert leader.phase is Phase.IDLE
+
+    # The match of the session before is deleted, too.
+    leader.step(Time(), 2 * limit_ms)
+    leader.step(Connected(2 * SIZE), 2 * limit_ms)
+    header = header._replace(session=2)
+    ended = HelloReply(1024, 1024, 0, UNITS[0].value, 0)
+    effects = leader.step(FrameReceived(header, ended), 2 * limit_ms)
+    assert [effect for effect in effects if isinstance(effect, Halt)]
 
 
 def test_a_start_that_was_deleted_meanwhile_is_looked_up_again() -> None:

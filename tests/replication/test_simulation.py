@@ -57,6 +57,22 @@ def test_new_replicas_follow_a_log_whose_oldest_segments_are_deleted(members: in
     assert figures["confirmations"] > 4 * figures["runs"]
 
 
+@pytest.mark.parametrize(("members", "survivors"), [(3, 1), (5, 2)])
+def test_a_shard_that_an_operator_recovers_without_a_majority_has_one_truth_again(
+    members: int, survivors: int
+):
+    lost, runs = 0, RUNS[members] // 8 * FACTOR
+    for seed in range(runs):
+        chaos = Chaos(seed, members=members, deletes=True)
+        for action in chaos.rng.choices(chaos.actions, chaos.weights, k=STEPS // 2):
+            action()
+        kept = chaos.rng.sample(range(members), survivors)
+        lost += chaos.world.recover_unclean(kept) > 0
+        chaos.run(STEPS // 2)
+    print(f"{members} replicas: {runs} recoveries, {lost} of them lost confirmed bytes")
+    assert 0 < lost < runs
+
+
 def test_a_run_that_fails_names_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch,
 ):

@@ -215,7 +215,9 @@ class Chaos:
         for node in list(self.world.nodes):
             for follower, stream in list(node.streams.items()):
                 lost = self.world.nodes[follower]
-                if "nothing in common" in stream.stall_reason and self.may_lose(lost):
+                # One that is not complete counts for nothing, so that nothing is lost with it.
+                may_go = not lost.ballot.is_complete or self.may_lose(lost)
+                if "nothing in common" in stream.stall_reason and may_go:
                     self.faults["replicas left behind"] += 1
                     self.world.replace(lost, still_runs=False)
                     return

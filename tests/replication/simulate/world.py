@@ -45,6 +45,8 @@ from tests.support.mirror_world import CLUSTER, SEGMENT_BYTES, MemoryLog
 EPOCH_RECORD = b"\xff%15d"
 EPOCH_RECORD_BYTES = 16
 FRAME_BYTES = 300
+#: how far an operator's epoch is above those that survivors have heard
+EPOCHS_SKIPPED = 1_000
 
 
 class Broken(AssertionError):
@@ -120,6 +122,8 @@ class Node:
     generation: int = 0
     #: the generations of all replicas at that time
     made_with: tuple[int, ...] = ()
+    #: the epoch that the operator named then
+    made_from: int = 0
     is_up: bool = False
     #: its processes do not run for now; packets wait
     is_paused: bool = False
@@ -156,6 +160,10 @@ class Node:
             receiver.highest_epoch,
             is_writable=not self.is_disk_stalled,
         )
+
+    def first_ballot(self) -> Ballot:
+        """That of an empty directory."""
+        return Ballot(self.made_from, is_complete=False, generations=self.made_with)
 
     def stop_streams(self) -> None:
         self.streams, self.connections = {}, {}
@@ -230,7 +238,7 @@ class World:
             if connection is not None and self.ends[connection][1] is node:
                 self.disconnect(other, node.id)
 
-    def replace(self, node: Node, *, still_runs: bool) -> None:
+    def replace(self, node: Node, *, still_runs: bool, least_epoch: int = 0) -> None:
         """An operator gives a replica's place to a new, empty one. Args: `still_runs`: the old one does not end."""
         earlier = self.replaced.pop(node.id, None)
         for old in (earlier, None if still_runs else node):
@@ -241,8 +249,33 @@ class World:
         new = Node(node.id, ReplicaLog(flush=self.flush), generation=node.generation + 1)
         self.nodes[node.id] = new
         new.made_with = self.generations()
-        new.ballot = Ballot(is_complete=False, generations=new.made_with)
+        new.made_from = least_epoch
+        new.ballot = new.first_ballot()
         self.start(new)
+
+    def recover_unclean(self, survivors: Sequence[int]) -> int:
+        """An operator gives up all other replicas, which have ended. Returns: how many confirmed bytes are lost."""
+        kept = [self.nodes[each] for each in survivors]
+        for node in self.nodes:
+            if node not in kept and node.is_up:
+                self.stop(node)
+        for node in kept:
+            # What only the lost ones had synced is not lost before the next power loss.
+            if node.failed_end is None:
+                node.log.sync()
+            else:
+                self.lose_power(node)
+        best = max(kept, key=lambda node: (node.log.last_epoch, len(node.log.data))).log
+        both = min(len(best.data), len(self.confirmed))
+        while not best.equals(self.confirmed[:both]):
+            both -= 1
+        lost = len(self.confirmed) - both
+        self.confirmed = self.confirmed[:both]
+
+        epoch = max(node.ballot.epoch for node in kept) + EPOCHS_SKIPPED
+        for node in [node for node in self.nodes if node not in kept]:
+            self.replace(node, still_runs=False, least_epoch=epoch)
+        return lost
 
     def generations(self) -> tuple[int, ...]:
         """Those that the operator knows, who gives them to each new replica."""
@@ -277,7 +310,7 @@ class World:
         self.stop(node)
         node.log, node.failed_end = ReplicaLog(flush=self.flush), None
         # Only the operator's record is left of what it knew, as of the time when this replica was made.
-        node.ballot = Ballot(is_complete=False, generations=node.made_with)
+        node.ballot = node.first_ballot()
 
     def fail_sync(self, node: Node) -> None:
         """A sync fails. A leader steps down, and the store is opened again only after its machine has stopped."""

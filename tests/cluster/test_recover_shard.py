@@ -1,0 +1,179 @@
+"""When a shard may be recovered without a majority of its replicas, and what is written down of it."""
+
+from __future__ import annotations
+
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.cluster.cli import main
+from raymq.cluster.cli.console import Console
+from raymq.cluster.cluster import Cluster
+from raymq.cluster.cluster_record import load_record, save_record
+from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.recover_shard import RecoveryPlan, plan_recovery
+from raymq.store.base.errors import Rejected
+from raymq.store.base.files import Files
+from tests.cluster.test_replace_replica import DOWN, record
+
+SURVIVOR = {
+    "state": "RUNNING",
+    "mode": "follower",
+    "epoch": 7,
+    "appended": 900,
+    "confirmed": 800,
+    "is_complete": True,
+}
+LOST = {**DOWN, "is_complete": None, "epoch": None, "appended": None, "confirmed": None}
+ROTTEN = {**SURVIVOR, "is_complete": False}
+
+
+def rows(*replicas: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"shard": 0, "replica": number, **facts} for number, facts in enumerate(replicas)]
+
+
+def test_the_plan_names_what_is_left_and_what_is_lost() -> None:
+    plan = plan_recovery(record(replicas=3), rows(LOST, SURVIVOR, LOST))
+    assert plan.lost == (0, 2)
+    (survivor,) = plan.survivors
+    assert survivor == {
+        "replica": 1,
+        "epoch": 7,
+        "appended": 900,
+        "confirmed": 800,
+        "is_complete": True,
+    }
+    assert plan.facts(5) == {"at_ms": 5, "shard": 0, "lost": [0, 2], "survivors": [survivor]}
+    first, second = plan.lines()
+    assert "DATA-LOSS-POSSIBLE" in first
+    assert "[0, 2]" in first
+    assert "log of 900 bytes, confirmed 800, epoch 7, complete" in second
+
+
+def test_a_survivor_that_is_not_complete_is_a_plan_too() -> None:
+    plan = plan_recovery(record(replicas=3), rows(ROTTEN, SURVIVOR, LOST))
+    assert plan.lost == (2,)
+    assert "not complete" in plan.lines()[1]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "words"),
+    [
+        ([{**SURVIVOR, "mode": "leader"}, LOST, LOST], "replica 0 leads it"),
+        ([SURVIVOR, SURVIVOR, SURVIVOR], "all of its replicas answer"),
+        ([SURVIVOR, SURVIVOR, LOST], r"\[0, 1\] have every confirmed message"),
+        ([SURVIVOR, SURVIVOR, SURVIVOR, LOST, LOST], r"\[0, 1, 2\] have every"),
+        ([LOST, SURVIVOR], "only replica 0 may lead"),
+        ([LOST], "only replica 0 may lead"),
+        ([LOST, LOST, LOST], "no replica of shard 0 answers"),
+    ],
+)
+def test_a_recovery_that_is_not_needed_or_cannot_be_is_refused(
+    replicas: list[dict[str, Any]], words: str
+) -> None:
+    with pytest.raises(Rejected, match=words) as caught:
+        plan_recovery(record(replicas=len(replicas)), rows(*replicas))
+    assert caught.value.field == "shard"
+
+
+def test_the_record_keeps_what_was_given_up_and_an_epoch_that_never_falls(tmp_path: Path) -> None:
+    paths = ClusterPaths(tmp_path)
+    facts = plan_recovery(record(replicas=3), rows(LOST, SURVIVOR, LOST)).facts(5)
+    new = record(replicas=3, shards=2).with_recovery(0, facts, 1_000_007)
+    again = new.with_recovery(0, facts, 9)
+    assert [again.least_epoch(shard) for shard in (0, 1)] == [1_000_007, 0]
+    assert again.unclean_recoveries == (facts, facts)
+    save_record(paths, again, Files())
+    assert load_record(paths, Files()) == again
+
+
+def test_a_program_must_say_that_it_accepts_the_loss() -> None:
+    with pytest.raises(Rejected, match="accept_loss=True") as caught:
+        Cluster.recover_shard(None, 0, accept_loss=False)  # type: ignore[arg-type]
+    assert caught.value.field == "accept_loss"
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+class Recovered:
+    """A cluster whose shard 0 has lost two replicas."""
+
+    name = "orders"
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Recovered:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def plan_recovery(self, shard: int) -> RecoveryPlan:
+        return plan_recovery(record(replicas=3), rows(LOST, SURVIVOR, LOST))
+
+    def recover_shard(self, shard: int, **options: Any) -> RecoveryPlan:
+        self.calls.append({"shard": shard, **options, "progress": None})
+        return self.plan_recovery(shard)
+
+
+class Lifecycle:
+    def __init__(self, cluster: Recovered) -> None:
+        self.connect = lambda *args, **options: cluster
+
+
+def run(cluster: Recovered, *words: str, answers: str = "") -> tuple[int, str, str]:
+    console = Console(
+        stdin=BytesIO(answers.encode()),
+        stdout=BytesIO(),
+        stderr=StringIO(),
+        lifecycle=Lifecycle(cluster),
+    )
+    code = main.main(["shard", "recover", "0", *words], console=console)
+    return code, console.stdout.getvalue().decode(), console.stderr.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_command_asks_twice_and_then_recovers() -> None:
+    cluster = Recovered()
+    code, out, notes = run(cluster, "--unclean", "--node", "2=d", answers="orders\nlose messages\n")
+    assert code == 0, notes
+    assert "goes on without [0, 2]" in out
+    assert "DATA-LOSS-POSSIBLE" in notes
+    assert cluster.calls == [
+        {"shard": 0, "accept_loss": True, "nodes": {2: "d"}, "timeout_s": 600, "progress": None}
+    ]
+
+
+@pytest.mark.parametrize("answers", ["", "other\n", "orders\n", "orders\nyes\n"])
+def test_without_both_answers_nothing_is_changed(answers: str) -> None:
+    cluster = Recovered()
+    code, _, notes = run(cluster, "--unclean", answers=answers)
+    assert code != 0
+    assert "nothing was changed" in notes
+    assert cluster.calls == []
+
+
+def test_scripts_answer_with_a_flag() -> None:
+    cluster = Recovered()
+    assert run(cluster, "--unclean", "--yes-lose-messages")[0] == 0
+    assert len(cluster.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ([], "`--unclean` goes on without one"),
+        (["--unclean", "--node", "d"], "is not REPLICA=LABEL"),
+        (["--unclean", "--node", "x=d"], "is not REPLICA=LABEL"),
+        (["--unclean", "--node", "1="], "is not REPLICA=LABEL"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_asked(words: list[str], fault: str) -> None:
+    cluster = Recovered()
+    code, _, notes = run(cluster, *words)
+    assert code != 0
+    assert fault in notes
+    assert cluster.calls == []
