@@ -1,22 +1,22 @@
 """The public side of RayMQ: start, connect, producers, consumers, administration and the command line.
 
-start           start, connect and stop: the life cycle of a cluster
-cluster         `Cluster`, the handle from which producers and consumers are made
+start            start, connect and stop: the life cycle of a cluster
+cluster          `Cluster`, the handle from which producers and consumers are made
 replica_status   what every replica says of itself; moving a leader
 replace_replica  gives the place of a lost replica to a new, empty one
 recover_shard    goes on without a majority of the replicas of a shard, when its operator says so
-drain_node      lets other nodes lead what a node leads
-cluster_record  the options that a cluster keeps from its first start, and the clusters of this user
-paths           paths and names of a cluster: data directory, run directory, actors
-arguments       checks of a caller's arguments
-forks           tells objects of this process from those made before a fork
-unclosed        base of clients with open connections
-messages/       the message model
-produce/        producers
-consume/        consumers
-queue/          `raymq.Queue` and its coordinator
-transport/      the wire between clients and shards
-deploy/         the Ray under a cluster, and its actors
-cli/            the command line
-bench/          `raymq bench`
+drain_node       lets other nodes lead what a node leads
+cluster_record   the options that a cluster keeps from its first start, and the clusters of this user
+paths            paths and names of a cluster: data directory, run directory, actors
+arguments        checks of a caller's arguments
+forks            tells objects of this process from those made before a fork
+unclosed         base of clients with open connections
+messages/        the message model
+produce/         producers
+consume/         consumers
+queue/           `raymq.Queue` and its coordinator
+transport/       the wire between clients and shards
+deploy/          the Ray under a cluster, and its actors
+cli/             the command line
+bench/           `raymq bench`
 """

@@ -240,6 +240,8 @@ class Confirm(NamedTuple):
 class StopPuts(NamedTuple):
     """A hand-over is under way: take no puts until `ResumePuts` or `StepDown`."""
 
+    reason: str
+
 
 class ResumePuts(NamedTuple):
     """The hand-over came to nothing."""
@@ -385,7 +387,7 @@ class ElectionMachine:
         elif isinstance(event, OwnSyncFailed):
             self._step_down("a sync of the log failed")
         elif isinstance(event, HandOver):
-            self._begin_hand_over(event.to)
+            self._begin_hand_over(event.to, "an operator asked for it")
 
         self._confirm()
         return self._effects
@@ -821,7 +823,7 @@ class ElectionMachine:
         successor = self.best_successor()
         if successor is not None:
             self._stalled_leaderships += 1
-            self._begin_hand_over(successor)
+            self._begin_hand_over(successor, f"the disk stored nothing for {stall_ms} ms")
 
     def _misses_majority(self, last_ms: dict[int, int], silence_ms: int) -> bool:
         """Whether no majority was heard for so long. A sole candidate stays, because no other can lead.
@@ -916,7 +918,7 @@ class ElectionMachine:
 
     # --- hand-over --------------------------------------------------------------------------------
 
-    def _begin_hand_over(self, to: int) -> None:
+    def _begin_hand_over(self, to: int, reason: str) -> None:
         """Take no more puts, and wait until the successor's log has all of this one (R16)."""
         if not self.leads or to not in self._others:
             return
@@ -924,7 +926,7 @@ class ElectionMachine:
         leadership = self._leadership
         leadership.hand_over_to = to
         leadership.hand_over_until_ms = self._now_ms + self._limits.hand_over_ms
-        self._effects.append(StopPuts())
+        self._effects.append(StopPuts(f"replica {to} shall lead: {reason}"))
         self._hand_over()
 
     def _hand_over(self) -> None:

@@ -10,6 +10,7 @@ older epoch comes through. A vote therefore covers every byte that this replica 
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,6 +45,8 @@ from raymq.store.log.commit_log import POWER_LOST, CommitLog
 from raymq.store.put.put_lock import PutLock
 
 from .ballot import BALLOT
+
+logger = logging.getLogger("raymq.commit_log")
 
 #: between two ticks of the machine
 TICK_MS = 50
@@ -220,6 +223,7 @@ class Elections:
     def _step(self, event: ElectionEvent) -> list[SendElection]:
         """Step the machine and persist the ballot. Returns: the messages that may be sent now. Raises: OSError."""
         machine = self._machine
+        changes: list[str] = []
         with self._put_lock:
             led = self.elected_epoch
             effects = machine.step(event, self._clock.monotonic_ms(), self._facts())
@@ -230,8 +234,10 @@ class Elections:
                     self._unsent.append(effect)
                 elif isinstance(effect, (StepDown, StopPuts)):
                     self._flags.set(FENCED)
+                    changes.append(f"no puts are taken any more: {effect.reason}")
                 elif isinstance(effect, ResumePuts):
                     self._flags.clear(FENCED)
+                    changes.append(f"puts are taken again: {effect.reason}")
             has_changed = led != self.elected_epoch
 
             if machine.ballot != self._stored:
@@ -239,6 +245,8 @@ class Elections:
                 self._stored = machine.ballot
             sends, self._unsent = self._unsent, []
 
+        for change in changes:
+            logger.warning("epoch %d: %s", machine.epoch, change)
         if has_changed:
             self.on_leadership()
         return sends

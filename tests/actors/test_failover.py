@@ -319,7 +319,7 @@ def test_a_replica_whose_disk_takes_no_epoch_record_lets_another_one_lead(
 
 
 def test_a_leader_whose_appends_fail_for_long_stops_puts_for_its_successor(
-    shard: Shard, monkeypatch: pytest.MonkeyPatch
+    shard: Shard, caplog: pytest.LogCaptureFixture
 ) -> None:
     shard.start_all()
     host = shard.hosts[shard.wait_leader()]
@@ -335,6 +335,7 @@ def test_a_leader_whose_appends_fail_for_long_stops_puts_for_its_successor(
         return bool(host.store.flags.bits & FENCED)
 
     wait_until(hear, "it takes no puts, so that its successor can get all of its log")
+    assert "replica 2 shall lead: the disk stored nothing for" in caplog.text
 
 
 def test_elections_go_on_after_errors_of_any_kind_in_the_calls_of_other_replicas(
