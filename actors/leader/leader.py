@@ -375,6 +375,11 @@ class Leader(ReplicaRole):
         """Wait until readers see all messages confirmed by now. Raises: Unavailable, when that takes too long."""
         self._host.dispatcher.await_confirmed()
 
+    def end_damaged_file(self) -> None:
+        """See `ReplicaRole.end_damaged_file`. Replication reads the file, and cannot wait until puts have filled it."""
+        appended = self.store.begin_next_file()
+        notify_all_done(self.acks.hand_over([AppendedPut(PutTicket(), appended, "leader")]))
+
     def await_promise(self, appended: AppendedRows) -> None:
         """Wait until the promise of an operation's record is kept. Raises: DeliveryUnknown."""
         ticket = PutTicket()

@@ -47,18 +47,21 @@ class LogRepair:
         connect: Callable[[int], PeerCalls],
         *,
         met: Callable[[], Sequence[int]] = list,
+        end_file: Callable[[], None] = lambda: None,
         failures: ActiveFailures,
         clock: Clock,
     ) -> None:
         """Args: `replicas`: the others of the shard, in the order to ask. `connect`: makes the calls of one.
 
-        `met`: physical offsets of damage that other processes of this replica met.
+        `met`: physical offsets of damage that other processes of this replica met. `end_file`: ends the file that is
+        written, if this replica writes it.
         """
         self._log = log
         self._scrub = scrub
         self._replicas = replicas
         self._connect = connect
         self._met = met
+        self._end_file = end_file
         self._failures = failures
         self._clock = clock
 
@@ -102,6 +105,14 @@ class LogRepair:
     def step(self) -> None:
         """Mend the known damage, replace files, and note what is left."""
         damaged = [at for at in self._damaged_places() if not self.mender.mend(at, again=True)]
+        if any(
+            file.start <= self._log.end < file.start + file.size
+            for file in self.mender.patched_files
+        ):
+            try:
+                self._end_file()
+            except (OSError, RayMQError) as error:
+                logger.info("the damaged file is not ended yet: %s", error)
         self.mender.replace_files()
 
         cause = self._what_is_left(damaged)

@@ -720,6 +720,7 @@ class ReplicaHost:
             leader_first,
             self._connect_peer,
             met=lambda: self.role.damaged_places(),
+            end_file=lambda: self.role.end_damaged_file(),
             failures=self.failures,
             clock=self.clock,
         )

@@ -110,6 +110,10 @@ class ReplicaRole(ABC):
         """part -> cause, of parts of this role that fail at present."""
         return {}
 
+    def end_damaged_file(self) -> None:
+        """End the file that is written, of which some bytes are in memory only. Raises: RayMQError, OSError."""
+        return
+
     def damaged_places(self) -> list[int]:
         """Physical offsets of damage that a process of this role met."""
         return []

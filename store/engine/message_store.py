@@ -358,6 +358,10 @@ class MessageStore:
         """Append messages of the store's own services: `InnerPut.put`."""
         return self.inner_put.put(messages, progress=progress)
 
+    def begin_next_file(self) -> AppendedRows:
+        """End the commit log file that is written, however full it is: `InnerPut.begin_next_file`."""
+        return self.inner_put.begin_next_file()
+
     def begin_epoch(self, epoch: int) -> AppendedRows:
         """Begin the epoch of a leader with an EPOCH record: `InnerPut.begin_epoch`.
 

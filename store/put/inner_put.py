@@ -116,6 +116,14 @@ class InnerPut:
         self._state.apply_state_record(kind, body)
         return appended
 
+    def begin_next_file(self) -> AppendedRows:
+        """End the file that is written. Returns: the end. Raises: as `PutPath.append`; nothing was stored."""
+        with self._lock:
+            self._check_open()
+            self._check_leads()
+            self._snapshots.begin_next_file()
+            return AppendedRows.up_to(self._log.end)
+
     def put(
         self, messages: Sequence[InnerMessage], *, progress: ServiceProgress | None = None
     ) -> list[AppendedRows]:

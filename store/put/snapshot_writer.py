@@ -85,6 +85,13 @@ class SnapshotWriter:
         with self._lock:
             self.begin_segment()
 
+    def begin_next_file(self) -> None:
+        """End the file that is written, and begin the next one with a snapshot. Raises: as `CommitLog.ensure_room`."""
+        log = self._log
+        log.ensure_room(log.room() + 1)
+        log.seal(log.epoch)
+        self._begin_with_snapshot()
+
     def find_newest(self) -> None:
         """Find the newest snapshots of the log, so that the next one is written when it is due."""
         # What this writer knows may have been cut since: another replica wrote the log.

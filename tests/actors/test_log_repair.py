@@ -97,18 +97,40 @@ def test_all_damage_of_a_file_is_repaired_together(shard: MendedShard) -> None:
     assert mender.units == 2
 
 
-def test_damage_of_the_file_that_is_written_is_read_from_memory_until_the_file_is_full(
+def test_damage_of_the_file_that_a_follower_writes_is_read_from_memory_until_the_file_is_full(
+    shard: MendedShard,
+) -> None:
+    unit = shard.rot(1, LAST)
+    rotten = shard.segment(1, unit.start).read_bytes()
+    assert shard.hosts[1].log.reads.raw(unit.start, unit.end)
+    follower = shard.hosts[1].log
+    assert repair_of(shard, 1).mender.mend(unit.start)
+    assert follower.reads.raw(unit.start, unit.end) == shard.leader.log.reads.raw(
+        unit.start, unit.end
+    )
+    wait_until(lambda: "from memory" in failure(shard, 1), "status says so")
+    assert shard.segment(1, unit.start).read_bytes() == rotten
+    shard.put([b"more" * 1000] * 80)
+    repair_of(shard, 1).wake()
+    wait_equal(shard, unit.start)
+
+
+def test_a_leader_ends_the_file_that_it_writes_so_that_its_damage_is_repaired(
     shard: MendedShard,
 ) -> None:
     unit = shard.rot(0, LAST)
-    rotten = shard.segment(0, unit.start).read_bytes()
+    end = shard.leader.log.end
     assert shard.read_whole() == BODIES
-    wait_until(lambda: "from memory" in failure(shard), "status says so")
-    assert shard.segment(0, unit.start).read_bytes() == rotten
-    shard.put([b"more" * 1000] * 80)
+    # Replication reads the file, and would wait until puts have filled it.
+    wait_until(lambda: shard.leader.log.end > end, "the next file is begun")
+    shard.replicate()
     repair_of(shard).wake()
     wait_equal(shard, unit.start)
-    assert shard.read_whole()[: len(BODIES)] == BODIES
+    done = {"units": 1, "files": 1, "bytes_in_memory": 0, "error": None}
+    wait_until(lambda: repair_of(shard).status() == done, "all is counted")
+    shard.put([b"more"])
+    assert shard.read_whole() == BODIES
+    assert shard.leader.store.queue_range("t", 0) == (0, len(BODIES) + 1)
 
 
 def test_reads_go_on_while_a_file_is_replaced(shard: MendedShard) -> None:
