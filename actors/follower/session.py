@@ -151,7 +151,7 @@ class FollowerSession:
                 # The epoch is on disk before any answer under it.
                 self._elections.step(LeaderHeard(header.sender, header.epoch))
                 if not self._elections.admits(header.sender, header.epoch):
-                    return [self._refusal_of_epoch(header.epoch)], False
+                    return [self._refusal_of_leader(header)], False
                 if isinstance(message, wire.LeaderEnded):
                     self._elections.step(LeaderLost(header.sender.id, header.epoch))
                     return [], False
@@ -173,10 +173,12 @@ class FollowerSession:
 
         return replies, acknowledges
 
-    def _refusal_of_epoch(self, epoch: int) -> wire.Refusal:
-        """The refusal of a leader whose epoch is over (rule R4 of docs/design.md)."""
+    def _refusal_of_leader(self, header: wire.FrameHeader) -> wire.Refusal:
+        """The refusal of a leader whose epoch is over, or that was replaced (rules R4 and R17 of docs/design.md)."""
         newest = self._elections.epoch
-        text = f"epoch {epoch} is over, because this follower has heard epoch {newest}"
+        text = f"epoch {header.epoch} is over, because this follower has heard epoch {newest}"
+        if self._elections.is_replaced(header.sender):
+            text = f"an operator has replaced replica {header.sender.id}, whose process this is"
         return wire.Refusal(wire.Reason.EPOCH, newest, text)
 
     def _change(self, effect: log_receiver.ReceiverEffect, data: memoryview | None) -> None:

@@ -206,6 +206,10 @@ class Elections:
         """Whether a frame of log bytes may be taken: `ElectionMachine.admits`."""
         return self._machine.admits(leader, epoch)
 
+    def is_replaced(self, process: ReplicaProcess) -> bool:
+        """Whether an operator has given the place of this process's replica to a newer one."""
+        return self._machine.is_replaced(process)
+
     @property
     def has_successor(self) -> bool:
         """Whether a follower could soon lead in place of this replica, which leads, and has a better disk perhaps."""

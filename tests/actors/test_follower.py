@@ -12,6 +12,7 @@ from raymq.replication.election import Received
 from raymq.replication.wire import (
     Ack,
     AppendEntries,
+    BeginLog,
     Conflict,
     FrameHeader,
     Hello,
@@ -129,6 +130,53 @@ def test_a_lower_epoch_is_refused_without_harm_to_the_present_leader(port, sessi
     line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
     assert line.hear() == Ack(3, 3, 0)
     line.hang_up()
+
+
+def test_the_refusal_of_a_leader_that_was_replaced_says_so(port):
+    session = new_session(port, IDENTITY, generations=(1,))
+    old, new = Line(session, incarnation=7, epoch=4), Line(session, incarnation=1 << 48, epoch=4)
+    old.say(Hello(3, 0), to=0)
+    refused = old.hear()
+    assert isinstance(refused, Refusal)
+    assert refused.text == "an operator has replaced replica 0, whose process this is"
+    new.say(Hello(3, 0), to=0)
+    assert new.hear() == HelloReply(0, 0, 0, 0, 0)
+    old.hang_up()
+    new.hang_up()
+
+
+def test_an_empty_log_begins_where_its_leader_says_and_one_with_bytes_does_not(port, session):
+    line = Line(session, incarnation=1)
+    line.say(Hello(1 << 20, 0), to=0)
+    assert line.hear() == HelloReply(0, 0, 0, 0, 0)
+    line.say(BeginLog(65536, 9))
+    unit = unit_of(b"abc", 65536, 9)
+    line.say(AppendEntries(65536, 9, 0, (unit,)), b"abc")
+    assert line.hear() == Ack(65539, 65539, 0)
+    assert (port.log.start, port.log.end) == (65536, 65539)
+    line.say(BeginLog(2 * 65536, 9))
+    assert line.hear() == Conflict(0, 65539)
+    assert port.log.start == 65536
+    line.hang_up()
+
+
+def test_an_empty_log_that_was_to_begin_later_follows_a_leader_that_begins_at_0(port, session):
+    line = Line(session, incarnation=1)
+    line.say(Hello(1 << 20, 0), to=0)
+    line.hear()
+    line.say(BeginLog(65536, 9))
+    line.say(AppendEntries(65536, 9, 0, ()))
+    line.hear()
+    line.hang_up()
+
+    for incarnation in (2, 3):
+        line = Line(session, incarnation=incarnation)
+        line.say(Hello(3, 0), to=0)
+        assert line.hear() == HelloReply(0, 0, 0, 0, 0)
+        line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
+        assert line.hear() == (Conflict(0, 0) if incarnation == 2 else Ack(3, 3, 0))
+        line.hang_up()
+    assert (port.log.start, port.log.end) == (0, 3)
 
 
 def test_only_a_leader_whose_frame_is_taken_says_how_far_readers_should_be(port, session):

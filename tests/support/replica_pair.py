@@ -36,7 +36,9 @@ CLUSTER_ID = "pair"
 TIMEOUT_S = 20.0
 
 
-def new_session(port: CommitLogPort, identity: dict[str, Any]) -> FollowerSession:
+def new_session(
+    port: CommitLogPort, identity: dict[str, Any], generations: tuple[int, ...] = ()
+) -> FollowerSession:
     """The streams of a new follower process, with the ballot that earlier ones left."""
     me = ReplicaProcess(identity["replica"], identity["incarnation"])
     elections = Elections(
@@ -47,6 +49,7 @@ def new_session(port: CommitLogPort, identity: dict[str, Any]) -> FollowerSessio
         clock=Clock(),
         put_lock=PutLock(Clock()),
         flags=RunningFlags(),
+        generations=generations,
     )
     return FollowerSession(port, identity, elections)
 
