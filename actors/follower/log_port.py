@@ -60,8 +60,9 @@ class FollowerLogPort:
 
     def begin_at(self, start: int, chain_value: int) -> None:
         """Let the empty log begin where the leader's does. Durable."""
-        with self._writing() as followed, self._satellites_paused(), self._host.dispatcher.paused():
-            followed.begin_at(start, chain_value, epoch=self.frame_epoch())
+        host = self._host
+        with self._writing(), self._satellites_paused(), host.dispatcher.paused():
+            host.store.begin_at(start, chain_value, epoch=self.frame_epoch())
 
     @contextlib.contextmanager
     def _satellites_paused(self) -> Iterator[None]:

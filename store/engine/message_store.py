@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from raymq.store.base.clock import Clock, StoreTimeClock
-from raymq.store.base.errors import Corrupt, RayMQError, Unavailable
+from raymq.store.base.errors import Corrupt, RayMQError, Unavailable, broken
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import NOT_TRIED, Files
 from raymq.store.base.format import TIMER_TOPIC, check_group_name
@@ -273,6 +273,18 @@ class MessageStore:
                 awaits_snapshot=not self.state_is_whole,
                 on_snapshot=self._begin_queues_of_snapshot,
             )
+
+    def begin_at(self, start: int, chain_value: int, *, epoch: int) -> None:
+        """Let the empty log of this follower begin elsewhere: `FollowedLog.begin_at`, which says what callers need."""
+        followed = self.followed
+        if followed is None:
+            raise broken("a follower's log begins where its leader's does", epoch=epoch)
+        followed.begin_at(start, chain_value, epoch=epoch)
+        self._has_snapshot = False
+        if self.reput.index is not None:
+            # A start above the new one may have counted as indexed.
+            self.index.indexed = min(self.index.indexed, start)
+            self.reput.index = IndexBuilder(self.log, self.index)
 
     def _begin_queues_of_snapshot(self, starts: dict[QueueKey, int]) -> None:
         """Let the queues that have no message in the log of a follower begin where its first snapshot says."""

@@ -311,7 +311,11 @@ class StoreRecovery:
         return {
             key: offset
             for key, offset in self._queue_starts.items()
-            if offset and key[0] != INTERNAL_TOPIC and not self._queues.range(*key)[1]
+            if offset
+            and key[0] != INTERNAL_TOPIC
+            # One that is not open yet has units.
+            and not self._queues.is_unopened(*key)
+            and not self._queues.range(*key)[1]
         }
 
     def _queues_end_as_expected(self) -> bool:

@@ -140,13 +140,16 @@ class CommitLog:
         self._opened.callback(self.marks.close)
         self.chain = Chain(side / "chain", self.config.segment_size_bytes, files=self.files)
         self._opened.callback(self.chain.close)
-        self.chain.begin_at(*(self.meta.get(CHAIN_BEGIN) or (0, 0)))
         self.checkpoint = Checkpoint.open(self.root / "checkpoint", files=self.files)
         self._opened.callback(self.checkpoint.close)
 
         self.segments = open_log_files(self.root, self.config, files=self.files)
         self._opened.callback(self.segments.close)
         self.segments.load()
+        chain_begin = self.meta.get(CHAIN_BEGIN)
+        # Without a file at that offset the log is empty, and begins anywhere.
+        if chain_begin is not None and self.segments.files and self.start == chain_begin[0]:
+            self.chain.begin_at(*chain_begin)
         self.end = 0
         #: reads bytes and records, and knows the damage that reads have met
         self.reads = LogReads(
@@ -459,6 +462,8 @@ class CommitLog:
         self.segments.begin_at(start)
         self.chain.begin_at(start, chain_value)
         self.end = start
+        # A sync of the log that began before may have noted the old end since.
+        self.marks.lower(start)
 
     def _does_not_continue(self, unit: ChainUnit) -> Rejected:
         return Rejected(

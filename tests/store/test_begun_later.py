@@ -48,7 +48,7 @@ def delete_first_file(store: MessageStore) -> None:
 
 def begin(leader: MessageStore, follower: MessageStore) -> None:
     (first,) = leader.log.chain.units(leader.log.start, leader.log.start + 1)
-    followed(follower).begin_at(first.start, first.previous)
+    follower.begin_at(first.start, first.previous, epoch=0)
 
 
 def adopt_first_file(leader: MessageStore, follower: MessageStore) -> None:
@@ -163,6 +163,57 @@ def test_every_power_loss_leaves_an_empty_log_or_one_that_begins_there(
     }
 
 
+def test_a_leader_that_begins_at_0_is_followed_after_every_power_loss_too(
+    leader: MessageStore,
+) -> None:
+    disk = SimulatedDisk(record=True)
+    follower = open_follower(disk)
+    begin(leader, follower)
+    follower.abandon()
+    other = open_leader()
+    put_some(other, 6)
+    confirm(other)
+
+    ends = set()
+    for state in disk.crash_states(limit_per_point=4):
+        again = open_follower(state)
+        ends.add(again.log.end)
+        assert again.log.is_empty
+        if again.log.end:
+            again.begin_at(0, 0, epoch=0)
+        check_equal(other, again)
+        again.abandon()
+    assert ends == {0, leader.log.start}
+
+
+def test_records_below_an_earlier_start_are_indexed(leader: MessageStore) -> None:
+    follower = open_follower(SimulatedDisk())
+    begin(leader, follower)
+    follower.dispatch(0)
+    follower.begin_at(0, 0, epoch=0)
+    other = open_leader()
+    put_some(other, 6)
+    confirm_upto(follower, send(other, follower))
+    while follower.reput.index_behind:
+        follower.dispatch(follower.log.end)
+    assert follower.index.indexed == follower.log.end
+    assert follower.reput.index is not None
+    assert follower.reput.index._added_end == follower.log.end
+
+
+def test_a_start_opens_no_queue_that_has_messages(leader: MessageStore) -> None:
+    disk = SimulatedDisk()
+    follower = open_follower(disk)
+    begin(leader, follower)
+    check_equal(leader, follower)
+    # The first start after the queues were begun opens all of them.
+    for _ in range(2):
+        follower.close()
+        follower = open_follower(disk)
+    assert follower.consume_queues.is_unopened("t", 0)
+    assert ranges(follower) == ranges(leader)
+
+
 def test_it_begins_again_where_a_leader_begins_that_has_deleted_more(leader: MessageStore) -> None:
     disk = SimulatedDisk()
     follower = open_follower(disk)
@@ -185,8 +236,8 @@ def test_a_log_with_records_begins_nowhere_else(leader: MessageStore) -> None:
         begin(leader, follower)
     empty = open_follower(SimulatedDisk())
     with pytest.raises(Bug, match="begins with a file"):
-        followed(empty).begin_at(100, 0)
+        empty.begin_at(100, 0, epoch=0)
     empty.log.epoch_floor = 3
     with pytest.raises(Unavailable, match="epoch 1"):
-        followed(empty).begin_at(32 * 1024, 0, epoch=1)
+        empty.begin_at(32 * 1024, 0, epoch=1)
     assert (empty.log.start, empty.log.end) == (0, 0)

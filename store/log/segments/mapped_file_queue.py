@@ -110,12 +110,16 @@ class MappedFileQueue:
             else:
                 start -= start % self.file_size
                 self._files.make_dirs(self.directory)
-            path = self._directory_of(start) / file_name(start)
-            given = self.spares is not None and self.spares.give(path)
-            make = MappedFile.open if given else MappedFile.create
-            file = make(path, start, self.file_size, files=self._files)
+            file = self._create(start)
             self.files.append(file)
             return file
+
+    def _create(self, start: int) -> MappedFile:
+        """The file that begins at `start`. Needs the growth lock. Raises: StorageFull."""
+        path = self._directory_of(start) / file_name(start)
+        given = self.spares is not None and self.spares.give(path)
+        make = MappedFile.open if given else MappedFile.create
+        return make(path, start, self.file_size, files=self._files)
 
     def _directory_of(self, start: int) -> Path:
         """The directory of a new file: in turn, over the directories that are not full.
@@ -156,12 +160,13 @@ class MappedFileQueue:
 
     def begin_at(self, start: int) -> None:
         """Replace all files, which hold nothing, by an empty one at `start`. Durable. Raises: StorageFull."""
+        # Under one lock: the allocator would make the first file of an empty queue, at 0.
         with self._growth_lock:
             before, self.files = self.files, []
             for file in reversed(before):
                 file.destroy()
                 self._files.sync_dir(file.path.parent)
-        self.create_next(start)
+            self.files = [self._create(start)]
 
     def truncate_to(self, offset: int) -> None:
         """Cut at `offset`: later files are destroyed, the rest of its file is made zero.
