@@ -388,62 +388,61 @@ class Cluster:
 
         replace_replica(self, shard, replica, node=node, timeout_s=timeout_s, progress=progress)
 
-    def plan_recovery(self, shard: int) -> RecoveryPlan:
+    def plan_recovery(self, shard: int, *, nodes: Mapping[int, str] | None = None) -> RecoveryPlan:
         """What `recover_shard` would give up. Nothing is changed.
 
         Args:
             shard: number of the shard, from 0.
+            nodes: as of `recover_shard`, to check them.
 
         Raises:
-            Rejected: the shard has enough replicas, or nothing could be recovered.
+            Rejected: the shard has enough replicas, or nothing could be recovered, or a node cannot have a replica.
             Unavailable: the cluster does not run.
         """
         from .recover_shard import find_plan
 
-        return find_plan(self, shard)
+        return find_plan(self, shard, nodes=nodes)
 
     def recover_shard(
         self,
-        shard: int,
+        plan: RecoveryPlan,
         *,
         accept_loss: bool,
         nodes: Mapping[int, str] | None = None,
         timeout_s: float = 600.0,
         progress: Progress | None = None,
-    ) -> RecoveryPlan:
+    ) -> None:
         """Go on without a majority of a shard's replicas. Messages whose receipts were given may be lost.
 
-        The replicas that do not answer get empty successors, and one of the others leads. Their directories are moved
-        aside where successors are made. What was given up stays in the shard's log, in `cluster.json` and in
-        `raymq status`.
+        The lost replicas get empty successors, and one of the survivors leads. The old directories are moved aside
+        where successors are made. The decision is written to the shard's log, to `cluster.json` and to
+        `raymq shard describe`.
 
         Args:
-            shard: number of the shard, from 0.
+            plan: of `plan_recovery`. No other replica is given up.
             accept_loss: must be True: confirmed messages that only the lost replicas have are gone, and their offsets
                 are given to other messages.
             nodes: lost replica -> label of the node of its successor; one that is not named stays on its node.
-            timeout_s: seconds until the shard must be whole; 600 by default.
+            timeout_s: seconds until all successors must be complete; 600 by default.
             progress: called with one line of text at a time; None (default) logs the lines.
 
         Durable: what is given up and the new placement, before any successor is made.
 
-        Returns: what was given up.
-
         Raises:
-            Rejected: `accept_loss` is not True, the shard has enough replicas, or nothing could be recovered. Nothing
-                was changed.
-            Unavailable: the cluster does not run, or the shard is not whole in time. It goes on by itself.
+            Rejected: `accept_loss` is not True, the shard has enough replicas, nothing could be recovered, or the plan
+                is not true any more. Nothing was changed.
+            Unavailable: the cluster does not run, or the successors are not complete in time. They go on by themselves.
         """
         from .recover_shard import recover_shard
 
         if accept_loss is not True:
             raise Rejected(
-                "an unclean recovery may lose confirmed messages: call plan_recovery, and pass accept_loss=True",
+                "an unclean recovery may lose confirmed messages: read the plan, and pass accept_loss=True",
                 field="accept_loss",
                 limit=True,
                 found=accept_loss,
             )
-        return recover_shard(self, shard, nodes=nodes, timeout_s=timeout_s, progress=progress)
+        recover_shard(self, plan, nodes=nodes, timeout_s=timeout_s, progress=progress)
 
     def drain_node(
         self, node: str, *, timeout_s: float = 120.0, progress: Progress | None = None

@@ -87,13 +87,17 @@ class ClusterRecord:
         return 0 if self.least_epochs is None else self.least_epochs[shard]
 
     def with_recovery(self, shard: int, facts: dict[str, Any], least_epoch: int) -> ClusterRecord:
-        """The record after a shard was recovered without a majority. Args: `facts`: as of `recover_shard`."""
+        """The record after a shard was recovered without a majority.
+
+        Args: `facts`: as of `recover_shard`. They take the place of an entry with the same `at_ms`.
+        """
+        kept = [each for each in self.unclean_recoveries if each["at_ms"] != facts["at_ms"]]
         epochs = list(self.least_epochs or (0,) * self.shards)
         epochs[shard] = max(epochs[shard], least_epoch)
         return replace(
             self,
             least_epochs=tuple(epochs),
-            unclean_recoveries=(*self.unclean_recoveries, facts),
+            unclean_recoveries=(*kept, facts),
             formed=True,
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,10 @@ RESTART_WAIT_MS = 5_000
 #: how far the new epoch is above those that survivors have heard: more elections than any cluster sees
 EPOCHS_SKIPPED = 1_000_000
 
+#: of a row of `replica_status.statuses`
+_KEPT_FACTS = ("replica", "epoch", "appended", "confirmed", "is_complete")
+_LOST_FACTS = ("replica", "node", "error")
+
 
 @dataclass(frozen=True)
 class RecoveryPlan:
@@ -56,8 +60,13 @@ class RecoveryPlan:
     shard: int
     #: the replicas that answer: `replica`, `epoch`, `appended`, `confirmed`, `is_complete`
     survivors: tuple[dict[str, Any], ...]
-    #: those that do not
-    lost: tuple[int, ...]
+    #: those that are given up: `replica`, `node`, `error`
+    lost: tuple[dict[str, Any], ...]
+
+    @property
+    def lost_replicas(self) -> list[int]:
+        """The numbers of the replicas that are given up."""
+        return [int(row["replica"]) for row in self.lost]
 
     def lines(self) -> list[str]:
         """The plan as text."""
@@ -66,10 +75,16 @@ class RecoveryPlan:
             f"{row['epoch']}, {'complete' if row['is_complete'] else 'not complete: it has lost bytes before'}"
             for row in self.survivors
         ]
+        lost = [
+            f"lost {row['replica']}{'' if row['node'] is None else ' on node ' + row['node']}: {row['error']}"
+            for row in self.lost
+        ]
         return [
-            f"shard {self.shard}: DATA-LOSS-POSSIBLE. Replicas {list(self.lost)} are given up for good. Confirmed "
+            f"shard {self.shard}: DATA-LOSS-POSSIBLE. Replicas {self.lost_replicas} are given up for good. Confirmed "
             "messages that only they have are lost, and their offsets are given to other messages",
             *survivors,
+            *lost,
+            "Make sure that the machines of the lost replicas are off: cut off from here, they may still give receipts",
         ]
 
     def facts(self, at_ms: int) -> dict[str, Any]:
@@ -77,22 +92,32 @@ class RecoveryPlan:
         return {
             "at_ms": at_ms,
             "shard": self.shard,
-            "lost": list(self.lost),
+            "lost": self.lost_replicas,
             "survivors": [dict(row) for row in self.survivors],
         }
 
 
-def plan_recovery(record: ClusterRecord, rows: Sequence[Row]) -> RecoveryPlan:
-    """What a recovery would give up. Args: `rows`: of all replicas of one shard.
+def plan_recovery(
+    record: ClusterRecord, rows: Sequence[Row], nodes: Mapping[int, str] | None = None
+) -> RecoveryPlan:
+    """What a recovery would give up. Args: `rows`: of all replicas of one shard. `nodes`: as of `recover_shard`.
 
     Raises: Rejected if nothing has to be given up, or nothing could be recovered.
     """
     shard = rows[0]["shard"]
-    survivors = [row for row in rows if row["state"] == "RUNNING"]
-    lost = [row["replica"] for row in rows if row not in survivors]
     leader = replica_status.leader_of(list(rows))
     if leader is not None:
         raise _needless(shard, f"replica {leader} leads it; give its lost replicas up one by one")
+
+    survivors = [row for row in rows if row["state"] == "RUNNING"]
+    stopped = [row for row in rows if row["state"] not in ("RUNNING", "DOWN")]
+    if stopped:
+        raise _needless(
+            shard,
+            f"replica {stopped[0]['replica']} is there, and {stopped[0]['state']} ({stopped[0]['error']}): repair it, "
+            "or end its processes",
+        )
+    lost = [row for row in rows if row["state"] == "DOWN"]
     if not lost:
         raise _needless(shard, "all of its replicas answer: see `raymq shard describe`")
     answers = {row["replica"]: row["is_complete"] for row in survivors}
@@ -101,6 +126,7 @@ def plan_recovery(record: ClusterRecord, rows: Sequence[Row]) -> RecoveryPlan:
             shard,
             f"the replicas {list(answers)} have every confirmed message between them, and can elect",
         )
+
     if len(record.candidates) == 1:
         raise Rejected(
             f"only replica {record.candidates[0]} may lead shard {shard}: bring its disk back, or restore a copy "
@@ -117,9 +143,13 @@ def plan_recovery(record: ClusterRecord, rows: Sequence[Row]) -> RecoveryPlan:
             found=0,
         )
 
-    names = ("replica", "epoch", "appended", "confirmed", "is_complete")
-    kept = tuple({name: row[name] for name in names} for row in survivors)
-    return RecoveryPlan(shard, kept, tuple(lost))
+    plan = RecoveryPlan(
+        shard,
+        tuple({name: row[name] for name in _KEPT_FACTS} for row in survivors),
+        tuple({name: row.get(name) for name in _LOST_FACTS} for row in lost),
+    )
+    _check_nodes(record, plan, nodes or {})
+    return plan
 
 
 def _needless(shard: int, why: str) -> Rejected:
@@ -130,67 +160,101 @@ def _needless(shard: int, why: str) -> Rejected:
     )
 
 
-def find_plan(cluster: Cluster, shard: int, clock: Clock | None = None) -> RecoveryPlan:
-    """`plan_recovery` of a running cluster. An election that is under way is awaited. Raises: Rejected, Unavailable."""
-    paths, files = local_paths(cluster), Files()
+def _check_nodes(record: ClusterRecord, plan: RecoveryPlan, nodes: Mapping[int, str]) -> None:
+    """Raises: Rejected for a node that must not have a replica, and for a replica that is not lost."""
+    for replica, node in nodes.items():
+        if replica not in plan.lost_replicas:
+            raise Rejected(
+                f"replica {replica} is not lost; those that are: {plan.lost_replicas}",
+                field="node",
+                limit=plan.lost_replicas,
+                found=replica,
+            )
+        check_placed(record, plan.shard, replica, node)
+        # No two successors on one node.
+        record = record.with_new_replica(plan.shard, replica, node)
+
+
+def find_plan(
+    cluster: Cluster,
+    shard: int,
+    *,
+    nodes: Mapping[int, str] | None = None,
+    clock: Clock | None = None,
+) -> RecoveryPlan:
+    """`plan_recovery` of a running cluster. Raises: Rejected, Unavailable.
+
+    If an earlier recovery ended before it wrote into the log of the shard, that is done first.
+    """
+    clock, files, paths = clock or Clock(), Files(), local_paths(cluster)
     record = _load(cluster, files)
-    running_ray(record, paths, files)
-    return plan_recovery(record, _look(cluster, shard, clock or Clock()))
+    with ray_host.session(running_ray(record, paths, files)) as ray:
+        rows = _look(ray, cluster, record, shard, clock)
+    if replica_status.leader_of(rows) is not None:
+        _write_into_log(cluster, record, shard)
+    return plan_recovery(record, rows, nodes)
 
 
-def _look(cluster: Cluster, shard: int, clock: Clock) -> list[Row]:
-    """What the replicas say, after a while in which a process may have started again."""
+def _look(ray: Any, cluster: Cluster, record: ClusterRecord, shard: int, clock: Clock) -> list[Row]:
+    """What the replicas say. A process that is starting answers only through Ray, and may recover for minutes."""
     look = partial(replica_status.statuses, cluster, shard)
-    return await_leader(look, clock, wait_ms=RESTART_WAIT_MS)
+    rows = await_leader(look, clock, wait_ms=RESTART_WAIT_MS)
+    if replica_status.leader_of(rows) is not None:
+        return rows
+
+    for row in rows:
+        if row["state"] == "DOWN":
+            key = (shard, row["replica"], "commit_log")
+            for member in actor_set.find(ray, record.name, [key]):
+                node = actor_set.node_of(record, shard, row["replica"])
+                found = actor_set.state_of(ray, replace(member, node=node), clock)
+                if found["state"] in ("STARTING", "RUNNING", "READ_ONLY"):
+                    row.update(state=found["state"], error=found["error"])
+    return rows
 
 
 def recover_shard(
     cluster: Cluster,
-    shard: int,
+    plan: RecoveryPlan,
     *,
     nodes: Mapping[int, str] | None = None,
     timeout_s: float = REPLACE_TIMEOUT_S,
     progress: Progress | None = None,
     clock: Clock | None = None,
-) -> RecoveryPlan:
-    """Give up the replicas of a shard that do not answer, and wait until their empty successors are complete.
+) -> None:
+    """Give up the lost replicas of a shard, and wait until their empty successors are complete.
 
-    Args: `nodes`: lost replica -> the node of its successor, where that is another one. `progress`: called with one
-    line of text at a time; None logs the lines.
+    Args: `plan`: what the operator has accepted. `nodes`: lost replica -> the node of its successor, where that is
+    another one. `progress`: called with one line of text at a time; None logs the lines.
 
     Durable: what is given up and the new placement in cluster.json, after the lost replicas' processes have ended and
     before any is made.
-    Raises: Rejected with nothing changed. Unavailable when the cluster does not run, or the shard is not whole in time.
-    It goes on by itself.
+    Raises: Rejected with nothing changed, also if more would be given up than the plan says. Unavailable when the
+    cluster does not run, or the successors are not complete in time. They go on by themselves.
     """
     clock, files, report = clock or Clock(), Files(), progress or logger.info
     deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
-    paths, nodes = local_paths(cluster), nodes or {}
+    paths, nodes, shard = local_paths(cluster), nodes or {}, plan.shard
 
     with directory_lock(paths, files):
         record = _load(cluster, files)
-        target = running_ray(record, paths, files)
-        rows = _look(cluster, shard, clock)
-        if replica_status.leader_of(rows) is not None:
-            # An earlier call may have ended before it wrote into the log.
-            _write_into_log(cluster, record, shard)
-        plan = plan_recovery(record, rows)
-        _check_nodes(record, plan, nodes)
-
-        with ray_host.session(target, timeout_s) as ray:
-            for replica in plan.lost:
+        with ray_host.session(running_ray(record, paths, files), timeout_s) as ray:
+            rows = _look(ray, cluster, record, shard, clock)
+            found = plan_recovery(record, rows, nodes)
+            _check_same(plan, found)
+            for replica in found.lost_replicas:
                 check_node(ray, record, shard, replica, nodes.get(replica))
-            for replica in plan.lost:
+
+            for replica in found.lost_replicas:
                 report(f"shard {shard} replica {replica}: ending what is left of its processes")
                 actor_set.end_replica(ray, record, shard, replica, clock=clock)
-
-            epoch = max(row["epoch"] for row in plan.survivors) + EPOCHS_SKIPPED
-            new = record.with_recovery(shard, plan.facts(clock.now_ms()), epoch)
-            for replica in plan.lost:
+            new = record.with_recovery(shard, _facts(record, found, rows, clock), _new_epoch(found))
+            for replica in found.lost_replicas:
                 new = new.with_new_replica(shard, replica, nodes.get(replica))
             cluster_record.save_record(paths, new, files)
+
             made = Replacement(ray, cluster, paths, new, clock, deadline_ms)
-            for replica in plan.lost:
+            for replica in found.lost_replicas:
                 made.run(shard, replica, report)
         cluster.placement = new.placement
         if new.placement is not None:
@@ -198,9 +262,41 @@ def recover_shard(
 
     _await_new_leader(cluster, shard, report, clock, deadline_ms)
     _write_into_log(cluster, new, shard)
-    for replica in plan.lost:
+    for replica in found.lost_replicas:
         await_complete(cluster, shard, replica, report, clock, deadline_ms)
-    return plan
+
+
+def _check_same(accepted: RecoveryPlan, found: RecoveryPlan) -> None:
+    """Raises: Rejected if a replica was lost that the operator has not given up."""
+    more = sorted(set(found.lost_replicas) - set(accepted.lost_replicas))
+    if more:
+        raise Rejected(
+            f"replicas {more} of shard {found.shard} have stopped to answer since the plan was made; nothing was "
+            "changed: make another plan",
+            field="plan",
+            limit=accepted.lost_replicas,
+            found=found.lost_replicas,
+        )
+
+
+def _new_epoch(plan: RecoveryPlan) -> int:
+    return int(max(row["epoch"] for row in plan.survivors)) + EPOCHS_SKIPPED
+
+
+def _facts(
+    record: ClusterRecord, plan: RecoveryPlan, rows: Sequence[Row], clock: Clock
+) -> dict[str, Any]:
+    """What is written down. An earlier recovery that reached no log of a survivor is part of this one."""
+    noted = {each["at_ms"] for row in rows for each in row.get("unclean_recoveries") or ()}
+    begun = [
+        each
+        for each in record.unclean_recoveries
+        if each["shard"] == plan.shard and each["at_ms"] not in noted
+    ]
+    if not begun:
+        return plan.facts(clock.now_ms())
+    lost = sorted({*begun[-1]["lost"], *plan.lost_replicas})
+    return {**begun[-1], "lost": lost}
 
 
 def _load(cluster: Cluster, files: Files) -> ClusterRecord:
@@ -209,19 +305,6 @@ def _load(cluster: Cluster, files: Files) -> ClusterRecord:
     if record is None:
         raise Rejected(f"{paths.data_dir} has no cluster.json", field="target")
     return record
-
-
-def _check_nodes(record: ClusterRecord, plan: RecoveryPlan, nodes: Mapping[int, str]) -> None:
-    """Raises: Rejected for a node that must not have a replica, and for a replica that is not lost."""
-    for replica, node in nodes.items():
-        if replica not in plan.lost:
-            raise Rejected(
-                f"replica {replica} is not lost; those that are: {list(plan.lost)}",
-                field="node",
-                limit=list(plan.lost),
-                found=replica,
-            )
-        check_placed(record, plan.shard, replica, node)
 
 
 def _await_new_leader(

@@ -40,6 +40,9 @@ class AdminHost(Protocol):
     def await_dispatch(self) -> None:
         """Wait until readers see all messages confirmed by now. Raises: Unavailable."""
 
+    def publish(self, appended: AppendedRows) -> None:
+        """Let the satellites work on an append, without waiting for them."""
+
     def await_promise(self, appended: AppendedRows) -> None:
         """Wait until the promise of this append is kept. Raises: DeliveryUnknown."""
 
@@ -79,7 +82,8 @@ class AdminCalls:
         if key not in known:
             store = self._host.store
             store.put_inner([], progress=ServiceProgress(UNCLEAN_RECOVERIES, {key: facts}))
-            self._host.await_promise(AppendedRows.up_to(store.log.end))
+            # Not awaited: as long as the successors copy the log, no majority confirms anything.
+            self._host.publish(AppendedRows.up_to(store.log.end))
         return {}
 
     def _op_delete_expired_files(self) -> dict[str, Any]:

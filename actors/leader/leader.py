@@ -377,7 +377,10 @@ class Leader(ReplicaRole):
 
     def end_damaged_file(self) -> None:
         """See `ReplicaRole.end_damaged_file`. Replication reads the file, and cannot wait until puts have filled it."""
-        appended = self.store.begin_next_file()
+        self.publish(self.store.begin_next_file())
+
+    def publish(self, appended: AppendedRows) -> None:
+        """Let the satellites work on an append, without waiting for them."""
         notify_all_done(self.acks.hand_over([AppendedPut(PutTicket(), appended, "leader")]))
 
     def await_promise(self, appended: AppendedRows) -> None:

@@ -853,7 +853,14 @@ class ReplicaHost:
         return "; ".join([*poisoned, *failures, *self.role.causes()]) or None
 
     def _active_failures(self) -> dict[str, str]:
-        return {**self.failures.as_status(), **self.role.failures()}
+        found = {**self.failures.as_status(), **self.role.failures()}
+        if not self.elections.is_complete and self.store.lacks_compacted:
+            found["compaction"] = (
+                f"the log of this replica begins at {self.log.start}, and older messages of compacted topics are not "
+                "here: it can neither count nor lead. Bring the disk of the replica before it back, or delete these "
+                "topics"
+            )
+        return found
 
     def status(self) -> dict[str, Any]:
         """Ends and satellites, for status displays."""

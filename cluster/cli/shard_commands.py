@@ -74,23 +74,23 @@ def shard_recover(options: argparse.Namespace, console: Console) -> int:
     nodes = dict(map(_node_of_replica, options.node))
 
     with cluster_of(options, console) as cluster:
-        plan = cluster.plan_recovery(options.shard)
+        plan = cluster.plan_recovery(options.shard, nodes=nodes)
         for line in plan.lines():
             console.note(line)
 
         if not options.yes_lose_messages:
             _ask(console, f"To go on type the name of the cluster ({cluster.name}): ", cluster.name)
             _ask(console, "Messages may be lost. Type `lose messages`: ", "lose messages")
-        done = cluster.recover_shard(
-            options.shard,
+        cluster.recover_shard(
+            plan,
             accept_loss=True,
             nodes=nodes,
             timeout_s=options.timeout_s,
             progress=console.note,
         )
 
-    facts = {"shard": options.shard, "lost": list(done.lost), "survivors": list(done.survivors)}
-    console.result(options, facts, f"shard {options.shard} goes on without {list(done.lost)}")
+    facts = {"shard": plan.shard, "lost": list(plan.lost), "survivors": list(plan.survivors)}
+    console.result(options, facts, f"shard {plan.shard} goes on without {plan.lost_replicas}")
     return EXIT_OK
 
 

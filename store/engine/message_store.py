@@ -31,7 +31,7 @@ from raymq.store.index.index_builder import IndexBuilder
 from raymq.store.index.index_service import IndexService
 from raymq.store.index.query import Query
 from raymq.store.log.clean import CleanService, Derived, SyncedFloor
-from raymq.store.log.commit_log import QUEUES_DOUBTFUL, CommitLog
+from raymq.store.log.commit_log import CHAIN_BEGIN, QUEUES_DOUBTFUL, CommitLog
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.put.inner_put import InnerPut
 from raymq.store.put.put_hooks import PutHook, TopicGuard
@@ -357,6 +357,14 @@ class MessageStore:
     def state_is_whole(self) -> bool:
         """Whether the log holds all of the state. RocketMQ may have deleted the snapshots that held it."""
         return self.log.start == 0 or self._has_snapshot
+
+    @property
+    def lacks_compacted(self) -> bool:
+        """Whether compacted queues of this replica may lack messages of files that its leader had deleted."""
+        begun = self.log.meta.get(CHAIN_BEGIN)
+        if begun is None or not begun[0]:
+            return False
+        return any(topic.compacted for topic in list(self.state.topics.values()))
 
     # --- put --------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from raymq.cluster import recover_shard as recovering
 from raymq.cluster.cli import main
 from raymq.cluster.cli.console import Console
 from raymq.cluster.cluster import Cluster
@@ -17,6 +18,7 @@ from raymq.cluster.recover_shard import RecoveryPlan, plan_recovery
 from raymq.store.base.errors import Rejected
 from raymq.store.base.files import Files
 from tests.cluster.test_replace_replica import DOWN, record
+from tests.support.clock import ManualClock
 
 SURVIVOR = {
     "state": "RUNNING",
@@ -26,7 +28,7 @@ SURVIVOR = {
     "confirmed": 800,
     "is_complete": True,
 }
-LOST = {**DOWN, "is_complete": None, "epoch": None, "appended": None, "confirmed": None}
+LOST = {**DOWN, "node": "b", "error": "no answer", "is_complete": None, "epoch": None}
 ROTTEN = {**SURVIVOR, "is_complete": False}
 
 
@@ -36,7 +38,7 @@ def rows(*replicas: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_the_plan_names_what_is_left_and_what_is_lost() -> None:
     plan = plan_recovery(record(replicas=3), rows(LOST, SURVIVOR, LOST))
-    assert plan.lost == (0, 2)
+    assert plan.lost_replicas == [0, 2]
     (survivor,) = plan.survivors
     assert survivor == {
         "replica": 1,
@@ -46,15 +48,17 @@ def test_the_plan_names_what_is_left_and_what_is_lost() -> None:
         "is_complete": True,
     }
     assert plan.facts(5) == {"at_ms": 5, "shard": 0, "lost": [0, 2], "survivors": [survivor]}
-    first, second = plan.lines()
-    assert "DATA-LOSS-POSSIBLE" in first
-    assert "[0, 2]" in first
-    assert "log of 900 bytes, confirmed 800, epoch 7, complete" in second
+    lines = plan.lines()
+    assert "DATA-LOSS-POSSIBLE" in lines[0]
+    assert "[0, 2]" in lines[0]
+    assert lines[1] == "survivor 1: log of 900 bytes, confirmed 800, epoch 7, complete"
+    assert lines[2] == "lost 0 on node b: no answer"
+    assert "machines of the lost replicas are off" in lines[-1]
 
 
 def test_a_survivor_that_is_not_complete_is_a_plan_too() -> None:
     plan = plan_recovery(record(replicas=3), rows(ROTTEN, SURVIVOR, LOST))
-    assert plan.lost == (2,)
+    assert plan.lost_replicas == [2]
     assert "not complete" in plan.lines()[1]
 
 
@@ -66,6 +70,11 @@ def test_a_survivor_that_is_not_complete_is_a_plan_too() -> None:
         ([SURVIVOR, SURVIVOR, LOST], r"\[0, 1\] have every confirmed message"),
         ([SURVIVOR, SURVIVOR, SURVIVOR, LOST, LOST], r"\[0, 1, 2\] have every"),
         ([LOST, SURVIVOR], "only replica 0 may lead"),
+        ([SURVIVOR, LOST, {**LOST, "state": "STARTING"}], "replica 2 is there, and STARTING"),
+        (
+            [SURVIVOR, {**SURVIVOR, "state": "READ_ONLY", "error": "full"}, LOST],
+            r"READ_ONLY \(full\)",
+        ),
         ([LOST], "only replica 0 may lead"),
         ([LOST, LOST, LOST], "no replica of shard 0 answers"),
     ],
@@ -82,17 +91,55 @@ def test_the_record_keeps_what_was_given_up_and_an_epoch_that_never_falls(tmp_pa
     paths = ClusterPaths(tmp_path)
     facts = plan_recovery(record(replicas=3), rows(LOST, SURVIVOR, LOST)).facts(5)
     new = record(replicas=3, shards=2).with_recovery(0, facts, 1_000_007)
-    again = new.with_recovery(0, facts, 9)
-    assert [again.least_epoch(shard) for shard in (0, 1)] == [1_000_007, 0]
-    assert again.unclean_recoveries == (facts, facts)
+    again = new.with_recovery(0, {**facts, "lost": [0]}, 9).with_recovery(
+        1, {**facts, "at_ms": 6}, 3
+    )
+    assert [again.least_epoch(shard) for shard in (0, 1)] == [1_000_007, 3]
+    assert again.unclean_recoveries == ({**facts, "lost": [0]}, {**facts, "at_ms": 6})
     save_record(paths, again, Files())
     assert load_record(paths, Files()) == again
 
 
 def test_a_program_must_say_that_it_accepts_the_loss() -> None:
     with pytest.raises(Rejected, match="accept_loss=True") as caught:
-        Cluster.recover_shard(None, 0, accept_loss=False)  # type: ignore[arg-type]
+        Cluster.recover_shard(None, None, accept_loss=False)  # type: ignore[arg-type]
     assert caught.value.field == "accept_loss"
+
+
+def test_two_successors_on_one_node_are_refused() -> None:
+    placed = record(replicas=3, nodes=["a", "b", "c"])
+    replicas = rows(SURVIVOR, LOST, LOST)
+    assert plan_recovery(placed, replicas, {1: "d", 2: "e"}).lost_replicas == [1, 2]
+    with pytest.raises(Rejected, match="node d has replica 1"):
+        plan_recovery(placed, replicas, {1: "d", 2: "d"})
+    with pytest.raises(Rejected, match="replica 0 is not lost"):
+        plan_recovery(placed, replicas, {0: "d"})
+
+
+def test_no_replica_is_given_up_that_the_operator_has_not_named() -> None:
+    members = record(replicas=5)
+    accepted = plan_recovery(members, rows(SURVIVOR, SURVIVOR, LOST, LOST, LOST))
+    less = plan_recovery(members, rows(SURVIVOR, SURVIVOR, ROTTEN, LOST, LOST))
+    more = plan_recovery(members, rows(SURVIVOR, LOST, LOST, LOST, LOST))
+    recovering._check_same(accepted, accepted)
+    recovering._check_same(accepted, less)
+    with pytest.raises(Rejected, match=r"replicas \[1\] of shard 0 have stopped to answer"):
+        recovering._check_same(accepted, more)
+
+
+def test_a_recovery_that_was_interrupted_and_begins_again_is_one_recovery() -> None:
+    first = plan_recovery(record(replicas=5), rows(SURVIVOR, SURVIVOR, LOST, LOST, LOST))
+    begun = record(replicas=5).with_recovery(0, first.facts(5), 1_000_007)
+    # Two successors run, and a survivor is lost, too.
+    left = rows(SURVIVOR, LOST, ROTTEN, ROTTEN, LOST)
+    facts = recovering._facts(begun, plan_recovery(begun, left), left, ManualClock())
+    assert facts == {**first.facts(5), "lost": [1, 2, 3, 4]}
+    assert begun.with_recovery(0, facts, 8).unclean_recoveries == (facts,)
+
+    # One that the log has is over.
+    noted = [{**row, "unclean_recoveries": [first.facts(5)]} for row in left]
+    other = recovering._facts(begun, plan_recovery(begun, noted), noted, ManualClock(77))
+    assert other["at_ms"] == 77
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -112,12 +159,11 @@ class Recovered:
     def __exit__(self, *exc: object) -> None:
         pass
 
-    def plan_recovery(self, shard: int) -> RecoveryPlan:
+    def plan_recovery(self, shard: int, nodes: Any) -> RecoveryPlan:
         return plan_recovery(record(replicas=3), rows(LOST, SURVIVOR, LOST))
 
-    def recover_shard(self, shard: int, **options: Any) -> RecoveryPlan:
-        self.calls.append({"shard": shard, **options, "progress": None})
-        return self.plan_recovery(shard)
+    def recover_shard(self, plan: RecoveryPlan, **options: Any) -> None:
+        self.calls.append({"shard": plan.shard, **options, "progress": None})
 
 
 class Lifecycle:
