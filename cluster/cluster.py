@@ -444,6 +444,27 @@ class Cluster:
             )
         recover_shard(self, plan, nodes=nodes, timeout_s=timeout_s, progress=progress)
 
+    def rolling_restart(
+        self, *, replica_timeout_s: float = 120.0, progress: Progress | None = None
+    ) -> None:
+        """Restart every process, one replica after the other, while producers and consumers go on.
+
+        Each replica is complete again before the next one ends. Leaders hand over first: sends wait for less than a
+        second then. Afterwards other replicas lead than before.
+
+        Args:
+            replica_timeout_s: seconds that one replica may take to end, to start and to catch up; 120 by default.
+            progress: called with one line of text at a time; None (default) logs the lines.
+
+        Raises:
+            Rejected: with one or two replicas a shard would be away. Nothing was changed.
+            Unavailable: a replica is away or not complete; or the cluster does not run. Repeat the call when the
+                shards have all of their replicas.
+        """
+        from .rolling_restart import rolling_restart
+
+        rolling_restart(self, replica_timeout_s=replica_timeout_s, progress=progress)
+
     def drain_node(
         self, node: str, *, timeout_s: float = 120.0, progress: Progress | None = None
     ) -> DrainReport:

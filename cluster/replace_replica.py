@@ -246,7 +246,7 @@ def check_node(ray: Any, record: ClusterRecord, shard: int, replica: int, node: 
 
 
 class Replacement:
-    """The actors of one new replica."""
+    """The actors of one replica, made again."""
 
     def __init__(
         self,
@@ -264,15 +264,20 @@ class Replacement:
         self._clock = clock
         self._deadline_ms = deadline_ms
 
-    def run(self, shard: int, replica: int, report: Progress) -> None:
-        """Make the actors of the new replica, and let all replicas know where it listens."""
+    def run(
+        self,
+        shard: int,
+        replica: int,
+        report: Progress,
+        *,
+        what: str = "a new, empty replica starts",
+    ) -> None:
+        """Make the actors of the replica, and let all replicas know where it listens."""
         record, cluster, clock = self._record, self._cluster, self._clock
         name = f"shard {shard} replica {replica}"
         made = self._make(shard, replica)
         node = actor_set.node_of(record, shard, replica)
-        report(
-            f"{name}: a new, empty replica starts" + ("" if node is None else f" on node {node}")
-        )
+        report(f"{name}: {what}" + ("" if node is None else f" on node {node}"))
         self._await_running(made, report)
         known = {
             each: dict(rows) for each, rows in replica_status.replica_endpoints(cluster).items()

@@ -325,6 +325,15 @@ def _lost_replicas(verbs: Any) -> None:
         "--timeout-s N", "seconds until the shard must be whole (default: 600)", default=600
     )
 
+    restart = _command(
+        verbs,
+        "restart-all",
+        shard_commands.shard_restart_all,
+        "restart all replicas of all shards, one after the other; sends go on",
+        cluster=True,
+    )
+    restart.number("--timeout-s N", "seconds that one replica may take (default: 120)", default=120)
+
     drain = _command(
         verbs,
         "drain-node",

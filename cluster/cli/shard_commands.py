@@ -115,6 +115,16 @@ def _ask(console: Console, question: str, expected: str) -> None:
         )
 
 
+def shard_restart_all(options: argparse.Namespace, console: Console) -> int:
+    """raymq shard restart-all"""
+    with cluster_of(options, console) as cluster:
+        cluster.rolling_restart(replica_timeout_s=options.timeout_s, progress=console.note)
+        name, shards = cluster.name, cluster.shards
+    facts = {"cluster": name, "shards": shards}
+    console.result(options, facts, f"all replicas of {shards} shard(s) have restarted")
+    return EXIT_OK
+
+
 def shard_drain_node(options: argparse.Namespace, console: Console) -> int:
     """raymq shard drain-node NODE"""
     with cluster_of(options, console) as cluster:

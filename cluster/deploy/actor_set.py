@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +24,8 @@ from raymq.store.base.errors import Corrupt, RayMQError, Rejected, Unavailable
 
 from . import placement
 from .ray_host import HOST_LABEL, Progress
+
+logger = logging.getLogger("raymq")
 
 _SERVER = "raymq.cluster.transport.flight_server:serve"
 _TRANSPORT = "raymq.cluster.transport.flight_client:ReplicaTransport"
@@ -360,6 +363,24 @@ def end_replica(ray: Any, record: ClusterRecord, shard: int, replica: int, *, cl
     keys = [key for key in all_actor_keys(record) if key[:2] == (shard, replica)]
     members = find(ray, record.name, keys)
     for member in members:
+        ray.kill(member.handle, no_restart=True)
+    _wait_gone(ray, record.name, members, clock)
+
+
+def close_replica(
+    ray: Any, record: ClusterRecord, shard: int, replica: int, *, clock: Clock, timeout_s: float
+) -> None:
+    """Close the actors of one replica in order, end them, and wait until Ray has forgotten them.
+
+    Raises: Unavailable when Ray does not end one.
+    """
+    keys = [key for key in all_actor_keys(record) if key[:2] == (shard, replica)]
+    members = sorted(find(ray, record.name, keys), key=lambda each: _CLOSING_RANK[each.role])
+    for member in members:
+        arguments = (timeout_s / 2,) if member.role == "commit_log" else ()
+        outcome = _outcome(ray, member, member.handle.close.remote(*arguments), timeout_s)
+        if outcome != "closed":
+            logger.warning("%s: %s", member.name, outcome)
         ray.kill(member.handle, no_restart=True)
     _wait_gone(ray, record.name, members, clock)
 

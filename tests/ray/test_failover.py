@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -35,6 +36,32 @@ from tests.support.waiting import until
 KILLS = int(os.environ.get("RAYMQ_FAILOVERS", "6"))
 #: longer than any timeout of elections: the others have a leader by then
 STOPPED_S = 4.0
+
+
+class LongestGap:
+    """The longest time in which no producer got a receipt, measured in a thread."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._clock = Clock()
+        self._longest_ms = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> int:
+        """End the measurement. Returns: ms."""
+        self._ended.set()
+        self._thread.join()
+        return self._longest_ms
+
+    def _run(self) -> None:
+        count, since_ms = 0, self._clock.monotonic_ms()
+        while not self._ended.wait(Load.PACE_S):
+            acked, now_ms = self._history.count(), self._clock.monotonic_ms()
+            if acked > count:
+                count, since_ms = acked, now_ms
+            self._longest_ms = max(self._longest_ms, now_ms - since_ms)
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +159,21 @@ def test_a_leader_hands_over_on_request_and_writes_go_on(
     wait_for_lease(shard, load, successor, "replication")
     shard.call(leader, "move_leader", {"replica": successor})
     wait_for_leader(shard, but=leader)
+    wait_for_writes(load)
+
+
+@pytest.mark.slow
+def test_all_processes_restart_one_replica_after_the_other_and_writes_go_on(
+    shard: ReplicatedShard, load: Load
+) -> None:
+    before = {each: wait_for_lease(shard, load, each, "commit_log") for each in shard.replicas}
+    longest = LongestGap(load.history)
+    answer = shard.command("shard", "restart-all", "-c", shard.paths.data_dir)
+    assert answer["shards"] == 1
+    print(f"without a receipt for {longest.stop()} ms at most")
+    for replica, old in before.items():
+        assert wait_for_lease(shard, load, replica, "commit_log") != old
+        assert shard.status(replica)["is_complete"]
     wait_for_writes(load)
 
 

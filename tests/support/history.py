@@ -62,6 +62,11 @@ class History:
         with self._lock:
             return {key: dict(numbers) for key, numbers in self._acked.items()}
 
+    def count(self) -> int:
+        """How many messages have receipts."""
+        with self._lock:
+            return sum(map(len, self._acked.values()))
+
     def acked_beyond(self, sent: dict[SequenceKey, int]) -> bool:
         """Whether every producer and queue has a receipt for something sent after `sent` was taken."""
         with self._lock:

@@ -1,0 +1,115 @@
+"""Restarts every process of a cluster while its shards take messages: after an update of RayMQ, for example.
+
+One replica after the other ends in order and starts again. The next one ends only when this one is complete, so that a
+majority runs at all times. A shard's leader comes last, after it has handed over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.files import Files
+
+from . import cluster_record, replica_status
+from .cluster_record import ClusterRecord
+from .deploy import actor_set, ray_host
+from .deploy.ray_host import Progress
+from .paths import directory_lock
+from .replace_replica import Replacement, Row, await_complete, local_paths, running_ray
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+logger = logging.getLogger("raymq")
+
+#: how long a replica may take to end in order, and to start and catch up again
+REPLICA_TIMEOUT_S = 120.0
+
+
+def rolling_restart(
+    cluster: Cluster,
+    *,
+    replica_timeout_s: float = REPLICA_TIMEOUT_S,
+    progress: Progress | None = None,
+    clock: Clock | None = None,
+) -> None:
+    """Restart all replicas of all shards, one after the other.
+
+    Args: `replica_timeout_s`: how long one of them may take. `progress`: called with one line of text at a time; None
+    logs the lines.
+
+    Raises: Rejected for shards that cannot do without a replica, with nothing changed. Unavailable when a replica is
+    away or not complete before it begins, or is not complete again in time. The replicas after that one go on as they
+    were, and the call may be repeated.
+    """
+    clock, files, report = clock or Clock(), Files(), progress or logger.info
+    paths = local_paths(cluster)
+
+    with directory_lock(paths, files):
+        record = cluster_record.load_record(paths, files)
+        if record is None:
+            raise Rejected(f"{paths.data_dir} has no cluster.json", field="target")
+        check_can_restart(record)
+        check_whole(replica_status.statuses(cluster))
+        with ray_host.session(running_ray(record, paths, files)) as ray:
+            for shard in range(record.shards):
+                for replica in _order(replica_status.statuses(cluster, shard)):
+                    check_whole(replica_status.statuses(cluster, shard))
+                    _hand_over(cluster, shard, replica, report, clock)
+                    deadline_ms = clock.monotonic_ms() + int(replica_timeout_s * 1000)
+                    report(f"shard {shard} replica {replica}: ending")
+                    actor_set.close_replica(
+                        ray, record, shard, replica, clock=clock, timeout_s=replica_timeout_s / 2
+                    )
+                    made = Replacement(ray, cluster, paths, record, clock, deadline_ms)
+                    made.run(shard, replica, report, what="it starts again")
+                    await_complete(cluster, shard, replica, report, clock, deadline_ms)
+
+
+def check_can_restart(record: ClusterRecord) -> None:
+    """Raises: Rejected if a shard would be away meanwhile."""
+    if len(record.candidates) == 1:
+        raise Rejected(
+            f"with {record.replicas} replica(s) a shard is away while one restarts: use `raymq stop` and `raymq start`",
+            field="replicas",
+            limit="3 or 5",
+            found=record.replicas,
+        )
+
+
+def check_whole(rows: Sequence[Row]) -> None:
+    """Raises: Unavailable unless every replica runs and is complete, and every shard has a leader."""
+    for row in rows:
+        if row["state"] != "RUNNING" or not row["is_complete"]:
+            raise Unavailable(
+                f"replica {row['replica']} of shard {row['shard']} is {row['state']}"
+                f"{'' if row.get('is_complete') else ', not complete'}: without another one its shard may take no "
+                "writes. See `raymq shard list`",
+                field="replica",
+                shard=row["shard"],
+            )
+    for shard in {row["shard"] for row in rows}:
+        if replica_status.leader_of([row for row in rows if row["shard"] == shard]) is None:
+            raise Unavailable(f"no replica leads shard {shard} now", field="leader", shard=shard)
+
+
+def _order(rows: Sequence[Row]) -> list[int]:
+    """The replicas of a shard, its leader last."""
+    leader = replica_status.leader_of(list(rows))
+    return sorted((int(row["replica"]) for row in rows), key=lambda each: (each == leader, each))
+
+
+def _hand_over(cluster: Any, shard: int, replica: int, report: Progress, clock: Clock) -> None:
+    """Let another replica lead, if this one does."""
+    rows = replica_status.statuses(cluster, shard)
+    if replica_status.leader_of(rows) != replica:
+        return
+    successor = next(int(row["replica"]) for row in rows if row["replica"] != replica)
+    report(f"shard {shard}: replica {replica} hands over to replica {successor}")
+    replica_status.move_leader(
+        cluster, shard, successor, pause=lambda seconds: clock.sleep_ms(1000 * seconds)
+    )
