@@ -232,7 +232,7 @@ class LogReceiver:
 
     def _greet(self, log: LogView) -> Reply:
         if log.is_empty():
-            # Also one that was to begin later than at 0: the leader's log may begin elsewhere by now.
+            # An empty log ends at 0, wherever it was to begin: the leader's log may begin elsewhere by now.
             return Reply(wire.HelloReply(0, 0, 0, 0, 0))
         end, _, epoch = log.tail()
         value = log.chain_value_at(end)

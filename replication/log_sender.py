@@ -435,9 +435,9 @@ class LogSender:
             self._append(())
 
     def _is_starved(self) -> bool:
-        """Whether the next units stay away for long: retention may have deleted their file meanwhile.
+        """Whether the chain gives no whole unit below the committed end for long.
 
-        A new session knows the log's new start.
+        Retention may have deleted the file of the next units. A new session knows the log's new start.
         """
         if self._starved_ms is None:
             self._starved_ms = self._now_ms

@@ -322,7 +322,9 @@ def _lost_replicas(verbs: Any) -> None:
         default=[],
     )
     recover.number(
-        "--timeout-s N", "seconds until the shard must be whole (default: 600)", default=600
+        "--timeout-s N",
+        "seconds until the new replicas must be complete (default: 600)",
+        default=600,
     )
 
     restart = _command(
