@@ -37,6 +37,7 @@ Operations take JSON arguments and return a JSON object. Over Flight the action'
 
     operation of the leader                                         result
     move_leader(replica)                                            {}; that replica leads soon, if it can
+    note_unclean_recovery(facts)                                    {}; what `cluster.recover_shard` gave up
     create_topic(name, queues, shards, attributes)                  {created}
     queue_ranges(topic)                                             {queue_id: [min offset, max offset]}
     check_record(topic, queue_id, offset)                           {}; Corrupt when it is damaged
