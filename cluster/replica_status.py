@@ -45,9 +45,13 @@ _SHOWN = (
 
 def replica_endpoints(cluster: Cluster) -> dict[int, dict[int, str]]:
     """shard -> replica -> host:port, as the shards know them. Raises: Unavailable when no replica answers."""
-    found: Mapping[str, Mapping[str, str]] = Routes.of(cluster).first(
-        "replicas", {}, STATUS_TIMEOUT_S
-    )
+    routes = Routes.of(cluster)
+    found: Mapping[str, Mapping[str, str]]
+    try:
+        found = routes.first("replicas", {}, STATUS_TIMEOUT_S)
+    except Unavailable:
+        # The leader is lost, and the others cannot elect one.
+        found = routes.first_replica("replicas", {}, STATUS_TIMEOUT_S)
     return {
         int(shard): {int(replica): str(endpoint) for replica, endpoint in sorted(rows.items())}
         for shard, rows in sorted(found.items(), key=lambda row: int(row[0]))

@@ -571,6 +571,23 @@ class Routes:
             self.learn_replicas()
             return answer
 
+    def first_replica(self, op: str, args: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """The answer of the first replica of any shard that answers, whether one leads or not.
+
+        Raises: as `first`.
+        """
+        with self._lock:
+            shards = sorted(self.endpoints)
+        asked = [(shard, endpoint) for shard in shards for endpoint in self._candidates(shard)]
+        if not asked:
+            raise Unavailable("no shard is known")
+
+        def begin(number: int) -> Future[dict[str, Any]]:
+            return self._begin(*asked[number], op, args, timeout_s)
+
+        answers = ask(range(len(asked)), begin, timeout_s=timeout_s)
+        return first(answers)
+
     def ask(
         self, shards: Iterable[int], op: str, args: dict[str, Any], timeout_s: float
     ) -> Iterator[tuple[int, dict[str, Any] | RayMQError]]:
