@@ -208,7 +208,9 @@ def _look(ray: Any, cluster: Cluster, record: ClusterRecord, shard: int, clock: 
             for member in actor_set.find(ray, record.name, [key]):
                 node = actor_set.node_of(record, shard, row["replica"])
                 found = actor_set.state_of(ray, replace(member, node=node), clock)
-                if found["state"] in ("STARTING", "RUNNING", "READ_ONLY"):
+                if found["state"] == "RUNNING":
+                    row.update(state="UNREACHABLE", error="only Ray reaches it")
+                elif found["state"] in ("STARTING", "READ_ONLY"):
                     row.update(state=found["state"], error=found["error"])
     return rows
 

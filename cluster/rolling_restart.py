@@ -1,4 +1,4 @@
-"""Restarts every process of a cluster while its shards take messages: after an update of RayMQ, for example.
+"""Restarts every process of a cluster while its shards take messages: after a change of what they load, for example.
 
 One replica after the other ends in order and starts again. The next one ends only when this one is complete, so that a
 majority runs at all times. A shard's leader comes last, after it has handed over.

@@ -249,7 +249,7 @@ class LogReceiver:
         return Reply(wire.ProbeReply(-1, last_end))
 
     def _begin(self, message: wire.BeginLog, log: LogView) -> list[ReceiverEffect]:
-        """Begin where the leader's log does, if there is no byte here that this would lose."""
+        """Begin where the leader's log does, unless this log has bytes, which that would lose."""
         if not log.is_empty():
             return [self._conflict(log)]
         return [BeginAt(message.start, message.chain_value)]

@@ -57,7 +57,7 @@ TRUNCATING = "cut"
 ADOPTING = "adopting"
 #: in `raymq/meta`: bytes that were not synced may be gone with the power; elections take note and clear it
 POWER_LOST = "power_lost"
-#: in `raymq/meta`: where a log began that was never longer before, and the chain value there
+#: in `raymq/meta`: where the log of a new replica began after 0, and the chain value there
 CHAIN_BEGIN = "chain_begin"
 #: bytes written again at a time
 REWRITE_BYTES = 1 << 20

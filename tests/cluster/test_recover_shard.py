@@ -71,6 +71,7 @@ def test_a_survivor_that_is_not_complete_is_a_plan_too() -> None:
         ([SURVIVOR, SURVIVOR, SURVIVOR, LOST, LOST], r"\[0, 1, 2\] have every"),
         ([LOST, SURVIVOR], "only replica 0 may lead"),
         ([SURVIVOR, LOST, {**LOST, "state": "STARTING"}], "replica 2 is there, and STARTING"),
+        ([SURVIVOR, LOST, {**LOST, "state": "UNREACHABLE"}], "replica 2 is there, and UNREACHABLE"),
         (
             [SURVIVOR, {**SURVIVOR, "state": "READ_ONLY", "error": "full"}, LOST],
             r"READ_ONLY \(full\)",

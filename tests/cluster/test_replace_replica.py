@@ -145,8 +145,8 @@ def test_a_follower_is_replaced_whatever_it_is_when_the_others_are_complete(
 
 
 def test_a_replica_that_is_not_complete_itself_is_replaced_whatever_the_others_are() -> None:
-    behind = {"is_complete": False}
-    check_replaceable(record(replicas=3), rows(r1=behind, r2=behind), 2)
+    incomplete = {"is_complete": False}
+    check_replaceable(record(replicas=3), rows(r1=incomplete, r2=incomplete), 2)
 
 
 def test_the_leader_alone_is_enough_for_the_follower_of_two() -> None:

@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import logging
 import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from raymq.cluster.recover_shard import EPOCHS_SKIPPED
 from raymq.store.base.errors import Rejected
-from tests.ray.test_replace_replica import World
-from tests.support.ray_nodes import ray_nodes
+from tests.ray.test_replace_replica import World, started_world
 from tests.support.replicated_shard import pause
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(180)
 
-LABELS = ["a", "b", "c", "d", "e"]
-
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    place = Path(tempfile.mkdtemp(prefix="rqu", dir="/tmp"))
-    try:
-        with ray_nodes(LABELS) as nodes:
-            world = World(nodes, place / "data")
-            yield world
-            world.cluster.stop()
-    finally:
-        shutil.rmtree(place)
+    with started_world(["a", "b", "c", "d", "e"]) as world:
+        yield world
 
 
 def test_a_shard_that_can_elect_needs_no_recovery(world: World) -> None:

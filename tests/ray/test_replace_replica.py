@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import tempfile
@@ -105,16 +106,23 @@ class World:
         return sorted((self.paths.root / "shard-0").glob(f"replaced-*-replica-{replica}"))
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
+@contextlib.contextmanager
+def started_world(labels: list[str]) -> Iterator[World]:
+    """The shard on a Ray with these nodes."""
     place = Path(tempfile.mkdtemp(prefix="rqr", dir="/tmp"))
     try:
-        with ray_nodes(LABELS) as nodes:
+        with ray_nodes(labels) as nodes:
             world = World(nodes, place / "data")
             yield world
             world.cluster.stop()
     finally:
         shutil.rmtree(place)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with started_world(LABELS) as world:
+        yield world
 
 
 def test_what_must_not_be_replaced_is_refused_and_nothing_is_changed(world: World) -> None:

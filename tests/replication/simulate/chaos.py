@@ -210,7 +210,7 @@ class Chaos:
     def delete(self) -> None:
         self.faults["deleted segments"] += self.world.delete_first_segment(self.any_node())
 
-    def replace_left_behind(self) -> None:
+    def replace_without_match(self) -> None:
         """An operator replaces a replica that has nothing in common with what the leader has not deleted."""
         for node in list(self.world.nodes):
             for follower, stream in list(node.streams.items()):
@@ -218,7 +218,7 @@ class Chaos:
                 # One that is not complete counts for nothing, so that nothing is lost with it.
                 may_go = not lost.ballot.is_complete or self.may_lose(lost)
                 if "nothing in common" in stream.stall_reason and may_go:
-                    self.faults["replicas left behind"] += 1
+                    self.faults["replicas without a match"] += 1
                     self.world.replace(lost, still_runs=False)
                     return
 
@@ -325,7 +325,7 @@ class Chaos:
                     world.deliver(packet)
                 for node in world.nodes:
                     world.sync(node)
-            self.replace_left_behind()
+            self.replace_without_match()
             done = self.is_healed()
         if not done:
             raise Broken(
