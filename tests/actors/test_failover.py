@@ -335,7 +335,9 @@ def test_a_leader_whose_appends_fail_for_long_stops_puts_for_its_successor(
         return bool(host.store.flags.bits & FENCED)
 
     wait_until(hear, "it takes no puts, so that its successor can get all of its log")
-    assert "replica 2 shall lead: the disk stored nothing for" in caplog.text
+    # The log names the reason after the ballot is synced.
+    reason = "replica 2 shall lead: the disk stored nothing for"
+    wait_until(lambda: reason in caplog.text, "it says why")
 
 
 def test_elections_go_on_after_errors_of_any_kind_in_the_calls_of_other_replicas(

@@ -261,9 +261,11 @@ def test_a_send_of_an_async_producer_becomes_a_task(shard: ServedShard) -> None:
             for offset in range(2):
                 task = asyncio.create_task(producer.send("t", b"x", queue_id=0))
                 assert (await task).offset == offset
-            cancelled = asyncio.create_task(producer.send("t", b"x", queue_id=0))
-            await asyncio.sleep(0)
-            cancelled.cancel()
+            # No message is stored before its wait is cancelled.
+            with shard.host.store.put_lock:
+                cancelled = asyncio.create_task(producer.send("t", b"x", queue_id=0))
+                await asyncio.sleep(0)
+                cancelled.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
             sends = [producer.send("t", b"x", queue_id=0) for _ in range(3)]
