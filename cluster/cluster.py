@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import raymq
 from raymq.replication.quorum import can_fail_over
@@ -388,6 +388,46 @@ class Cluster:
 
         replace_replica(self, shard, replica, node=node, timeout_s=timeout_s, progress=progress)
 
+    def set_replicas(
+        self,
+        replicas: Literal[2, 3, 5],
+        *,
+        nodes: Sequence[str] | None = None,
+        timeout_s: float = 600.0,
+        progress: Progress | None = None,
+    ) -> None:
+        """Give each shard of a cluster of one replica further ones, while producers and consumers go on.
+
+        The new replicas get the log first, and count when they have it. Each shard restarts its process twice: sends
+        wait for some seconds then. A call that ended early is completed by the same call.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                if cluster.describe()["replicas"] == 1:
+                    cluster.set_replicas(3, progress=print)
+            ```
+
+        Args:
+            replicas: copies of each shard from now on: 2, 3 or 5. From then on a send waits for a majority of disks.
+            nodes: labels of the nodes that have replicas then, the present ones among them. None (default): the nodes
+                of the first start. Only for a cluster that was started with `nodes`; any other one stays on its
+                machine, and so outlives the loss of processes and damage of files, not the loss of the machine.
+            timeout_s: seconds until all new replicas must count; 600 by default.
+            progress: called with one line of text at a time; None (default) logs the lines.
+
+        Durable: the number and placement of replicas, before any process of them is made.
+
+        Raises:
+            Rejected: the cluster has several replicas already, or the number or a node cannot be. Nothing was changed.
+            Unavailable: the cluster does not run, or the new replicas have not everything in time. They go on copying.
+        """
+        from .set_replicas import set_replicas
+
+        set_replicas(self, replicas, nodes=nodes, timeout_s=timeout_s, progress=progress)
+
     def plan_recovery(self, shard: int, *, nodes: Mapping[int, str] | None = None) -> RecoveryPlan:
         """What `recover_shard` would give up. Nothing is changed.
 
@@ -551,6 +591,9 @@ class Cluster:
             if shard is not None:
                 self._drop(shard)
             self.refresh()
+            if can_fail_over(self.replicas):
+                # The shards have got further replicas (`set_replicas`).
+                return self._call_leader(shard, op, args, timeout_s)
             return self._call_once(shard, op, args, timeout_s)
 
     def _call_leader(
@@ -569,12 +612,13 @@ class Cluster:
         self, shard: int | None, op: str, args: dict[str, Any], timeout_s: float
     ) -> dict[str, Any]:
         """One try, at the known endpoints. Connections to single shards stay open until `close`."""
+        routes = self._routes()
         if shard is None:
-            return self._routes().first(op, args, timeout_s)
+            return routes.first(op, args, timeout_s)
         with self._lock:
             connection = self._connections.get(shard)
             if connection is None:
-                connection = self._connections[shard] = self._routes().connect(shard)
+                connection = self._connections[shard] = routes.connect(shard)
         return connection.call(op, args, timeout=timeout_s)
 
     def refresh(self) -> dict[int, str]:
@@ -612,6 +656,7 @@ class Cluster:
 
     def _keep(self, routes: Routes) -> None:
         """Keep what was learned about the shards, for the clients that this handle makes, and for its copies."""
+        self.replicas = routes.replicas
         # With transport="ray" the shards are reached by the names of their actors, which never change.
         if self.transport != "ray":
             self.endpoints.update(routes.endpoints)

@@ -21,7 +21,7 @@ from raymq.store.config.promise import FLUSHES, Flush
 from raymq.store.config.store_config import StoreConfig
 
 from .arguments import check_choice, check_number
-from .deploy.placement import NODE_HOST, Placement, check_host, place_shards
+from .deploy.placement import NODE_HOST, Placement, add_replicas, check_host, place_shards
 from .paths import ClusterPaths, check_name, home_dir
 
 _Value = TypeVar("_Value")
@@ -30,6 +30,10 @@ FORMAT = 1
 _SHARDS_MAX = 256
 #: how many copies a shard may have. An even number above 2 would outlive no more losses than the odd one below
 REPLICAS = (1, 2, 3, 5)
+#: option -> how a running cluster changes it
+_OPERATIONS = {
+    "replicas": "leave the option out, and run `raymq shard set-replicas` when the cluster runs",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,8 @@ class ClusterRecord:
     least_epochs: tuple[int, ...] | None = None
     #: what `raymq shard recover --unclean` gave up, oldest first
     unclean_recoveries: tuple[dict[str, Any], ...] = ()
+    #: so many of the replicas, the last ones, get the log of the others and do not count yet (`set_replicas`)
+    added_replicas: int = 0
     #: every shard has served once: a missing store is then a lost one
     formed: bool = False
     #: shards serve with TLS
@@ -70,13 +76,23 @@ class ClusterRecord:
     file_reserved_hours: float = StoreConfig.file_reserved_hours
 
     @property
+    def has_one_replica(self) -> bool:
+        """Whether each shard is a log without copies."""
+        return self.replicas == 1
+
+    @property
+    def voters(self) -> tuple[int, ...]:
+        """The replicas of a shard that count: a majority of them confirms a message."""
+        return tuple(range(self.replicas - self.added_replicas))
+
+    @property
     def candidates(self) -> tuple[int, ...]:
         """The replicas of a shard that may lead.
 
         Three replicas or more elect a leader. Of two replicas, both must have each message, so that a shard without its
         leader could not go on anyway. Replica 0 always leads there.
         """
-        return tuple(range(self.replicas)) if can_fail_over(self.replicas) else (0,)
+        return self.voters if can_fail_over(len(self.voters)) else (0,)
 
     def generation_of(self, shard: int, replica: int) -> int:
         """How often a replica was replaced."""
@@ -98,6 +114,35 @@ class ClusterRecord:
             self,
             least_epochs=tuple(epochs),
             unclean_recoveries=(*kept, facts),
+            formed=True,
+        )
+
+    def with_added_replicas(self, replicas: int, nodes: Sequence[str] | None) -> ClusterRecord:
+        """The record of a cluster of one replica with further ones, which do not count yet.
+
+        Args: `nodes`: those that have replicas then; None: the same as before.
+        Raises: Rejected for nodes that cannot have them, and options that do not go with so many replicas.
+        """
+        record = self
+        if self.placement is not None:
+            names = tuple(nodes) if nodes is not None else self.nodes or ()
+            placement = add_replicas(self.placement, names, replicas)
+            record = replace(self, nodes=names, placement=placement)
+        elif nodes is not None:
+            raise Rejected(
+                "this cluster was started without nodes, and stays on one machine: leave nodes out",
+                field="nodes",
+                limit=None,
+            )
+
+        # An empty directory of theirs is not that of a lost replica.
+        generations = ((0, *(1,) * (replicas - 1)),) * self.shards
+        _check_options(replace(record, replicas=replicas))
+        return replace(
+            record,
+            replicas=replicas,
+            added_replicas=replicas - 1,
+            generations=generations,
             formed=True,
         )
 
@@ -187,9 +232,10 @@ def resume_record(stored: ClusterRecord, wanted: StartOptions) -> ClusterRecord:
         kept = getattr(stored, option)
         value = changes.pop(option, kept)
         if value != kept:
+            way = _OPERATIONS.get(option, "leave the option out, or use another data directory")
             message = (
-                f"{option}={value!r}, but this data directory was made with {option}={kept!r}, which cannot be "
-                "changed: leave the option out, or use another data directory"
+                f"{option}={value!r}, but this data directory was made with {option}={kept!r}, which a start cannot "
+                f"change: {way}"
             )
             raise Rejected(message, field=option, limit=kept)
     changes["insecure"] |= stored.insecure

@@ -33,6 +33,8 @@ _SHOWN = (
     "is_complete",
     "unclean_recoveries",
     "generation",
+    "replicas",
+    "voters",
     "appended",
     "synced",
     "confirmed",

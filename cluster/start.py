@@ -108,7 +108,8 @@ def start(
             processes and one file of `segment_size_bytes`.
         replicas: copies of each shard: 1 (default), 2, 3 or 5, at as many times the disk space. With `acks` "quorum" a
             receipt waits for 2, 2 and 3 of them, the leader included. 3 replicas go on without any one of them, 5
-            without any two: they elect another leader within seconds. 2 wait for the one that is away.
+            without any two: they elect another leader within seconds. 2 wait for the one that is away. A running
+            cluster of one replica gets others by `Cluster.set_replicas`.
         flush: "sync" (default) acknowledges after fdatasync. "async" acknowledges after the write to the page cache: a
             power loss may lose the last 0.5 s, or 10 s of a trickle. May change at each start.
         transient_pool: leaders append to a pool in shared memory (2 x 64 MiB each), and CommitRealTime moves the bytes

@@ -11,7 +11,7 @@ Every actor gets one dict of plain values, the spec, because Ray gives it to eac
     generation, generations                how often an operator has replaced the replica; by id, each of the shard
     least_epoch                            no process of the shard serves an epoch below
     role                                   "commit_log" or a satellite's role
-    candidates                             the replicas that may lead
+    candidates, voters                     the replicas that may lead; those that count, others only get the log
     satellites                             roles of the replica's satellites
     replicas, flush, options               copies of each shard, flush mode; the other fields of StoreConfig
     token, tls, ca, insecure, host         access: see security.md; `host` is the address on which shards listen
@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from raymq.replication.incarnation import GENERATION_SHIFT, make_incarnation
+from raymq.replication.quorum import can_fail_over
 from raymq.store.base.errors import Unavailable
 from raymq.store.config.store_config import StoreConfig
 
@@ -180,7 +181,7 @@ class CommitLogActor:
         identity = {
             **_facts(
                 spec,
-                *("cluster_id", "shard", "shards", "replica", "replicas", "generation"),
+                *("cluster_id", "shard", "shards", "replica", "replicas", "voters", "generation"),
                 *("flush", "version"),
             ),
             "name": spec["cluster"],
@@ -193,11 +194,11 @@ class CommitLogActor:
             config,
             identity=identity,
             roles=spec["satellites"],
-            members=range(spec["replicas"]),
+            members=spec["voters"],
             candidates=spec["candidates"],
             connect_peer=self._connect_peer,
             # Without elections a replica that has lost its disk cannot rejoin: the leader copies its log to it.
-            is_new_complete=is_first or len(spec["candidates"]) == 1,
+            is_new_complete=is_first or not can_fail_over(spec["replicas"]),
             generations=spec["generations"],
             least_epoch=spec["least_epoch"],
             note_leadership=lambda epoch: write_leadership(root, epoch),
@@ -403,6 +404,7 @@ class ReplicationActor(SatelliteActor):
             shard=shard,
             replica=spec["replica"],
             followers=tuple(spec["peers"]),
+            voters=spec["voters"],
             transport=make_transport(cluster_id=cluster_id, shard=shard, token=spec["token"]),
             peer_endpoint=self._peer_endpoint,
         )

@@ -52,17 +52,22 @@ class Replicator(Service):
         shard: int,
         replica: int,
         followers: Sequence[int],
+        voters: Sequence[int],
         transport: FollowerTransport,
         peer_endpoint: Callable[[int], str | None],
         limits: SenderLimits | None = None,
     ) -> None:
-        """Args: `followers`: their replica ids. `peer_endpoint`: a replica's endpoint now; None: unknown."""
+        """Args: `followers`: their replica ids. `voters`: the replicas of which a majority confirms.
+
+        `peer_endpoint`: a replica's endpoint now; None: unknown.
+        """
         super().__init__(replica_dir, "replication", config)
         root, size, files = Path(replica_dir), config.segment_size_bytes, self._files
         self._root = root
         self._cluster = cluster_key(cluster_id)
         self._shard = shard
         self._replica = replica
+        self._voters = frozenset(voters)
         self._limits = limits
         self._promise = PROMISES[config.flush, True, "quorum"]
 
@@ -216,7 +221,9 @@ class Replicator(Service):
     def _ends(self) -> Ends:
         """An end is read after the ends that rely on it: replicated or synced bytes were committed before."""
         satellite, flusher = self._satellite, FLUSHERS[self._config.flush]
-        followers = [stream.replicated_end for stream in self._streams]
+        followers = [
+            stream.replicated_end for stream in self._streams if stream.follower in self._voters
+        ]
         self._synced = max(self._synced, satellite.end_of(flusher))
         committed = satellite.committed
         ends = Ends(satellite.appended, committed, self._synced, 0)

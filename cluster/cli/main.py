@@ -305,6 +305,23 @@ def _lost_replicas(verbs: Any) -> None:
         "--timeout-s N", "seconds until the new one must be complete (default: 600)", default=600
     )
 
+    grow = _command(
+        verbs,
+        "set-replicas",
+        shard_commands.shard_set_replicas,
+        "give each shard of a cluster of one replica further ones; sends go on",
+        cluster=True,
+    )
+    grow.number("replicas N", "copies of each shard: 2, 3 or 5", least=2)
+    grow.option(
+        "--nodes LABEL,...",
+        "the nodes that have replicas then, as `raymq-node` (default: those of the first start)",
+        type=lambda text: text.split(","),
+    )
+    grow.number(
+        "--timeout-s N", "seconds until all new replicas must count (default: 600)", default=600
+    )
+
     recover = _command(
         verbs,
         "recover",

@@ -63,6 +63,21 @@ def shard_replace_replica(options: argparse.Namespace, console: Console) -> int:
     return EXIT_OK
 
 
+def shard_set_replicas(options: argparse.Namespace, console: Console) -> int:
+    """raymq shard set-replicas N"""
+    with cluster_of(options, console) as cluster:
+        cluster.set_replicas(
+            options.replicas,
+            nodes=options.nodes,
+            timeout_s=options.timeout_s,
+            progress=console.note,
+        )
+        name, placement = cluster.name, cluster.placement
+    facts = {"cluster": name, "replicas": options.replicas, "placement": placement}
+    console.result(options, facts, f"each shard has {options.replicas} replicas, and all count")
+    return EXIT_OK
+
+
 def shard_recover(options: argparse.Namespace, console: Console) -> int:
     """raymq shard recover SHARD --unclean"""
     if not options.unclean:

@@ -39,6 +39,7 @@ _RECORD_FIELDS = (
     "shards",
     "replicas",
     "candidates",
+    "voters",
     "flush",
     "host",
     "tls",

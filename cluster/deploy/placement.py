@@ -1,8 +1,9 @@
-"""Which node has which replica: decided at the first start, and changed by `replace_replica` only. Labels name nodes.
+"""Which node has which replica. Labels name nodes.
 
-The name of a node is the value of its Ray label `raymq-node` (`ray start --labels raymq-node=a`). It is never the node
-id, which is new at each start of a raylet. A machine that gets the label of another one must have its disk.
-`prepare_replica` checks that.
+The first start decides the placement, `replace_replica` moves a replica, and `set_replicas` adds some. The name of a
+node is the value of its Ray label `raymq-node` (`ray start --labels raymq-node=a`). It is never the node id, which is
+new at each start of a raylet. A machine that gets the label of another one must have its disk. `prepare_replica` checks
+that.
 """
 
 from __future__ import annotations
@@ -46,32 +47,48 @@ def place_shards(nodes: Sequence[str], shards: int, replicas: int) -> Placement:
     """Leaders in turn over the nodes. No node has two replicas of a shard.
 
     The followers of one node's leaders go in turn to all other nodes, so that these share the work of a lost node.
-    Raises: Rejected for names that Ray does not take, a repeated name, or too few nodes.
+    Raises: as `add_replicas`, but for a node that is not there.
     """
+    leaders = tuple((nodes[shard % len(nodes)],) for shard in range(shards) if nodes)
+    return add_replicas(leaders, nodes, replicas)
+
+
+def add_replicas(leaders: Placement, nodes: Sequence[str], replicas: int) -> Placement:
+    """Followers for the leaders of all shards, spread as `place_shards` does it.
+
+    Args: `leaders`: shard -> the node of its only replica, which stays.
+    Raises: Rejected for names that Ray does not take, a repeated name, too few nodes, or if a leader's node is missing.
+    """
+    _check_names(nodes, replicas)
+    missing = sorted({node for (node,) in leaders} - set(nodes))
+    if missing:
+        message = f"nodes={list(nodes)}: the replicas on {', '.join(missing)} stay there: name these nodes, too"
+        raise Rejected(message, field="nodes", limit=", ".join(missing))
+
+    rows = []
+    for shard, (leader,) in enumerate(leaders):
+        # Each round over the leaders begins with another of the other nodes.
+        place = nodes.index(leader)
+        others = [*nodes[place + 1 :], *nodes[:place]]
+        round_number = shard // len(nodes)
+        row = [others[(round_number + turn) % len(others)] for turn in range(replicas - 1)]
+        rows.append((leader, *row))
+
+    return tuple(rows)
+
+
+def _check_names(nodes: Sequence[str], replicas: int) -> None:
+    """Raises: Rejected for names that Ray does not take, a repeated name, or too few nodes."""
     for node in nodes:
         check_label(node)
     if len(set(nodes)) != len(nodes):
         raise Rejected(f"nodes={list(nodes)} names a node twice", field="nodes")
-
-    count = len(nodes)
-    if count < replicas:
+    if len(nodes) < replicas:
         message = (
             f"nodes={list(nodes)}: {replicas} replicas need {replicas} nodes, because those on one node are lost "
             "together"
         )
         raise Rejected(message, field="nodes", limit=replicas)
-
-    rows = []
-    for shard in range(shards):
-        leader = shard % count
-        row = [nodes[leader]]
-        # Each round over the leaders begins with another of the other nodes.
-        others = [*nodes[leader + 1 :], *nodes[:leader]]
-        round_number = shard // count
-        row += [others[(round_number + turn) % len(others)] for turn in range(replicas - 1)]
-        rows.append(tuple(row))
-
-    return tuple(rows)
 
 
 def check_label(node: str) -> None:

@@ -94,6 +94,16 @@ class TopicRoute(NamedTuple):
         return [queue_id for queue_id in range(self.queues) if self.shard_of(queue_id) == shard]
 
 
+def actor_names(name: str, shards: Iterable[int], replicas: int) -> dict[int, dict[int, str]]:
+    """shard -> replica -> the name of its CommitLog actor, for the cluster of this name."""
+    return {
+        shard: {
+            replica: actor_name(name, shard, replica, "commit_log") for replica in range(replicas)
+        }
+        for shard in shards
+    }
+
+
 class LeaderRoute(NamedTuple):
     """Where a shard's leader is, as far as is known."""
 
@@ -142,13 +152,7 @@ class Routes:
         endpoints, resolver = cluster.endpoints, cluster.resolver
         replica_endpoints = cluster.replica_endpoints
         if cluster.transport == "ray":
-            replica_endpoints = {
-                shard: {
-                    replica: actor_name(cluster.name, shard, replica, "commit_log")
-                    for replica in range(cluster.replicas)
-                }
-                for shard in range(cluster.shards)
-            }
+            replica_endpoints = actor_names(cluster.name, range(cluster.shards), cluster.replicas)
             endpoints = {shard: names[0] for shard, names in replica_endpoints.items()}
             # The actors' names stay, wherever the actors run.
             resolver = dict
@@ -291,6 +295,22 @@ class Routes:
         found = self._look_up(LOOKUP_TIMEOUT_S)
         with self._lock:
             self.endpoints.update(found)
+        self._learn_size()
+
+    def _learn_size(self) -> None:
+        """Ask whether the shards have got further replicas, so that another one may lead. Never raises."""
+        with self._lock:
+            shards = sorted(self.endpoints)
+        with contextlib.suppress(RayMQError):
+            facts = first(self.ask(shards, "describe", {}, LEADER_TIMEOUT_S))
+            replicas = int(facts.get("replicas", 1))
+            if replicas <= self.replicas:
+                return
+            if self.transport == "ray":
+                self.replica_endpoints = actor_names(str(facts["name"]), shards, replicas)
+            else:
+                self._note_replicas(first(self.ask(shards, "replicas", {}, LEADER_TIMEOUT_S)))
+            self.replicas = replicas
 
     def _look_up(self, timeout_s: float) -> Mapping[int, str]:
         """The endpoints of leaders, possibly outdated, as the resolver or the first shard that answers says."""

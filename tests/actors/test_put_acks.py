@@ -45,7 +45,7 @@ class Away:
 root, role, flush, segment, timeout, ring.CAPACITY = sys.argv[1:4] + list(map(int, sys.argv[4:]))
 config = StoreConfig(segment_size_bytes=segment, slave_timeout_ms=timeout, flush=flush)
 if role == "replication":
-    Replicator(root, config, cluster_id="c", shard=0, replica=0, followers=(1,), transport=Away(),
+    Replicator(root, config, cluster_id="c", shard=0, replica=0, followers=(1,), voters=(0, 1), transport=Away(),
                peer_endpoint=lambda replica: "away").run()
 else:
     FlushService(root, role, config).run()

@@ -334,6 +334,23 @@ def test_without_both_followers_nothing_is_confirmed(trio):
     trio.wait_confirmed(end)
 
 
+def test_a_follower_that_does_not_count_gets_the_log_and_confirms_nothing(tmp_path):
+    pair = Pair(tmp_path, limits=LIMITS, voters=(0,))
+    end = pair.leader.write(1000, 2000)
+    pair.wait_matched(end)
+    pair.follower.sync()
+    assert pair.leader.confirmed == 0
+    # Its own sync is enough.
+    pair.leader.sync()
+    pair.wait_confirmed(end)
+
+    pair.stop_follower()
+    end = pair.leader.write(3000)
+    pair.leader.sync()
+    pair.wait_confirmed(end)
+    pair.close()
+
+
 def test_of_five_replicas_three_confirm(tmp_path):
     group = Pair(tmp_path, limits=LIMITS, followers=4)
     try:

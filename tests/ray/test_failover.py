@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +20,7 @@ from tests.support.replicated_shard import (
     PRODUCERS,
     QUEUES,
     TOPIC,
+    LongestGap,
     ReplicatedShard,
     Target,
     check,
@@ -36,32 +36,6 @@ from tests.support.waiting import until
 KILLS = int(os.environ.get("RAYMQ_FAILOVERS", "6"))
 #: longer than any timeout of elections: the others have a leader by then
 STOPPED_S = 4.0
-
-
-class LongestGap:
-    """The longest time in which no producer got a receipt, measured in a thread."""
-
-    def __init__(self, history: History) -> None:
-        self._history = history
-        self._clock = Clock()
-        self._longest_ms = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> int:
-        """End the measurement. Returns: ms."""
-        self._ended.set()
-        self._thread.join()
-        return self._longest_ms
-
-    def _run(self) -> None:
-        count, since_ms = 0, self._clock.monotonic_ms()
-        while not self._ended.wait(Load.PACE_S):
-            acked, now_ms = self._history.count(), self._clock.monotonic_ms()
-            if acked > count:
-                count, since_ms = acked, now_ms
-            self._longest_ms = max(self._longest_ms, now_ms - since_ms)
 
 
 @pytest.fixture(scope="module")

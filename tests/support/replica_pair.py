@@ -304,7 +304,9 @@ class Pair:
         limits=None,
         slave_timeout_ms: int = 30_000,
         followers: int = 1,
+        voters: tuple[int, ...] | None = None,
     ) -> None:
+        """Args: `voters`: the replicas that count; None: all."""
         self.size = segment_size_bytes
         self.limits = limits
         self.slave_timeout_ms = slave_timeout_ms
@@ -318,6 +320,7 @@ class Pair:
             for replica in range(1, 1 + followers)
         }
         self.follower = self.followers[1]
+        self.voters = (0, *self.followers) if voters is None else voters
         for replica in self.followers:
             self.start_follower(replica)
         self.start_replication(0)
@@ -345,6 +348,7 @@ class Pair:
             shard=0,
             replica=0,
             followers=tuple(self.followers),
+            voters=self.voters,
             transport=self.transport,
             peer_endpoint=lambda replica: f"replica-{replica}",
             limits=self.limits,

@@ -152,6 +152,32 @@ class Target:
             signal.pidfd_send_signal(self._descriptor, number)
 
 
+class LongestGap:
+    """The longest time in which no producer got a receipt, measured in a thread."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._clock = Clock()
+        self._longest_ms = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> int:
+        """End the measurement. Returns: ms."""
+        self._ended.set()
+        self._thread.join()
+        return self._longest_ms
+
+    def _run(self) -> None:
+        count, since_ms = 0, self._clock.monotonic_ms()
+        while not self._ended.wait(Load.PACE_S):
+            acked, now_ms = self._history.count(), self._clock.monotonic_ms()
+            if acked > count:
+                count, since_ms = acked, now_ms
+            self._longest_ms = max(self._longest_ms, now_ms - since_ms)
+
+
 def wait_for_writes(load: Load) -> None:
     """Both producers get receipts for what they send from now on."""
     sent = load.history.sent()

@@ -1,0 +1,242 @@
+"""Gives each shard of a running cluster of one replica further replicas.
+
+First the new replicas get the log, as followers that do not count: the shard confirms alone what it stores, as before.
+When they lag little, all replicas count. The new ones are not complete until the leader has said up to where they need
+its log, and no replica that is not complete can be elected without the first one (rules R13 to R15 of docs/design.md).
+So the log of the first replica decides, whichever processes have the new options already.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.files import Files
+
+from . import cluster_record, replica_status
+from .cluster_record import REPLICAS, ClusterRecord
+from .deploy import actor_set, ray_host
+from .deploy.ray_host import Progress
+from .deploy.resolve import save_endpoints
+from .paths import ClusterPaths, directory_lock
+from .replace_replica import (
+    REPLACE_TIMEOUT_S,
+    Replacement,
+    Row,
+    await_complete,
+    await_leader,
+    check_compacted,
+    check_node,
+    local_paths,
+    running_ray,
+)
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+logger = logging.getLogger("raymq")
+
+#: a new replica may lack so much when it begins to count: it is there within a second
+LAG_BYTES = 16 * 1024**2
+#: how long the processes of one replica may take to end
+_CLOSE_TIMEOUT_S = 30.0
+#: between two looks at the new replicas
+_STEP_MS = 200
+
+
+def set_replicas(
+    cluster: Cluster,
+    replicas: int,
+    *,
+    nodes: Sequence[str] | None = None,
+    timeout_s: float = REPLACE_TIMEOUT_S,
+    progress: Progress | None = None,
+    clock: Clock | None = None,
+) -> None:
+    """Give each shard so many replicas, and wait until all count. The arguments are those of `Cluster.set_replicas`.
+
+    Durable: each of the two steps in cluster.json, before any process is made for it. A call that ended early is
+    completed by the same call.
+    Raises: Rejected with nothing changed. Unavailable when the cluster does not run, or the new replicas have not
+    everything in time.
+    """
+    clock, files, report = clock or Clock(), Files(), progress or logger.info
+    deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
+    paths = local_paths(cluster)
+
+    with directory_lock(paths, files):
+        record = cluster_record.load_record(paths, files)
+        if record is None:
+            raise Rejected(f"{paths.data_dir} has no cluster.json", field="target")
+        check_number(record, replicas)
+
+        with ray_host.session(running_ray(record, paths, files), timeout_s) as ray:
+            if record.has_one_replica:
+                record = _begin(ray, cluster, record, replicas, nodes, clock)
+                cluster_record.save_record(paths, record, files)
+            growth = _Growth(ray, cluster, paths, record, clock, deadline_ms, report)
+
+            if record.added_replicas:
+                for shard in range(record.shards):
+                    growth.restart(shard)
+                for shard in range(record.shards):
+                    growth.await_copies(shard)
+                record = replace(record, added_replicas=0)
+                cluster_record.save_record(paths, record, files)
+                growth = _Growth(ray, cluster, paths, record, clock, deadline_ms, report)
+
+            for shard in range(record.shards):
+                growth.restart(shard)
+                growth.await_all(shard)
+
+        cluster.replicas, cluster.placement = record.replicas, record.placement
+        if record.placement is not None:
+            save_endpoints(paths, cluster.endpoints, files)
+
+
+def check_number(record: ClusterRecord, replicas: int) -> None:
+    """Raises: Rejected for a number that cannot be, or that this cluster cannot get."""
+    if replicas not in REPLICAS[1:]:
+        raise Rejected(
+            f"replicas={replicas!r}: a shard can get {', '.join(map(str, REPLICAS[1:]))} replicas",
+            field="replicas",
+            limit=REPLICAS[1:],
+            found=replicas,
+        )
+    if record.replicas != replicas and not record.has_one_replica:
+        raise Rejected(
+            f"each shard has {record.replicas} replicas, and only a cluster of one replica can get others",
+            field="replicas",
+            limit=record.replicas,
+            found=replicas,
+        )
+
+
+def _begin(
+    ray: Any,
+    cluster: Cluster,
+    record: ClusterRecord,
+    replicas: int,
+    nodes: Sequence[str] | None,
+    clock: Clock,
+) -> ClusterRecord:
+    """The record with the new replicas. Raises: Rejected, or Unavailable for a shard that does not run."""
+    new = record.with_added_replicas(replicas, nodes)
+    for shard in range(record.shards):
+        rows = replica_status.statuses(cluster, shard)
+        for row in rows:
+            if row["state"] != "RUNNING":
+                raise Unavailable(
+                    f"shard {shard} is {row['state']} ({row['error']}): repair it first",
+                    field="shard",
+                    shard=shard,
+                )
+        check_compacted(cluster, rows)
+        for replica in range(1, replicas):
+            check_node(ray, new, shard, replica, None)
+    return new
+
+
+class _Growth:
+    """The replicas of all shards, made as a record says."""
+
+    def __init__(
+        self,
+        ray: Any,
+        cluster: Cluster,
+        paths: ClusterPaths,
+        record: ClusterRecord,
+        clock: Clock,
+        deadline_ms: int,
+        report: Progress,
+    ) -> None:
+        self._ray = ray
+        self._cluster = cluster
+        self._record = record
+        self._clock = clock
+        self._deadline_ms = deadline_ms
+        self._report = report
+        self._made = Replacement(ray, cluster, paths, record, clock, deadline_ms)
+
+    def restart(self, shard: int) -> None:
+        """Make each replica that has not the options of the record, or is not there. The first one comes last.
+
+        Its followers wait for it then, so that sends wait for one start only.
+        """
+        for replica in reversed(range(self._record.replicas)):
+            if self._is_made(shard, replica):
+                continue
+            if self._is_known(shard, replica):
+                self._report(f"shard {shard} replica {replica}: ending")
+                actor_set.close_replica(
+                    self._ray,
+                    self._record,
+                    shard,
+                    replica,
+                    clock=self._clock,
+                    timeout_s=_CLOSE_TIMEOUT_S,
+                )
+            self._made.run(shard, replica, self._report, what="it starts")
+
+    def await_copies(self, shard: int) -> None:
+        """Wait until the new replicas have nearly everything. Raises: Unavailable."""
+        shown = None
+        while True:
+            rows = replica_status.statuses(self._cluster, shard)
+            line = f"shard {shard}: {'; '.join(map(self._copied, rows))}"
+            if line != shown:
+                self._report(line)
+                shown = line
+            if self._lag_bytes(rows) <= LAG_BYTES:
+                return
+            if self._clock.monotonic_ms() > self._deadline_ms:
+                raise Unavailable(
+                    f"{line}. The copy goes on by itself: repeat the command to wait again",
+                    field="replicas",
+                    shard=shard,
+                )
+            self._clock.sleep_ms(_STEP_MS)
+
+    def await_all(self, shard: int) -> None:
+        """Wait until a replica leads and all count. Raises: Unavailable."""
+        await_leader(
+            partial(replica_status.statuses, self._cluster, shard),
+            self._clock,
+            wait_ms=max(0, self._deadline_ms - self._clock.monotonic_ms()),
+        )
+        for replica in range(self._record.replicas):
+            await_complete(
+                self._cluster, shard, replica, self._report, self._clock, self._deadline_ms
+            )
+
+    def _is_known(self, shard: int, replica: int) -> bool:
+        key = (shard, replica, "commit_log")
+        return bool(actor_set.find(self._ray, self._record.name, [key]))
+
+    def _is_made(self, shard: int, replica: int) -> bool:
+        """Whether a replica runs with the options of the record."""
+        rows = replica_status.statuses(self._cluster, shard)
+        row: Row = next((each for each in rows if each["replica"] == replica), {})
+        if row.get("state") != "RUNNING":
+            return False
+        voters = tuple(row["voters"]) == self._record.voters
+        return voters and row["replicas"] == self._record.replicas
+
+    @staticmethod
+    def _copied(row: Row) -> str:
+        what = f"{row['synced']} bytes" if row["mode"] else row["state"]
+        return f"replica {row['replica']} {what}"
+
+    @staticmethod
+    def _lag_bytes(rows: Sequence[Row]) -> float:
+        """What the slowest replica lacks, in its log or its queues."""
+        end = max((int(row["confirmed"]) for row in rows if row["mode"]), default=0)
+        have = [
+            min(row["synced"], row["dispatched"]) if row["mode"] else -LAG_BYTES for row in rows
+        ]
+        return end - min(have)
