@@ -224,8 +224,9 @@ class _Growth:
         row: Row = next((each for each in rows if each["replica"] == replica), {})
         if row.get("state") != "RUNNING":
             return False
-        voters = tuple(row["voters"]) == self._record.voters
-        return voters and row["replicas"] == self._record.replicas
+        made = (tuple(row["voters"]), row["replicas"])
+        wanted = (self._record.voters, self._record.replicas)
+        return made == wanted
 
     @staticmethod
     def _copied(row: Row) -> str:
