@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("raymq")
 
+#: how many replicas a shard can get
+_POSSIBLE = REPLICAS[1:]
 #: a new replica may lack so much when it begins to count: it is there within a second
 LAG_BYTES = 16 * 1024**2
 #: how long the processes of one replica may take to end
@@ -101,11 +103,11 @@ def set_replicas(
 
 def check_number(record: ClusterRecord, replicas: int) -> None:
     """Raises: Rejected for a number that cannot be, or that this cluster cannot get."""
-    if replicas not in REPLICAS[1:]:
+    if replicas not in _POSSIBLE:
         raise Rejected(
-            f"replicas={replicas!r}: a shard can get {', '.join(map(str, REPLICAS[1:]))} replicas",
+            f"replicas={replicas!r}: a shard can get {', '.join(map(str, _POSSIBLE))} replicas",
             field="replicas",
-            limit=REPLICAS[1:],
+            limit=_POSSIBLE,
             found=replicas,
         )
     if record.replicas != replicas and not record.has_one_replica:
