@@ -249,17 +249,21 @@ class CommitLogActor:
             collector.run(self._closing)
 
     def ready(self) -> dict[str, Any]:
-        """{state: STARTING | RUNNING | READ_ONLY, endpoint, error, mode: leader | follower, epoch}."""
+        """{state: STARTING | RUNNING | READ_ONLY, endpoint, error, mode: leader | follower, epoch, missing_roles}.
+
+        `missing_roles`: the roles of satellites of which none works yet.
+        """
         host = self._host
         if host is None:
             starting = {"state": "STARTING", "endpoint": None, "error": self._error}
-            return {**starting, "mode": None, "epoch": 0}
+            return {**starting, "mode": None, "epoch": 0, "missing_roles": []}
         return {
             "state": host.state,
             "endpoint": self.endpoint(),
             "error": host.cause,
             "mode": host.mode,
             "epoch": host.elections.epoch,
+            "missing_roles": host.supervisor.missing_roles(),
         }
 
     def endpoint(self) -> str | None:

@@ -372,6 +372,11 @@ class Supervisor:
                 },
             }
 
+    def missing_roles(self) -> list[str]:
+        """The roles without a process that works in them."""
+        with self._lock:
+            return [role for role, lease in self._leases.items() if not lease.fencing_token]
+
     def sync_latencies(self) -> Latencies:
         """How long the syncs of all flushers took since `fence_old`; empty without the role."""
         with self._lock:

@@ -48,8 +48,6 @@ _RECORD_FIELDS = (
     "formed",
     "ephemeral",
 )
-#: states in which a CommitLog serves
-_UP = ("RUNNING", "READ_ONLY")
 #: threads for the actor's own calls. Put and fetch run in threads of the Flight server
 _MAX_CONCURRENCY = {"commit_log": 8}
 #: every role, by the order in which they are closed: a CommitLog needs its satellites to the end
@@ -265,7 +263,8 @@ def wait_running(
 ) -> dict[int, str]:
     """Wait until every CommitLog is up and each shard has a leader, then send all endpoints to each of them.
 
-    A READ_ONLY one is up: it serves reads, and only an operator ends that state. `warn` gets its line.
+    A RUNNING one is up when all of its satellites work: Ray starts none while its head is away. A READ_ONLY one is up:
+    it serves reads, and only an operator ends that state. `warn` gets its line.
 
     Returns: shard -> endpoint of its leader. Raises: Unavailable with each shard's state and error,
     Corrupt as soon as a shard finds its store damaged.
@@ -284,7 +283,7 @@ def wait_running(
                 report = warn if state["state"] == "READ_ONLY" else progress
                 report(line)
             states[member.name] = state
-        left = [member for member in left if states[member.name]["state"] not in _UP]
+        left = [member for member in left if not _is_up(states[member.name])]
         if not left:
             # The replicas of a shard without a leader elect one.
             leaders = _leaders(logs, states)
@@ -432,6 +431,13 @@ def _check_damaged(members: list[Member], states: dict[str, dict[str, Any]]) -> 
         raise Corrupt(message, shards={member.name: states[member.name] for member in damaged})
 
 
+def _is_up(state: dict[str, Any]) -> bool:
+    """Whether a CommitLog serves, with all of its satellites."""
+    return state["state"] == "READ_ONLY" or (
+        state["state"] == "RUNNING" and not state["missing_roles"]
+    )
+
+
 def _lines(members: list[Member], states: dict[str, dict[str, Any]]) -> str:
     return "; ".join(_line(member, states[member.name]) for member in members)
 
@@ -448,11 +454,19 @@ def _ready(ray: Any, call: Any, timeout_s: float) -> dict[str, Any]:
 
 
 def _absent(state: str, error: str) -> dict[str, Any]:
-    return {"state": state, "endpoint": None, "error": error, "mode": None, "epoch": 0}
+    return {
+        "state": state,
+        "endpoint": None,
+        "error": error,
+        "mode": None,
+        "epoch": 0,
+        "missing_roles": [],
+    }
 
 
 def _line(member: Member, state: dict[str, Any]) -> str:
-    error = state.get("error")
+    missing = state["missing_roles"] if state["state"] == "RUNNING" else []
+    error = state.get("error") or (f"waiting for {', '.join(missing)}" if missing else None)
     line = f"shard {member.shard} replica {member.replica}: {state['state']}"
     return f"{line} ({error})" if error else line
 

@@ -163,6 +163,22 @@ def test_start_waits_for_recovery_and_reports_each_change_once(
     ]
 
 
+def test_start_waits_for_every_satellite_because_ray_starts_none_without_its_head(
+    ray: FakeRay, tmp_path: Path
+) -> None:
+    def slow(actor: FakeActor) -> None:
+        missing = {**actor.states[0], "missing_roles": ["group_commit"]}
+        actor.states[:0] = [missing, missing]
+
+    ray.on_create = slow
+    lines: list[str] = []
+    begin(tmp_path, progress=lines.append)
+    assert [line for line in lines if line.startswith("shard 0")] == [
+        "shard 0 replica 0: RUNNING (waiting for group_commit)",
+        "shard 0 replica 0: RUNNING",
+    ]
+
+
 def test_a_shard_that_does_not_come_up_is_named_with_its_error(
     ray: FakeRay, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ class FakeActor:
                 "error": None,
                 "mode": "leader" if spec.get("replica") == 0 else "follower",
                 "epoch": 1,
+                "missing_roles": [],
             }
         ]
         self.routes: dict[str, str] | None = None
