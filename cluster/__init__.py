@@ -4,6 +4,7 @@ start            start, connect and stop: the life cycle of a cluster
 cluster          `Cluster`, the handle from which producers and consumers are made
 replica_status   what every replica says of itself; moving a leader
 replace_replica  gives the place of a lost replica to a new, empty one
+add_queues       gives a topic more queues
 set_replicas     gives the shards of a cluster of one replica further replicas
 recover_shard    goes on without a majority of the replicas of a shard, when its operator says so
 rolling_restart  restarts every process of a cluster while its shards take messages

@@ -239,7 +239,8 @@ class Cluster:
     def topics(self) -> dict[str, dict[str, Any]]:
         """Every topic except RayMQ's internal ones, as {name: {"queues": count, "shards": [...]}}.
 
-        A compacted topic has "compacted": True as well.
+        A compacted topic has "compacted": True as well. A topic that got queues later has "first_queues": the number
+        of queues at its creation.
         """
         found = self.call(None, "topics", {})
         return {
@@ -283,17 +284,64 @@ class Cluster:
         return any(made)
 
     def _create_on(self, shard: int, arguments: dict[str, Any]) -> bool:
-        """Repeat a creation with an unknown outcome: after a start a flush service or follower may not run yet."""
+        """Create a topic on a shard. Returns: whether it was missing."""
+        answer, unknown = self.repeat_call(shard, "create_topic", arguments)
+        return bool(answer["created"]) or unknown
+
+    def repeat_call(
+        self, shard: int, op: str, arguments: dict[str, Any]
+    ) -> tuple[dict[str, Any], bool]:
+        """Call an administrative operation, and repeat it while its outcome is unknown.
+
+        After a start a flush service or follower may not run yet.
+
+        Returns: its answer, and whether an earlier try may have done it. Raises: DeliveryUnknown after some seconds.
+        """
         clock, unknown = Clock(), False
         until_s = clock.monotonic() + CREATE_TIMEOUT_S
         while True:
             try:
-                return bool(self.call(shard, "create_topic", arguments)["created"]) or unknown
+                return self.call(shard, op, arguments), unknown
             except DeliveryUnknown:
                 if clock.monotonic() >= until_s:
                     raise
                 unknown = True
             clock.sleep_ms(CREATE_PAUSE_MS)
+
+    def add_queues(self, topic: str, queues: int, *, break_key_order: bool = False) -> bool:
+        """Give a topic more queues, spread over all shards, while producers and consumers go on.
+
+        Producers use the new queues within 30 s. Consumers that read the whole topic read them within 30 s, from their
+        first message. The messages of the present queues stay where they are.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                cluster.create_topic("events", queues=2)
+                cluster.add_queues("events", 8)
+                print(cluster.topics()["events"]["queues"])
+            ```
+
+        Args:
+            topic: name of a topic that is not compacted, and that no `Queue` uses.
+            queues: number of queues afterwards, at least the present one.
+            break_key_order: a key belongs to the queue `hash % queues`, so that new messages of most keys go to another
+                queue than the old ones, and may be read before them. False (default) refuses that for a topic that
+                has had messages. Also needed if its messages have no keys: nothing remembers whether they have.
+
+        Returns: False if the topic has so many queues already.
+        Durable: on every shard, at return.
+
+        Raises:
+            Rejected: the topic does not exist, has more queues or messages, or cannot get queues.
+            Unavailable: a shard does not answer. The same call completes the operation.
+            DeliveryUnknown: a shard did not make the change durable within 15 s. The same call completes it.
+        """
+        from .add_queues import add_queues
+
+        return add_queues(self, topic, queues, break_key_order=break_key_order)
 
     def describe_topic(self, name: str) -> dict[str, Any]:
         """The queues of a topic, each holding the offsets [min_offset, max_offset), and its number of messages.
@@ -314,8 +362,9 @@ class Cluster:
         for shard in sorted(set(shards)):
             ranges = self.call(shard, "queue_ranges", {"topic": name})
             for queue, (low, high) in ranges.items():
-                # A shard answers for its own queues only. The check drops any other answer.
-                if shards[int(queue) % len(shards)] == shard:
+                # A shard answers for its own queues only, also for those that `add_queues` does not show yet.
+                is_shown = int(queue) < topics[name]["queues"]
+                if is_shown and shards[int(queue) % len(shards)] == shard:
                     facts = {"queue_id": int(queue), "shard": shard}
                     queues.append({**facts, "min_offset": low, "max_offset": high})
 

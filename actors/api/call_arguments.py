@@ -59,10 +59,13 @@ def check_known(topic: Any, known: Collection[str]) -> str:
 
 
 def check_shards(shards: Any, count: int) -> list[int]:
-    """The shards of a new topic. Raises: Rejected for shards that a cluster of `count` shards does not have."""
-    if type(shards) is not list or not 1 <= len(shards) <= count:
-        advice = f"give a list of 1 to {count} of the cluster's shards"
-        raise wrong_value("shards", shards, advice, count)
+    """The shards of a topic: queue q is on `shards[q % len(shards)]`.
+
+    Raises: Rejected for shards that a cluster of `count` shards does not have.
+    """
+    if type(shards) is not list or not 1 <= len(shards) <= QUEUES_MAX:
+        advice = f"give a list of 1 to {QUEUES_MAX} of the cluster's shards"
+        raise wrong_value("shards", shards, advice, QUEUES_MAX)
     return [check_integer("shards", shard, 0, count - 1) for shard in shards]
 
 

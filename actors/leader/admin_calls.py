@@ -110,6 +110,24 @@ class AdminCalls:
         self._host.await_promise(appended or AppendedRows.up_to(end))
         return {"created": appended is not None}
 
+    def _op_add_queues(
+        self, name: str, queues: int, shards: list[int], are_hidden: bool
+    ) -> dict[str, Any]:
+        """Give a topic more queues: first hidden ones on all shards, then shown ones."""
+        self._host.check_serving()
+        facts = self._host.identity()
+        appended = self._host.store.add_queues(
+            call_arguments.check_name("topic", name),
+            call_arguments.check_integer("queues", queues, 1, QUEUES_MAX),
+            call_arguments.check_shards(
+                shards, int(facts.get("shards", call_arguments.SHARDS_MAX))
+            ),
+            are_hidden=bool(are_hidden),
+        )
+        end = self._host.store.topic_end(name)
+        self._host.await_promise(appended or AppendedRows.up_to(end))
+        return {"added": appended is not None}
+
     def _op_queue_ranges(self, topic: str) -> dict[str, Any]:
         info = self._topic(topic)
         self._host.await_dispatch()

@@ -31,7 +31,8 @@ Operations take JSON arguments and return a JSON object. Over Flight the action'
     leader()                                                        {replica, epoch, endpoint}, as far as known
     routes()                                                        {shard: endpoint of its leader}
     replicas()                                                      {shard: {replica: endpoint}}
-    topics()                                                        {topic: {queues, shards, compacted?}}
+    topics()                                                        {topic: {queues, shards, compacted?,
+                                                                      first_queues?, all_queues?}}
     elect(frame, replica, endpoints)                                {frames}, between replicas: a message of elections
     log_units(start, stop)                                          {start, data, units}; Corrupt when damaged here, too
 
@@ -39,6 +40,7 @@ Operations take JSON arguments and return a JSON object. Over Flight the action'
     move_leader(replica)                                            {}; that replica leads soon, if it can
     note_unclean_recovery(facts)                                    {}; what `cluster.recover_shard` gave up
     create_topic(name, queues, shards, attributes)                  {created}
+    add_queues(name, queues, shards, are_hidden)                    {added}
     queue_ranges(topic)                                             {queue_id: [min offset, max offset]}
     check_record(topic, queue_id, offset)                           {}; Corrupt when it is damaged
     commit_offsets(group, topic, offsets)                           {}

@@ -634,14 +634,7 @@ class ReplicaHost:
         return routes
 
     def _op_topics(self) -> dict[str, Any]:
-        return {
-            topic.name: {
-                "queues": topic.queues,
-                "shards": list(topic.shards),
-                **({"compacted": True} if topic.compacted else {}),
-            }
-            for topic in list(self.store.state.topics.values())
-        }
+        return {topic.name: topic.shown() for topic in list(self.store.state.topics.values())}
 
     def _op_replicas(self) -> dict[str, Any]:
         return self.replicas()

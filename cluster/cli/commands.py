@@ -83,6 +83,18 @@ def topic_create(options: argparse.Namespace, console: Console) -> int:
     return EXIT_OK
 
 
+def topic_add_queues(options: argparse.Namespace, console: Console) -> int:
+    """raymq topic add-queues TOPIC --queues N"""
+    with cluster_of(options, console) as cluster:
+        added = cluster.add_queues(
+            options.topic, options.queues, break_key_order=options.break_key_order
+        )
+    facts = {"topic": options.topic, "queues": options.queues, "added": added}
+    outcome = f"has {options.queues} queues" + ("" if added else " already")
+    console.result(options, facts, f"{options.topic}: {outcome}")
+    return EXIT_OK
+
+
 def topic_describe(options: argparse.Namespace, console: Console) -> int:
     """raymq topic describe TOPIC"""
     with cluster_of(options, console) as cluster:

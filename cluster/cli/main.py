@@ -369,10 +369,26 @@ def _lost_replicas(verbs: Any) -> None:
 def _topics(parsers: Any) -> None:
     verbs = _group(parsers, "topic", "list, create and describe topics")
     _command(verbs, "list", commands.topic_list, "all topics", cluster=True)
+
     create = _command(verbs, "create", commands.topic_create, "make a topic", cluster=True)
     create.option("topic TOPIC", "name of the new topic")
     create.number("--queues N", "number of queues, over all shards (default: 4)", default=4)
     create.flag("--compacted", "keep only the latest message of each index key")
+
+    add = _command(
+        verbs,
+        "add-queues",
+        commands.topic_add_queues,
+        "give a topic more queues; producers and consumers go on",
+        cluster=True,
+    )
+    add.option("topic TOPIC", "name of the topic")
+    add.number("--queues N", "number of queues afterwards", least=1, required=True)
+    add.flag(
+        "--break-key-order",
+        "also for a topic that has had messages: most keys go to another queue than before",
+    )
+
     describe = _command(
         verbs, "describe", commands.topic_describe, "a topic's queues and offsets", cluster=True
     )

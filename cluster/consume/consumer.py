@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -122,27 +124,36 @@ class Consumer(OpenClient):
         #: queue_id -> offset of the next message that `poll` returns
         self._positions = self._begin(wanted, shards, config.start)
         self._state.fetch_from = dict(self._positions)
+        if config.queues is None:
+            self._state.look_for_queues = partial(self._routes.look_for_queues, self._weakly())
         #: messages of `_iterating_fetched` that iteration has not returned yet, in order
         self._iterating: deque[ReceivedMessage] = deque()
         self._iterating_fetched: FetchedRecords
 
+        self._read_from = config.read_from
         self._readers = {
-            shard: ShardReader(
-                self._routes,
-                shard,
-                [queue_id for queue_id in wanted if self._route.shard_of(queue_id) == shard],
-                self._state,
-                self._clock,
-                read_from=config.read_from,
-            )
+            shard: self._reader(shard, [each for each in wanted if self._is_on(each, shard)])
             for shard in shards
         }
+
+    def _reader(self, shard: int, queues: list[int]) -> ShardReader:
+        """Begin to read queues of one shard."""
+        return ShardReader(
+            self._routes, shard, queues, self._state, self._clock, read_from=self._read_from
+        )
+
+    def _is_on(self, queue_id: int, shard: int) -> bool:
+        return self._route.shard_of(queue_id) == shard
 
     # --- where to begin ---------------------------------------------------------------------------
 
     def _begin(self, queues: list[int], shards: list[int], start: Start) -> dict[int, int]:
         committed = self._committed(shards) if self.group is not None else {}
         found = {queue_id: committed[queue_id] for queue_id in queues if queue_id in committed}
+        if found:
+            # The group has read the topic before it got these queues.
+            added = [each for each in queues if each >= self._route.first_queues]
+            found = self._first_offsets(added) | found
         missing = [queue_id for queue_id in queues if queue_id not in found]
         if not missing:
             return found
@@ -172,6 +183,55 @@ class Consumer(OpenClient):
             answer = self._routes.call(shard, "queue_ranges", {"topic": self.topic})
             found.update({int(queue_id): (low, high) for queue_id, (low, high) in answer.items()})
         return found
+
+    def _first_offsets(self, queues: list[int]) -> dict[int, int]:
+        """queue_id -> offset of the first message of each of these queues."""
+        if not queues:
+            return {}
+        ranges = self._ranges(sorted(set(map(self._route.shard_of, queues))))
+        return {queue_id: ranges[queue_id][0] for queue_id in queues}
+
+    def _weakly(self) -> Callable[[], None]:
+        """A call of `_read_added` that does not keep this consumer alive: readers run until it is collected."""
+        weak = weakref.WeakMethod(self._read_added)
+
+        def call() -> None:
+            read_added = weak()
+            if read_added is not None:
+                read_added()
+
+        return call
+
+    def _read_added(self) -> None:
+        """Read the queues that were added to the topic, from their first message or where the group was.
+
+        Callers: a thread of the routes. Raises: RayMQError; it is called again.
+        """
+        route = self._routes.cached_topic(self.topic)
+        if route is None or route.queues == self._route.queues or forks.count != self._forks:
+            return
+        added = list(range(self._route.queues, route.queues))
+        shards = sorted({route.shard_of(queue_id) for queue_id in added})
+        committed = self._committed(shards) if self.group is not None else {}
+        begins = {queue_id: committed.get(queue_id, 0) for queue_id in added}
+
+        state = self._state
+        with state.changed:
+            if state.closed or route.queues == self._route.queues:
+                return
+            self._route = route
+            self._positions = {**self._positions, **begins}
+            state.fetch_from.update(begins)
+            readers = dict(self._readers)
+            for shard in shards:
+                queues = [queue_id for queue_id in added if self._is_on(queue_id, shard)]
+                if shard in readers:
+                    readers[shard].queues += queues
+                    readers[shard].restart()
+                else:
+                    readers[shard] = self._reader(shard, queues)
+            self._readers = readers
+            state.notify()
 
     # --- reading ----------------------------------------------------------------------------------
 

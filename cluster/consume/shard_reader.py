@@ -66,6 +66,8 @@ class ReadState:
     #: why the topic cannot be read at all
     fatal_error: RayMQError | None = None
     closed: bool = False
+    #: called by readers now and then, to look for queues that were added to the topic. It must not block
+    look_for_queues: Callable[[], None] = lambda: None
 
     def notify(self) -> None:
         """Wake all waiting threads and call the listener. Needs the lock."""
@@ -121,6 +123,7 @@ class ShardReader(FetchThread):
         def may_fetch() -> bool:
             return not state.ahead[self.shard] and bool(self._wanted())
 
+        state.look_for_queues()
         with state.changed:
             state.changed.wait_for(lambda: must_return() or may_fetch())
             if must_return():

@@ -273,6 +273,7 @@ class BatchSender:
 
     def _watch(self) -> None:
         while not self._closed.wait(CHECK_S):
+            self._routes.look_for_queues()
             for shard_sender in list(self._shard_senders.values()):
                 shard_sender.check()
 

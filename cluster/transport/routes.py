@@ -64,6 +64,8 @@ logger = logging.getLogger("raymq")
 LOOKUP_TIMEOUT_S = 5.0
 #: a replica that runs says at once who leads
 LEADER_TIMEOUT_S = 1.0
+#: how often clients look whether their topics have got more queues
+TOPICS_AGE_S = 30.0
 #: a new stream asks for the endpoints of all replicas if they were asked for longer ago
 REPLICAS_AGE_S = 30.0
 
@@ -76,6 +78,8 @@ class TopicRoute(NamedTuple):
     name: str
     queues: int
     shards: tuple[int, ...]
+    #: queues at its creation: the others were added later
+    first_queues: int = 0
 
     def shard_of(self, queue_id: int) -> int:
         """The shard that stores a queue. Raises: Rejected for another number."""
@@ -92,6 +96,13 @@ class TopicRoute(NamedTuple):
     def queues_of(self, shard: int) -> list[int]:
         """The ids of the queues that a shard stores."""
         return [queue_id for queue_id in range(self.queues) if self.shard_of(queue_id) == shard]
+
+
+def _topic_route(name: str, facts: dict[str, Any]) -> TopicRoute:
+    """The route of a topic, of an answer of operation `topics`."""
+    queues = int(facts["queues"])
+    first = int(facts.get("first_queues", queues))
+    return TopicRoute(name, queues, tuple(facts["shards"]), first)
 
 
 def actor_names(name: str, shards: Iterable[int], replicas: int) -> dict[int, dict[int, str]]:
@@ -139,6 +150,8 @@ class Routes:
         self._epochs: dict[int, int] = {}
         #: shard -> its route when a try failed last, until a try succeeds
         self._failed: dict[int, LeaderRoute] = {}
+        #: when all topics were asked for last
+        self._topics_asked_s = -math.inf
         #: when the endpoints of all replicas were asked for last
         self._asked_s = -math.inf
         #: shard -> the unclean recoveries that a warning was logged for
@@ -687,12 +700,33 @@ class Routes:
         return route
 
     def _note_topics(self, found: dict[str, Any]) -> None:
+        routes = {name: _topic_route(name, facts) for name, facts in found.items()}
         with self._lock:
-            # Known topics stay: a shard that missed a topic's creation does not know it yet.
-            self._topics = self._topics | {
-                each: TopicRoute(each, int(facts["queues"]), tuple(facts["shards"]))
-                for each, facts in found.items()
-            }
+            self._topics_asked_s = self._clock.monotonic()
+            # What is known stays: a shard or a follower may not have heard of a topic or of its added queues yet.
+            for name, known in self._topics.items():
+                if name not in routes or routes[name].queues < known.queues:
+                    routes[name] = known
+            self._topics = routes
+
+    def look_for_queues(self, on_looked: Callable[[], None] = lambda: None) -> None:
+        """Learn in another thread which topics have got more queues, if that was not asked for within TOPICS_AGE_S.
+
+        Args: `on_looked`: called in that thread afterwards. Never raises.
+        """
+        with self._lock:
+            now_s = self._clock.monotonic()
+            if now_s - self._topics_asked_s < TOPICS_AGE_S:
+                return
+            self._topics_asked_s = now_s
+
+        def look() -> None:
+            # A failure is met again, and reported, by those who send or read.
+            with contextlib.suppress(RayMQError):
+                self._note_topics(self.first("topics", {}, LEADER_TIMEOUT_S))
+                on_looked()
+
+        in_thread(look, "raymq-topics")
 
     def _ask_leaders_for_topics(self) -> None:
         """Learn the topics that a follower, which answered first, does not know yet."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -225,8 +226,9 @@ def _import_topics(store: MessageStore, put: InnerPut, table: Table, is_new: boo
 
         changed = (queues, attributes) != (known.queues, dict(known.attributes))
         if changed and (is_new or not known.queues):
-            body = shard_state.topic_body(name, queues, known.shards, attributes)
-            put.put_state_record(shard_state.TOPIC, body)
+            pairs = tuple(sorted(attributes.items()))
+            info = replace(known, queues=queues, attributes=pairs)
+            put.put_state_record(shard_state.TOPIC, shard_state.topic_body(info))
 
 
 def _export_topics(tables: Tables, table: Table) -> None:

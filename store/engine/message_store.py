@@ -55,10 +55,11 @@ from raymq.store.state.shard_state import (
     OFFSETS,
     TOPIC,
     ShardState,
+    TopicInfo,
     offsets_body,
     topic_body,
 )
-from raymq.store.state.topics import QueueKey, check_new_topic
+from raymq.store.state.topics import QueueKey, check_more_queues, check_new_topic
 
 from .followed_log import FollowedLog
 from .store_recovery import LostQueues, StoreRecovery
@@ -591,10 +592,25 @@ class MessageStore:
             info = check_new_topic(name, queues, tuple(shards), self.state.topics, attributes)
             if info is None:
                 return None
-            body = topic_body(name, queues, info.shards, dict(info.attributes))
-            appended = self.inner_put.put_state_record(TOPIC, body)
-            self._topic_ends[name] = appended.end_offset
-            return appended
+            return self._put_topic(info)
+
+    def add_queues(
+        self, name: str, queues: int, shards: Iterable[int], *, are_hidden: bool
+    ) -> AppendedRows | None:
+        """Give a topic more queues, `queues` in all. Returns: None if it has them already.
+
+        Raises: Rejected: see `check_more_queues`.
+        """
+        with self._topics_lock:
+            known = self.state.topics
+            info = check_more_queues(name, queues, tuple(shards), known, are_hidden=are_hidden)
+            return None if info is None else self._put_topic(info)
+
+    def _put_topic(self, info: TopicInfo) -> AppendedRows:
+        """Append the record of a topic. Needs the lock."""
+        appended = self.inner_put.put_state_record(TOPIC, topic_body(info))
+        self._topic_ends[info.name] = appended.end_offset
+        return appended
 
     def topic_end(self, name: str) -> int:
         """The physical offset below which the log proves that the topic exists: the topic is as durable as that."""

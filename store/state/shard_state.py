@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -67,6 +67,10 @@ class TopicInfo:
     shards: tuple[int, ...]
     #: RocketMQ's topic attributes, as pairs in the order of their names
     attributes: tuple[tuple[str, str], ...] = ()
+    #: queues at its creation; 0: no queue was added since
+    first_queues: int = 0
+    #: so many of its queues, the last ones, are not shown to clients yet, because other shards may not know them
+    hidden_queues: int = 0
 
     @property
     def compacted(self) -> bool:
@@ -76,6 +80,20 @@ class TopicInfo:
     def shard_of(self, queue_id: int) -> int:
         """The shard that stores a queue."""
         return self.shards[queue_id % len(self.shards)]
+
+    def shown(self) -> dict[str, Any]:
+        """The facts for clients: `queues`, `shards`; where that is so, `compacted`, `first_queues`, `all_queues`."""
+        facts: dict[str, Any] = {
+            "queues": self.queues - self.hidden_queues,
+            "shards": list(self.shards),
+        }
+        if self.compacted:
+            facts["compacted"] = True
+        if self.first_queues:
+            facts["first_queues"] = self.first_queues
+        if self.hidden_queues:
+            facts["all_queues"] = self.queues
+        return facts
 
 
 class Admission(NamedTuple):
@@ -225,7 +243,12 @@ class ShardState:
         value = json.loads(body)
         if kind == TOPIC:
             self._add_topic(
-                value["name"], value["queues"], value["shards"], value.get("attributes", {})
+                value["name"],
+                value["queues"],
+                value["shards"],
+                value.get("attributes", {}),
+                first_queues=value.get("first_queues", 0),
+                hidden_queues=value.get("hidden_queues", 0),
             )
         elif kind == OFFSETS:
             offsets = self.offsets.setdefault((_text(value["group"]), _text(value["topic"])), {})
@@ -306,9 +329,11 @@ class ShardState:
         if self.log_epoch:
             yield {"t": "log_epoch", "v": self.log_epoch}
         for topic in self.topics.values():
-            attributes = {"a": dict(topic.attributes)} if topic.attributes else {}
+            more: dict[str, Any] = {"a": dict(topic.attributes)} if topic.attributes else {}
+            if topic.first_queues:
+                more |= {"f": topic.first_queues, "h": topic.hidden_queues}
             shards = list(topic.shards)
-            yield {"t": "topic", "n": topic.name, "q": topic.queues, "s": shards, **attributes}
+            yield {"t": "topic", "n": topic.name, "q": topic.queues, "s": shards, **more}
         for (group, name), table in self.offsets.items():
             offsets = {str(queue_id): offset for queue_id, offset in table.items()}
             yield {"t": "offsets", "g": group, "n": name, "o": offsets}
@@ -329,7 +354,14 @@ class ShardState:
                 case "log_epoch":
                     self.log_epoch = int(row["v"])
                 case "topic":
-                    self._add_topic(row["n"], row["q"], row["s"], row.get("a", {}))
+                    self._add_topic(
+                        row["n"],
+                        row["q"],
+                        row["s"],
+                        row.get("a", {}),
+                        first_queues=row.get("f", 0),
+                        hidden_queues=row.get("h", 0),
+                    )
                 case "queue":
                     self.next_offsets[_text(row["n"]), int(row["q"])] = int(row["o"])
                 case "offsets":
@@ -364,24 +396,41 @@ class ShardState:
         entry.next_sequence, entry.end_offset = int(row["s"]), int(row["e"])
         entry.time_ms = self.store_time_ms
 
-    def _add_topic(self, name: Any, queues: Any, shards: Any, attributes: Any) -> None:
+    def _add_topic(
+        self,
+        name: Any,
+        queues: Any,
+        shards: Any,
+        attributes: Any,
+        *,
+        first_queues: Any,
+        hidden_queues: Any,
+    ) -> None:
         ids = tuple(int(shard) for shard in shards)
-        if int(queues) < 1 or not ids:
+        if int(queues) < 1 or not ids or not 0 <= int(hidden_queues) < int(queues):
             raise ValueError(f"a topic has queues and shards, not {queues!r} and {shards!r}")
         pairs = tuple(sorted(attributes.items()))
-        self.topics[_text(name)] = TopicInfo(name, int(queues), ids, pairs)
+        self.topics[_text(name)] = TopicInfo(
+            name, int(queues), ids, pairs, int(first_queues), int(hidden_queues)
+        )
 
 
 #: one encoder for all calls: json.dumps makes one for each
 _json = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def topic_body(
-    name: str, queues: int, shards: Iterable[int], attributes: Mapping[str, str]
-) -> bytes:
+def topic_body(topic: TopicInfo) -> bytes:
     """The body of a TOPIC record."""
-    value = {"name": name, "queues": queues, "shards": list(shards)}
-    return _json({**value, "attributes": dict(attributes)} if attributes else value).encode()
+    value: dict[str, Any] = {
+        "name": topic.name,
+        "queues": topic.queues,
+        "shards": list(topic.shards),
+    }
+    if topic.attributes:
+        value["attributes"] = dict(topic.attributes)
+    if topic.first_queues:
+        value |= {"first_queues": topic.first_queues, "hidden_queues": topic.hidden_queues}
+    return _json(value).encode()
 
 
 def offsets_body(group: str, topic: str, offsets: Mapping[int, int]) -> bytes:

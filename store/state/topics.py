@@ -39,10 +39,10 @@ def check_new_topic(
 
     info = TopicInfo(name, queues, shards, _checked_attributes(attributes or {}))
     have = known.get(name)
-    if have == info:
+    if have is not None and replace(have, first_queues=0, hidden_queues=0) == info:
         return None
     if have is not None:
-        same_queues = replace(have, attributes=info.attributes) == info
+        same_queues = (have.queues, have.shards) == (queues, shards)
         differs = "attributes" if same_queues else "queues"
         raise Rejected(
             f"topic {name} exists with {have.queues} queues on shards {list(have.shards)} and "
@@ -52,6 +52,56 @@ def check_new_topic(
         )
 
     return info
+
+
+def check_more_queues(
+    name: str,
+    queues: int,
+    shards: tuple[int, ...],
+    known: Mapping[str, TopicInfo],
+    *,
+    are_hidden: bool,
+) -> TopicInfo | None:
+    """The topic with more queues; None if it is so already.
+
+    Args: `shards`: as in TopicInfo, for all queues. `are_hidden`: clients do not hear of the added queues yet.
+    Raises: Rejected for a topic that cannot get them, and if an old queue would be on another shard.
+    """
+    have = known.get(name)
+    if have is None:
+        fault = f"topic {name} does not exist; create it with as many queues as it needs"
+        raise Rejected(fault, field="topic", limit="an existing topic")
+    refuse_system_topic(name)
+    if have.compacted:
+        raise Rejected(
+            f"topic {name} is compacted: the last message of a key that moved to an added queue would stay in the old "
+            "one, too. Copy the topic to another one with more queues",
+            field="topic",
+            limit="a topic that is not compacted",
+        )
+    if not have.queues <= queues <= QUEUES_MAX:
+        raise Rejected(
+            f"topic {name} has {have.queues} queues, {have.hidden_queues} of them not shown to clients yet: name that "
+            f"number, or a greater one up to {QUEUES_MAX}",
+            field="queues",
+            limit=f"{have.queues}..{QUEUES_MAX}",
+            found=queues,
+        )
+
+    found = replace(have, queues=queues, shards=shards)
+    moved = [each for each in range(have.queues) if found.shard_of(each) != have.shard_of(each)]
+    if moved:
+        raise Rejected(
+            f"queue {moved[0]} of topic {name} would move from shard {have.shard_of(moved[0])} to shard "
+            f"{found.shard_of(moved[0])}: queues stay where they are",
+            field="shards",
+            limit=list(have.shards),
+        )
+    visible = have.queues - have.hidden_queues
+    first = have.first_queues or (have.queues if queues > have.queues else 0)
+    hidden = queues - visible if are_hidden else 0
+    found = replace(found, first_queues=first, hidden_queues=hidden)
+    return None if found == have else found
 
 
 def _checked_attributes(attributes: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

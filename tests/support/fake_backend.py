@@ -284,14 +284,7 @@ class FakeBackend:
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """The operations that clients use."""
         if op == "topics":
-            return {
-                info.name: {
-                    "queues": info.queues,
-                    "shards": list(info.shards),
-                    **({"compacted": True} if info.compacted else {}),
-                }
-                for info in self.state.topics.values()
-            }
+            return {info.name: info.shown() for info in self.state.topics.values()}
 
         if op == "routes":
             return dict(self.routes)
