@@ -58,6 +58,8 @@ class ClusterRecord:
     least_epochs: tuple[int, ...] | None = None
     #: what `raymq shard recover --unclean` gave up, oldest first
     unclean_recoveries: tuple[dict[str, Any], ...] = ()
+    #: nodes that `drain_node` has emptied since the last start: the controller gives no leadership back to them
+    drained_nodes: tuple[str, ...] = ()
     #: every shard has served once: a missing store is then a lost one
     formed: bool = False
     #: shards serve with TLS
@@ -155,6 +157,16 @@ class StartOptions:
         return options
 
 
+def store_config(record: ClusterRecord) -> StoreConfig:
+    """The options of the stores of a cluster."""
+    return StoreConfig(
+        segment_size_bytes=record.segment_size_bytes,
+        flush=record.flush,
+        transient_pool=record.transient_pool,
+        file_reserved_hours=record.file_reserved_hours,
+    )
+
+
 def new_record(wanted: StartOptions, *, ephemeral: bool = False) -> ClusterRecord:
     """A new cluster. Raises: Rejected naming the option."""
     options: dict[str, Any] = {
@@ -179,7 +191,7 @@ def new_record(wanted: StartOptions, *, ephemeral: bool = False) -> ClusterRecor
 def resume_record(stored: ClusterRecord, wanted: StartOptions) -> ClusterRecord:
     """The stored cluster with the changes of a later start.
 
-    A later start may change flush, host, tls, insecure, transient_pool and file_reserved_hours.
+    A later start may change flush, host, tls, insecure, transient_pool and file_reserved_hours. It ends each drain.
     Raises: Rejected when an option contradicts the record in the directory.
     """
     changes = wanted.given()
@@ -193,7 +205,7 @@ def resume_record(stored: ClusterRecord, wanted: StartOptions) -> ClusterRecord:
             )
             raise Rejected(message, field=option, limit=kept)
     changes["insecure"] |= stored.insecure
-    record = replace(stored, **changes)
+    record = replace(stored, drained_nodes=(), **changes)
     _check_options(record)
     return record
 
@@ -251,6 +263,7 @@ def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
         if body.get("least_epochs") is not None:
             body["least_epochs"] = tuple(body["least_epochs"])
         body["unclean_recoveries"] = tuple(body.get("unclean_recoveries", ()))
+        body["drained_nodes"] = tuple(body.get("drained_nodes", ()))
         return ClusterRecord(**body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{paths.cluster} is damaged ({error}); the messages are in shard-*/ and are not touched"

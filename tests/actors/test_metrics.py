@@ -36,6 +36,7 @@ from raymq.actors.shared.latency import (
 from raymq.actors.shared.processes import ProcessIdentity
 from raymq.actors.shared.wakeup import wakeup_directory
 from raymq.actors.supervise.replica_host import ReplicaHost
+from raymq.cluster.controller.controller_metrics import CONTROLLER_METRICS
 from raymq.store.base.errors import DeliveryUnknown, Rejected
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
@@ -45,6 +46,8 @@ from tests.support.clock import ManualClock
 from tests.support.roles import leader_of
 from tests.support.waiting import until
 
+#: of a leader, then of a controller
+ALL_METRICS = (*METRICS, *CONTROLLER_METRICS)
 ROOT = Path(__file__).resolve().parents[2]
 SEGMENT = 256 * 1024
 CONFIG = StoreConfig(
@@ -191,7 +194,7 @@ def collector(values: dict[str, Any]) -> tuple[Collector, Recorder]:
     def read() -> MetricValues:
         return dict(values)
 
-    return Collector(read, recorder.make, cluster="c", shard=3), recorder
+    return Collector(read, recorder.make, tags={"cluster": "c", "shard": "3"}), recorder
 
 
 def test_a_counter_is_increased_by_the_difference_and_only_when_there_is_one() -> None:
@@ -212,6 +215,22 @@ def test_a_counter_is_increased_by_the_difference_and_only_when_there_is_one() -
     values["raymq_fsyncs_total"] = 13
     metrics.collect()
     assert recorder.value("raymq_fsyncs_total") == 13
+
+
+def test_a_counter_with_tags_is_increased_for_each_of_them() -> None:
+    changes: dict[tuple[str, ...], int] = {("0",): 1, ("1",): 0}
+    recorder = Recorder()
+    metrics = Collector(
+        lambda: {"raymq_leader_changes_total": changes},
+        recorder.make,
+        tags={"cluster": "c"},
+        metrics=CONTROLLER_METRICS,
+    )
+    metrics.collect()
+    changes["0",] = 3
+    metrics.collect()
+    key = ("raymq_leader_changes_total", (("cluster", "c"), ("shard", "0")))
+    assert recorder.values == {key: 3}
 
 
 def test_gauges_are_set_and_missing_values_are_not_reported() -> None:
@@ -265,7 +284,7 @@ def test_a_collection_that_fails_is_logged_once_and_the_next_one_runs(
         return {"raymq_writable": 1}
 
     recorder = Recorder()
-    Collector(read, recorder.make, cluster="c", shard=3).run(stopped)
+    Collector(read, recorder.make, tags={"cluster": "c", "shard": "3"}).run(stopped)
     assert recorder.value("raymq_writable") == 1
     assert [record.message for record in caplog.records] == ["metrics are not reported for now"]
 
@@ -277,7 +296,7 @@ from raymq.actors.leader.metrics import METRICS, Collector, ray_instrument
 
 kinds = {"counter": 3, "gauge": 4, "latency": NO_LATENCIES}
 values = {m.name: {m.tags: 1} if m.tags else kinds[m.kind] for m in METRICS}
-collector = Collector(lambda: values, ray_instrument, cluster="c", shard=0)
+collector = Collector(lambda: values, ray_instrument, tags={"cluster": "c", "shard": "0"})
 for _ in range(2):
     collector.collect()
 """
@@ -489,20 +508,20 @@ def test_a_disk_whose_free_space_is_unknown_lacks_only_that_metric(
 
 
 def test_metric_names_end_with_unit_and_kind() -> None:
-    names = [metric.name for metric in METRICS]
+    names = [metric.name for metric in ALL_METRICS]
     assert len(set(names)) == len(names)
-    for metric in METRICS:
+    for metric in ALL_METRICS:
         assert metric.name.startswith("raymq_")
         assert (metric.kind == "counter") == metric.name.endswith("_total")
         if metric.kind == "latency":
             assert metric.name.endswith("_seconds")
-        assert set(metric.tags) <= {"topic", "group"}
+        assert {*metric.common, *metric.tags} <= {"cluster", "shard", "replica", "topic", "group"}
 
 
 def test_the_documentation_has_every_metric_with_its_kind_and_no_other() -> None:
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(raymq_\w+)` \| (\w+) \|", text, re.MULTILINE)
-    assert rows == [(metric.name, metric.kind) for metric in METRICS]
-    series = {name for metric in METRICS for name, _ in metric.series()}
+    assert rows == [(metric.name, metric.kind) for metric in ALL_METRICS]
+    series = {name for metric in ALL_METRICS for name, _ in metric.series()}
     shown = set(re.findall(r"\bray_(raymq_[a-z_]+)", text))
     assert shown <= series
