@@ -72,7 +72,7 @@ def rolling_restart(
                     await_complete(cluster, shard, replica, report, clock, deadline_ms)
             for shard, replica in to_give_back(record, rows).items():
                 _give_back(cluster, shard, replica, report, clock)
-            controller_actor.make(ray, record, paths, clock=clock)
+            controller_actor.make(ray, record, paths, clock=clock, warn=report)
 
 
 def check_can_restart(record: ClusterRecord) -> None:

@@ -233,11 +233,7 @@ class _Start(_LockedCall):
                 progress=self._report,
                 warn=self._warn,
             )
-            try:
-                controller_actor.make(ray, record, paths, clock=self._clock)
-            except Unavailable as error:
-                # The shards serve without it.
-                self._warn(f"there is no controller: {error}")
+            controller_actor.make(ray, record, paths, clock=self._clock, warn=self._warn)
 
         if record.placement is not None:
             save_endpoints(paths, endpoints, files)

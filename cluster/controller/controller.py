@@ -326,7 +326,12 @@ class Controller:
 
     def ask_to_hand_over(self, record: ClusterRecord, move: Move) -> None:
         """The call of an operator's `move-leader`. Raises: the leader's refusal."""
-        logger.info("shard %d: replica %d may lead again", move.shard, move.replica)
+        logger.warning(
+            "shard %d: replica %d is asked to hand over to replica %d, which led before it was lost",
+            move.shard,
+            move.leader,
+            move.replica,
+        )
         self._moves += 1
         self._call(record, (move.shard, move.leader), "move_leader", {"replica": move.replica})
 

@@ -510,8 +510,12 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
     Returns: actor name -> "closed" or why it was ended without an orderly close.
     """
     outcomes: dict[str, str] = {}
-    if controller_actor.end(ray, record.name, clock=clock):
-        outcomes[controller_name(record.name)] = "closed"
+    try:
+        if controller_actor.end(ray, record.name, clock=clock):
+            outcomes[controller_name(record.name)] = "closed"
+    except Unavailable as error:
+        # The caller has the lock of the data directory, without which a controller makes nothing.
+        outcomes[controller_name(record.name)] = f"failed to close: {error}"
     members = find(ray, record.name, all_actor_keys(record))
     present = placement.present(ray) if record.placement else {}
 

@@ -11,6 +11,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Unavailable
 
 from . import placement
+from .ray_host import Progress
 
 #: how long Ray may take to forget an actor
 _END_TIMEOUT_MS = 10_000
@@ -19,33 +20,36 @@ _STEP_MS = 50
 _MAX_CONCURRENCY = 2
 
 
-def make(ray: Any, record: ClusterRecord, paths: ClusterPaths, *, clock: Clock) -> Any:
+def make(
+    ray: Any, record: ClusterRecord, paths: ClusterPaths, *, clock: Clock, warn: Progress
+) -> None:
     """Make the controller on this machine, in place of one that runs, and do not wait until it works.
 
-    A new one loads the present code, and is where `cluster.json` is. One that runs has nothing to keep.
-    Returns: its handle; None for a cluster that has no controller, because no replica can take over from another.
-    Raises: Unavailable when Ray does not end the old one.
+    A new one loads the present code, and is where `cluster.json` is. One that runs has nothing to keep. A cluster in
+    which no replica can take over from another has none. Args: `warn`: gets a line if none can be made: the shards
+    serve without it.
     """
-    end(ray, record.name, clock=clock)
+    try:
+        end(ray, record.name, clock=clock)
+    except Unavailable as error:
+        warn(f"no new controller was made: {error}")
+        return
     if len(record.candidates) == 1:
-        return None
+        return
     from raymq.cluster.controller.actor import ControllerActor
 
-    return (
-        ray.remote(ControllerActor)
-        .options(
-            name=controller_name(record.name),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            max_restarts=-1,
-            max_task_retries=0,
-            num_cpus=0,
-            max_concurrency=_MAX_CONCURRENCY,
-            label_selector=placement.this_node_selector(ray),
-        )
-        .remote({"role": "controller", "cluster_dir": paths.data_dir})
+    actor = ray.remote(ControllerActor).options(
+        name=controller_name(record.name),
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        max_restarts=-1,
+        max_task_retries=0,
+        num_cpus=0,
+        max_concurrency=_MAX_CONCURRENCY,
+        label_selector=placement.this_node_selector(ray),
     )
+    actor.remote({"role": "controller", "cluster_dir": paths.data_dir})
 
 
 def end(ray: Any, cluster: str, *, clock: Clock) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -25,7 +26,12 @@ from raymq.actors.leader.leader_metrics import (
 from raymq.actors.leader.metrics import METRICS, Collector, MetricValues
 from raymq.actors.replica import open_replica
 from raymq.actors.satellites.satellite import Satellite
-from raymq.actors.shared.control_block import ROLES, ControlBlock, Registration
+from raymq.actors.shared.control_block import (
+    ROLES,
+    ControlBlock,
+    FollowerProgress,
+    Registration,
+)
 from raymq.actors.shared.latency import (
     BOUNDS_S,
     FIELDS,
@@ -460,6 +466,35 @@ def test_the_number_of_series_is_bounded_for_many_groups_and_topics(
     many = [(f"t{number:04}", queue) for number in range(TOPICS_MAX + 5) for queue in range(2)]
     monkeypatch.setattr(host.store, "queues", lambda: many)
     assert list(topic_messages(host.store)) == [(f"t{number:04}",) for number in range(TOPICS_MAX)]
+
+
+def test_the_lags_of_a_follower_are_those_that_replication_last_reported(tmp_path: Path) -> None:
+    host = open_replica(
+        tmp_path / "store",
+        StoreConfig(flush="async", segment_size_bytes=SEGMENT, prewrite_window_bytes=64 * 1024),
+        identity={"cluster_id": "c", "shard": 0, "replica": 0, "replicas": 2, "incarnation": 1},
+        # Its process is not there: the test writes what that one would report.
+        roles=("replication",),
+        members=range(2),
+        candidates=(0,),
+    )
+    with contextlib.closing(host):
+        until(lambda: host.led is not None and bool(host.metrics()), wait_a_little)
+        assert host.led is not None
+        record, epoch, end = host.supervisor.control.followers[1], host.led.epoch, host.log.end
+        for progress in (None, FollowerProgress(epoch + 1, end, 5, True, matched_end=end)):
+            if progress is not None:
+                # Of another leadership.
+                record.write(progress)
+            assert host.metrics()["raymq_incomplete_followers"] == 1
+            assert host.metrics()["raymq_follower_match_lag_bytes"] == {}
+
+        record.write(FollowerProgress(epoch, end - 30, 5, True, matched_end=end - 10))
+        values = host.metrics()
+        assert values["raymq_incomplete_followers"] == 0
+        assert values["raymq_follower_match_lag_bytes"] == {("1",): 10}
+        assert values["raymq_follower_sync_lag_bytes"] == {("1",): 30}
+        assert values["raymq_follower_durable_bytes"] == {("1",): end - 30}
 
 
 def test_a_flusher_that_is_replaced_and_a_put_without_answer_are_counted(leader: Leader) -> None:
