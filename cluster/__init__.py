@@ -18,6 +18,7 @@ messages/        the message model
 produce/         producers
 consume/         consumers
 queue/           `raymq.Queue` and its coordinator
+controller/      the controller of a cluster, which watches its replicas
 transport/       the wire between clients and shards
 deploy/          the Ray under a cluster, and its actors
 cli/             the command line

@@ -64,6 +64,8 @@ class ClusterRecord:
     unclean_recoveries: tuple[dict[str, Any], ...] = ()
     #: so many of the replicas, the last ones, get the log of the others and do not count yet (`set_replicas`)
     added_replicas: int = 0
+    #: nodes that `drain_node` has emptied since the last start: the controller gives no leadership back to them
+    drained_nodes: tuple[str, ...] = ()
     #: every shard has served once: a missing store is then a lost one
     formed: bool = False
     #: shards serve with TLS
@@ -200,6 +202,16 @@ class StartOptions:
         return options
 
 
+def store_config(record: ClusterRecord) -> StoreConfig:
+    """The options of the stores of a cluster."""
+    return StoreConfig(
+        segment_size_bytes=record.segment_size_bytes,
+        flush=record.flush,
+        transient_pool=record.transient_pool,
+        file_reserved_hours=record.file_reserved_hours,
+    )
+
+
 def new_record(wanted: StartOptions, *, ephemeral: bool = False) -> ClusterRecord:
     """A new cluster. Raises: Rejected naming the option."""
     options: dict[str, Any] = {
@@ -224,7 +236,7 @@ def new_record(wanted: StartOptions, *, ephemeral: bool = False) -> ClusterRecor
 def resume_record(stored: ClusterRecord, wanted: StartOptions) -> ClusterRecord:
     """The stored cluster with the changes of a later start.
 
-    A later start may change flush, host, tls, insecure, transient_pool and file_reserved_hours.
+    A later start may change flush, host, tls, insecure, transient_pool and file_reserved_hours. It ends each drain.
     Raises: Rejected when an option contradicts the record in the directory.
     """
     changes = wanted.given()
@@ -239,7 +251,7 @@ def resume_record(stored: ClusterRecord, wanted: StartOptions) -> ClusterRecord:
             )
             raise Rejected(message, field=option, limit=kept)
     changes["insecure"] |= stored.insecure
-    record = replace(stored, **changes)
+    record = replace(stored, drained_nodes=(), **changes)
     _check_options(record)
     return record
 
@@ -297,6 +309,7 @@ def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
         if body.get("least_epochs") is not None:
             body["least_epochs"] = tuple(body["least_epochs"])
         body["unclean_recoveries"] = tuple(body.get("unclean_recoveries", ()))
+        body["drained_nodes"] = tuple(body.get("drained_nodes", ()))
         return ClusterRecord(**body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{paths.cluster} is damaged ({error}); the messages are in shard-*/ and are not touched"

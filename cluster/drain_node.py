@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raymq.replication.quorum import can_fail_over
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, Rejected, Unavailable
+from raymq.store.base.files import Files
 
-from . import replica_status
+from . import cluster_record, replica_status
 from .deploy.ray_host import Progress
+from .paths import ClusterPaths, directory_lock
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -46,8 +48,11 @@ def drain_node(
     """Hand over each leadership of a node, and wait until it leads nothing.
 
     A replica that handed over asks for votes again only when the new leader is lost. So the node leads nothing until
-    then, or until the next start of the cluster. Args: `progress`: called with one line of text at a time; None logs
-    the lines.
+    then. On the machine of the data directory the drain is noted in `cluster.json`, until the next start: the
+    controller gives no leadership back to the node. Args: `progress`: called with one line of text at a time; None
+    logs the lines.
+
+    Durable: the note, before the first hand-over.
 
     Raises: Rejected for a node that has no replica, or leads a shard that no other replica can lead: nothing was done.
     Unavailable when it still leads a shard at the end of the time.
@@ -55,6 +60,7 @@ def drain_node(
     clock, report = clock or Clock(), progress or logger.info
     deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
     here = replicas_on(cluster, node)
+    _note_drained(cluster, node)
     moved: dict[int, int] = {}
     tries = 0
     shown: set[int] = set()
@@ -84,6 +90,18 @@ def drain_node(
         clock.sleep_ms(_STEP_MS)
 
     return DrainReport(node=node, moved=moved, followers=here)
+
+
+def _note_drained(cluster: Cluster, node: str) -> None:
+    """Keep the controller from giving a leadership back to the node. A program elsewhere cannot."""
+    if cluster.data_dir is None:
+        return
+    paths, files = ClusterPaths(cluster.data_dir), Files()
+    with directory_lock(paths, files):
+        record = cluster_record.load_record(paths, files)
+        if record is not None and node not in record.drained_nodes:
+            drained = replace(record, drained_nodes=(*record.drained_nodes, node))
+            cluster_record.save_record(paths, drained, files)
 
 
 def replicas_on(cluster: Cluster, node: str) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@
       ray.json, ray.log         the Ray that `start` owns, while there is one (ray_host.py)
       ca.pem                    with TLS: the authority that signed the shards' certificates
       endpoints.json            over nodes: where the leaders listened at the last start
-      start.lock                held while a start or a stop works on the directory
+      start.lock                held while a command or the controller works on the directory
       shard-<i>/replica-<r>/    one store each (RocketMQ's tree plus raymq/)
 
 Sockets and Ray's session are in /tmp/raymq-<uid>. A socket's path has at most 107 bytes, so the path of the data
@@ -24,10 +24,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
 
 NAMESPACE = "raymq"
+#: how long a command waits for a data directory: the controller keeps it for a moment
+LOCK_WAIT_MS = 2_000
+_LOCK_STEP_MS = 50
 
 #: file systems that lose everything at a reboot
 _VOLATILE_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
@@ -78,6 +82,11 @@ def actor_name(cluster: str, shard: int, replica: int, role: str) -> str:
 def coordinator_name(cluster: str, queue: str) -> str:
     """The Ray name, in namespace "raymq", of the coordinator of a durable queue."""
     return f"raymq:{cluster}:queue:{queue}"
+
+
+def controller_name(cluster: str) -> str:
+    """The Ray name, in namespace "raymq", of the controller of a cluster."""
+    return f"raymq:{cluster}:controller"
 
 
 class Mount(NamedTuple):
@@ -279,14 +288,28 @@ def _token_refused(paths: ClusterPaths, fault: str) -> Rejected:
 
 
 @contextlib.contextmanager
-def directory_lock(paths: ClusterPaths, files: Files) -> Iterator[None]:
-    """Admit one start or stop at a time to a data directory. Raises: Unavailable when another process is admitted."""
+def directory_lock(
+    paths: ClusterPaths, files: Files, *, wait_ms: int = LOCK_WAIT_MS
+) -> Iterator[None]:
+    """Admit one command at a time to a data directory. Args: `wait_ms`: how long another process may keep it.
+
+    Raises: Unavailable when another process is admitted, and stays longer.
+    """
+    clock = Clock()
+    deadline_ms = clock.monotonic_ms() + wait_ms
     with files.opened(paths.start_lock, create=True) as fd:
-        try:
-            files.lock(fd)
-        except Unavailable as error:
-            message = f"another `raymq start` or `raymq stop` is working on {paths.data_dir}: wait for it to end"
-            raise Unavailable(message, path=paths.data_dir) from error
+        while True:
+            try:
+                files.lock(fd)
+                break
+            except Unavailable as error:
+                if clock.monotonic_ms() >= deadline_ms:
+                    message = (
+                        f"another `raymq start` or `raymq stop` is working on {paths.data_dir}: "
+                        "wait for it to end"
+                    )
+                    raise Unavailable(message, path=paths.data_dir) from error
+            clock.sleep_ms(_LOCK_STEP_MS)
         yield
 
 

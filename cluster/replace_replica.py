@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
 
 from . import cluster_record, replica_status
-from .cluster_record import ClusterRecord
+from .cluster_record import ClusterRecord, store_config
 from .deploy import actor_set, placement, ray_host
 from .deploy.ray_host import Progress, RayTarget
 from .deploy.resolve import save_endpoints
@@ -288,10 +289,6 @@ class Replacement:
 
     def _make(self, shard: int, replica: int) -> actor_set.Member:
         """Make the actors of the replica. Returns: its CommitLog."""
-        from dataclasses import asdict
-
-        from .start import store_config
-
         record, cluster = self._record, self._cluster
         options = asdict(store_config(record))
         specs = [

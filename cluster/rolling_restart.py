@@ -1,7 +1,8 @@
 """Restarts every process of a cluster while its shards take messages: after a change of what they load, for example.
 
 One replica after the other ends in order and starts again. The next one ends only when this one is complete, so that a
-majority runs at all times. A shard's leader comes last, after it has handed over.
+majority runs at all times. A shard's leader comes last, after it has handed over. Over several nodes it leads again at
+the end, so that the leaders stay spread. The controller comes last of all.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.errors import DeliveryUnknown, Rejected, Unavailable
 from raymq.store.base.files import Files
 
 from . import cluster_record, replica_status
 from .cluster_record import ClusterRecord
-from .deploy import actor_set, ray_host
+from .deploy import actor_set, controller_actor, ray_host
 from .deploy.ray_host import Progress
 from .paths import directory_lock
 from .replace_replica import Replacement, Row, await_complete, local_paths, running_ray
@@ -54,7 +55,8 @@ def rolling_restart(
         if record is None:
             raise Rejected(f"{paths.data_dir} has no cluster.json", field="target")
         check_can_restart(record)
-        check_whole(replica_status.statuses(cluster))
+        rows = replica_status.statuses(cluster)
+        check_whole(rows)
         with ray_host.session(running_ray(record, paths, files)) as ray:
             for shard in range(record.shards):
                 for replica in _order(replica_status.statuses(cluster, shard)):
@@ -68,6 +70,9 @@ def rolling_restart(
                     made = Replacement(ray, cluster, paths, record, clock, deadline_ms)
                     made.run(shard, replica, report, what="it starts again")
                     await_complete(cluster, shard, replica, report, clock, deadline_ms)
+            for shard, replica in to_give_back(record, rows).items():
+                _give_back(cluster, shard, replica, report, clock)
+            controller_actor.make(ray, record, paths, clock=clock, warn=report)
 
 
 def check_can_restart(record: ClusterRecord) -> None:
@@ -95,6 +100,36 @@ def check_whole(rows: Sequence[Row]) -> None:
     for shard in {row["shard"] for row in rows}:
         if replica_status.leader_of([row for row in rows if row["shard"] == shard]) is None:
             raise Unavailable(f"no replica leads shard {shard} now", field="leader", shard=shard)
+
+
+def to_give_back(record: ClusterRecord, rows: Sequence[Row]) -> dict[int, int]:
+    """Shard -> the replica that is to lead it again. Args: `rows`: of all shards, before the first replica ended.
+
+    On one machine it makes no difference which replica leads.
+    """
+    if record.placement is None:
+        return {}
+    leaders = {
+        shard: replica_status.leader_of([row for row in rows if row["shard"] == shard])
+        for shard in range(record.shards)
+    }
+    return {
+        shard: replica
+        for shard, replica in leaders.items()
+        if replica is not None
+        and actor_set.node_of(record, shard, replica) not in record.drained_nodes
+    }
+
+
+def _give_back(cluster: Any, shard: int, replica: int, report: Progress, clock: Clock) -> None:
+    """Let a replica lead again. All have restarted by now: another leader is no failure."""
+    report(f"shard {shard}: replica {replica} leads again")
+    try:
+        replica_status.move_leader(
+            cluster, shard, replica, pause=lambda seconds: clock.sleep_ms(1000 * seconds)
+        )
+    except (Rejected, Unavailable, DeliveryUnknown) as error:
+        report(f"shard {shard}: {error.message}")
 
 
 def _order(rows: Sequence[Row]) -> list[int]:

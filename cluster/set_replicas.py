@@ -20,7 +20,7 @@ from raymq.store.base.files import Files
 
 from . import cluster_record, replica_status
 from .cluster_record import REPLICAS, ClusterRecord
-from .deploy import actor_set, ray_host
+from .deploy import actor_set, controller_actor, ray_host
 from .deploy.ray_host import Progress
 from .deploy.resolve import save_endpoints
 from .paths import ClusterPaths, directory_lock
@@ -95,6 +95,7 @@ def set_replicas(
             for shard in range(record.shards):
                 growth.restart(shard)
                 growth.await_all(shard)
+            controller_actor.make(ray, record, paths, clock=clock, warn=report)
 
         cluster.replicas, cluster.placement = record.replicas, record.placement
         if record.placement is not None:

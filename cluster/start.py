@@ -18,14 +18,21 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.base.files import Files
 from raymq.store.config.promise import Flush
-from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.transient_pool import check_room
 
 from . import cluster_record
 from .arguments import check_choice
 from .cluster import Cluster
-from .cluster_record import ClusterRecord, StartOptions
-from .deploy import actor_set, owned_ray, placement, ray_client, ray_host, run_sweep
+from .cluster_record import ClusterRecord, StartOptions, store_config
+from .deploy import (
+    actor_set,
+    controller_actor,
+    owned_ray,
+    placement,
+    ray_client,
+    ray_host,
+    run_sweep,
+)
 from .deploy.placement import NODE_HOST
 from .deploy.ray_host import Progress, RayTarget
 from .deploy.resolve import FileResolver, RayResolver, load_endpoints, save_endpoints
@@ -227,6 +234,7 @@ class _Start(_LockedCall):
                 progress=self._report,
                 warn=self._warn,
             )
+            controller_actor.make(ray, record, paths, clock=self._clock, warn=self._warn)
 
         if record.placement is not None:
             save_endpoints(paths, endpoints, files)
@@ -378,16 +386,6 @@ def plan_start(
         check_room(leaders, pool_bytes, files=files)
 
     return StartPlan(stored, record, asdict(config))
-
-
-def store_config(record: ClusterRecord) -> StoreConfig:
-    """The options of the stores of a cluster."""
-    return StoreConfig(
-        segment_size_bytes=record.segment_size_bytes,
-        flush=record.flush,
-        transient_pool=record.transient_pool,
-        file_reserved_hours=record.file_reserved_hours,
-    )
 
 
 def connect(

@@ -12,6 +12,7 @@ from typing import Any
 
 from raymq.actors.api.call_arguments import check_integer, check_known
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
+from raymq.actors.shared.control_block import FollowerProgress
 from raymq.actors.shared.failures import FailureFile
 from raymq.actors.shared.latency import LatencyCounter
 from raymq.actors.shared.maintenance import Maintenance
@@ -435,13 +436,13 @@ class Leader(ReplicaRole):
         """Why followers get no log bytes; None: each of them does."""
         return self._replication_failure.read() if self._host.has_followers else None
 
-    def _incomplete_followers(self) -> int:
-        """Followers that are not complete (rule R13 of docs/design.md), or were not heard in this epoch."""
+    def _followers(self) -> dict[int, FollowerProgress]:
+        """Replica -> how far it is, of the followers that Replication serves in this epoch."""
         host = self._host
         epoch = 0 if host.led is None else host.led.epoch
         followers = [each for each in host.members if each != host.elections.me.id]
-        known = [host.supervisor.control.followers[each].read() for each in followers]
-        return sum(not (each.epoch == epoch and each.is_complete) for each in known)
+        known = {each: host.supervisor.control.followers[each].read() for each in followers}
+        return {each: found for each, found in known.items() if found.epoch == epoch != 0}
 
     def status(self) -> dict[str, Any]:
         """Counters, metrics and services, for status displays and benchmarks."""
@@ -468,7 +469,11 @@ class Leader(ReplicaRole):
         roles: dict[str, dict[str, Any]] = host.supervisor.describe()["roles"]
         flushers = [roles[role] for role in FLUSH_ROLES if role in roles]
         confirmed = log.confirmed
-        lag = max(0, own_durable(host.config.flush, log.ends) - confirmed)
+        ends = log.ends
+        durable = own_durable(host.config.flush, ends)
+        lag = max(0, durable - confirmed)
+        followers = self._followers() if host.has_followers else {}
+        incomplete = len(host.members) - 1 - sum(each.is_complete for each in followers.values())
 
         return {
             "raymq_append_batches_total": counters.puts,
@@ -498,9 +503,19 @@ class Leader(ReplicaRole):
                 int(self._stalled_followers() is not None) if host.has_followers else None
             ),
             "raymq_epoch": 0 if host.led is None else host.led.epoch,
-            "raymq_incomplete_followers": (
-                self._incomplete_followers() if host.has_followers else None
-            ),
+            # Also those that were not heard in this epoch (rule R13 of docs/design.md).
+            "raymq_incomplete_followers": incomplete if host.has_followers else None,
+            "raymq_follower_match_lag_bytes": {
+                (str(replica),): max(0, ends.appended - each.matched_end)
+                for replica, each in followers.items()
+            },
+            "raymq_follower_sync_lag_bytes": {
+                (str(replica),): max(0, durable - each.durable_end)
+                for replica, each in followers.items()
+            },
+            "raymq_follower_durable_bytes": {
+                (str(replica),): each.durable_end for replica, each in followers.items()
+            },
             "raymq_unclean_recoveries": len(host.unclean_recoveries()),
             "raymq_consumer_lag_messages": leader_metrics.consumer_lags(store),
             "raymq_topic_messages": leader_metrics.topic_messages(store),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
@@ -38,12 +38,14 @@ class Metric(NamedTuple):
     name: str
     kind: Literal["counter", "gauge", "latency"]
     help: str
-    #: beside cluster and shard
+    #: beside those in `common`
     tags: tuple[str, ...] = ()
+    #: tags that all values of one process have
+    common: tuple[str, ...] = ("cluster", "shard")
 
     def series(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """(name, tags) of each exported series."""
-        tags = ("cluster", "shard", *self.tags)
+        tags = (*self.common, *self.tags)
         if self.kind != "latency":
             return ((self.name, tags),)
         return (
@@ -103,6 +105,24 @@ METRICS = (
         "Followers that lack confirmed messages or were not heard yet; shards with followers only.",
     ),
     Metric(
+        "raymq_follower_match_lag_bytes",
+        "gauge",
+        "Bytes of the leader's log that a follower is not known to have.",
+        ("replica",),
+    ),
+    Metric(
+        "raymq_follower_sync_lag_bytes",
+        "gauge",
+        "Bytes that are durable on the leader and not known to be durable on a follower.",
+        ("replica",),
+    ),
+    Metric(
+        "raymq_follower_durable_bytes",
+        "gauge",
+        "Everything below is durable on a follower, and equals the leader's log.",
+        ("replica",),
+    ),
+    Metric(
         "raymq_unclean_recoveries",
         "gauge",
         "How often an operator has recovered the shard without a majority: confirmed messages may be lost.",
@@ -119,6 +139,8 @@ METRICS = (
 )
 
 
+#: a metric's name, its tags
+_Series = tuple[str, tuple[tuple[str, str], ...]]
 #: adds to a counter (more than 0), or sets a gauge
 Instrument = Callable[[float, Tags], None]
 #: (is a counter, name, help, tag keys)
@@ -129,18 +151,25 @@ class Collector:
     """Reports values to the instruments. Callers: one thread."""
 
     def __init__(
-        self, read: Callable[[], MetricValues], make: MakeInstrument, *, cluster: str, shard: int
+        self,
+        read: Callable[[], MetricValues],
+        make: MakeInstrument,
+        *,
+        tags: Tags,
+        metrics: Sequence[Metric] = METRICS,
     ) -> None:
+        """Args: `tags`: the values of the tags that all `metrics` have in common."""
         self._read = read
-        self._tags = {"cluster": cluster, "shard": str(shard)}
-        #: counter -> the total reported to Ray so far
-        self._reported: dict[str, float] = {}
-        #: (gauge, its tags) of the values that were reported last
-        self._gauges: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
+        self._tags = tags
+        self._metrics = metrics
+        #: (counter, its tags) -> the total reported to Ray so far
+        self._reported: dict[_Series, float] = {}
+        #: the gauges that were reported last
+        self._gauges: set[_Series] = set()
         self._instruments: dict[str, Instrument] = {}
-        for metric in METRICS:
-            for name, tags in metric.series():
-                self._instruments[name] = make(metric.kind == "counter", name, metric.help, tags)
+        for metric in metrics:
+            for name, keys in metric.series():
+                self._instruments[name] = make(metric.kind == "counter", name, metric.help, keys)
 
     def collect(self) -> None:
         """Read all values once and report them.
@@ -150,21 +179,20 @@ class Collector:
         """
         values = self._read()
         before, self._gauges = self._gauges, set()
-        for metric in METRICS:
+        for metric in self._metrics:
             value = values.get(metric.name)
             if value is None:
                 continue
 
+            report = self._report_total if metric.kind == "counter" else self._set_gauge
             if isinstance(value, Latencies):
                 self._report_latencies(metric.name, value)
             elif isinstance(value, dict):
                 for names, number in value.items():
                     tags = dict(zip(metric.tags, names, strict=True))
-                    self._set_gauge(metric.name, number, {**self._tags, **tags})
-            elif metric.kind == "counter":
-                self._report_total(metric.name, value)
+                    report(metric.name, number, {**self._tags, **tags})
             else:
-                self._set_gauge(metric.name, value, self._tags)
+                report(metric.name, value, self._tags)
 
         if not values:
             for name, items in before:
@@ -187,12 +215,13 @@ class Collector:
                     logger.exception("metrics are not reported for now")
                 failed = True
 
-    def _report_total(self, name: str, total: float) -> None:
-        more = total - self._reported.get(name, 0)
+    def _report_total(self, name: str, total: float, tags: Tags) -> None:
+        series = (name, tuple(tags.items()))
+        more = total - self._reported.get(series, 0)
         # A total made of two counts that were read while they grew may be too large, and the next one smaller.
         if more > 0:
-            self._instruments[name](more, self._tags)
-            self._reported[name] = total
+            self._instruments[name](more, tags)
+            self._reported[series] = total
 
     def _report_latencies(self, name: str, value: Latencies) -> None:
         cumulative = list(accumulate(value.counts))

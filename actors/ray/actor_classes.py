@@ -73,7 +73,7 @@ EXIT_LOOP_DIED = 70
 PEER_TIMEOUT_S = 2.0
 
 
-def _start_thread(target: Callable[..., None], *args: Any) -> None:
+def start_thread(target: Callable[..., None], *args: Any) -> None:
     """Begin an actor's work in a thread, so that its constructor returns."""
     try:
         threading.Thread(target=target, args=args, name="raymq-start", daemon=True).start()
@@ -110,7 +110,7 @@ class CommitLogActor:
         # The default of 5 ms makes the ack thread wait that long for a busy reader thread.
         sys.setswitchinterval(0.0005)
         keep_freed_memory()
-        _start_thread(self._start)
+        start_thread(self._start)
 
     def _start(self) -> None:
         """Open the replica, however often that must be tried, then report its metrics until `close`."""
@@ -240,23 +240,26 @@ class CommitLogActor:
 
         host = self._host
         if host is not None:
-            collector = Collector(
-                host.metrics,
-                ray_instrument,
-                cluster=self._spec["cluster"],
-                shard=self._spec["shard"],
-            )
+            tags = {"cluster": self._spec["cluster"], "shard": str(self._spec["shard"])}
+            collector = Collector(host.metrics, ray_instrument, tags=tags)
             collector.run(self._closing)
 
     def ready(self) -> dict[str, Any]:
-        """{state: STARTING | RUNNING | READ_ONLY, endpoint, error, mode: leader | follower, epoch, missing_roles}.
+        """{state: STARTING | RUNNING | READ_ONLY, endpoint, error, mode: leader | follower, epoch, pid, missing_roles}.
 
-        `missing_roles`: the roles of satellites of which none works yet.
+        `missing_roles`: the roles of satellites of which none works yet. While it serves, also `is_complete` and
+        `confirmed`.
         """
         host = self._host
         if host is None:
             starting = {"state": "STARTING", "endpoint": None, "error": self._error}
-            return {**starting, "mode": None, "epoch": 0, "missing_roles": []}
+            facts: dict[str, Any] = {
+                "mode": None,
+                "epoch": 0,
+                "pid": os.getpid(),
+                "missing_roles": [],
+            }
+            return {**starting, **facts}
         return {
             "state": host.state,
             "endpoint": self.endpoint(),
@@ -264,6 +267,9 @@ class CommitLogActor:
             "mode": host.mode,
             "epoch": host.elections.epoch,
             "missing_roles": host.supervisor.missing_roles(),
+            "pid": os.getpid(),
+            "is_complete": host.elections.is_complete,
+            "confirmed": host.log.confirmed,
         }
 
     def endpoint(self) -> str | None:
@@ -340,7 +346,7 @@ class SatelliteActor:
         self._spec = spec
         self._service: Any = None
         self._closed = False
-        _start_thread(_run_or_exit, self._make_for_store, self._adopt)
+        start_thread(_run_or_exit, self._make_for_store, self._adopt)
 
     def _make_for_store(self) -> Any:
         """The service, once CommitLog has moved the directory of a replaced replica aside."""

@@ -51,6 +51,11 @@ class FollowerStream:
         return self._sender.replicated_end
 
     @property
+    def matched_end(self) -> int:
+        """Everything below is on the follower, durable or not, and equals the leader's log."""
+        return self._sender.matched_end
+
+    @property
     def is_complete(self) -> bool:
         """Whether the follower has everything that it ever reported as durable."""
         return self._sender.is_complete

@@ -187,7 +187,11 @@ class Replicator(Service):
         """How far a follower is, for CommitLog."""
         epoch = 0 if self._led is None else self._led.epoch
         return FollowerProgress(
-            epoch, stream.durable_end, stream.heard_ms, is_complete=stream.is_complete
+            epoch,
+            stream.durable_end,
+            stream.heard_ms,
+            is_complete=stream.is_complete,
+            matched_end=stream.matched_end,
         )
 
     def _make_stream(self, follower: int, led: Leadership, generation: int) -> FollowerStream:

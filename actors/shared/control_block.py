@@ -41,6 +41,7 @@ writing process. It is read and written only as an item of an aligned `memoryvie
       +1      end up to which the follower's log equals this one, durably
       +2      when the follower acknowledged last, monotonic ms
       +3      1: the follower is complete
+      +4      end up to which the follower's log equals this one, durably or not
     384 + 32 * r      satellite  how long the syncs of role r took: counts and sum, see latency.py; written like +7
 
 A packed field is (tag & 0x7FFF) << 48 | value, so one 8-byte store changes tag and value. The tag is a fencing token or
@@ -110,7 +111,7 @@ _FIRST_LATENCY = 384
 _R_PID, _R_START_TIME, _R_INCARNATION, _R_HEARTBEAT, _R_SYNC_STARTED = range(5)
 _R_POSITION, _R_FAILURE, _R_SYNCS = range(5, 8)
 _R_GRANT, _R_LAST_GRANTED, _R_BASE = 16, 17, 18
-_F_EPOCH, _F_DURABLE_END, _F_HEARD, _F_IS_COMPLETE = range(4)
+_F_EPOCH, _F_DURABLE_END, _F_HEARD, _F_IS_COMPLETE, _F_MATCHED_END = range(5)
 #: most replicas of a shard
 REPLICAS_MAX = 8
 
@@ -327,6 +328,7 @@ class FollowerProgress(NamedTuple):
     durable_end: int
     heard_ms: int
     is_complete: bool
+    matched_end: int = 0
 
 
 class FollowerRecord:
@@ -344,6 +346,7 @@ class FollowerRecord:
         words[_F_DURABLE_END] = progress.durable_end
         words[_F_HEARD] = progress.heard_ms
         words[_F_IS_COMPLETE] = progress.is_complete
+        words[_F_MATCHED_END] = progress.matched_end
         words[_F_EPOCH] = progress.epoch
 
     def read(self) -> FollowerProgress:
@@ -351,7 +354,8 @@ class FollowerRecord:
         words = self._words
         epoch = words[_F_EPOCH]
         fields = words[_F_DURABLE_END], words[_F_HEARD], bool(words[_F_IS_COMPLETE])
-        return FollowerProgress(epoch if words[_F_EPOCH] == epoch else 0, *fields)
+        matched_end = words[_F_MATCHED_END]
+        return FollowerProgress(epoch if words[_F_EPOCH] == epoch else 0, *fields, matched_end)
 
     def release(self) -> None:
         """Release the memory."""

@@ -6,6 +6,7 @@ ray_head      the program that becomes a detached `ray start`
 ray_probe     the program that tries whether a Ray takes a driver
 ray_client    clusters reached through ray://
 actor_set     the actors of one cluster: created, waited for, closed
+controller_actor  the actor of the controller: made, ended
 placement     the node of each replica
 replaced_store  the directory of a replica that takes the place of another one
 resolve       finds the present endpoints of shards

@@ -17,13 +17,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raymq.cluster.cluster_record import REPLICAS, ClusterRecord
-from raymq.cluster.paths import NAMESPACE, ClusterPaths, actor_name, coordinator_name
+from raymq.cluster.paths import (
+    NAMESPACE,
+    ClusterPaths,
+    actor_name,
+    controller_name,
+    coordinator_name,
+)
 from raymq.cluster.transport.tls import TLS_PREFIX, USE_TLS
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, RayMQError, Rejected, Unavailable
 
-from . import placement
-from .ray_host import HOST_LABEL, Progress
+from . import controller_actor, placement
+from .ray_host import Progress
 
 logger = logging.getLogger("raymq")
 
@@ -141,7 +147,7 @@ def create(
     """
     kinds = _actor_classes(ray)
     running = _check_running(ray, record, min(timeout_s, _CALL_TIMEOUT_S))
-    here = _this_node_selector(ray)
+    here = placement.this_node_selector(ray)
     members = []
 
     for spec in specs:
@@ -173,6 +179,8 @@ def _actor_classes(ray: Any) -> dict[str, Any]:
     from raymq.actors.ray.concurrency_groups import GROUP_OF, GROUPS
 
     commit_log = actor_classes.CommitLogActor
+    # The controller asks all the time.
+    ray.method(enable_task_events=False)(commit_log.ready)
     for method, group in GROUP_OF.items():
         # Without Ray's task events a call costs a fifth less.
         ray.method(concurrency_group=group, enable_task_events=False)(getattr(commit_log, method))
@@ -235,21 +243,6 @@ def _check_running(ray: Any, record: ClusterRecord, timeout_s: float) -> bool:
 def node_of(record: ClusterRecord, shard: int, replica: int) -> str | None:
     """The label of a replica's node; None: all are on one machine."""
     return None if record.placement is None else record.placement[shard][replica]
-
-
-def _this_node_selector(ray: Any) -> dict[str, str]:
-    """The label selector of this machine's node, where the data directory is.
-
-    The host label survives a restart of the node's raylet, its node id does not. In a Ray that was started without the
-    label the id is used, and after a raylet's restart `start` must be run again.
-    """
-    node_id = ray.get_runtime_context().get_node_id()
-    for node in ray.nodes():
-        if node["NodeID"] == node_id:
-            label = node.get("Labels", {}).get(HOST_LABEL)
-            if label is not None:
-                return {HOST_LABEL: label}
-    return {"ray.io/node-id": node_id}
 
 
 def wait_running(
@@ -416,9 +409,9 @@ def _ask_all(
     for member in members:
         if member.name in calls:
             left_s = max(0.0, (deadline_ms - clock.monotonic_ms()) / 1000)
-            yield member, _ready(ray, calls[member.name], left_s)
+            yield member, answer(ray, calls[member.name], left_s)
         else:
-            yield member, _absent("PENDING", placement.describe_away(str(member.node)))
+            yield member, absent("PENDING", placement.describe_away(str(member.node)))
 
 
 def _check_damaged(members: list[Member], states: dict[str, dict[str, Any]]) -> None:
@@ -442,18 +435,19 @@ def _lines(members: list[Member], states: dict[str, dict[str, Any]]) -> str:
     return "; ".join(_line(member, states[member.name]) for member in members)
 
 
-def _ready(ray: Any, call: Any, timeout_s: float) -> dict[str, Any]:
-    """The answer of a CommitLog's `ready`."""
+def answer(ray: Any, call: Any, timeout_s: float) -> dict[str, Any]:
+    """The answer of a CommitLog's `ready`, or why there is none: state PENDING or DOWN."""
     try:
         state: dict[str, Any] = ray.get(call, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
-        return _absent("PENDING", "Ray has not started the actor yet")
+        return absent("PENDING", "Ray has not started the actor yet")
     except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
-        return _absent("DOWN", str(error).strip().splitlines()[-1])
+        return absent("DOWN", str(error).strip().splitlines()[-1])
     return state
 
 
-def _absent(state: str, error: str) -> dict[str, Any]:
+def absent(state: str, error: str) -> dict[str, Any]:
+    """In place of the answer of `ready`."""
     return {
         "state": state,
         "endpoint": None,
@@ -469,6 +463,18 @@ def _line(member: Member, state: dict[str, Any]) -> str:
     error = state.get("error") or (f"waiting for {', '.join(missing)}" if missing else None)
     line = f"shard {member.shard} replica {member.replica}: {state['state']}"
     return f"{line} ({error})" if error else line
+
+
+def missing(record: ClusterRecord, names: Iterable[str]) -> set[tuple[int, int, str]]:
+    """(shard, replica, role) of the actors that should run and are not among `names`, the result of `actor_names`."""
+    known = set(names)
+    return {
+        (shard, replica, role)
+        for shard in range(record.shards)
+        for replica in range(record.replicas)
+        for role in record.roles(replica)
+        if actor_name(record.name, shard, replica, role) not in known
+    }
 
 
 def find(ray: Any, cluster: str, actor_keys: Iterable[tuple[int, int, str]]) -> list[Member]:
@@ -512,14 +518,21 @@ def is_another(ray: Any, record: ClusterRecord, *, clock: Clock) -> bool:
 def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) -> dict[str, str]:
     """Close every actor in order, end it, and wait until Ray has forgotten it.
 
-    Leaders come first: they answer waiting calls and sync the rest of the log, for which the satellites must still run
-    and followers must answer. Then followers, then satellites. Coordinators of durable queues come last and lose
-    nothing. A waiting getter asks for a new one at once, and is refused only when the shards have ended.
+    The controller comes first, so that it makes none of them again. Then leaders: they answer waiting calls and sync
+    the rest of the log, for which the satellites must still run and followers must answer. Then followers, then
+    satellites. Coordinators of durable queues come last and lose nothing. A waiting getter asks for a new one at once,
+    and is refused only when the shards have ended.
     Returns: actor name -> "closed" or why it was ended without an orderly close.
     """
+    outcomes: dict[str, str] = {}
+    try:
+        if controller_actor.end(ray, record.name, clock=clock):
+            outcomes[controller_name(record.name)] = "closed"
+    except Unavailable as error:
+        # The caller has the lock of the data directory, without which a controller makes nothing.
+        outcomes[controller_name(record.name)] = f"failed to close: {error}"
     members = find(ray, record.name, all_actor_keys(record))
     present = placement.present(ray) if record.placement else {}
-    outcomes: dict[str, str] = {}
 
     leaders = _leading(ray, record, members, present, clock)
 

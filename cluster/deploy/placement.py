@@ -19,9 +19,8 @@ from raymq.cluster.transport import tls
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.base.files import Files
-from raymq.store.log.control_files.meta import Meta
 
-from .ray_host import RayTarget, session
+from .ray_host import HOST_LABEL, RayTarget, session
 from .replaced_store import take_place
 
 #: the Ray node label whose values `nodes` names
@@ -148,6 +147,21 @@ def check_nodes(ray: Any, nodes: Iterable[str], *, first: bool) -> list[str]:
     return [address for node in wanted for address in found.get(node, [])]
 
 
+def this_node_selector(ray: Any) -> dict[str, str]:
+    """The label selector of this machine's node, where the data directory is.
+
+    The host label survives a restart of the node's raylet, its node id does not. In a Ray that was started without the
+    label the id is used, and after a raylet's restart `start` must be run again.
+    """
+    node_id = ray.get_runtime_context().get_node_id()
+    for node in ray.nodes():
+        if node["NodeID"] == node_id:
+            label = node.get("Labels", {}).get(HOST_LABEL)
+            if label is not None:
+                return {HOST_LABEL: label}
+    return {"ray.io/node-id": node_id}
+
+
 def describe_away(node: str) -> str:
     """Instructions for an absent node."""
     return f"node {node} is away: start Ray on the machine that has its disk with --labels {NODE_LABEL}={node}"
@@ -185,6 +199,9 @@ def prepare_replica(spec: dict[str, Any], *, restarted: bool) -> Address:
 
 
 def _check_store(spec: dict[str, Any], files: Files, *, made_before: bool) -> None:
+    # Imported on use: it loads Arrow, which neither start nor the controller needs.
+    from raymq.store.log.control_files.meta import Meta
+
     path = Path(spec["data_dir"]) / "raymq" / "meta"
     if not files.exists(path):
         if made_before and spec["candidates"] == (spec["replica"],):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -25,7 +26,12 @@ from raymq.actors.leader.leader_metrics import (
 from raymq.actors.leader.metrics import METRICS, Collector, MetricValues
 from raymq.actors.replica import open_replica
 from raymq.actors.satellites.satellite import Satellite
-from raymq.actors.shared.control_block import ROLES, ControlBlock, Registration
+from raymq.actors.shared.control_block import (
+    ROLES,
+    ControlBlock,
+    FollowerProgress,
+    Registration,
+)
 from raymq.actors.shared.latency import (
     BOUNDS_S,
     FIELDS,
@@ -36,6 +42,7 @@ from raymq.actors.shared.latency import (
 from raymq.actors.shared.processes import ProcessIdentity
 from raymq.actors.shared.wakeup import wakeup_directory
 from raymq.actors.supervise.replica_host import ReplicaHost
+from raymq.cluster.controller.controller_metrics import CONTROLLER_METRICS
 from raymq.store.base.errors import DeliveryUnknown, Rejected
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
@@ -45,6 +52,8 @@ from tests.support.clock import ManualClock
 from tests.support.roles import leader_of
 from tests.support.waiting import until
 
+#: of a leader, then of a controller
+ALL_METRICS = (*METRICS, *CONTROLLER_METRICS)
 ROOT = Path(__file__).resolve().parents[2]
 SEGMENT = 256 * 1024
 CONFIG = StoreConfig(
@@ -191,7 +200,7 @@ def collector(values: dict[str, Any]) -> tuple[Collector, Recorder]:
     def read() -> MetricValues:
         return dict(values)
 
-    return Collector(read, recorder.make, cluster="c", shard=3), recorder
+    return Collector(read, recorder.make, tags={"cluster": "c", "shard": "3"}), recorder
 
 
 def test_a_counter_is_increased_by_the_difference_and_only_when_there_is_one() -> None:
@@ -212,6 +221,22 @@ def test_a_counter_is_increased_by_the_difference_and_only_when_there_is_one() -
     values["raymq_fsyncs_total"] = 13
     metrics.collect()
     assert recorder.value("raymq_fsyncs_total") == 13
+
+
+def test_a_counter_with_tags_is_increased_for_each_of_them() -> None:
+    changes: dict[tuple[str, ...], int] = {("0",): 1, ("1",): 0}
+    recorder = Recorder()
+    metrics = Collector(
+        lambda: {"raymq_leader_changes_total": changes},
+        recorder.make,
+        tags={"cluster": "c"},
+        metrics=CONTROLLER_METRICS,
+    )
+    metrics.collect()
+    changes["0",] = 3
+    metrics.collect()
+    key = ("raymq_leader_changes_total", (("cluster", "c"), ("shard", "0")))
+    assert recorder.values == {key: 3}
 
 
 def test_gauges_are_set_and_missing_values_are_not_reported() -> None:
@@ -265,7 +290,7 @@ def test_a_collection_that_fails_is_logged_once_and_the_next_one_runs(
         return {"raymq_writable": 1}
 
     recorder = Recorder()
-    Collector(read, recorder.make, cluster="c", shard=3).run(stopped)
+    Collector(read, recorder.make, tags={"cluster": "c", "shard": "3"}).run(stopped)
     assert recorder.value("raymq_writable") == 1
     assert [record.message for record in caplog.records] == ["metrics are not reported for now"]
 
@@ -277,7 +302,7 @@ from raymq.actors.leader.metrics import METRICS, Collector, ray_instrument
 
 kinds = {"counter": 3, "gauge": 4, "latency": NO_LATENCIES}
 values = {m.name: {m.tags: 1} if m.tags else kinds[m.kind] for m in METRICS}
-collector = Collector(lambda: values, ray_instrument, cluster="c", shard=0)
+collector = Collector(lambda: values, ray_instrument, tags={"cluster": "c", "shard": "0"})
 for _ in range(2):
     collector.collect()
 """
@@ -443,6 +468,35 @@ def test_the_number_of_series_is_bounded_for_many_groups_and_topics(
     assert list(topic_messages(host.store)) == [(f"t{number:04}",) for number in range(TOPICS_MAX)]
 
 
+def test_the_lags_of_a_follower_are_those_that_replication_last_reported(tmp_path: Path) -> None:
+    host = open_replica(
+        tmp_path / "store",
+        StoreConfig(flush="async", segment_size_bytes=SEGMENT, prewrite_window_bytes=64 * 1024),
+        identity={"cluster_id": "c", "shard": 0, "replica": 0, "replicas": 2, "incarnation": 1},
+        # Its process is not there: the test writes what that one would report.
+        roles=("replication",),
+        members=range(2),
+        candidates=(0,),
+    )
+    with contextlib.closing(host):
+        until(lambda: host.led is not None and bool(host.metrics()), wait_a_little)
+        assert host.led is not None
+        record, epoch, end = host.supervisor.control.followers[1], host.led.epoch, host.log.end
+        for progress in (None, FollowerProgress(epoch + 1, end, 5, True, matched_end=end)):
+            if progress is not None:
+                # Of another leadership.
+                record.write(progress)
+            assert host.metrics()["raymq_incomplete_followers"] == 1
+            assert host.metrics()["raymq_follower_match_lag_bytes"] == {}
+
+        record.write(FollowerProgress(epoch, end - 30, 5, True, matched_end=end - 10))
+        values = host.metrics()
+        assert values["raymq_incomplete_followers"] == 0
+        assert values["raymq_follower_match_lag_bytes"] == {("1",): 10}
+        assert values["raymq_follower_sync_lag_bytes"] == {("1",): 30}
+        assert values["raymq_follower_durable_bytes"] == {("1",): end - 30}
+
+
 def test_a_flusher_that_is_replaced_and_a_put_without_answer_are_counted(leader: Leader) -> None:
     host = leader.open(
         StoreConfig(
@@ -489,20 +543,20 @@ def test_a_disk_whose_free_space_is_unknown_lacks_only_that_metric(
 
 
 def test_metric_names_end_with_unit_and_kind() -> None:
-    names = [metric.name for metric in METRICS]
+    names = [metric.name for metric in ALL_METRICS]
     assert len(set(names)) == len(names)
-    for metric in METRICS:
+    for metric in ALL_METRICS:
         assert metric.name.startswith("raymq_")
         assert (metric.kind == "counter") == metric.name.endswith("_total")
         if metric.kind == "latency":
             assert metric.name.endswith("_seconds")
-        assert set(metric.tags) <= {"topic", "group"}
+        assert {*metric.common, *metric.tags} <= {"cluster", "shard", "replica", "topic", "group"}
 
 
 def test_the_documentation_has_every_metric_with_its_kind_and_no_other() -> None:
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(raymq_\w+)` \| (\w+) \|", text, re.MULTILINE)
-    assert rows == [(metric.name, metric.kind) for metric in METRICS]
-    series = {name for metric in METRICS for name, _ in metric.series()}
+    assert rows == [(metric.name, metric.kind) for metric in ALL_METRICS]
+    series = {name for metric in ALL_METRICS for name, _ in metric.series()}
     shown = set(re.findall(r"\bray_(raymq_[a-z_]+)", text))
     assert shown <= series

@@ -299,8 +299,12 @@ def test_of_three_replicas_two_confirm_and_the_third_follows(trio):
     for replica in (1, 2):
         trio.wait_matched(end, replica)
     assert trio.leader.confirmed == 0
+    records = trio.leader.control.followers
+    wait_until(lambda: records[1].read().matched_end == end, "CommitLog knows of the match")
+    assert records[1].read().durable_end == 0
     trio.followers[2].sync()
     trio.wait_confirmed(end)
+    wait_until(lambda: records[2].read().durable_end == end, "CommitLog knows of the sync")
     assert trio.followers[1].log.synced == 0
     assert trio.followers[1].bytes(end) == trio.followers[2].bytes(end) == trio.leader.bytes(end)
 

@@ -37,7 +37,7 @@ class Shards:
         self.facts: dict[tuple[int, int], dict[str, Any]] = {}
         self.refusing: set[int] = set()
         self.asked: list[tuple[int, int]] = []
-        self.cluster: Any = SimpleNamespace(placement=placement, replicas=3)
+        self.cluster: Any = SimpleNamespace(placement=placement, replicas=3, data_dir=None)
 
     def statuses(self, cluster: Any, shard: int | None = None) -> list[dict[str, Any]]:
         return [

@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.leader.metrics import METRICS
+from raymq.actors.leader.metrics import METRICS as LEADER_METRICS
 from raymq.cluster.cli import grafana
 from raymq.cluster.cli.console import Console
 from raymq.cluster.cli.main import main
+from raymq.cluster.controller.controller_metrics import CONTROLLER_METRICS
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.store.base.errors import Rejected
 from raymq.store.base.files import Files
 
+METRICS = (*LEADER_METRICS, *CONTROLLER_METRICS)
 #: as Ray 2.60 writes it
 PROVIDER = """
 apiVersion: 1
@@ -30,8 +32,8 @@ providers:
     options:
       path: {folder}
 """
-#: what every series has, beside its own: ours, and what the dashboard filters by
-LABELS = {"cluster", "shard", "ray_io_cluster"}
+#: what every series has, beside its own: what the dashboard filters by
+FILTERS = {"ray_io_cluster"}
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +91,11 @@ def test_queries_name_only_labels_that_there_are(dashboard: dict[str, Any]) -> N
     tags = {f"ray_{name}": set(keys) for metric in METRICS for name, keys in metric.series()}
     for query in queries(dashboard):
         for name, selectors in re.findall(r"(ray_raymq_\w+)\{([^}]*)\}", query):
-            assert set(re.findall(r"(\w+)=~", selectors)) <= tags[name] | LABELS
+            assert set(re.findall(r"(\w+)=~", selectors)) <= tags[name] | FILTERS
             assert 'ray_io_cluster=~"$Cluster",cluster=~"$RayMQ"' in selectors
         asked = [tags[name] for name in re.findall(r"ray_raymq_\w+", query)]
         for by in re.findall(r"by \(([^)]*)\)", query):
-            assert all(set(by.split(", ")) <= keys | LABELS for keys in asked)
+            assert all(set(by.split(", ")) <= keys | FILTERS for keys in asked)
         assert query.count("(") == query.count(")")
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,44 +18,23 @@ from raymq.cluster.deploy import actor_set, owned_ray, ray_client, ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.transport.routes import Routes
-from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, DeliveryUnknown, Rejected, Unavailable
 from raymq.store.base.files import Files
 from tests.support.clock import ManualClock
-from tests.support.fake_ray import FakeActor, FakeRay, GetTimeoutError, RayActorError
-
-
-class JumpingClock(Clock):
-    """Sleeps in no time at all."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic_ms(self) -> int:
-        return int(self.now)
-
-    def sleep_ms(self, ms: float) -> None:
-        self.now += ms
+from tests.support.fake_ray import (
+    FakeActor,
+    FakeRay,
+    GetTimeoutError,
+    RayActorError,
+    install,
+)
 
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRay:
     """A Ray that is always there, in place of the real one."""
     fake = FakeRay({ray_host.HOST_LABEL: "here"})
-
-    @contextlib.contextmanager
-    def session(target: RayTarget, timeout_s: float | None = None, **options: Any) -> Iterator[Any]:
-        yield fake
-
-    def no_own_ray(*args: Any, **options: Any) -> Any:
-        raise AssertionError("the test's Ray is there; none is to be started")
-
-    monkeypatch.setattr(ray_host, "session", session)
-    monkeypatch.setattr(owned_ray, "start_owned", no_own_ray)
-    monkeypatch.setattr(ray_host, "_listens", lambda address: True)
-    monkeypatch.setattr(lifecycle, "Clock", JumpingClock)
-    monkeypatch.setenv("RAYMQ_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    install(fake, monkeypatch, tmp_path / "home")
     return fake
 
 

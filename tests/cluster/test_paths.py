@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ with paths.directory_lock(paths.ClusterPaths(sys.argv[1]), Files()):
 # --- the lock -------------------------------------------------------------------------------------
 
 
-def test_a_second_start_on_the_directory_fails_at_once_and_says_why(tmp_path: Path) -> None:
+def test_a_second_start_on_the_directory_fails_soon_and_says_why(tmp_path: Path) -> None:
     cluster_paths, files = paths.ClusterPaths(tmp_path), Files()
 
     # fcntl locks are a process's own: the other holder must be another process.
@@ -207,11 +208,14 @@ def test_a_second_start_on_the_directory_fails_at_once_and_says_why(tmp_path: Pa
         assert other.stdout.readline() == b"held\n"
         with (
             pytest.raises(Unavailable, match="another `raymq start`"),
-            paths.directory_lock(cluster_paths, files),
+            paths.directory_lock(cluster_paths, files, wait_ms=60),
         ):
             pass
         assert other.stdin is not None
-        other.stdin.close()
+        # The next command waits for a moment, in which the controller may have the directory.
+        threading.Timer(0.1, other.stdin.close).start()
+        with paths.directory_lock(cluster_paths, files, wait_ms=60_000):
+            pass
 
     with paths.directory_lock(cluster_paths, files):
         pass

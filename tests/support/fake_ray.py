@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
+
+from raymq.cluster import start as lifecycle
+from raymq.cluster.deploy import owned_ray, ray_host
+from raymq.cluster.deploy.ray_host import RayTarget
+from raymq.store.base.clock import Clock
 
 
 class RayError(Exception):
@@ -35,14 +44,20 @@ class FakeActor:
         self.states: list[Any] = [
             {
                 "state": "RUNNING",
-                "endpoint": f"127.0.0.1:{7000 + spec['shard']}",
+                "endpoint": f"127.0.0.1:{7000 + spec.get('shard', 0)}",
                 "error": None,
                 "mode": "leader" if spec.get("replica") == 0 else "follower",
                 "epoch": 1,
                 "missing_roles": [],
+                "pid": 1,
+                "is_complete": True,
+                "confirmed": 0,
             }
         ]
         self.routes: dict[str, str] | None = None
+        self.replicas: dict[str, dict[str, str]] | None = None
+        #: of `call`: (operation, arguments)
+        self.operations: list[tuple[str, dict[str, Any]]] = []
         self.close_failure: Exception | None = None
         self.status_failure: Exception | None = None
 
@@ -69,12 +84,52 @@ class FakeActor:
         return {name: self.spec[name] for name in names}
 
     def on_set_routes(self, routes: dict[str, str], replicas: dict[str, dict[str, str]]) -> None:
-        self.routes = routes
+        self.routes, self.replicas = routes, replicas
+
+    def on_call(self, cluster_id: str, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        assert cluster_id == self.spec["cluster_id"]
+        self.operations.append((op, args))
+        answers: dict[str, Any] = {"routes": self.routes, "replicas": self.replicas}
+        return answers.get(op) or {}
 
     def on_close(self, timeout_s: float | None = None) -> None:
         self.ray.events.append(("close", self.name))
         if self.close_failure is not None:
             raise self.close_failure
+
+
+class JumpingClock(Clock):
+    """Sleeps in no time at all."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic_ms(self) -> int:
+        return int(self.now)
+
+    def monotonic(self) -> float:
+        return self.now / 1000
+
+    def sleep_ms(self, ms: float) -> None:
+        self.now += ms
+
+
+def install(fake: FakeRay, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """Let start and stop find this Ray, and no other one."""
+
+    @contextlib.contextmanager
+    def session(target: RayTarget, timeout_s: float | None = None, **options: Any) -> Iterator[Any]:
+        yield fake
+
+    def no_own_ray(*args: Any, **options: Any) -> Any:
+        raise AssertionError("the test's Ray is there; none is to be started")
+
+    monkeypatch.setattr(ray_host, "session", session)
+    monkeypatch.setattr(owned_ray, "start_owned", no_own_ray)
+    monkeypatch.setattr(ray_host, "_listens", lambda address: True)
+    monkeypatch.setattr(lifecycle, "Clock", JumpingClock)
+    monkeypatch.setenv("RAYMQ_HOME", str(home))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
 class FakeRay:
