@@ -252,14 +252,16 @@ class CommitLogActor:
         """
         host = self._host
         if host is None:
-            starting = {"state": "STARTING", "endpoint": None, "error": self._error}
-            facts: dict[str, Any] = {
+            return {
+                "state": "STARTING",
+                "endpoint": None,
+                "error": self._error,
                 "mode": None,
                 "epoch": 0,
-                "pid": os.getpid(),
                 "missing_roles": [],
+                "pid": os.getpid(),
             }
-            return {**starting, **facts}
+
         return {
             "state": host.state,
             "endpoint": self.endpoint(),
