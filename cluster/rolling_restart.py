@@ -56,7 +56,7 @@ def rolling_restart(
         check_can_restart(record)
         check_whole(replica_status.statuses(cluster))
         with ray_host.session(running_ray(record, paths, files)) as ray:
-            for shard in range(record.shards):
+            for shard in range(record.joined):
                 for replica in _order(replica_status.statuses(cluster, shard)):
                     check_whole(replica_status.statuses(cluster, shard))
                     _hand_over(cluster, shard, replica, report, clock)

@@ -103,6 +103,11 @@ class LeaderRoute(NamedTuple):
     epoch: int = 0
 
 
+def _actor_names(cluster: str, shard: int, replicas: int) -> dict[int, str]:
+    """Replica -> the name of its actor."""
+    return {each: actor_name(cluster, shard, each, "commit_log") for each in range(replicas)}
+
+
 @dataclass(eq=False, repr=False)
 class Routes:
     """shard -> endpoint of its leader, and the topics. Threads: any."""
@@ -118,6 +123,8 @@ class Routes:
     replicas: int = 1
     #: shard -> replica -> its last known host:port, or the name of its actor
     replica_endpoints: dict[int, dict[int, str]] = field(default_factory=dict)
+    #: with transport="ray": the name of the cluster, a part of the names of its actors
+    cluster_name: str = ""
 
     def __post_init__(self) -> None:
         self.endpoints = dict(self.endpoints)
@@ -143,10 +150,7 @@ class Routes:
         replica_endpoints = cluster.replica_endpoints
         if cluster.transport == "ray":
             replica_endpoints = {
-                shard: {
-                    replica: actor_name(cluster.name, shard, replica, "commit_log")
-                    for replica in range(cluster.replicas)
-                }
+                shard: _actor_names(cluster.name, shard, cluster.replicas)
                 for shard in range(cluster.shards)
             }
             endpoints = {shard: names[0] for shard, names in replica_endpoints.items()}
@@ -162,6 +166,7 @@ class Routes:
             transport=cluster.transport,
             replicas=cluster.replicas,
             replica_endpoints=replica_endpoints,
+            cluster_name=cluster.name if cluster.transport == "ray" else "",
         )
 
     @property
@@ -303,6 +308,38 @@ class Routes:
         except RayMQError:
             return {}
         return {int(key): str(endpoint) for key, endpoint in answer.items()}
+
+    def learn_shards(self, shards: Iterable[int]) -> None:
+        """Look for those of these shards of which no endpoint is known: they were added later. Never raises."""
+        with self._lock:
+            known = sorted(self.endpoints)
+        missing = set(shards) - set(known)
+        if not missing:
+            return
+
+        if self.transport == "ray":
+            found = {each: _actor_names(self.cluster_name, each, self.replicas) for each in missing}
+            with self._lock:
+                self.replica_endpoints.update(found)
+                self.endpoints.update({each: names[0] for each, names in found.items()})
+            return
+
+        self._note_missing(missing, self._look_up(LOOKUP_TIMEOUT_S))
+        if not missing <= self.endpoints.keys():
+            # A replica that was away when the shards were added does not know them.
+            for _, answer in self.ask(known, "routes", {}, LOOKUP_TIMEOUT_S):
+                if not isinstance(answer, RayMQError):
+                    self._note_missing(missing, {int(each): answer[each] for each in answer})
+
+        if self.fails_over:
+            self.learn_replicas()
+            self.find_leaders(missing)
+
+    def _note_missing(self, missing: Iterable[int], found: Mapping[int, str]) -> None:
+        with self._lock:
+            for shard in missing:
+                if shard in found:
+                    self.endpoints.setdefault(shard, str(found[shard]))
 
     # --- who leads --------------------------------------------------------------------------------
 
@@ -667,12 +704,14 @@ class Routes:
         return route
 
     def _note_topics(self, found: dict[str, Any]) -> None:
+        topics = {
+            each: TopicRoute(each, int(facts["queues"]), tuple(facts["shards"]))
+            for each, facts in found.items()
+        }
+        self.learn_shards(shard for route in topics.values() for shard in route.shards)
         with self._lock:
             # Known topics stay: a shard that missed a topic's creation does not know it yet.
-            self._topics = self._topics | {
-                each: TopicRoute(each, int(facts["queues"]), tuple(facts["shards"]))
-                for each, facts in found.items()
-            }
+            self._topics = self._topics | topics
 
     def _ask_leaders_for_topics(self) -> None:
         """Learn the topics that a follower, which answered first, does not know yet."""
