@@ -7,8 +7,10 @@ replace_replica  gives the place of a lost replica to a new, empty one
 add_queues       gives a topic more queues
 set_replicas     gives the shards of a cluster of one replica further replicas
 recover_shard    goes on without a majority of the replicas of a shard, when its operator says so
+add_shards       adds shards to a cluster that runs
 rolling_restart  restarts every process of a cluster while its shards take messages
 drain_node       lets other nodes lead what a node leads
+new_topic        creates a topic on every shard
 cluster_record   the options that a cluster keeps from its first start, and the clusters of this user
 paths            paths and names of a cluster: data directory, run directory, actors
 arguments        checks of a caller's arguments

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from raymq.store.base.errors import Rejected
 
+from .new_topic import repeat_call
 from .queue.assignment_log import TAKEN_PREFIX
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def add_queues(cluster: Cluster, topic: str, queues: int, *, break_key_order: bo
     for are_hidden in (True, False):
         for shard in range(cluster.shards):
             step = {**arguments, "are_hidden": are_hidden}
-            answer, unknown = cluster.repeat_call(shard, "add_queues", step)
+            answer, unknown = repeat_call(cluster, shard, "add_queues", step)
             added |= bool(answer["added"]) or unknown
     return added
 

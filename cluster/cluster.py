@@ -12,11 +12,14 @@ import raymq
 from raymq.replication.quorum import can_fail_over
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected
+from raymq.store.base.files import Files
 from raymq.store.state.shard_state import CLEANUP_POLICY, COMPACTION
 from raymq.store.state.topics import SYSTEM_PREFIX
 
 from .arguments import takes_options_of
 from .consume.consumer_config import ConsumerConfig, ConsumerOptions
+from .new_topic import create_everywhere
+from .paths import ClusterPaths
 from .produce.producer_config import ProducerConfig, ProducerOptions
 from .transport.ask import may_lead_no_more, moved
 from .transport.tls import parse_url
@@ -33,10 +36,6 @@ if TYPE_CHECKING:
     from .transport.routes import Resolver, Routes
 
 _CALL_TIMEOUT_S = 30.0
-#: how long `create_topic` waits until a topic is durable
-CREATE_TIMEOUT_S = 15.0
-#: pause before a creation with an unknown outcome is repeated
-CREATE_PAUSE_MS = 100
 #: a shard without an answer for this long is shown as UNREACHABLE
 STATUS_TIMEOUT_S = 2.0
 
@@ -166,6 +165,7 @@ class Cluster:
     def describe(self) -> dict[str, Any]:
         """The cluster's name, id, shards, replicas, flush, version, endpoints, data directory and Ray address."""
         facts = self.call(None, "describe", {})
+        self.learn_shards(int(facts.get("shards", 0)))
         return {
             "name": self.name,
             "cluster_id": self.cluster_id,
@@ -192,6 +192,10 @@ class Cluster:
             # A silent replica is not waited for again, unless another one leads.
             silent = {each for each in elsewhere if isinstance(found[each], DeliveryUnknown)}
             found |= self._ask_status(elsewhere - silent | elsewhere & new)
+
+        added = self.learn_shards(max((_shards_of(answer) for answer in found.values()), default=0))
+        if added:
+            found |= self._ask_status(added)
 
         shards = [
             {**_facts(shard, answer), "endpoint": self.endpoints.get(shard)}
@@ -228,7 +232,9 @@ class Cluster:
             from .deploy.placement import away
 
             missing = away(self.ray_address, (node for nodes in placement for node in nodes))
-        for facts, nodes in zip(shards, placement, strict=True):
+        for facts in shards:
+            # A handle on another machine does not know the nodes of shards that were added.
+            nodes = placement[facts["shard"]] if facts["shard"] < len(placement) else ()
             facts["nodes"] = list(nodes)
             facts["away"] = []
             if _in_trouble(facts):
@@ -243,6 +249,8 @@ class Cluster:
         of queues at its creation.
         """
         found = self.call(None, "topics", {})
+        named = [shard for facts in found.values() for shard in facts["shards"]]
+        self.learn_shards(1 + max(named, default=-1))
         return {
             name: facts
             for name, facts in sorted(found.items())
@@ -266,7 +274,8 @@ class Cluster:
                 on the disk of its shard.
             compacted: keep the latest message of each index key. Every message then needs index keys.
 
-        Returns: False if the topic exists with the same queues and options.
+        Returns: False if the topic exists with the same queues and options. One that is older than some of the shards
+        stays on those that it has.
         Durable: on every shard, at return.
 
         Raises:
@@ -279,34 +288,7 @@ class Cluster:
         arguments: dict[str, Any] = {"name": name, "queues": queues, "shards": spread}
         if compacted:
             arguments["attributes"] = {CLEANUP_POLICY: COMPACTION}
-        # Every shard knows every topic: any shard can answer for all.
-        made = [self._create_on(shard, arguments) for shard in spread]
-        return any(made)
-
-    def _create_on(self, shard: int, arguments: dict[str, Any]) -> bool:
-        """Create a topic on a shard. Returns: whether it was missing."""
-        answer, unknown = self.repeat_call(shard, "create_topic", arguments)
-        return bool(answer["created"]) or unknown
-
-    def repeat_call(
-        self, shard: int, op: str, arguments: dict[str, Any]
-    ) -> tuple[dict[str, Any], bool]:
-        """Call an administrative operation, and repeat it while its outcome is unknown.
-
-        After a start a flush service or follower may not run yet.
-
-        Returns: its answer, and whether an earlier try may have done it. Raises: DeliveryUnknown after some seconds.
-        """
-        clock, unknown = Clock(), False
-        until_s = clock.monotonic() + CREATE_TIMEOUT_S
-        while True:
-            try:
-                return self.call(shard, op, arguments), unknown
-            except DeliveryUnknown:
-                if clock.monotonic() >= until_s:
-                    raise
-                unknown = True
-            clock.sleep_ms(CREATE_PAUSE_MS)
+        return create_everywhere(self, arguments, on_all=True)
 
     def add_queues(self, topic: str, queues: int, *, break_key_order: bool = False) -> bool:
         """Give a topic more queues, spread over all shards, while producers and consumers go on.
@@ -554,6 +536,49 @@ class Cluster:
 
         rolling_restart(self, replica_timeout_s=replica_timeout_s, progress=progress)
 
+    def add_shards(
+        self,
+        count: int = 1,
+        *,
+        nodes: Sequence[str] | None = None,
+        timeout_s: float = 600.0,
+        progress: Progress | None = None,
+    ) -> list[int]:
+        """Add shards while the others go on, and wait until they take new topics.
+
+        Topics that exist stay where they are. Every topic that is created from now on is on the new shards, too.
+        Other handles learn of them when they look up such a topic, and by `refresh` and `status`. After an interruption
+        the same call, or `raymq.start`, completes the addition.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect("raymq-data") as cluster:
+                print(cluster.add_shards(), cluster.shards)
+            ```
+
+        Args:
+            count: how many (default 1). The cluster may have 256 altogether.
+            nodes: labels of the nodes over which all shards would be spread, in order: a new shard is where it would
+                be then. None (default): those of the first start that are there, and those that have replicas now.
+            timeout_s: seconds until the new shards must serve; 600 by default.
+            progress: called with one line of text at a time; None (default) logs the lines.
+
+        Returns: the numbers of the new shards.
+        Durable: the new number and placement, before any process of a new shard is made.
+
+        Raises:
+            Rejected: too many shards, nodes that cannot have them, or an interrupted addition of another number.
+                Nothing was changed.
+            StorageFull: shared memory has no room for the transient pools. Nothing was changed.
+            Unavailable: the cluster or one of its shards does not run, or a new one does not serve in time. The same
+                call completes the addition.
+        """
+        from .add_shards import add_shards
+
+        return add_shards(self, count, nodes=nodes, timeout_s=timeout_s, progress=progress)
+
     def drain_node(
         self, node: str, *, timeout_s: float = 120.0, progress: Progress | None = None
     ) -> DrainReport:
@@ -639,7 +664,7 @@ class Cluster:
                 raise
             if shard is not None:
                 self._drop(shard)
-            self.refresh()
+            self._find(range(self.shards))
             if can_fail_over(self.replicas):
                 # The shards have got further replicas (`set_replicas`).
                 return self._call_leader(shard, op, args, timeout_s)
@@ -673,10 +698,35 @@ class Cluster:
     def refresh(self) -> dict[int, str]:
         """Look the shards' endpoints up again, through the resolver or any shard that answers.
 
+        Shards that were added since are found, too.
         Returns: shard -> host:port. Never raises: a shard that does not answer keeps its last endpoint.
         """
         self._find(range(self.shards))
+        for _, answer in self._routes().ask(range(self.shards), "describe", {}, STATUS_TIMEOUT_S):
+            if not isinstance(answer, RayMQError):
+                self.learn_shards(_shards_of(answer))
+                break
         return dict(self.endpoints)
+
+    def learn_shards(self, count: int) -> range:
+        """Take note that the cluster has so many shards. Returns: those that this handle did not know."""
+        added = range(self.shards, count)
+        if added:
+            routes = self._routes()
+            routes.learn_shards(added)
+            self._keep(routes)
+            self._learn_placement()
+            self.shards = count
+        return added
+
+    def _learn_placement(self) -> None:
+        """Read the nodes of shards that were added, where the data directory is."""
+        from .cluster_record import load_record
+
+        if self.data_dir is not None and self.placement is not None:
+            record = load_record(ClusterPaths(self.data_dir), Files())
+            if record is not None and record.cluster_id == self.cluster_id:
+                self.placement = record.placement
 
     def _find(self, shards: Iterable[int]) -> set[int]:
         """Look up the leaders of these shards, if they may change, else the endpoints of all.
@@ -716,6 +766,11 @@ class Cluster:
             connection = self._connections.pop(shard, None)
         if connection is not None:
             connection.close()
+
+
+def _shards_of(answer: dict[str, Any] | RayMQError) -> int:
+    """How many shards the cluster has, as one of them says; 0: it does not say."""
+    return 0 if isinstance(answer, RayMQError) else int(answer.get("shards", 0))
 
 
 def _state_of(shard_states: set[Any]) -> str:

@@ -68,6 +68,12 @@ class ClusterRecord:
     drained_nodes: tuple[str, ...] = ()
     #: every shard has served once: a missing store is then a lost one
     formed: bool = False
+    #: shards of the first start, which later starts may still name; None: none was added since
+    first_shards: int | None = None
+    #: while shards are added, those below have served once; None: as `formed` says of all
+    formed_shards: int | None = None
+    #: while shards are added, those below know every topic and take new ones; None: all do
+    joined_shards: int | None = None
     #: shards serve with TLS
     tls: bool = False
     #: the operator accepted an unencrypted address that other machines reach
@@ -95,6 +101,52 @@ class ClusterRecord:
         leader could not go on anyway. Replica 0 always leads there.
         """
         return self.voters if can_fail_over(len(self.voters)) else (0,)
+
+    @property
+    def joined(self) -> int:
+        """How many shards are complete: clients and new topics use no others."""
+        return self.shards if self.joined_shards is None else self.joined_shards
+
+    def is_formed(self, shard: int) -> bool:
+        """Whether a shard has served once, so that a missing store of it is a lost one."""
+        return self.formed and (self.formed_shards is None or shard < self.formed_shards)
+
+    def with_more_shards(self, count: int, nodes: Sequence[str] | None = None) -> ClusterRecord:
+        """The record while `count` shards are being added. Args: `nodes`: where, if the cluster is over nodes.
+
+        Raises: Rejected for too many shards, or nodes that they cannot be on.
+        """
+        check_number("count", count, 1)
+        total = self.shards + count
+        check_number("shards", total, 1, _SHARDS_MAX)
+
+        placement = self.placement
+        if placement is not None:
+            # As a first start with so many shards would place them.
+            placement += place_shards(nodes or self.nodes or (), total, self.replicas)[
+                self.shards :
+            ]
+        elif nodes is not None:
+            message = "all shards of this cluster are on one machine: leave the nodes out"
+            raise Rejected(message, field="nodes", limit=None)
+
+        rows = (0,) * self.replicas
+        return replace(
+            self,
+            shards=total,
+            placement=placement,
+            generations=self.generations and (*self.generations, *[rows] * count),
+            least_epochs=self.least_epochs and (*self.least_epochs, *[0] * count),
+            first_shards=self.first_shards or self.shards,
+            formed_shards=self.shards,
+            joined_shards=self.shards,
+        )
+
+    def now_formed(self) -> ClusterRecord:
+        """The record after every shard has served."""
+        # Of a shard with one candidate on one machine no start looks for the store.
+        checked = self.placement is not None or len(self.candidates) > 1
+        return replace(self, formed=self.formed or checked, formed_shards=None)
 
     def generation_of(self, shard: int, replica: int) -> int:
         """How often a replica was replaced."""
@@ -243,6 +295,9 @@ def resume_record(stored: ClusterRecord, wanted: StartOptions) -> ClusterRecord:
     for option in ("name", "shards", "replicas", "segment_size_bytes", "nodes"):
         kept = getattr(stored, option)
         value = changes.pop(option, kept)
+        if option == "shards" and value == stored.first_shards:
+            # Shards were added since.
+            continue
         if value != kept:
             way = _OPERATIONS.get(option, "leave the option out, or use another data directory")
             message = (

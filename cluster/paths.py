@@ -63,6 +63,11 @@ class ClusterPaths:
         """The store root of one replica."""
         return self.root / f"shard-{shard}" / f"replica-{replica}"
 
+    def shards(self, files: Files) -> list[int]:
+        """The shards that have a directory here, in order."""
+        entries = files.list(self.root) if files.exists(self.root) else []
+        return sorted(int(entry[6:]) for entry in entries if _SHARD.fullmatch(entry))
+
 
 def check_name(name: str) -> None:
     """Raises: Rejected for a cluster's name that cannot be part of the names of actors and files."""
@@ -77,6 +82,12 @@ def check_name(name: str) -> None:
 def actor_name(cluster: str, shard: int, replica: int, role: str) -> str:
     """The Ray name, in namespace "raymq", of one role's actor."""
     return f"raymq:{cluster}:shard-{shard}:replica-{replica}:{role}"
+
+
+def replica_of_actor(name: str, cluster: str, role: str) -> tuple[int, int] | None:
+    """Shard and replica of an actor of this role; None: the name is not that of one."""
+    found = re.fullmatch(rf"raymq:{re.escape(cluster)}:shard-(\d+):replica-(\d+):{role}", name)
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def coordinator_name(cluster: str, queue: str) -> str:

@@ -54,6 +54,10 @@ def replica_endpoints(cluster: Cluster) -> dict[int, dict[int, str]]:
     except Unavailable:
         # The leader is lost, and the others cannot elect one.
         found = routes.first_replica("replicas", {}, STATUS_TIMEOUT_S)
+    if {str(shard) for shard in range(cluster.shards)} - set(found):
+        # A replica that was away when shards were added does not know these.
+        for _, answer in routes.ask(range(cluster.shards), "replicas", {}, STATUS_TIMEOUT_S):
+            found = found if isinstance(answer, RayMQError) else {**answer, **found}
     return {
         int(shard): {int(replica): str(endpoint) for replica, endpoint in sorted(rows.items())}
         for shard, rows in sorted(found.items(), key=lambda row: int(row[0]))
@@ -110,7 +114,10 @@ def _row(
 
 
 def _node(cluster: Cluster, shard: int, replica: int) -> str | None:
-    return None if cluster.placement is None else cluster.placement[shard][replica]
+    # A handle that is older than a shard does not know its nodes.
+    if cluster.placement is None or shard >= len(cluster.placement):
+        return None
+    return cluster.placement[shard][replica]
 
 
 def _of_shard(known: dict[int, dict[int, str]], shard: int) -> dict[int, str]:

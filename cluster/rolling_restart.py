@@ -58,7 +58,7 @@ def rolling_restart(
         rows = replica_status.statuses(cluster)
         check_whole(rows)
         with ray_host.session(running_ray(record, paths, files)) as ray:
-            for shard in range(record.shards):
+            for shard in range(record.joined):
                 for replica in _order(replica_status.statuses(cluster, shard)):
                     check_whole(replica_status.statuses(cluster, shard))
                     _hand_over(cluster, shard, replica, report, clock)

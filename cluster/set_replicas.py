@@ -103,13 +103,18 @@ def set_replicas(
 
 
 def check_number(record: ClusterRecord, replicas: int) -> None:
-    """Raises: Rejected for a number that cannot be, or that this cluster cannot get."""
+    """Raises: Rejected for a number that cannot be, or that this cluster cannot get; Unavailable for now."""
     if replicas not in _POSSIBLE:
         raise Rejected(
             f"replicas={replicas!r}: a shard can get {', '.join(map(str, _POSSIBLE))} replicas",
             field="replicas",
             limit=_POSSIBLE,
             found=replicas,
+        )
+    if record.joined_shards is not None:
+        raise Unavailable(
+            "the addition of shards was interrupted: complete it first, by `raymq start` or `raymq shard add`",
+            field="shards",
         )
     if record.replicas != replicas and not record.has_one_replica:
         raise Rejected(

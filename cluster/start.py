@@ -20,7 +20,7 @@ from raymq.store.base.files import Files
 from raymq.store.config.promise import Flush
 from raymq.store.log.transient_pool import check_room
 
-from . import cluster_record
+from . import add_shards, cluster_record
 from .arguments import check_choice
 from .cluster import Cluster
 from .cluster_record import ClusterRecord, StartOptions, store_config
@@ -112,7 +112,7 @@ def start(
         name: the name by which `connect` finds the cluster, "default" if not given. The first start fixes it, and also
             `shards`, `replicas`, `segment_size_bytes` and `nodes`. Later starts may leave these out.
         shards: number of commit logs over which topics are spread, 1 to 256 (default 1). Each shard costs at least two
-            processes and one file of `segment_size_bytes`.
+            processes and one file of `segment_size_bytes`. `Cluster.add_shards` adds more later.
         replicas: copies of each shard: 1 (default), 2, 3 or 5, at as many times the disk space. With `acks` "quorum" a
             receipt waits for 2, 2 and 3 of them, the leader included. 3 replicas go on without any one of them, 5
             without any two: they elect another leader within seconds. 2 wait for the one that is away. A running
@@ -213,7 +213,7 @@ class _Start(_LockedCall):
             self._report(
                 f"starting {record.shards} shard(s) of {record.name!r} in Ray at {target.address}"
             )
-            for line in _check_addresses(ray, record, first=first):
+            for line in check_addresses(ray, record, first=first):
                 self._warn(line)
             if first:
                 self._save(record)
@@ -238,15 +238,19 @@ class _Start(_LockedCall):
 
         if record.placement is not None:
             save_endpoints(paths, endpoints, files)
-        if record.placement is not None or len(record.candidates) > 1:
-            # From now on an empty store is a lost one.
-            self._save(replace(record, formed=True))
+        # From now on an empty store is a lost one.
+        if record.now_formed() != record:
+            record = record.now_formed()
+            self._save(record)
 
         cluster_record.remember(record, paths, files)
+        cluster = _handle(paths, record, token, endpoints, target.address, ca, stop_on_exit=ours)
+        if record.joined_shards is not None:
+            add_shards.join(cluster, record, files, self._report)
         self._report(
             f"cluster {record.name!r} runs: {record.shards} shard(s), data in {paths.data_dir}"
         )
-        return _handle(paths, record, token, endpoints, target.address, ca, stop_on_exit=ours)
+        return cluster
 
     def _left_s(self) -> float:
         return max(0.0, (self._deadline - self._clock.monotonic_ms()) / 1000)
@@ -348,7 +352,7 @@ def _handle(
     return Cluster(
         name=record.name,
         cluster_id=record.cluster_id,
-        shards=record.shards,
+        shards=record.joined,
         token=token,
         endpoints=endpoints,
         resolver=_resolver(paths, record, ray_address),
@@ -377,15 +381,18 @@ def plan_start(
             wanted, ephemeral=volatile or (wanted.nodes is not None and ephemeral)
         )
 
-    config = store_config(record)
+    check_pools(paths, record, files)
+    return StartPlan(stored, record, asdict(store_config(record)))
 
+
+def check_pools(paths: ClusterPaths, record: ClusterRecord, files: Files) -> None:
+    """Raises: StorageFull if the transient pools of the leaders do not fit into shared memory."""
     # With `nodes` each shard checks its own machine.
     if record.transient_pool and record.nodes is None:
+        config = store_config(record)
         leaders = [paths.replica(shard, 0) for shard in range(record.shards)]
         pool_bytes = config.transient_pool_slices * config.transient_pool_slice_bytes
         check_room(leaders, pool_bytes, files=files)
-
-    return StartPlan(stored, record, asdict(config))
 
 
 def connect(
@@ -635,7 +642,7 @@ def _connect_data_dir(paths: ClusterPaths, files: Files, ca: bytes | None) -> Cl
         ray_host.let_join(running.owned)
 
     if record.placement is None:
-        endpoints = FileResolver(paths.data_dir, record.shards)()
+        endpoints = FileResolver(paths.data_dir)()
     else:
         endpoints = load_endpoints(paths, files)
 
@@ -658,7 +665,7 @@ def _connect_through_ray(name: str, ca: bytes | None) -> Cluster:
     with ray_host.session(RayTarget(address=address)) as ray:
         cluster = ray_client.handle_of(ray, name)
 
-    cluster.resolver = RayResolver(address, name, cluster.shards)
+    cluster.resolver = RayResolver(address, name)
     cluster.ray_address = address
     cluster.ca = ca or cluster.ca
     return cluster
@@ -669,8 +676,8 @@ def _resolver(
 ) -> FileResolver | RayResolver | None:
     """Looks up the shards' endpoints: in files on one machine, in Ray over nodes; None: ask the shards."""
     if record.placement is None:
-        return FileResolver(paths.data_dir, record.shards)
-    return None if ray_address is None else RayResolver(ray_address, record.name, record.shards)
+        return FileResolver(paths.data_dir)
+    return None if ray_address is None else RayResolver(ray_address, record.name)
 
 
 def _save_authority(paths: ClusterPaths, record: ClusterRecord, files: Files) -> bytes | None:
@@ -692,7 +699,7 @@ def _known_ca(paths: ClusterPaths, files: Files) -> bytes | None:
     return tls.read_ca(paths.ca, files) if files.exists(paths.ca) else None
 
 
-def _check_addresses(ray: Any, record: ClusterRecord, *, first: bool) -> list[str]:
+def check_addresses(ray: Any, record: ClusterRecord, *, first: bool) -> list[str]:
     """Warnings about addresses at which other machines can read the traffic.
 
     Raises: Rejected when `insecure` does not accept that, or when nodes are missing or named twice.

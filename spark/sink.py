@@ -139,10 +139,10 @@ def write(
         message = f"topic {topic!r} does not exist; create it: raymq topic create {topic}"
         raise Rejected(message, field="topic", limit="an existing topic")
 
-    # One shard numbers the runs of this write. The number is part of the epoch of each task's producer.
+    # One shard numbers the runs of this write. The number is part of the epoch of each task's producer. It is the
+    # same shard for a repeated write, however many shards were added meanwhile.
     write_producer_id = producer_id_of(write_id, "run")
-    identity_shard = write_producer_id % cluster.shards
-    answer = cluster.call(identity_shard, "init_producer", {"producer_id": write_producer_id})
+    answer = cluster.call(0, "init_producer", {"producer_id": write_producer_id})
     run = int(answer["epoch"])
 
     task = _task(cluster, topic, write_id, run, facts, acks)

@@ -15,8 +15,8 @@ from raymq.store.put.inner_message import ServiceProgress
 from raymq.store.records.producer_stamp import PRODUCER_MAX
 from raymq.store.records.requests import AppendedRows
 from raymq.store.services.retry import send_back
-from raymq.store.state.shard_state import UNCLEAN_RECOVERIES, TopicInfo
-from raymq.store.state.topics import QUEUES_MAX
+from raymq.store.state.shard_state import SHARDS, UNCLEAN_RECOVERIES, TopicInfo
+from raymq.store.state.topics import QUEUES_MAX, is_system_topic
 
 
 class AdminHost(Protocol):
@@ -86,42 +86,98 @@ class AdminCalls:
             self._host.publish(AppendedRows.up_to(store.log.end))
         return {}
 
+    def _op_note_shards(self, known: int, joined: int) -> dict[str, Any]:
+        """Note in the log that the cluster has more shards. Returns: all topics that were created before that.
+
+        Args: `known`: so many exist. `joined`: so many know every topic. From now on each answer to `create_topic`
+        names that number, so that its caller creates the topic there, too.
+        """
+        host = self._host
+        host.check_serving()
+        call_arguments.check_integer("known", known, 1, call_arguments.SHARDS_MAX)
+        call_arguments.check_integer("joined", joined, 1, known)
+        noted = host.store.state.progress.get(SHARDS, {})
+        wanted = {
+            name: max(number, noted.get(name, 0))
+            for name, number in (("known", known), ("joined", joined))
+        }
+        if wanted != noted:
+            host.store.put_inner([], progress=ServiceProgress(SHARDS, wanted))
+
+        # The record of an earlier call may still wait for a follower that is away, and so may topics.
+        host.await_promise(AppendedRows.up_to(host.store.log.end))
+        topics = {
+            info.name: {
+                "queues": info.queues,
+                "shards": list(info.shards),
+                "attributes": dict(info.attributes),
+                "first_queues": info.first_queues,
+                "hidden_queues": info.hidden_queues,
+            }
+            for info in list(host.store.state.topics.values())
+            if not is_system_topic(info.name)
+        }
+        return {"topics": topics}
+
     def _op_delete_expired_files(self) -> dict[str, Any]:
         """Delete expired files now. Source: TRIGGER_DELETE_FILES (27)."""
         self._host.maintenance.delete_now()
         return {}
 
     def _op_create_topic(
-        self, name: str, queues: int, shards: list[int], attributes: dict[str, str] | None = None
+        self,
+        name: str,
+        queues: int,
+        shards: list[int],
+        attributes: dict[str, str] | None = None,
+        on_all: bool = False,
+        first_queues: int = 0,
+        hidden_queues: int = 0,
     ) -> dict[str, Any]:
+        """Create a topic.
+
+        Args: `on_all`: a new one must be on all shards. `first_queues`, `hidden_queues`: of a topic that has got queues
+        on other shards. Raises: Rejected naming the shards, for a caller that is older.
+        """
         self._host.check_serving()
-        facts = self._host.identity()
+        call_arguments.check_name("topic", name)
+        joined = list(range(int(self._host.identity().get("shards", 1))))
+        if on_all and name not in self._host.store.state.topics and shards != joined:
+            raise Rejected(
+                f"a new topic is on the shards {joined} now", field="shards", limit=joined
+            )
+
         appended = self._host.store.create_topic(
             call_arguments.check_name("topic", name),
             call_arguments.check_integer("queues", queues, 1, QUEUES_MAX),
-            call_arguments.check_shards(
-                shards, int(facts.get("shards", call_arguments.SHARDS_MAX))
-            ),
+            call_arguments.check_shards(shards, self._known_shards()),
             call_arguments.check_attributes(attributes),
+            first_queues=call_arguments.check_integer("first_queues", first_queues, 0, queues),
+            hidden_queues=call_arguments.check_integer(
+                "hidden_queues", hidden_queues, 0, queues - 1
+            ),
         )
 
         # The record of a topic that exists may still wait for its flush, or for a follower that is away.
         end = self._host.store.topic_end(name)
         self._host.await_promise(appended or AppendedRows.up_to(end))
-        return {"created": appended is not None}
+        # Read after the append: `note_shards` has returned this topic, or its number is in this answer.
+        return {"created": appended is not None, "shards": self._host.identity().get("shards", 1)}
+
+    def _known_shards(self) -> int:
+        """How many shards a topic may name."""
+        shards = int(self._host.identity().get("shards", call_arguments.SHARDS_MAX))
+        return max(shards, int(self._host.store.state.progress.get(SHARDS, {}).get("known", 0)))
 
     def _op_add_queues(
         self, name: str, queues: int, shards: list[int], are_hidden: bool
     ) -> dict[str, Any]:
         """Give a topic more queues: first hidden ones on all shards, then shown ones."""
         self._host.check_serving()
-        facts = self._host.identity()
         appended = self._host.store.add_queues(
             call_arguments.check_name("topic", name),
             call_arguments.check_integer("queues", queues, 1, QUEUES_MAX),
-            call_arguments.check_shards(
-                shards, int(facts.get("shards", call_arguments.SHARDS_MAX))
-            ),
+            call_arguments.check_shards(shards, self._known_shards()),
             are_hidden=bool(are_hidden),
         )
         end = self._host.store.topic_end(name)

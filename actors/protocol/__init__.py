@@ -25,6 +25,8 @@ Unavailable: field "leader", limit the leader's endpoint, epoch.
 Operations take JSON arguments and return a JSON object. Over Flight the action's type is the operation. Its body is
 {"cluster_id", "shard", "args"}, its result {"result"} or {"error"}.
 
+A shard that is being added does not answer those that are about all shards: describe, routes, replicas and topics.
+
     operation of any replica                                        result
     describe()                                                      facts of this process
     status()                                                        ends, satellites; of a leader also counters
@@ -39,7 +41,8 @@ Operations take JSON arguments and return a JSON object. Over Flight the action'
     operation of the leader                                         result
     move_leader(replica)                                            {}; that replica leads soon, if it can
     note_unclean_recovery(facts)                                    {}; what `cluster.recover_shard` gave up
-    create_topic(name, queues, shards, attributes)                  {created}
+    note_shards(known, joined)                                      {topics: {topic: arguments of create_topic}}
+    create_topic(name, queues, shards, attributes, on_all, first_queues, hidden_queues)  {created, shards: the joined}
     add_queues(name, queues, shards, are_hidden)                    {added}
     queue_ranges(topic)                                             {queue_id: [min offset, max offset]}
     check_record(topic, queue_id, offset)                           {}; Corrupt when it is damaged

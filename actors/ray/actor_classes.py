@@ -15,7 +15,8 @@ Every actor gets one dict of plain values, the spec, because Ray gives it to eac
     satellites                             roles of the replica's satellites
     replicas, flush, options               copies of each shard, flush mode; the other fields of StoreConfig
     token, tls, ca, insecure, host         access: see security.md; `host` is the address on which shards listen
-    placement, formed, ephemeral           node labels of all replicas; whether an earlier start has completed
+    placement, ephemeral                   node labels of all replicas; whether the directory may be a volatile one
+    formed, joining                        whether the shard has served once; whether it was added and may lack topics
     data_dir, cluster_dir                  directory of the replica; directory of the cluster
     peers                                  replica -> [directory, actor name] of the shard's other replicas
     prepare, server, transport             "module:name" of objects in cluster/, which actors/ must not import
@@ -182,7 +183,7 @@ class CommitLogActor:
             **_facts(
                 spec,
                 *("cluster_id", "shard", "shards", "replica", "replicas", "voters", "generation"),
-                *("flush", "version"),
+                *("flush", "version", "joining"),
             ),
             "name": spec["cluster"],
             "incarnation": self._incarnation,
@@ -313,7 +314,11 @@ class CommitLogActor:
 
     def credentials(self) -> dict[str, Any]:
         """Token, addresses and cluster id for a client. Programs inside of Ray are trusted."""
-        return _facts(self._spec, "cluster_id", "shards", "replicas", "token", "ca", "placement")
+        facts = _facts(self._spec, "cluster_id", "shards", "replicas", "token", "ca", "placement")
+        if self._host is not None:
+            # Shards may have been added since.
+            facts["shards"] = self._host.identity()["shards"]
+        return facts
 
     def set_routes(self, routes: dict[str, str], replicas: dict[str, dict[str, str]]) -> None:
         """Set the endpoints of all leaders, and of all replicas, so that each replica can route a client to others."""

@@ -47,7 +47,7 @@ from raymq.store.log.flush import PAGE_BYTES
 from raymq.store.log.mending.sound_bytes import read_sound_bytes
 from raymq.store.log.scrub import scrub_of_log
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
-from raymq.store.state.shard_state import UNCLEAN_RECOVERIES
+from raymq.store.state.shard_state import SHARDS, UNCLEAN_RECOVERIES
 
 from .dispatcher import Dispatcher
 from .election_peers import ElectionPeers, PeerCalls
@@ -62,6 +62,8 @@ logger = logging.getLogger("raymq.commit_log")
 RETRY_S = 0.1
 #: between two tries to begin an epoch
 LEAD_RETRY_MS = 5_000
+#: operations about the whole cluster, of which a shard that is being added does not know all yet
+_OF_ALL_SHARDS = ("describe", "routes", "replicas", "topics")
 #: how long the end of a role waits for its threads
 ROLE_END_S = 2.0
 
@@ -613,6 +615,12 @@ class ReplicaHost:
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """See `ShardBackend.call`. Operations of any replica are answered here, the others by its role."""
+        if op in _OF_ALL_SHARDS and self._is_joining():
+            raise Unavailable(
+                "this shard is being added, and may lack topics: ask another one",
+                field="joining",
+                shard=self.identity_facts["shard"],
+            )
         handler = getattr(self, f"_op_{op}", None)
         answer: dict[str, Any] = self.role.call(op, args) if handler is None else handler(**args)
         return answer
@@ -827,8 +835,23 @@ class ReplicaHost:
     # --- status -----------------------------------------------------------------------------------
 
     def identity(self) -> dict[str, Any]:
-        """Cluster id, shard and this process's incarnation."""
-        return dict(self.identity_facts)
+        """Cluster id, shard, number of shards and this process's incarnation."""
+        facts = dict(self.identity_facts)
+        if "shards" in facts:
+            # The actor keeps the number of its start, also when Ray restarts it.
+            facts["shards"] = max(facts["shards"], self._joined_shards())
+        if facts.get("joining"):
+            facts["joining"] = self._is_joining()
+        return facts
+
+    def _joined_shards(self) -> int:
+        """How many shards the log names since some were added; 0: none were."""
+        return int(self.store.state.progress.get(SHARDS, {}).get("joined", 0))
+
+    def _is_joining(self) -> bool:
+        """Whether this shard was added, and may lack topics."""
+        facts = self.identity_facts
+        return bool(facts.get("joining")) and self._joined_shards() <= int(facts["shard"])
 
     @property
     def state(self) -> str:
@@ -864,7 +887,7 @@ class ReplicaHost:
             recovery = {"row": recovered.row.name, "end": recovered.end}
 
         return {
-            **self.identity_facts,
+            **self.identity(),
             "mode": self.mode,
             "state": self.state,
             "error": self.cause,

@@ -285,6 +285,22 @@ def _shards(parsers: Any) -> None:
     )
     move.number("shard SHARD", "number of the shard, from 0", least=0)
     move.number("--to REPLICA", "the replica that shall lead", least=0, required=True)
+
+    add = _command(
+        verbs,
+        "add",
+        shard_commands.shard_add,
+        "add shards, which take new topics; sends go on, and existing topics stay where they are",
+        cluster=True,
+    )
+    add.number("--count N", "how many (default: 1)", default=1)
+    add.option(
+        "--nodes LABEL,...",
+        "the nodes over which all shards would be spread, as `raymq-node`, in order (default: those of the first start "
+        "that are there, and those that have replicas)",
+        type=lambda text: text.split(","),
+    )
+    add.number("--timeout-s N", "seconds until they must serve (default: 600)", default=600)
     _lost_replicas(verbs)
 
 

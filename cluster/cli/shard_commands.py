@@ -130,6 +130,22 @@ def _ask(console: Console, question: str, expected: str) -> None:
         )
 
 
+def shard_add(options: argparse.Namespace, console: Console) -> int:
+    """raymq shard add"""
+    with cluster_of(options, console) as cluster:
+        added = cluster.add_shards(
+            options.count,
+            nodes=options.nodes,
+            timeout_s=options.timeout_s,
+            progress=console.note,
+        )
+        shards = cluster.shards
+    names = ", ".join(map(str, added))
+    facts = {"added": added, "shards": shards}
+    console.result(options, facts, f"shard(s) {names} added; the cluster has {shards}")
+    return EXIT_OK
+
+
 def shard_restart_all(options: argparse.Namespace, console: Console) -> int:
     """raymq shard restart-all"""
     with cluster_of(options, console) as cluster:

@@ -449,7 +449,7 @@ class Consumer(OpenClient):
 
         if not self._retry_topics:
             for name in (retry_topic(group), dlq_topic(group)):
-                self._cluster.create_topic(name, queues=self._cluster.shards)
+                self._create_retry_topic(name)
             self._retry_topics = True
 
         arguments = {
@@ -461,6 +461,15 @@ class Consumer(OpenClient):
         }
         answer = self._routes.call(message.shard, "send_back", arguments)
         return str(answer["topic"])
+
+    def _create_retry_topic(self, name: str) -> None:
+        try:
+            self._cluster.create_topic(name, queues=self._cluster.shards)
+        except Rejected as error:
+            if error.field != "queues":
+                raise
+            # It is older than some shards, and keeps its number of queues.
+            self._cluster.create_topic(name, queues=int(error.limit))
 
     def committed(self) -> dict[int, int]:
         """queue_id -> committed offset of the group. Queues without one are missing."""

@@ -23,6 +23,7 @@ from raymq.cluster.paths import (
     actor_name,
     controller_name,
     coordinator_name,
+    replica_of_actor,
 )
 from raymq.cluster.transport.tls import TLS_PREFIX, USE_TLS
 from raymq.store.base.clock import Clock
@@ -42,7 +43,6 @@ LOOKUP_TIMEOUT_S = 3.0
 #: fields of the cluster's record that every actor gets
 _RECORD_FIELDS = (
     "cluster_id",
-    "shards",
     "replicas",
     "candidates",
     "voters",
@@ -51,7 +51,6 @@ _RECORD_FIELDS = (
     "tls",
     "insecure",
     "placement",
-    "formed",
     "ephemeral",
 )
 #: threads for the actor's own calls. Put and fetch run in threads of the Flight server
@@ -107,6 +106,10 @@ def specs(
         {
             **common,
             "shard": shard,
+            # One that is being added counts itself: topics that are created meanwhile may be on it.
+            "shards": record.joined if shard < record.joined else record.shards,
+            "formed": record.is_formed(shard),
+            "joining": shard >= record.joined,
             "replica": replica,
             "role": role,
             "satellites": record.roles(replica)[1:],
@@ -254,15 +257,39 @@ def wait_running(
     progress: Progress,
     warn: Progress,
 ) -> dict[int, str]:
-    """Wait until every CommitLog is up and each shard has a leader, then send all endpoints to each of them.
+    """Wait as `await_leaders`, then send all endpoints to each CommitLog. Returns, raises: as that."""
+    logs = [member for member in members if member.role == "commit_log"]
+    leaders, states = await_leaders(
+        ray, logs, clock=clock, timeout_s=timeout_s, progress=progress, warn=warn
+    )
+    found = {shard: str(states[each.name]["endpoint"]) for shard, each in leaders.items()}
+    routes = {str(shard): endpoint for shard, endpoint in found.items()}
+    replicas: dict[str, dict[str, str]] = {}
+    for member in logs:
+        endpoint = str(states[member.name]["endpoint"])
+        replicas.setdefault(str(member.shard), {})[str(member.replica)] = endpoint
+    calls = [member.handle.set_routes.remote(routes, replicas) for member in logs]
+    ray.get(calls, timeout=_CALL_TIMEOUT_S)
+    return found
+
+
+def await_leaders(
+    ray: Any,
+    logs: list[Member],
+    *,
+    clock: Clock,
+    timeout_s: float,
+    progress: Progress,
+    warn: Progress,
+) -> tuple[dict[int, Member], dict[str, dict[str, Any]]]:
+    """Wait until all these CommitLogs are up and each of their shards has a leader.
 
     A RUNNING one is up when all of its satellites work: Ray starts none while its head is away. A READ_ONLY one is up:
     it serves reads, and only an operator ends that state. `warn` gets its line.
 
-    Returns: shard -> endpoint of its leader. Raises: Unavailable with each shard's state and error,
+    Returns: shard -> its leader; actor name -> its state. Raises: Unavailable with each shard's state and error,
     Corrupt as soon as a shard finds its store damaged.
     """
-    logs = [member for member in members if member.role == "commit_log"]
     leaders: dict[int, Member] = {}
     states: dict[str, dict[str, Any]] = {}
     deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
@@ -292,15 +319,7 @@ def wait_running(
         if left:
             clock.sleep_ms(100)
 
-    found = {shard: str(states[each.name]["endpoint"]) for shard, each in leaders.items()}
-    routes = {str(shard): endpoint for shard, endpoint in found.items()}
-    replicas: dict[str, dict[str, str]] = {}
-    for member in logs:
-        endpoint = str(states[member.name]["endpoint"])
-        replicas.setdefault(str(member.shard), {})[str(member.replica)] = endpoint
-    calls = [member.handle.set_routes.remote(routes, replicas) for member in logs]
-    ray.get(calls, timeout=_CALL_TIMEOUT_S)
-    return found
+    return leaders, states
 
 
 def publish_endpoints(
@@ -619,12 +638,11 @@ def _wait_gone(ray: Any, cluster: str, members: list[Member], clock: Clock) -> N
             clock.sleep_ms(50)
 
 
-def endpoints(ray: Any, cluster: str, shards: int) -> dict[int, str]:
-    """shard -> endpoint of the leaders that serve now."""
-    keys = [
-        (shard, replica, "commit_log") for shard in range(shards) for replica in range(REPLICAS[-1])
-    ]
-    members = find(ray, cluster, keys)
+def endpoints(ray: Any, cluster: str) -> dict[int, str]:
+    """shard -> endpoint of the leaders that serve now, of all shards that this Ray knows."""
+    # Ray's list has the shards that were added since the caller was made.
+    named = [replica_of_actor(name, cluster, "commit_log") for name in actor_names(ray)]
+    members = find(ray, cluster, [(*each, "commit_log") for each in named if each is not None])
     states = {
         member.name: state
         for member, state in _ask_all(ray, members, Clock(), int(LOOKUP_TIMEOUT_S * 1000))

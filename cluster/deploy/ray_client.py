@@ -82,13 +82,12 @@ def handle_of(ray: Any, name: str) -> Cluster:
     Raises: Rejected (no such cluster), Unavailable (its first shard does not answer).
     """
     facts = actor_set.credentials(ray, name)
-    shards = int(facts["shards"])
     return Cluster(
         name=name,
         cluster_id=facts["cluster_id"],
-        shards=shards,
+        shards=int(facts["shards"]),
         token=facts["token"],
-        endpoints=actor_set.endpoints(ray, name, shards),
+        endpoints=actor_set.endpoints(ray, name),
         ca=facts["ca"].encode() if facts.get("ca") else None,
         placement=facts.get("placement"),
         replicas=int(facts.get("replicas", 1)),

@@ -16,7 +16,6 @@ class FileResolver:
     """Reads the endpoint files: for programs on the cluster's machine, without Ray."""
 
     data_dir: str
-    shards: int
 
     def __call__(self) -> dict[int, str]:
         """Shard -> host:port of its leader as last written. A shard that never served is missing.
@@ -25,7 +24,8 @@ class FileResolver:
         """
         paths = ClusterPaths(self.data_dir)
         routes: dict[int, str] = {}
-        for shard in range(self.shards):
+        # As many as there are now: a handle may be older than some.
+        for shard in paths.shards(Files()):
             with contextlib.suppress(OSError, KeyError, TypeError):
                 endpoint = read_endpoint(paths.replica(shard, _leader(paths, shard)))
                 if endpoint is not None:
@@ -51,7 +51,6 @@ class RayResolver:
 
     address: str
     name: str
-    shards: int
 
     def __call__(self) -> dict[int, str]:
         """shard -> host:port of its leader. A shard that does not serve now is missing."""
@@ -60,7 +59,7 @@ class RayResolver:
         from .ray_host import RayTarget, session
 
         with session(RayTarget(address=self.address)) as ray:
-            return actor_set.endpoints(ray, self.name, self.shards)
+            return actor_set.endpoints(ray, self.name)
 
 
 def save_endpoints(paths: ClusterPaths, endpoints: dict[int, str], files: Files) -> None:

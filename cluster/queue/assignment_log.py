@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.consume.range_reader import read_range
+from raymq.cluster.new_topic import create_everywhere
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.produce.queue_sequence import BatchReceipt, new_producer_id
 from raymq.cluster.transport.routes import Routes
@@ -45,7 +46,9 @@ def make_topics(cluster: Cluster, name: str) -> int:
 
     Raises: Rejected for a bad name, or a topic of that name with several queues or a compacted one.
     """
-    found = cluster.topics().get(name)
+    topics = cluster.topics()
+    # An earlier call may have made only the first of the two. Its shard stays, also if shards were added since.
+    found = topics.get(name) or topics.get(TAKEN_PREFIX + name)
     if found is None:
         home = zlib.crc32(name.encode()) % cluster.shards
     elif found.get("compacted"):
@@ -64,15 +67,9 @@ def make_topics(cluster: Cluster, name: str) -> int:
             limit="a topic with one queue",
         )
 
-    missing = [TAKEN_PREFIX + name]
-    if not found:
-        missing.append(name)
-    for topic in missing:
-        # Every shard knows every topic.
-        for shard in range(cluster.shards):
-            arguments = {"name": topic, "queues": 1, "shards": [home]}
-            cluster.call(shard, "create_topic", arguments)
-
+    for topic in (TAKEN_PREFIX + name, name):
+        if topic != name or name not in topics:
+            create_everywhere(cluster, {"name": topic, "queues": 1, "shards": [home]})
     return home
 
 

@@ -105,16 +105,6 @@ def _topic_route(name: str, facts: dict[str, Any]) -> TopicRoute:
     return TopicRoute(name, queues, tuple(facts["shards"]), first)
 
 
-def actor_names(name: str, shards: Iterable[int], replicas: int) -> dict[int, dict[int, str]]:
-    """shard -> replica -> the name of its CommitLog actor, for the cluster of this name."""
-    return {
-        shard: {
-            replica: actor_name(name, shard, replica, "commit_log") for replica in range(replicas)
-        }
-        for shard in shards
-    }
-
-
 class LeaderRoute(NamedTuple):
     """Where a shard's leader is, as far as is known."""
 
@@ -122,6 +112,11 @@ class LeaderRoute(NamedTuple):
     endpoint: str
     #: 0: not known
     epoch: int = 0
+
+
+def _actor_names(cluster: str, shard: int, replicas: int) -> dict[int, str]:
+    """Replica -> the name of its actor."""
+    return {each: actor_name(cluster, shard, each, "commit_log") for each in range(replicas)}
 
 
 @dataclass(eq=False, repr=False)
@@ -139,6 +134,8 @@ class Routes:
     replicas: int = 1
     #: shard -> replica -> its last known host:port, or the name of its actor
     replica_endpoints: dict[int, dict[int, str]] = field(default_factory=dict)
+    #: with transport="ray": the name of the cluster, a part of the names of its actors
+    cluster_name: str = ""
 
     def __post_init__(self) -> None:
         self.endpoints = dict(self.endpoints)
@@ -165,7 +162,10 @@ class Routes:
         endpoints, resolver = cluster.endpoints, cluster.resolver
         replica_endpoints = cluster.replica_endpoints
         if cluster.transport == "ray":
-            replica_endpoints = actor_names(cluster.name, range(cluster.shards), cluster.replicas)
+            replica_endpoints = {
+                shard: _actor_names(cluster.name, shard, cluster.replicas)
+                for shard in range(cluster.shards)
+            }
             endpoints = {shard: names[0] for shard, names in replica_endpoints.items()}
             # The actors' names stay, wherever the actors run.
             resolver = dict
@@ -179,6 +179,7 @@ class Routes:
             transport=cluster.transport,
             replicas=cluster.replicas,
             replica_endpoints=replica_endpoints,
+            cluster_name=cluster.name if cluster.transport == "ray" else "",
         )
 
     @property
@@ -320,7 +321,9 @@ class Routes:
             if replicas <= self.replicas:
                 return
             if self.transport == "ray":
-                self.replica_endpoints = actor_names(str(facts["name"]), shards, replicas)
+                self.replica_endpoints = {
+                    shard: _actor_names(self.cluster_name, shard, replicas) for shard in shards
+                }
             else:
                 self._note_replicas(first(self.ask(shards, "replicas", {}, LEADER_TIMEOUT_S)))
             self.replicas = replicas
@@ -336,6 +339,38 @@ class Routes:
         except RayMQError:
             return {}
         return {int(key): str(endpoint) for key, endpoint in answer.items()}
+
+    def learn_shards(self, shards: Iterable[int]) -> None:
+        """Look for those of these shards of which no endpoint is known: they were added later. Never raises."""
+        with self._lock:
+            known = sorted(self.endpoints)
+        missing = set(shards) - set(known)
+        if not missing:
+            return
+
+        if self.transport == "ray":
+            found = {each: _actor_names(self.cluster_name, each, self.replicas) for each in missing}
+            with self._lock:
+                self.replica_endpoints.update(found)
+                self.endpoints.update({each: names[0] for each, names in found.items()})
+            return
+
+        self._note_missing(missing, self._look_up(LOOKUP_TIMEOUT_S))
+        if not missing <= self.endpoints.keys():
+            # A replica that was away when the shards were added does not know them.
+            for _, answer in self.ask(known, "routes", {}, LOOKUP_TIMEOUT_S):
+                if not isinstance(answer, RayMQError):
+                    self._note_missing(missing, {int(each): answer[each] for each in answer})
+
+        if self.fails_over:
+            self.learn_replicas()
+            self.find_leaders(missing)
+
+    def _note_missing(self, missing: Iterable[int], found: Mapping[int, str]) -> None:
+        with self._lock:
+            for shard in missing:
+                if shard in found:
+                    self.endpoints.setdefault(shard, str(found[shard]))
 
     # --- who leads --------------------------------------------------------------------------------
 
@@ -701,6 +736,7 @@ class Routes:
 
     def _note_topics(self, found: dict[str, Any]) -> None:
         routes = {name: _topic_route(name, facts) for name, facts in found.items()}
+        self.learn_shards(shard for route in routes.values() for shard in route.shards)
         with self._lock:
             self._topics_asked_s = self._clock.monotonic()
             # What is known stays: a shard or a follower may not have heard of a topic or of its added queues yet.

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -583,16 +584,22 @@ class MessageStore:
         queues: int,
         shards: Iterable[int],
         attributes: Mapping[str, str] | None = None,
+        *,
+        first_queues: int = 0,
+        hidden_queues: int = 0,
     ) -> AppendedRows | None:
         """Create a topic. Returns: None if the same topic exists already.
 
+        Args: `first_queues`, `hidden_queues`: as in TopicInfo, of a topic that has got queues on other shards.
         Raises: Rejected for a bad name, number or attribute, or if it exists with others.
         """
         with self._topics_lock:
             info = check_new_topic(name, queues, tuple(shards), self.state.topics, attributes)
             if info is None:
                 return None
-            return self._put_topic(info)
+            return self._put_topic(
+                replace(info, first_queues=first_queues, hidden_queues=hidden_queues)
+            )
 
     def add_queues(
         self, name: str, queues: int, shards: Iterable[int], *, are_hidden: bool

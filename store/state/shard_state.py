@@ -33,6 +33,9 @@ PROGRESS = "PROGRESS"
 
 #: in `ShardState.progress`: what operators gave up when they recovered the shard without a majority of its replicas
 UNCLEAN_RECOVERIES = "unclean_recoveries"
+#: in `ShardState.progress`: how many shards the cluster has since some were added. New topics may be on `known` ones,
+#: and are on all of the `joined` ones
+SHARDS = "shards"
 
 #: topic attribute, and its value for compaction topics (TopicAttributes, CleanupPolicy)
 CLEANUP_POLICY, COMPACTION, DELETE = "cleanup.policy", "COMPACTION", "DELETE"

@@ -27,7 +27,8 @@ def check_new_topic(
 ) -> TopicInfo | None:
     """The topic to create; None if the same topic exists already.
 
-    Raises: Rejected for a bad name, number or attribute, or if it exists with other queues or attributes.
+    Raises: Rejected for a bad name, number or attribute, or if it exists with other queues or attributes. Its field is
+    "shards", and its limit their list, if the topic differs in nothing but its shards.
     """
     fmt.check_topic_name(name)
     refuse_system_topic(name)
@@ -42,13 +43,16 @@ def check_new_topic(
     if have is not None and replace(have, first_queues=0, hidden_queues=0) == info:
         return None
     if have is not None:
-        same_queues = (have.queues, have.shards) == (queues, shards)
-        differs = "attributes" if same_queues else "queues"
+        differs = "shards"
+        if have.queues != info.queues:
+            differs = "queues"
+        elif have.attributes != info.attributes:
+            differs = "attributes"
         raise Rejected(
             f"topic {name} exists with {have.queues} queues on shards {list(have.shards)} and "
             f"{dict(have.attributes) or 'no'} attributes, which stay: use it as it is, or another name",
             field=differs,
-            limit=getattr(have, differs),
+            limit=list(have.shards) if differs == "shards" else getattr(have, differs),
         )
 
     return info

@@ -114,7 +114,7 @@ actor = actor_classes.CommitLogActor({
     "cluster": "c", "cluster_id": "c", "shard": 0, "shards": 1, "replica": 0,
     "generation": 0, "generations": (), "least_epoch": 0,
     "data_dir": sys.argv[1], "replicas": 2, "candidates": (int(sys.argv[2]),), "voters": (0, 1), "flush": "sync",
-    "peers": {1: (sys.argv[1], "peer")}, "node": None, "formed": False,
+    "peers": {1: (sys.argv[1], "peer")}, "node": None, "formed": False, "joining": False,
     "options": {"segment_size_bytes": 262144, "prewrite_window_bytes": 65536}, "satellites": ("group_commit",),
     "token": "secret", "tls": False, "version": "1", "prepare": "__main__:prepare",
     "server": "raymq.cluster.transport.flight_server:serve",

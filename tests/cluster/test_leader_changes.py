@@ -416,7 +416,7 @@ def test_when_no_known_replica_answers_the_resolver_says_where_the_leader_is(
 
 def test_the_files_of_the_replicas_say_which_one_led_last(tmp_path: Path) -> None:
     paths = ClusterPaths(tmp_path)
-    resolver = FileResolver(str(tmp_path), 2)
+    resolver = FileResolver(str(tmp_path))
     assert resolver() == {}
     for shard in range(2):
         for replica in range(3):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.shared.wakeup import Wakeup, wakeup_directory
-from raymq.cluster import cluster as cluster_module
+from raymq.cluster import new_topic
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.cluster_record import StartOptions, new_record
@@ -679,15 +679,15 @@ def test_a_topic_whose_creation_is_unknown_at_once_is_asked_for_with_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = ManualClock()
-    monkeypatch.setattr(cluster_module, "Clock", lambda: clock)
+    monkeypatch.setattr(new_topic, "Clock", lambda: clock)
     late = DeliveryUnknown("late", status="FLUSH_DISK_TIMEOUT")
     cluster = shards({(0, "create_topic"): [late, late, {"created": False}]}, count=1)
     assert cluster.create_topic("t")
-    assert clock.slept == [cluster_module.CREATE_PAUSE_MS] * 2
+    assert clock.slept == [new_topic.CREATE_PAUSE_MS] * 2
     never = shards({(0, "create_topic"): late}, count=1)
     with pytest.raises(DeliveryUnknown):
         never.create_topic("t")
-    tries = cluster_module.CREATE_TIMEOUT_S * 1000 / cluster_module.CREATE_PAUSE_MS
+    tries = new_topic.CREATE_TIMEOUT_S * 1000 / new_topic.CREATE_PAUSE_MS
     assert len(never.asked) == tries + 1
 
 

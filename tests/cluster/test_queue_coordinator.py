@@ -44,6 +44,10 @@ class QueueCluster(FakeCluster):
             return {"created": True}
         return self.backends[shard].call(op, args)
 
+    def learn_shards(self, count: int) -> range:
+        """As Cluster.learn_shards."""
+        return range(self.shards, count)
+
     def refresh(self) -> dict[int, str]:
         """As Cluster.refresh."""
         return dict(self.endpoints)

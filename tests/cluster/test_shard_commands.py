@@ -34,6 +34,12 @@ class FakeCluster:
         progress("shard 0 replica 2: 10 of 20 bytes, not complete")
         self._called("replace_replica", shard, replica, options)
 
+    def add_shards(self, count: int, *, progress: Any, **options: Any) -> list[int]:
+        progress("adding the shard(s) [2]")
+        self._called("add_shards", count, options)
+        self.shards = 2 + count
+        return list(range(2, self.shards))
+
     def drain_node(self, node: str, *, progress: Any, **options: Any) -> DrainReport:
         progress("shard 0: replica 1 leads")
         self._called("drain_node", node, options)
@@ -85,6 +91,18 @@ def test_a_replica_is_replaced_and_its_progress_is_no_part_of_the_result(
     assert json.loads(terminal.out) == {"shard": 3, "replica": 1, "is_complete": True}
 
 
+def test_shards_are_added(terminal: Terminal) -> None:
+    assert terminal.run("shard", "add") == 0
+    assert terminal.cluster.calls == [("add_shards", 1, {"nodes": None, "timeout_s": 600})]
+    assert terminal.err == "adding the shard(s) [2]\n"
+    assert terminal.out == "shard(s) 2 added; the cluster has 3\n"
+
+    words = ("--count", "2", "--nodes", "a,b", "--timeout-s", "9", "--json")
+    assert terminal.run("shard", "add", *words) == 0
+    assert terminal.cluster.calls[-1] == ("add_shards", 2, {"nodes": ["a", "b"], "timeout_s": 9})
+    assert json.loads(terminal.out) == {"added": [2, 3], "shards": 4}
+
+
 def test_a_node_is_drained_and_what_stays_there_is_named(terminal: Terminal) -> None:
     assert terminal.run("shard", "drain-node", "a", "--timeout-s", "5") == 0
     assert terminal.cluster.calls == [("drain_node", "a", {"timeout_s": 5})]
@@ -108,6 +126,8 @@ def test_a_node_is_drained_and_what_stays_there_is_named(terminal: Terminal) -> 
         ("shard", "replace-replica", "0", "two"),
         ("shard", "replace-replica", "-1", "0"),
         ("shard", "replace-replica", "0", "1", "--timeout-s", "0"),
+        ("shard", "add", "2"),
+        ("shard", "add", "--count", "0"),
         ("shard", "drain-node"),
         ("shard", "drain-node", "a", "b"),
     ],
@@ -121,7 +141,7 @@ def test_a_wrong_command_does_nothing(terminal: Terminal, words: tuple[str, ...]
     ("failure", "code"),
     [(Rejected("replica 2 leads shard 0", field="replica"), 2), (Unavailable("not complete"), 3)],
 )
-@pytest.mark.parametrize("words", [("replace-replica", "0", "2"), ("drain-node", "a")])
+@pytest.mark.parametrize("words", [("replace-replica", "0", "2"), ("drain-node", "a"), ("add",)])
 def test_an_error_is_one_line_and_an_exit_code(
     terminal: Terminal, words: tuple[str, ...], failure: RayMQError, code: int
 ) -> None:

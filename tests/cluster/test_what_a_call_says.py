@@ -305,7 +305,7 @@ def test_a_topic_is_durable_when_it_is_created_also_the_second_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The answer that it waits for does not come.
-    monkeypatch.setattr("raymq.cluster.cluster.CREATE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("raymq.cluster.new_topic.CREATE_TIMEOUT_S", 1.0)
     with ServedShard(tmp_path / "store", HASTY) as shard:
         for _ in range(2):
             with pytest.raises(DeliveryUnknown) as unknown:

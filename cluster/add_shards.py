@@ -1,0 +1,262 @@
+"""Adds shards to a cluster that runs. The others go on meanwhile.
+
+Each step is repeated safely, so that the same call, or the next start, completes an addition that was interrupted:
+
+    1. cluster.json has the new shards, and says that their stores are new (`formed_shards`) and that they lack topics
+       (`joined_shards`).
+    2. Their actors are made, and elect. Such a shard answers no question about all shards: it is *joining*.
+    3. cluster.json says that their stores exist: from now on a missing one is a lost one. No client has used one yet.
+    4. Every replica is told where they listen.
+    5. Every shard notes in its log that topics may be on them, and they get every topic.
+    6. Every old shard notes in its log that they count: from now on each answer to `create_topic` says so, and its
+       caller creates the topic on them, too. They get the topics that were created until then.
+    7. They note it in their own logs, and are joining no more. cluster.json says so.
+
+A topic that is created at the same time is in a shard's log before the note of step 6, and is copied, or after it, and
+its caller knows. The notes are in the logs because an actor keeps the number of its start, also when Ray restarts it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import DeliveryUnknown, Rejected, Unavailable
+from raymq.store.base.files import Files
+
+from . import cluster_record, replica_status
+from .cluster_record import ClusterRecord, store_config
+from .deploy import actor_set, placement, ray_host
+from .deploy.ray_host import Progress
+from .deploy.resolve import save_endpoints
+from .new_topic import CREATE_PAUSE_MS, CREATE_TIMEOUT_S
+from .paths import ClusterPaths, directory_lock
+from .replace_replica import Row, local_paths, running_ray
+from .transport.routes import Routes
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+logger = logging.getLogger("raymq")
+
+#: how long the new shards may take to serve, if the caller names no time
+ADD_TIMEOUT_S = 600.0
+
+#: topic -> queues, shards, attributes
+Topics = dict[str, dict[str, Any]]
+
+
+def add_shards(
+    cluster: Cluster,
+    count: int = 1,
+    *,
+    nodes: Sequence[str] | None = None,
+    timeout_s: float = ADD_TIMEOUT_S,
+    progress: Progress | None = None,
+    clock: Clock | None = None,
+) -> list[int]:
+    """Add shards, or complete an addition of so many that was interrupted. Arguments as of `Cluster.add_shards`.
+
+    Durable: the new record in cluster.json, before any actor is made.
+    Raises: Rejected, StorageFull with nothing changed; Unavailable.
+    """
+    from .start import check_addresses, check_pools
+
+    clock, files, report = clock or Clock(), Files(), progress or logger.info
+    deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
+    paths = local_paths(cluster)
+
+    with directory_lock(paths, files):
+        record = cluster_record.load_record(paths, files)
+        if record is None:
+            raise Rejected(f"{paths.data_dir} has no cluster.json", field="target")
+        with ray_host.session(running_ray(record, paths, files), timeout_s) as ray:
+            new = plan_shards(record, count, nodes, present=sorted(placement.present(ray)))
+            added = list(range(new.joined, new.shards))
+            check_led(record, replica_status.statuses(cluster))
+            if new.placement is not None:
+                placement.check_nodes(ray, _nodes_of(new, added), first=True)
+            check_addresses(ray, new, first=False)
+            check_pools(paths, new, files)
+
+            interrupted = record.joined_shards is not None
+            report(f"{'completing' if interrupted else 'adding'} the shard(s) {added}")
+            cluster_record.save_record(paths, new, files)
+            specs = actor_set.specs(
+                new, paths, cluster.token, asdict(store_config(new)), cluster.ca
+            )
+            members, _ = actor_set.create(
+                ray, new, [spec for spec in specs if spec["shard"] in added]
+            )
+            actor_set.await_leaders(
+                ray,
+                [member for member in members if member.role == "commit_log"],
+                clock=clock,
+                timeout_s=max(0.0, (deadline_ms - clock.monotonic_ms()) / 1000),
+                progress=report,
+                warn=report,
+            )
+            new = new.now_formed()
+            cluster_record.save_record(paths, new, files)
+
+            known = replica_status.replica_endpoints(cluster)
+            cluster.endpoints = actor_set.publish_endpoints(
+                ray, new, cluster.endpoints, known, clock
+            )
+        if new.placement is not None:
+            save_endpoints(paths, cluster.endpoints, files)
+        join(cluster, new, files, report, clock=clock)
+
+    return added
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def plan_shards(
+    record: ClusterRecord, count: int, nodes: Sequence[str] | None, *, present: Sequence[str]
+) -> ClusterRecord:
+    """The record with the new shards. Args: `present`: labels of the nodes that are there.
+
+    Raises: Rejected for a number or nodes that cannot be; Unavailable before the end of the first start.
+    """
+    if record.joined_shards is not None:
+        _check_same(record, count, nodes)
+        return record
+    if record.added_replicas:
+        raise Unavailable(
+            "the shards are getting further replicas: complete that first, by `raymq shard set-replicas "
+            f"{record.replicas}`",
+            field="replicas",
+        )
+    if record.now_formed() != record:
+        raise Unavailable(
+            "the start of this cluster has not ended: run `raymq start` first", field="formed"
+        )
+    if nodes is None and record.placement is not None:
+        nodes = default_nodes(record, present)
+    return record.with_more_shards(count, nodes)
+
+
+def default_nodes(record: ClusterRecord, present: Sequence[str]) -> list[str]:
+    """The nodes of the first start, and those that have replicas now: without those that are away."""
+    now = [node for row in record.placement or () for node in row]
+    known = dict.fromkeys([*(record.nodes or ()), *now])
+    return [node for node in known if node in present]
+
+
+def _check_same(record: ClusterRecord, count: int, nodes: Sequence[str] | None) -> None:
+    """Raises: Rejected if an addition that was interrupted is another one."""
+    added = list(range(record.joined, record.shards))
+    if count != len(added):
+        raise Rejected(
+            f"the addition of the shard(s) {added} was interrupted: complete it first, with count={len(added)} or "
+            "`raymq start`",
+            field="count",
+            limit=len(added),
+            found=count,
+        )
+    placed = _nodes_of(record, added)
+    if nodes is not None and set(placed) - set(nodes):
+        raise Rejected(
+            f"the addition of the shard(s) {added} was interrupted, and they are placed on {placed}: complete it "
+            "without naming nodes",
+            field="nodes",
+            limit=placed,
+            found=list(nodes),
+        )
+
+
+def _nodes_of(record: ClusterRecord, shards: Sequence[int]) -> list[str]:
+    """The nodes of these shards' replicas, each once."""
+    rows = record.placement or ()
+    return sorted({node for shard in shards if shard < len(rows) for node in rows[shard]})
+
+
+def check_led(record: ClusterRecord, rows: Sequence[Row]) -> None:
+    """Raises: Unavailable if a shard has no leader: it could not note that the cluster has more shards."""
+    for shard in range(record.joined):
+        if replica_status.leader_of([row for row in rows if row["shard"] == shard]) is None:
+            raise Unavailable(
+                f"no replica leads shard {shard} now. Every shard must answer: see `raymq shard list`",
+                field="leader",
+                shard=shard,
+            )
+
+
+# --- what is done ---------------------------------------------------------------------------------
+
+
+def join(
+    cluster: Cluster,
+    record: ClusterRecord,
+    files: Files,
+    report: Progress,
+    *,
+    clock: Clock | None = None,
+) -> None:
+    """Let shards that serve know every topic, and count them: steps 5 to 7.
+
+    Durable: on all shards and in cluster.json, at return. Raises: Unavailable, DeliveryUnknown.
+    """
+    calls = _Calls(cluster, record, clock or Clock())
+    old, added = range(record.joined), range(record.joined, record.shards)
+    topics = {shard: calls.note(shard, record.joined) for shard in (*old, *added)}
+    calls.copy(topics)
+    topics |= {shard: calls.note(shard, record.shards) for shard in old}
+    calls.copy(topics)
+    for shard in added:
+        calls.note(shard, record.shards)
+
+    done = replace(record, joined_shards=None)
+    cluster_record.save_record(ClusterPaths(str(cluster.data_dir)), done, files)
+    cluster.learn_shards(record.shards)
+    report(
+        f"shard(s) {list(added)}: {len(topics[record.joined])} topic(s); new topics are on them, too"
+    )
+
+
+class _Calls:
+    """Operations of shards, some of which the handle does not count yet."""
+
+    def __init__(self, cluster: Cluster, record: ClusterRecord, clock: Clock) -> None:
+        self._routes = Routes.of(cluster)
+        self._routes.learn_shards(range(record.shards))
+        self._shards = record.shards
+        self._clock = clock
+
+    def note(self, shard: int, joined: int) -> Topics:
+        """Let a shard note how many are joined. Returns: its topics."""
+        arguments = {"known": self._shards, "joined": joined}
+        topics: Topics = self._call(shard, "note_shards", arguments)["topics"]
+        return topics
+
+    def copy(self, topics: dict[int, Topics]) -> None:
+        """Create each topic where it is missing, and note it there. Args: `topics`: shard -> those that it has.
+
+        A creation that was interrupted may have left a topic on some of the old shards.
+        """
+        # The first shard is the first to know a topic.
+        everything: Topics = {}
+        for shard in sorted(topics):
+            everything = {**topics[shard], **everything}
+        for shard, have in topics.items():
+            for name in [name for name in everything if name not in have]:
+                facts = everything[name]
+                arguments = {key: value for key, value in facts.items() if value}
+                self._call(shard, "create_topic", {"name": name, **arguments})
+                have[name] = facts
+
+    def _call(self, shard: int, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Repeat a call with an unknown outcome: a flush service or follower may not run yet."""
+        until_s = self._clock.monotonic() + CREATE_TIMEOUT_S
+        while True:
+            try:
+                return self._routes.call(shard, op, arguments)
+            except DeliveryUnknown:
+                if self._clock.monotonic() >= until_s:
+                    raise
+            self._clock.sleep_ms(CREATE_PAUSE_MS)
