@@ -105,8 +105,8 @@ class Consumer(OpenClient):
         self._clock = clock or Clock()
         self._forks = forks.count
         self._cluster = cluster
-        #: whether the group's topics for `send_back` exist
-        self._retry_topics = False
+        #: the shards on which the group's topics for `send_back` have queues
+        self._retry_shards: set[int] = set()
 
         self._routes = Routes.of(cluster)
         self._route = self._routes.topic(topic)
@@ -447,10 +447,10 @@ class Consumer(OpenClient):
         self._check_process()
         self._check_open()
 
-        if not self._retry_topics:
+        if message.shard not in self._retry_shards:
             for name in (retry_topic(group), dlq_topic(group)):
-                self._create_retry_topic(name)
-            self._retry_topics = True
+                self._create_retry_topic(name, message.shard)
+            self._retry_shards.update(range(self._cluster.shards))
 
         arguments = {
             "group": group,
@@ -462,14 +462,17 @@ class Consumer(OpenClient):
         answer = self._routes.call(message.shard, "send_back", arguments)
         return str(answer["topic"])
 
-    def _create_retry_topic(self, name: str) -> None:
+    def _create_retry_topic(self, name: str, shard: int) -> None:
+        """Make a topic with a queue on each shard. Args: `shard`: one that must have one."""
+        cluster = self._cluster
+        cluster.learn_shards(shard + 1)
         try:
-            self._cluster.create_topic(name, queues=self._cluster.shards)
+            cluster.create_topic(name, queues=cluster.shards)
         except Rejected as error:
             if error.field != "queues":
                 raise
-            # It is older than some shards, and keeps its number of queues.
-            self._cluster.create_topic(name, queues=int(error.limit))
+            # It is older than some shards. Its messages are read in any order.
+            cluster.add_queues(name, max(cluster.shards, int(error.limit)), break_key_order=True)
 
     def committed(self) -> dict[int, int]:
         """queue_id -> committed offset of the group. Queues without one are missing."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -171,19 +171,25 @@ class Chain:
             self._fds[segment_start] = fd
         return fd
 
-    def append(self, unit: ChainUnit) -> None:
-        """Append one unit. Raises: Rejected if it does not follow the last one."""
-        if unit.previous != self.value or (self.last is not None and unit.start != self.last.end):
-            raise Rejected(
-                f"chain unit [{unit.start}, {unit.end}) does not follow the chain", field="unit"
-            )
-        segment_start = segment_start_of(unit.start, self._size)
+    def append(self, units: Sequence[ChainUnit]) -> None:
+        """Append units of one log file. Raises: Rejected, with none appended, if one does not follow the one before."""
+        value, end = self.value, None if self.last is None else self.last.end
+        for unit in units:
+            if unit.previous != value or (end is not None and unit.start != end):
+                raise Rejected(
+                    f"chain unit [{unit.start}, {unit.end}) does not follow the chain", field="unit"
+                )
+            value, end = unit.value, unit.end
+
+        segment_start = segment_start_of(units[0].start, self._size)
         if segment_start not in self._used:
             self._retire_before(segment_start - self._size)
         used = self._used.get(segment_start, 0)
-        self._files.pwrite(self._fd(segment_start), unit.pack(), used)
-        self._used[segment_start] = used + CHAIN_UNIT_BYTES
-        self.last = unit
+        packed = b"".join([unit.pack() for unit in units])
+        self._files.pwrite(self._fd(segment_start), packed, used)
+        self._used[segment_start] = used + len(packed)
+        self.last = units[-1]
+        self._last_value = (units[-1], value)
 
     def _retire_before(self, segment_start: int) -> None:
         """Sync and close the files of older segments: nothing is written there any more."""

@@ -12,7 +12,9 @@ import contextlib
 import errno
 import logging
 import uuid
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -335,7 +337,7 @@ class CommitLog:
 
     def _append_unit(self, data: pa.Buffer | bytes | memoryview, unit: ChainUnit) -> None:
         self._write_bytes(data)
-        self._append_chain_unit(unit, len(data))
+        self._append_chain_units([unit], len(data))
         self.end = unit.end
         self.marks.appended_end = unit.end
 
@@ -360,14 +362,14 @@ class CommitLog:
             self._take_back(file, position, len(data))
             raise
 
-    def _append_chain_unit(self, unit: ChainUnit, stored_bytes: int) -> None:
-        """Append the chain unit of the bytes that were just stored. If that fails, the bytes are zeroed again."""
+    def _append_chain_units(self, units: Sequence[ChainUnit], stored_bytes: int) -> None:
+        """Append the chain units of the bytes that were just stored. If that fails, the bytes are zeroed again."""
         try:
-            self.chain.append(unit)
+            self.chain.append(units)
         except (OSError, RayMQError):
             if self.pool.active is None:
                 file = self._current()
-                self._take_back(file, unit.start - file.start, stored_bytes)
+                self._take_back(file, units[0].start - file.start, stored_bytes)
             raise
 
     def _take_back(self, file: MappedFile, position: int, length: int) -> None:
@@ -399,7 +401,7 @@ class CommitLog:
 
         self._write_bytes(blank)
         unit = ChainUnit(start, start + left, epoch, crc32c_padded(blank, left), self.chain.value)
-        self._append_chain_unit(unit, len(blank))
+        self._append_chain_units([unit], len(blank))
         if pool is not None and left > len(blank):
             pool.note_hole(start + len(blank))
 
@@ -416,11 +418,20 @@ class CommitLog:
         self._check_writable()
         base = units[0].start
         check_units(units, data)
-        for unit in units:
-            if unit.start != self.end or unit.previous != self.chain.value:
-                raise self._does_not_continue(unit)
+        at = 0
+        while at < len(units):
+            first = units[at]
+            if first.start != self.end or first.previous != self.chain.value:
+                raise self._does_not_continue(first)
             self._begin_file_at_end()
-            self._append_unit(data[unit.start - base : unit.end - base], unit)
+            # All units of one file cost one write of bytes and one of the chain. At least one is tried.
+            stop = bisect_right(units, self.end_max, lo=at + 1, key=attrgetter("end"))
+            part = units[at:stop]
+            stored = data[first.start - base : part[-1].end - base]
+            self._write_bytes(stored)
+            self._append_chain_units(part, len(stored))
+            self.end = self.marks.appended_end = part[-1].end
+            at = stop
 
     def adopt_units(self, units: list[ChainUnit], data: memoryview) -> None:
         """Replace this log's chain units from `units[0].start` with the leader's, and write the missing bytes.
@@ -442,7 +453,7 @@ class CommitLog:
                 self._begin_file_at_end()
                 self._write_bytes(data[self.end - base : unit.end - base])
                 self.end = unit.end
-            self.chain.append(unit)
+            self.chain.append([unit])
             self.marks.appended_end = self.end
 
     def begin_at(self, start: int, chain_value: int) -> None:
@@ -760,7 +771,7 @@ class CommitLog:
             epoch = max(self.last_epoch, self.epoch_starts.epoch_at(position))
             data = unit_bytes(self.reads.raw, position, stop, self.config.append_unit_bytes, starts)
             unit = ChainUnit(position, position + len(data), epoch, crc32c(data), self.chain.value)
-            self.chain.append(unit)
+            self.chain.append([unit])
             position = unit.end
 
     def _note_epochs_from(self, offset: int) -> None:

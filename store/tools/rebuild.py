@@ -134,7 +134,7 @@ def rebuild_chain(store: ReadOnlyStore) -> None:
         read = partial(read_of, store.log, end=store.end)
         data = unit_bytes(read, position, stop, bytes_max, starts)
         end, epoch = position + len(data), epochs.epoch_at(position)
-        made.append(ChainUnit(position, end, epoch, crc32c(data), made.value))
+        made.append([ChainUnit(position, end, epoch, crc32c(data), made.value)])
         position = end
         store.progress("chain", position - store.start, store.end - store.start)
 

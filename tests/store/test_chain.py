@@ -33,7 +33,7 @@ def grow(chain, lengths, epoch=1):
     """Append units of these lengths. As in a log, no unit spans two segments."""
     for length in lengths:
         start = chain.last.end if chain.last else 0
-        chain.append(ChainUnit(start, start + length, epoch, length * 7, chain.value))
+        chain.append([ChainUnit(start, start + length, epoch, length * 7, chain.value)])
     return chain
 
 
@@ -53,6 +53,22 @@ def test_the_value_is_the_crc32c_continued_from_the_value_before():
     assert one.value == castagnoli(one.pack()[:28])
     assert two.value == castagnoli(two.pack()[:28], one.value)
     assert two.value == castagnoli(one.pack()[:28] + two.pack()[:28])
+
+
+def test_units_that_do_not_follow_each_other_are_refused_and_none_is_appended(directory):
+    chain = opened(directory)
+    first = ChainUnit(0, 10, 1, 7, chain.value)
+    second = ChainUnit(10, 20, 1, 8, first.value)
+    for other in (second._replace(start=11), second._replace(previous=0)):
+        with pytest.raises(Rejected, match="does not follow"):
+            chain.append([first, other])
+        assert chain.last is None
+    chain.append([first, second])
+    assert list(chain.iter_units(0, 20)) == [first, second]
+    chain.close()
+    again = opened(directory)
+    assert (again.last, again.value) == (second, second.value)
+    again.close()
 
 
 def test_appended_units_survive_a_reload_in_one_file_per_segment(directory):
@@ -76,7 +92,7 @@ def test_a_unit_that_does_not_follow_is_refused_and_nothing_is_written(directory
         ChainUnit(0, 100, 1, 0, chain.value),
     ):
         with pytest.raises(Rejected, match="does not follow"):
-            chain.append(unit)
+            chain.append([unit])
     assert len(opened(directory).units(0, 1 << 40)) == 1
 
 

@@ -122,7 +122,7 @@ class Leader:
         file = self.segments.files[-1]
         file.pwrite(data, self.end - file.start)
         stop = self.end + len(data)
-        self.chain.append(ChainUnit(self.end, stop, 0, crc32c(data), self.chain.value))
+        self.chain.append([ChainUnit(self.end, stop, 0, crc32c(data), self.chain.value)])
         self.end = stop
 
     def sync(self) -> None:

@@ -56,7 +56,7 @@ class ReplicatedShard:
             text=True,
             check=False,
             env=self.environment,
-            timeout=120,
+            timeout=600,
         )
         assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
