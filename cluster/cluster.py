@@ -245,8 +245,8 @@ class Cluster:
     def topics(self) -> dict[str, dict[str, Any]]:
         """Every topic except RayMQ's internal ones, as {name: {"queues": count, "shards": [...]}}.
 
-        A compacted topic has "compacted": True as well. A topic that got queues later has "first_queues": the number
-        of queues at its creation.
+        A compacted topic has "compacted": True as well. A topic that got queues later has "former_queues": the
+        numbers of queues that it had before.
         """
         found = self.call(None, "topics", {})
         named = [shard for facts in found.values() for shard in facts["shards"]]

@@ -116,7 +116,8 @@ def write(
         cluster: the cluster to write to.
         topic: an existing topic.
         write_id: the name of this write. Repeated with the same rows under the same name, even by another program, it
-            stores only rows that are missing. None (default) makes a new name.
+            stores only rows that are missing. It uses the queues that the topic had at its first run. None (default)
+            makes a new name.
         sort_by: columns that order the rows of each partition without ties, for plans with a shuffle. Costs a sort.
         acks: "quorum" (default) or "leader", as for `raymq.Producer`.
 
@@ -141,13 +142,31 @@ def write(
 
     # One shard numbers the runs of this write. The number is part of the epoch of each task's producer. It is the
     # same shard for a repeated write, however many shards were added meanwhile.
-    write_producer_id = producer_id_of(write_id, "run")
-    answer = cluster.call(0, "init_producer", {"producer_id": write_producer_id})
-    run = int(answer["epoch"])
+    queues = _queues_of_write(cluster, write_id, facts)
+    arguments = {"producer_id": _run_producer_id(write_id, queues, facts)}
+    run = int(cluster.call(0, "init_producer", arguments)["epoch"])
 
-    task = _task(cluster, topic, write_id, run, facts, acks)
+    task = _task(cluster, topic, write_id, run, {**facts, "queues": queues}, acks)
     receipts = df.mapInArrow(task, RECEIPT_SCHEMA).collect()
     return WriteResult(topic, write_id, tuple(QueueReceipt(*row) for row in receipts))
+
+
+def _queues_of_write(cluster: Cluster, write_id: str, facts: dict[str, Any]) -> int:
+    """The number of queues that a write uses: for a repeated write that of its first run.
+
+    With another number rows would go to other queues, and their shards would take them for new ones.
+    """
+    for queues in facts.get("former_queues", ()):
+        arguments = {"producer_id": _run_producer_id(write_id, queues, facts)}
+        if cluster.call(0, "producer_epoch", arguments)["epoch"] is not None:
+            return int(queues)
+    return int(facts["queues"])
+
+
+def _run_producer_id(write_id: str, queues: int, facts: dict[str, Any]) -> int:
+    """The producer id that numbers the runs of a write that began with so many queues."""
+    first = facts.get("former_queues", [queues])[0]
+    return producer_id_of(write_id, "run" if queues == first else f"run/{queues}")
 
 
 def producer_id_of(write_id: str, part: object) -> int:

@@ -111,7 +111,7 @@ class AdminCalls:
                 "queues": info.queues,
                 "shards": list(info.shards),
                 "attributes": dict(info.attributes),
-                "first_queues": info.first_queues,
+                "former_queues": list(info.former_queues),
                 "hidden_queues": info.hidden_queues,
             }
             for info in list(host.store.state.topics.values())
@@ -131,13 +131,13 @@ class AdminCalls:
         shards: list[int],
         attributes: dict[str, str] | None = None,
         on_all: bool = False,
-        first_queues: int = 0,
+        former_queues: list[int] | None = None,
         hidden_queues: int = 0,
     ) -> dict[str, Any]:
         """Create a topic.
 
-        Args: `on_all`: a new one must be on all shards. `first_queues`, `hidden_queues`: of a topic that has got queues
-        on other shards. Raises: Rejected naming the shards, for a caller that is older.
+        Args: `on_all`: a new one must be on all shards. `former_queues`, `hidden_queues`: of a topic that has got
+        queues on other shards. Raises: Rejected naming the shards, for a caller that is older.
         """
         self._host.check_serving()
         call_arguments.check_name("topic", name)
@@ -152,7 +152,10 @@ class AdminCalls:
             call_arguments.check_integer("queues", queues, 1, QUEUES_MAX),
             call_arguments.check_shards(shards, self._known_shards()),
             call_arguments.check_attributes(attributes),
-            first_queues=call_arguments.check_integer("first_queues", first_queues, 0, queues),
+            former_queues=tuple(
+                call_arguments.check_integer("former_queues", each, 1, queues)
+                for each in former_queues or ()
+            ),
             hidden_queues=call_arguments.check_integer(
                 "hidden_queues", hidden_queues, 0, queues - 1
             ),
@@ -271,6 +274,11 @@ class AdminCalls:
         # A copy: offset commits change the table during the iteration.
         table = dict(self._host.store.state.offsets.get((group, topic), {}))
         return {str(queue_id): offset for queue_id, offset in table.items()}
+
+    def _op_producer_epoch(self, producer_id: int) -> dict[str, Any]:
+        """The highest epoch of a producer id; None: this shard does not know it."""
+        call_arguments.check_integer("producer_id", producer_id, 0, PRODUCER_MAX)
+        return {"epoch": self._host.store.producer_epoch(producer_id)}
 
     def _op_init_producer(self, producer_id: int) -> dict[str, Any]:
         self._host.check_serving()

@@ -34,7 +34,7 @@ A shard that is being added does not answer those that are about all shards: des
     routes()                                                        {shard: endpoint of its leader}
     replicas()                                                      {shard: {replica: endpoint}}
     topics()                                                        {topic: {queues, shards, compacted?,
-                                                                      first_queues?, all_queues?}}
+                                                                      former_queues?, all_queues?}}
     elect(frame, replica, endpoints)                                {frames}, between replicas: a message of elections
     log_units(start, stop)                                          {start, data, units}; Corrupt when damaged here, too
 
@@ -42,7 +42,7 @@ A shard that is being added does not answer those that are about all shards: des
     move_leader(replica)                                            {}; that replica leads soon, if it can
     note_unclean_recovery(facts)                                    {}; what `cluster.recover_shard` gave up
     note_shards(known, joined)                                      {topics: {topic: arguments of create_topic}}
-    create_topic(name, queues, shards, attributes, on_all, first_queues, hidden_queues)  {created, shards: the joined}
+    create_topic(name, queues, shards, attributes, on_all, former_queues, hidden_queues)  {created, shards: the joined}
     add_queues(name, queues, shards, are_hidden)                    {added}
     queue_ranges(topic)                                             {queue_id: [min offset, max offset]}
     check_record(topic, queue_id, offset)                           {}; Corrupt when it is damaged
@@ -50,5 +50,6 @@ A shard that is being added does not answer those that are about all shards: des
     offsets(group, topic)                                           {queue_id: next offset}
     send_back(group, topic, queue_id, offset, delay_level)          {topic}
     init_producer(producer_id)                                      {epoch}
+    producer_epoch(producer_id)                                     {epoch}; None: not known
     delete_expired_files()                                          {}
 """

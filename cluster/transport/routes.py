@@ -101,7 +101,7 @@ class TopicRoute(NamedTuple):
 def _topic_route(name: str, facts: dict[str, Any]) -> TopicRoute:
     """The route of a topic, of an answer of operation `topics`."""
     queues = int(facts["queues"])
-    first = int(facts.get("first_queues", queues))
+    first = int((facts.get("former_queues") or [queues])[0])
     return TopicRoute(name, queues, tuple(facts["shards"]), first)
 
 

@@ -585,12 +585,12 @@ class MessageStore:
         shards: Iterable[int],
         attributes: Mapping[str, str] | None = None,
         *,
-        first_queues: int = 0,
+        former_queues: tuple[int, ...] = (),
         hidden_queues: int = 0,
     ) -> AppendedRows | None:
         """Create a topic. Returns: None if the same topic exists already.
 
-        Args: `first_queues`, `hidden_queues`: as in TopicInfo, of a topic that has got queues on other shards.
+        Args: `former_queues`, `hidden_queues`: as in TopicInfo, of a topic that has got queues on other shards.
         Raises: Rejected for a bad name, number or attribute, or if it exists with others.
         """
         with self._topics_lock:
@@ -598,7 +598,7 @@ class MessageStore:
             if info is None:
                 return None
             return self._put_topic(
-                replace(info, first_queues=first_queues, hidden_queues=hidden_queues)
+                replace(info, former_queues=former_queues, hidden_queues=hidden_queues)
             )
 
     def add_queues(
@@ -623,6 +623,11 @@ class MessageStore:
         """The physical offset below which the log proves that the topic exists: the topic is as durable as that."""
         with self._topics_lock:
             return self._topic_ends.get(name, self._opened_end)
+
+    def producer_epoch(self, producer_id: int) -> int | None:
+        """The highest epoch of a producer id; None: not known."""
+        with self.put_lock:
+            return self.state.producers.epoch(producer_id)
 
     def commit_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> AppendedRows:
         """Store a group's next offsets in the log. Raises: Rejected for a name that no group may have."""

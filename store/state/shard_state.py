@@ -70,8 +70,8 @@ class TopicInfo:
     shards: tuple[int, ...]
     #: RocketMQ's topic attributes, as pairs in the order of their names
     attributes: tuple[tuple[str, str], ...] = ()
-    #: queues at its creation; 0: no queue was added since
-    first_queues: int = 0
+    #: how many queues it had before each time when some were added, ascending
+    former_queues: tuple[int, ...] = ()
     #: so many of its queues, the last ones, are not shown to clients yet, because other shards may not know them
     hidden_queues: int = 0
 
@@ -85,15 +85,15 @@ class TopicInfo:
         return self.shards[queue_id % len(self.shards)]
 
     def shown(self) -> dict[str, Any]:
-        """The facts for clients: `queues`, `shards`; where that is so, `compacted`, `first_queues`, `all_queues`."""
+        """The facts for clients: `queues`, `shards`; where that is so, `compacted`, `former_queues`, `all_queues`."""
         facts: dict[str, Any] = {
             "queues": self.queues - self.hidden_queues,
             "shards": list(self.shards),
         }
         if self.compacted:
             facts["compacted"] = True
-        if self.first_queues:
-            facts["first_queues"] = self.first_queues
+        if self.former_queues:
+            facts["former_queues"] = list(self.former_queues)
         if self.hidden_queues:
             facts["all_queues"] = self.queues
         return facts
@@ -250,7 +250,7 @@ class ShardState:
                 value["queues"],
                 value["shards"],
                 value.get("attributes", {}),
-                first_queues=value.get("first_queues", 0),
+                former_queues=value.get("former_queues", ()),
                 hidden_queues=value.get("hidden_queues", 0),
             )
         elif kind == OFFSETS:
@@ -333,8 +333,8 @@ class ShardState:
             yield {"t": "log_epoch", "v": self.log_epoch}
         for topic in self.topics.values():
             more: dict[str, Any] = {"a": dict(topic.attributes)} if topic.attributes else {}
-            if topic.first_queues:
-                more |= {"f": topic.first_queues, "h": topic.hidden_queues}
+            if topic.former_queues:
+                more |= {"f": list(topic.former_queues), "h": topic.hidden_queues}
             shards = list(topic.shards)
             yield {"t": "topic", "n": topic.name, "q": topic.queues, "s": shards, **more}
         for (group, name), table in self.offsets.items():
@@ -362,7 +362,7 @@ class ShardState:
                         row["q"],
                         row["s"],
                         row.get("a", {}),
-                        first_queues=row.get("f", 0),
+                        former_queues=row.get("f", ()),
                         hidden_queues=row.get("h", 0),
                     )
                 case "queue":
@@ -406,15 +406,16 @@ class ShardState:
         shards: Any,
         attributes: Any,
         *,
-        first_queues: Any,
+        former_queues: Any,
         hidden_queues: Any,
     ) -> None:
         ids = tuple(int(shard) for shard in shards)
         if int(queues) < 1 or not ids or not 0 <= int(hidden_queues) < int(queues):
             raise ValueError(f"a topic has queues and shards, not {queues!r} and {shards!r}")
         pairs = tuple(sorted(attributes.items()))
+        former = tuple(int(count) for count in former_queues)
         self.topics[_text(name)] = TopicInfo(
-            name, int(queues), ids, pairs, int(first_queues), int(hidden_queues)
+            name, int(queues), ids, pairs, former, int(hidden_queues)
         )
 
 
@@ -431,8 +432,9 @@ def topic_body(topic: TopicInfo) -> bytes:
     }
     if topic.attributes:
         value["attributes"] = dict(topic.attributes)
-    if topic.first_queues:
-        value |= {"first_queues": topic.first_queues, "hidden_queues": topic.hidden_queues}
+    if topic.former_queues:
+        former = list(topic.former_queues)
+        value |= {"former_queues": former, "hidden_queues": topic.hidden_queues}
     return _json(value).encode()
 
 

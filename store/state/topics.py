@@ -40,7 +40,7 @@ def check_new_topic(
 
     info = TopicInfo(name, queues, shards, _checked_attributes(attributes or {}))
     have = known.get(name)
-    if have is not None and replace(have, first_queues=0, hidden_queues=0) == info:
+    if have is not None and replace(have, former_queues=(), hidden_queues=0) == info:
         return None
     if have is not None:
         differs = "shards"
@@ -102,9 +102,11 @@ def check_more_queues(
             limit=list(have.shards),
         )
     visible = have.queues - have.hidden_queues
-    first = have.first_queues or (have.queues if queues > have.queues else 0)
+    former = have.former_queues
+    if queues > visible and visible not in former:
+        former = (*former, visible)
     hidden = queues - visible if are_hidden else 0
-    found = replace(found, first_queues=first, hidden_queues=hidden)
+    found = replace(found, former_queues=former, hidden_queues=hidden)
     return None if found == have else found
 
 

@@ -70,7 +70,7 @@ def test_an_old_shard_counts_the_new_one_from_its_note_on_and_after_a_restart(op
     attributes = {"cleanup.policy": "COMPACTION"}
     host.call("create_topic", {"name": "c", "queues": 1, "shards": [0], "attributes": attributes})
     facts = {"queues": 1, "shards": [0], "attributes": attributes}
-    facts |= {"first_queues": 0, "hidden_queues": 0}
+    facts |= {"former_queues": [], "hidden_queues": 0}
     assert host.call("note_shards", {"known": 2, "joined": 1}) == {"topics": {"c": facts}}
     # It takes topics of callers that count the new shard already, and sends no other caller there.
     assert host.call("create_topic", TOPIC) == {"created": True, "shards": 1}

@@ -140,7 +140,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
 def add(cluster: FakeCluster, queues: int = 4) -> None:
     for backend in cluster.backends:
         known = backend.state.topics["t"]
-        backend.state.topics["t"] = replace(known, queues=queues, first_queues=2)
+        backend.state.topics["t"] = replace(known, queues=queues, former_queues=(2,))
 
 
 def send(producer: Producer, queue_id: int, body: bytes) -> None:
@@ -230,7 +230,7 @@ def test_a_real_shard_adds_queues_and_serves_them(tmp_path: Any) -> None:
         cluster = shard.cluster
         cluster.create_topic("t", queues=2)
         assert cluster.add_queues("t", 5)
-        assert cluster.topics() == {"t": {"queues": 5, "shards": [0], "first_queues": 2}}
+        assert cluster.topics() == {"t": {"queues": 5, "shards": [0], "former_queues": [2]}}
         with cluster.producer() as producer:
             assert producer.send("t", b"x", queue_id=4).result(30).offset == 0
         with pytest.raises(RayMQError, match="break-key-order"):
@@ -245,4 +245,4 @@ def test_a_real_shard_adds_queues_and_serves_them(tmp_path: Any) -> None:
 
         shard.down()
         shard.up()
-        assert cluster.topics() == {"t": {"queues": 5, "shards": [0], "first_queues": 2}}
+        assert cluster.topics() == {"t": {"queues": 5, "shards": [0], "former_queues": [2]}}

@@ -364,7 +364,7 @@ def test_every_topic_is_copied_with_its_queues_and_attributes(
     join(monkeypatch, shards, grown, lambda: None)
     check_same(shards)
     assert set(shards[3].state.topics) == {"a", "c", "g", "half"}
-    assert shards[3].state.topics["g"].first_queues == 2
+    assert shards[3].state.topics["g"].former_queues == (2, 4)
     assert shards[3].state.topics["g"].hidden_queues == 1
     assert shards[3].state.topics["c"].compacted
     # Once more changes nothing: an addition that was interrupted at its end.

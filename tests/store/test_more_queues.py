@@ -40,10 +40,10 @@ def kept(topic: TopicInfo) -> TopicInfo:
 def test_queues_are_hidden_until_every_shard_has_them() -> None:
     hidden = grown(PLAIN, 8, are_hidden=True)
     assert hidden is not None
-    assert hidden.shown() == {"queues": 4, "shards": [0, 1], "first_queues": 4, "all_queues": 8}
+    assert hidden.shown() == {"queues": 4, "shards": [0, 1], "former_queues": [4], "all_queues": 8}
     shown = grown(hidden, 8)
     assert shown is not None
-    assert shown.shown() == {"queues": 8, "shards": [0, 1], "first_queues": 4}
+    assert shown.shown() == {"queues": 8, "shards": [0, 1], "former_queues": [4]}
     for topic in (PLAIN, hidden, shown):
         assert kept(topic) == topic
 
@@ -59,12 +59,12 @@ def test_each_step_may_be_repeated_in_any_order() -> None:
     assert grown(PLAIN, 4) is None
 
 
-def test_a_second_growth_remembers_the_first_number() -> None:
+def test_a_second_growth_remembers_both_numbers() -> None:
     once = grown(PLAIN, 6)
     assert once is not None
     twice = grown(once, 8, are_hidden=True)
     assert twice is not None
-    assert (twice.first_queues, twice.hidden_queues) == (4, 2)
+    assert (twice.former_queues, twice.hidden_queues) == ((4, 6), 2)
 
 
 def test_a_topic_that_grew_may_be_created_again_with_its_queues() -> None:
