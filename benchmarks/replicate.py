@@ -1,9 +1,15 @@
-"""What do three replicas cost, and how soon does another one lead? `python -m benchmarks.replicate [--quick]`
+"""What do three replicas cost, and how soon are they whole again? `python -m benchmarks.replicate [--quick] [--check]`
 
 A cluster of one replica and one of three run side by side, in a Ray each, and take turns in each of three rounds. All
 of them are on one disk. So three replicas write every byte three times to it, and a batch counts as stored only when
 all three logs have it on disk. Then the leader's CommitLog is killed again and again while a producer sends one message
 at a time: the gap is the longest time between two receipts.
+
+After that a follower gets an empty successor, again in three rounds. Its catch-up begins with the first status of the
+successor and ends when its synced end is the leader's. No other client sends meanwhile. The limit, measured right
+before each, is a copy of the leader's log files: pread and pwrite of 4 MiB at a time, and an fdatasync per file. One
+more catch-up runs while a producer sends one message at a time. At last an idle cluster of four shards of three
+replicas is measured alone.
 """
 
 from __future__ import annotations
@@ -16,26 +22,49 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import ray
+
 import raymq
-from benchmarks import floors
+from benchmarks import floors, idle
 from benchmarks.floors import Line, at_least, at_most
 from benchmarks.idle import cpu_s
-from benchmarks.put import LARGE, ROUNDS, Rounds, await_prewritten, batch_of, percentile, send_ms
+from benchmarks.put import (
+    LARGE,
+    ROUNDS,
+    Rounds,
+    await_prewritten,
+    batch_of,
+    memory_mb,
+    percentile,
+    send_ms,
+)
 from raymq.cluster import replica_status
+from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.transport.routes import Routes
 
 #: how long replicas may take to be equal, or to lead
 TIMEOUT_S = 60.0
 KILLS, QUICK_KILLS = 20, 5
+#: log bytes that an empty follower gets, GB
+LOG_GB, QUICK_LOG_GB = 2.0, 0.5
+#: how long one catch-up may take
+CATCH_UP_TIMEOUT_S = 180.0
+#: between two looks at a follower that catches up
+LOOK_S = 0.05
+COPY_BLOCK_BYTES = 4 << 20
+IDLE_SHARDS, IDLE_REPLICAS = 4, 3
+#: after a start the shards pre-write their windows
+IDLE_SETTLE_S = 15
 
 
-def wait_for(holds: Callable[[], bool], step_s: float = 0.01) -> None:
-    """Wait until it holds. Raises: SystemExit after TIMEOUT_S."""
-    deadline_s = time.monotonic() + TIMEOUT_S
+def wait_for(holds: Callable[[], bool], step_s: float = 0.01, timeout_s: float = TIMEOUT_S) -> None:
+    """Wait until it holds. Raises: SystemExit after `timeout_s`."""
+    deadline_s = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > deadline_s:
             raise SystemExit("the replicas did not get there in time")
@@ -111,33 +140,170 @@ def gaps_ms(cluster: raymq.Cluster, kills: int) -> list[float]:
     return gaps
 
 
+# --- catch-up -------------------------------------------------------------------------------------
+
+
+def fill(cluster: raymq.Cluster, gigabytes: float) -> None:
+    """Write until the log of the first shard has so many bytes, and every replica has all of them."""
+    batch = batch_of(*LARGE)
+    sender = BatchSender(Routes.of(cluster))
+    while max(row["synced"] for row in complete_replicas(cluster)) < gigabytes * 1e9:
+        for future in [sender.send("t", 0, batch) for _ in range(64)]:
+            future.result(120)
+    sender.close()
+    wait_for(lambda: are_equal(cluster))
+
+
+def copy_rate(source: Path, directory: Path, end: int) -> float:
+    """Bytes a second of a raw copy of the log files below `end`: pread, pwrite, and an fdatasync per file."""
+    target = directory / "replicate-copy"
+    target.mkdir()
+    buffer = memoryview(bytearray(COPY_BLOCK_BYTES))
+    begin = time.perf_counter()
+    for path in sorted(source.iterdir()):
+        size = path.stat().st_size
+        stop = min(size, end - int(path.name))
+        if stop <= 0:
+            continue
+        reader = os.open(path, os.O_RDONLY)
+        writer = os.open(target / path.name, os.O_RDWR | os.O_CREAT, 0o600)
+        os.posix_fallocate(writer, 0, size)
+        for at in range(0, stop, COPY_BLOCK_BYTES):
+            block = buffer[: min(COPY_BLOCK_BYTES, stop - at)]
+            os.preadv(reader, [block], at)
+            os.pwrite(writer, block, at)
+        os.fdatasync(writer)
+        os.close(writer)
+        os.close(reader)
+    seconds = time.perf_counter() - begin
+    shutil.rmtree(target)
+    return end / seconds
+
+
+def catch_up_rate(cluster: raymq.Cluster, row: dict[str, Any], target: int) -> float:
+    """Bytes a second of an empty successor of a follower, from its first status until `target` is synced.
+
+    Args: `row`: the status of the follower before. Returns: the replacement is complete.
+    """
+    seen: list[tuple[float, int]] = []
+
+    def look(replacing: Future[None]) -> bool:
+        if replacing.done():
+            # It may have failed.
+            replacing.result()
+        now = time.perf_counter()
+        rows = replica_status.statuses(cluster, 0)
+        new = next(each for each in rows if each["replica"] == row["replica"])
+        if new["mode"] and new["generation"] > row["generation"] and new["synced"] is not None:
+            seen.append((now, int(new["synced"])))
+        return bool(seen) and seen[-1][1] >= target
+
+    with ThreadPoolExecutor(1) as pool:
+        replacing = pool.submit(cluster.replace_replica, 0, row["replica"])
+        wait_for(lambda: look(replacing), LOOK_S, CATCH_UP_TIMEOUT_S)
+        replacing.result()
+    (began, had), (ended, has) = seen[0], seen[-1]
+    return (min(has, target) - had) / (ended - began)
+
+
+def follower_of(cluster: raymq.Cluster) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The status of the leader and of a follower, once all are complete."""
+    rows = complete_replicas(cluster)
+    leader = replica_status.leader_of(rows)
+    follower = next(row for row in rows if row["replica"] != leader)
+    return next(row for row in rows if row["replica"] == leader), follower
+
+
+def measure_catch_up(
+    cluster: raymq.Cluster, directory: Path, rounds: Rounds, quick: bool
+) -> dict[str, Any]:
+    """Rounds of a raw copy and a catch-up. Returns: what a producer meets during another catch-up."""
+    fill(cluster, QUICK_LOG_GB if quick else LOG_GB)
+    shard = ClusterPaths(directory / "replicate-three").replica(0, 0).parent
+
+    def replace() -> float:
+        leader, follower = follower_of(cluster)
+        rate = catch_up_rate(cluster, follower, leader["synced"])
+        for old in shard.glob("replaced-*"):
+            shutil.rmtree(old)
+        return rate
+
+    for _ in range(ROUNDS):
+        leader, _ = follower_of(cluster)
+        log = shard / f"replica-{leader['replica']}" / "commitlog"
+        rounds.note("copy_bytes_s", copy_rate(log, directory, leader["synced"]))
+        rounds.note("catch_up_bytes_s", replace())
+
+    alone_ms, _ = send_ms(cluster, 200 if quick else 1000)
+    times: list[float] = []
+    body = os.urandom(LARGE[1])
+    with ThreadPoolExecutor(1) as pool, cluster.producer() as producer:
+        replacing = pool.submit(replace)
+        while not replacing.done():
+            begin = time.perf_counter()
+            producer.send("t", body, queue_id=0).result(60)
+            times.append((time.perf_counter() - begin) * 1000)
+    return {
+        "alone_ms": alone_ms,
+        "beside_ms": percentile(times, 0.5),
+        "beside_p99_ms": percentile(times, 0.99),
+        "beside_bytes_s": replacing.result(),
+    }
+
+
+# --- the idle cluster -----------------------------------------------------------------------------
+
+
+def measure_idle(directory: Path, seconds: float) -> dict[str, Any]:
+    """CPU and memory of an idle cluster of four shards of three replicas."""
+    place = directory / "replicate-idle"
+    shutil.rmtree(place, ignore_errors=True)
+    with raymq.start(
+        place, name="replicate-idle", shards=IDLE_SHARDS, replicas=IDLE_REPLICAS
+    ) as cluster:
+        ray.init(cluster.ray_address, ignore_reinit_error=True, log_to_driver=False)
+        pids = list(idle.processes(cluster, IDLE_REPLICAS).values())
+        time.sleep(IDLE_SETTLE_S)
+        facts = {
+            "processes": len(pids),
+            "memory_mb": round(sum(memory_mb(pid) for pid in pids), 1),
+            "cpu_percent_per_shard": round(idle.idle_percent(pids, seconds) / IDLE_SHARDS, 2),
+        }
+        ray.shutdown()
+    shutil.rmtree(place, ignore_errors=True)
+    return facts
+
+
+# --- the run --------------------------------------------------------------------------------------
+
+
 def run(directory: Path, quick: bool) -> tuple[Rounds, dict[str, Any]]:
     """All measurements: of the rounds, and single ones."""
     rounds, single = Rounds(), {}
     count = 40 if quick else 150
     places = {"one": directory / "replicate-one", "three": directory / "replicate-three"}
-    for place in places.values():
+    for place in [*places.values(), directory / "replicate-copy"]:
         shutil.rmtree(place, ignore_errors=True)
 
-    with (
-        raymq.start(places["one"], name="replicate-one") as one,
-        raymq.start(places["three"], name="replicate-three", replicas=3) as three,
-    ):
-        clusters = {"one": one, "three": three}
-        for cluster in clusters.values():
-            cluster.create_topic("t", queues=4)
-            stored_rate(cluster, count)
-        for _ in range(ROUNDS):
-            for name, cluster in clusters.items():
-                before = cpu_of(cluster)
-                rounds.note(f"{name}_1KiB_msg_s", stored_rate(cluster, count))
-                spent = cpu_of(cluster) - before
-                rounds.note(f"{name}_cpu_s_per_GB", spent / (count * LARGE[0] * LARGE[1] / 1e9))
-                rounds.note(f"{name}_ms", send_ms(cluster, 200 if quick else 1000)[0])
+    with raymq.start(places["three"], name="replicate-three", replicas=3) as three:
+        with raymq.start(places["one"], name="replicate-one") as one:
+            clusters = {"one": one, "three": three}
+            for cluster in clusters.values():
+                cluster.create_topic("t", queues=4)
+                stored_rate(cluster, count)
+            for _ in range(ROUNDS):
+                for name, cluster in clusters.items():
+                    before = cpu_of(cluster)
+                    rounds.note(f"{name}_1KiB_msg_s", stored_rate(cluster, count))
+                    spent = cpu_of(cluster) - before
+                    rounds.note(f"{name}_cpu_s_per_GB", spent / (count * LARGE[0] * LARGE[1] / 1e9))
+                    rounds.note(f"{name}_ms", send_ms(cluster, 200 if quick else 1000)[0])
         single["gaps_ms"] = sorted(gaps_ms(three, QUICK_KILLS if quick else KILLS))
+        single["catch_up"] = measure_catch_up(three, directory, rounds, quick)
 
     for place in places.values():
         shutil.rmtree(place, ignore_errors=True)
+    single["idle"] = measure_idle(directory, 10 if quick else 20)
     return rounds, single
 
 
@@ -154,6 +320,12 @@ def table(rounds: Rounds, single: dict[str, Any]) -> list[Line]:
         rounds.ratio("three_cpu_s_per_GB", "one_cpu_s_per_GB"),
     )
     median, worst = percentile(gaps, 0.5), gaps[-1]
+    catch_up, catch_up_ratio = (
+        rounds.median("catch_up_bytes_s"),
+        rounds.ratio("catch_up_bytes_s", "copy_bytes_s"),
+    )
+    beside, resting = single["catch_up"], single["idle"]
+    idle_cpu = resting["cpu_percent_per_shard"]
     return [
         Line(
             "three replicas, batches of 1 KiB",
@@ -172,6 +344,25 @@ def table(rounds: Rounds, single: dict[str, Any]) -> list[Line]:
             median,
         ),
         Line("", f"{worst:,.0f} ms", "worst", at_most(5000), worst),
+        Line(
+            "  catch-up of an empty follower",
+            f"{catch_up / 1e6:,.0f} MB/s",
+            f"{catch_up_ratio:.2f} x raw copy",
+            at_least(0.5),
+            catch_up_ratio,
+        ),
+        Line(
+            "  one message beside a catch-up",
+            f"{beside['beside_ms']:.2f} ms",
+            f"{beside['beside_ms'] / beside['alone_ms']:.2f} x without",
+        ),
+        Line(
+            f"idle, {IDLE_SHARDS} shards x {IDLE_REPLICAS}: CPU of a core per shard",
+            f"{idle_cpu} %",
+            floor=at_most(5),
+            value=idle_cpu,
+        ),
+        Line(f"  PSS of {resting['processes']} processes", f"{resting['memory_mb']:,.0f} MB"),
     ]
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import queues
+from benchmarks import queues, replicate
 from benchmarks.floors import Line, at_least, at_most, report
+from benchmarks.put import Rounds
 
 
 @pytest.mark.parametrize(
@@ -61,3 +63,54 @@ def test_the_disk_of_many_queues_is_everything_but_the_commit_log(tmp_path: Path
         (tmp_path / kind).mkdir(parents=True)
         (tmp_path / kind / "0").write_bytes(b"x" * 1_000_000)
     assert 2_000_000 <= queues.disk_bytes(tmp_path) < 2_500_000
+
+
+@pytest.mark.parametrize(
+    ("changed", "missed"),
+    [
+        ({}, []),
+        ({"three_1KiB_msg_s": 2}, ["three replicas, batches of 1 KiB"]),
+        ({"three_ms": 2.01}, ["  one message"]),
+        ({"gaps_ms": [9, 2001, 2001]}, ["  3 leaders killed, writes back"]),
+        ({"gaps_ms": [9, 9, 5001]}, [""]),
+        ({"catch_up_bytes_s": 4}, ["  catch-up of an empty follower"]),
+        ({"cpu_percent_per_shard": 5.01}, ["idle, 4 shards x 3: CPU of a core per shard"]),
+    ],
+)
+def test_each_promise_about_replicas_has_a_floor(
+    changed: dict[str, Any], missed: list[str]
+) -> None:
+    rounds = Rounds()
+    figures = {"one_1KiB_msg_s": 10, "three_1KiB_msg_s": 3, "one_ms": 1, "three_ms": 2}
+    figures |= {"one_cpu_s_per_GB": 1, "three_cpu_s_per_GB": 9}
+    figures |= {"copy_bytes_s": 10, "catch_up_bytes_s": 5}
+    for name, value in figures.items():
+        rounds.note(name, changed.get(name, value))
+    idle_percent = changed.get("cpu_percent_per_shard", 5)
+    single = {
+        "gaps_ms": changed.get("gaps_ms", [9, 2000, 5000]),
+        "catch_up": {"alone_ms": 1, "beside_ms": 100},
+        "idle": {"processes": 36, "memory_mb": 1, "cpu_percent_per_shard": idle_percent},
+    }
+    lines = replicate.table(rounds, single)
+    assert [line.what for line in lines if line.missed] == missed
+
+
+def test_the_raw_copy_ends_where_the_log_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, end = tmp_path / "commitlog", 10_500_000
+    source.mkdir()
+    for start in (0, 10_000_000, 20_000_000):
+        (source / f"{start:020}").write_bytes(b"x" * 10_000_000)
+    copied: list[int] = []
+    pwrite = os.pwrite
+
+    def count(fd: int, data: memoryview, at: int) -> int:
+        copied.append(len(data))
+        return pwrite(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", count)
+    assert replicate.copy_rate(source, tmp_path, end) > 0
+    assert sum(copied) == end
+    assert [path.name for path in tmp_path.iterdir()] == ["commitlog"]
