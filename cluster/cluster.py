@@ -432,15 +432,6 @@ class Cluster:
         The new replicas get the log first, and count when they have it. Each shard restarts its process twice: sends
         wait for some seconds then. A call that ended early is completed by the same call.
 
-        Example:
-            ```python
-            import raymq
-
-            with raymq.connect() as cluster:
-                if cluster.describe()["replicas"] == 1:
-                    cluster.set_replicas(3, progress=print)
-            ```
-
         Args:
             replicas: copies of each shard from now on: 2, 3 or 5. From then on a send waits for a majority of disks.
             nodes: labels of the nodes that have replicas then, the present ones among them. None (default): the nodes
