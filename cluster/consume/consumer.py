@@ -58,7 +58,8 @@ class Consumer(OpenClient):
             can be committed. Consumers of one group do not share queues among themselves: give each its own `queues`.
         start: where queues without a committed offset begin: "earliest", "latest", an offset for every queue, or
             {queue_id: offset}. None (default) is refused if some queue has no committed offset.
-        queues: the queue ids to read; None (default) reads all.
+        queues: the queue ids to read; None (default) reads all, also those that the topic gets later: from their first
+            message, at most 30 s later. A group that was away begins those at their first message, too.
         fetch_bytes: bytes per fetch (default 4 MiB). Up to one fetch per shard is held in memory.
         fetch_records: messages per fetch (default 10,000).
         unavailable_timeout_ms: milliseconds for which a shard may be unreachable before a read raises Unavailable

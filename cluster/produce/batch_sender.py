@@ -337,6 +337,9 @@ class BatchSender:
             shard_senders = list(self._shard_senders.values())
         for shard_sender in shard_senders:
             shard_sender.close()
+        if self._watcher is not None and self._routes.transport == "ray":
+            # A process that leaves Ray during a call of this thread would die.
+            self._watcher.join()
 
 
 def _checked(topic: str, batch: pa.RecordBatch | SmallBatch) -> pa.RecordBatch | SmallBatch:

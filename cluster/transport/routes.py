@@ -746,9 +746,10 @@ class Routes:
             self._topics = routes
 
     def look_for_queues(self, on_looked: Callable[[], None] = lambda: None) -> None:
-        """Learn in another thread which topics have got more queues, if that was not asked for within TOPICS_AGE_S.
+        """Learn which topics have got more queues, if that was not asked for within TOPICS_AGE_S. Never raises.
 
-        Args: `on_looked`: called in that thread afterwards. Never raises.
+        It does so in a thread, unless Ray carries the calls: a process that leaves Ray during a call dies, and no close
+        waits for the thread. Args: `on_looked`: called afterwards. Callers: a thread that `close` waits for.
         """
         with self._lock:
             now_s = self._clock.monotonic()
@@ -762,7 +763,10 @@ class Routes:
                 self._note_topics(self.first("topics", {}, LEADER_TIMEOUT_S))
                 on_looked()
 
-        in_thread(look, "raymq-topics")
+        if self.transport == "ray":
+            look()
+        else:
+            in_thread(look, "raymq-topics")
 
     def _ask_leaders_for_topics(self) -> None:
         """Learn the topics that a follower, which answered first, does not know yet."""

@@ -228,6 +228,9 @@ def _import_topics(store: MessageStore, put: InnerPut, table: Table, is_new: boo
         if changed and (is_new or not known.queues):
             pairs = tuple(sorted(attributes.items()))
             info = replace(known, queues=queues, attributes=pairs)
+            if 0 < known.queues < queues:
+                former = (*known.former_queues, known.queues)
+                info = replace(info, former_queues=former, hidden_queues=0)
             put.put_state_record(shard_state.TOPIC, shard_state.topic_body(info))
 
 

@@ -54,7 +54,11 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
         ):
             yield op, {**more, "topic": name}, "topic"
 
+    grown = {"name": "t", "queues": 5, "shards": [0], "are_hidden": True}
     for wrong in WRONG:
+        yield "add_queues", {**grown, "queues": wrong}, "queues"
+        yield "add_queues", {**grown, "shards": [wrong]}, "shards"
+        yield "producer_epoch", {"producer_id": wrong}, "producer_id"
         yield "create_topic", {**topic, "queues": wrong}, "queues"
         yield "create_topic", {**topic, "shards": [wrong]}, "shards"
         if wrong is not None:
