@@ -96,13 +96,20 @@ def test_each_promise_about_replicas_has_a_floor(
     assert [line.what for line in lines if line.missed] == missed
 
 
-def test_the_raw_copy_ends_where_the_log_does(
+def test_what_a_process_writes_is_counted(tmp_path: Path) -> None:
+    before = replicate.written_bytes(os.getpid())
+    (tmp_path / "file").write_bytes(b"x" * 2 * replicate.QUIET_BYTES)
+    written = replicate.written_bytes(os.getpid()) - before
+    assert written >= 2 * replicate.QUIET_BYTES
+
+
+def test_the_raw_copy_ends_where_the_log_does_and_is_synced_on_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, end = tmp_path / "commitlog", 10_500_000
+    source, end = tmp_path / "commitlog", 20_500_000
     source.mkdir()
-    for start in (0, 10_000_000, 20_000_000):
-        (source / f"{start:020}").write_bytes(b"x" * 10_000_000)
+    for start in (0, 20_000_000, 40_000_000):
+        (source / f"{start:020}").write_bytes(b"x" * 20_000_000)
     copied: list[int] = []
     pwrite = os.pwrite
 
@@ -110,7 +117,17 @@ def test_the_raw_copy_ends_where_the_log_does(
         copied.append(len(data))
         return pwrite(fd, data, at)
 
+    #: bytes copied before each sync
+    synced: list[int] = []
+    fdatasync = os.fdatasync
+
+    def note_sync(fd: int) -> None:
+        synced.append(sum(copied))
+        fdatasync(fd)
+
     monkeypatch.setattr(os, "pwrite", count)
+    monkeypatch.setattr(os, "fdatasync", note_sync)
     assert replicate.copy_rate(source, tmp_path, end) > 0
     assert sum(copied) == end
+    assert synced == [replicate.COPY_SYNC_BYTES, 20_000_000, end]
     assert [path.name for path in tmp_path.iterdir()] == ["commitlog"]
