@@ -275,7 +275,7 @@ class Cluster:
             compacted: keep the latest message of each index key. Every message then needs index keys.
 
         Returns: False if the topic exists with the same queues and options. One that is older than some of the shards
-        stays on those that it has.
+        stays on those that it has, and one that has got more queues since keeps these.
         Durable: on every shard, at return.
 
         Raises:

@@ -67,12 +67,15 @@ def test_a_second_growth_remembers_both_numbers() -> None:
     assert (twice.former_queues, twice.hidden_queues) == ((4, 6), 2)
 
 
-def test_a_topic_that_grew_may_be_created_again_with_its_queues() -> None:
+def test_a_topic_that_grew_may_be_created_again_with_its_queues_and_with_the_former_ones() -> None:
     topic = grown(PLAIN, 8)
     assert topic is not None
-    assert check_new_topic("t", 8, (0, 1), {"t": topic}) is None
+    for queues in (8, 4):
+        assert check_new_topic("t", queues, (0, 1), {"t": topic}) is None
     with pytest.raises(Rejected, match="exists with 8 queues"):
-        check_new_topic("t", 4, (0, 1), {"t": topic})
+        check_new_topic("t", 5, (0, 1), {"t": topic})
+    with pytest.raises(Rejected, match="exists with 8 queues"):
+        check_new_topic("t", 4, (0, 1), {"t": topic}, {CLEANUP_POLICY: COMPACTION})
 
 
 @pytest.mark.parametrize(
