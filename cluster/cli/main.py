@@ -293,7 +293,7 @@ def _shards(parsers: Any) -> None:
         "add shards, which take new topics; sends go on, and existing topics stay where they are",
         cluster=True,
     )
-    add.number("--count N", "how many (default: 1)", default=1)
+    add.number("--count N", "how many shards (default: 1)", default=1)
     add.option(
         "--nodes LABEL,...",
         "the nodes over which all shards would be spread, as `raymq-node`, in order (default: those of the first start "

@@ -466,7 +466,9 @@ class Consumer(OpenClient):
     def _create_retry_topic(self, name: str, shard: int) -> None:
         """Make a topic with a queue on each shard. Args: `shard`: one that must have one."""
         cluster = self._cluster
-        cluster.learn_shards(shard + 1)
+        if shard >= cluster.shards:
+            # It was added after the handle was made.
+            cluster.learn_shards(shard + 1)
         try:
             cluster.create_topic(name, queues=cluster.shards)
         except Rejected as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -222,6 +223,27 @@ def test_a_follower_that_has_not_heard_of_added_queues_takes_none_away(
     assert routes.topic("t").queues == 4
     routes._note_topics({"t": {"queues": 2, "shards": [0, 1]}})
     assert routes.topic("t").queues == 4
+
+
+def test_the_retry_topic_of_a_group_gets_a_queue_on_a_shard_that_was_added() -> None:
+    class Grown(Shards):
+        """Three shards, of which this handle knows two. The topic is older than the third."""
+
+        def learn_shards(self, count: int) -> None:
+            self.shards = count
+
+        def create_topic(self, name: str, *, queues: int) -> bool:
+            raise Rejected("it exists with 2 queues", field="queues", limit=2)
+
+        def add_queues(self, topic: str, queues: int, *, break_key_order: bool) -> bool:
+            return add_queues(self, topic, queues, break_key_order=break_key_order)  # type: ignore[arg-type]
+
+    name = "%RETRY%g"
+    cluster = Grown(TopicInfo(name, 2, (0, 1)))
+    cluster.known.append(dict(cluster.known[0]))
+    consumer: Any = SimpleNamespace(_cluster=cluster)
+    Consumer._create_retry_topic(consumer, name, 2)
+    assert [known[name].shard_of(2) for known in cluster.known] == [2, 2, 2]
 
 
 def test_a_real_shard_adds_queues_and_serves_them(tmp_path: Any) -> None:

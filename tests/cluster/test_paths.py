@@ -256,7 +256,7 @@ def test_a_later_start_may_change_the_flush_mode_only() -> None:
     made = record(shards=3)
     assert resume(made, shards=3, flush="async").flush == "async"
     for change in ({"shards": 4}, {"name": "x"}, {"replicas": 2}):
-        with pytest.raises(Rejected, match="cannot be changed") as caught:
+        with pytest.raises(Rejected, match="a start cannot change") as caught:
             resume(made, **change)
         assert caught.value.field == next(iter(change))
 
