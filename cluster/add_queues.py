@@ -44,10 +44,14 @@ def add_queues(cluster: Cluster, topic: str, queues: int, *, break_key_order: bo
     arguments = {"name": topic, "queues": queues, "shards": spread}
     added = False
     for are_hidden in (True, False):
-        for shard in range(cluster.shards):
+        shard = 0
+        while shard < cluster.shards:
             step = {**arguments, "are_hidden": are_hidden}
             answer, unknown = repeat_call(cluster, shard, "add_queues", step)
             added |= bool(answer["added"]) or unknown
+            # Shards that are being added have the topic by the time at which an answer counts them.
+            cluster.learn_shards(int(answer.get("shards", 0)))
+            shard += 1
     return added
 
 

@@ -219,6 +219,11 @@ def join(
     )
 
 
+def _progress(facts: dict[str, Any]) -> tuple[int, int]:
+    """How far an addition of queues is on a shard: more queues, then those that are shown."""
+    return int(facts["queues"]), -int(facts["hidden_queues"])
+
+
 class _Calls:
     """Operations of shards, some of which the handle does not count yet."""
 
@@ -239,15 +244,22 @@ class _Calls:
 
         A creation that was interrupted may have left a topic on some of the old shards.
         """
-        # The first shard is the first to know a topic.
+        # The first shard is the first to know a topic. More queues than it knows may have been added since.
         everything: Topics = {}
         for shard in sorted(topics):
-            everything = {**topics[shard], **everything}
+            for name, facts in topics[shard].items():
+                known = everything.setdefault(name, facts)
+                if _progress(facts) > _progress(known):
+                    everything[name] = facts
         for shard, have in topics.items():
-            for name in [name for name in everything if name not in have]:
-                facts = everything[name]
-                arguments = {key: value for key, value in facts.items() if value}
-                self._call(shard, "create_topic", {"name": name, **arguments})
+            for name, facts in everything.items():
+                if name not in have:
+                    arguments = {key: value for key, value in facts.items() if value}
+                    self._call(shard, "create_topic", {"name": name, **arguments})
+                elif _progress(have[name]) < _progress(facts):
+                    arguments = {key: facts[key] for key in facts if key != "attributes"}
+                    arguments["are_hidden"] = bool(facts["hidden_queues"])
+                    self._call(shard, "add_queues", {"name": name, **arguments})
                 have[name] = facts
 
     def _call(self, shard: int, op: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -430,7 +430,8 @@ class Cluster:
         """Give each shard of a cluster of one replica further ones, while producers and consumers go on.
 
         The new replicas get the log first, and count when they have it. Each shard restarts its process twice: sends
-        wait for some seconds then. A call that ended early is completed by the same call.
+        wait for some seconds then. A call that ended early is completed by the same call, and one for a cluster that
+        has so many replicas changes nothing.
 
         Args:
             replicas: copies of each shard from now on: 2, 3 or 5. From then on a send waits for a majority of disks.
@@ -443,7 +444,8 @@ class Cluster:
         Durable: the number and placement of replicas, before any process of them is made.
 
         Raises:
-            Rejected: the cluster has several replicas already, or the number or a node cannot be. Nothing was changed.
+            Rejected: the cluster has another number of several replicas, or the number or a node cannot be. Nothing
+                was changed.
             Unavailable: the cluster does not run, or the new replicas have not everything in time. They go on copying.
         """
         from .set_replicas import set_replicas
@@ -746,7 +748,7 @@ class Cluster:
 
     def _keep(self, routes: Routes) -> None:
         """Keep what was learned about the shards, for the clients that this handle makes, and for its copies."""
-        self.replicas = routes.replicas
+        self.replicas = max(self.replicas, routes.replicas)
         # With transport="ray" the shards are reached by the names of their actors, which never change.
         if self.transport != "ray":
             self.endpoints.update(routes.endpoints)

@@ -62,6 +62,9 @@ class ClusterRecord:
     least_epochs: tuple[int, ...] | None = None
     #: what `raymq shard recover --unclean` gave up, oldest first
     unclean_recoveries: tuple[dict[str, Any], ...] = ()
+    #: as given at the first start, if replicas were added since
+    first_replicas: int | None = None
+    first_nodes: tuple[str, ...] | None = None
     #: so many of the replicas, the last ones, get the log of the others and do not count yet (`set_replicas`)
     added_replicas: int = 0
     #: nodes that `drain_node` has emptied since the last start: the controller gives no leadership back to them
@@ -195,6 +198,8 @@ class ClusterRecord:
         return replace(
             record,
             replicas=replicas,
+            first_replicas=self.replicas,
+            first_nodes=self.nodes,
             added_replicas=replicas - 1,
             generations=generations,
             formed=True,
@@ -295,8 +300,8 @@ def resume_record(stored: ClusterRecord, wanted: StartOptions) -> ClusterRecord:
     for option in ("name", "shards", "replicas", "segment_size_bytes", "nodes"):
         kept = getattr(stored, option)
         value = changes.pop(option, kept)
-        if option == "shards" and value == stored.first_shards:
-            # Shards were added since.
+        if value == getattr(stored, f"first_{option}", None):
+            # Shards, or replicas on further nodes, were added since.
             continue
         if value != kept:
             way = _OPERATIONS.get(option, "leave the option out, or use another data directory")
@@ -320,7 +325,7 @@ def _check_options(record: ClusterRecord) -> None:
             f"replicas={record.replicas!r}: a shard has {', '.join(map(str, REPLICAS))} replicas"
         )
         raise Rejected(message, field="replicas", limit=REPLICAS)
-    if record.transient_pool and len(record.candidates) > 1:
+    if record.transient_pool and len(replace(record, added_replicas=0).candidates) > 1:
         message = (
             f"transient_pool with {record.replicas} replicas: a leader's pool is not possible together with elections; "
             "use 1 or 2 replicas, or no pool"
@@ -363,6 +368,8 @@ def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
             body["generations"] = tuple(tuple(row) for row in body["generations"])
         if body.get("least_epochs") is not None:
             body["least_epochs"] = tuple(body["least_epochs"])
+        if body.get("first_nodes") is not None:
+            body["first_nodes"] = tuple(body["first_nodes"])
         body["unclean_recoveries"] = tuple(body.get("unclean_recoveries", ()))
         body["drained_nodes"] = tuple(body.get("drained_nodes", ()))
         return ClusterRecord(**body)

@@ -52,7 +52,8 @@ def drain_node(
     controller gives no leadership back to the node. Args: `progress`: called with one line of text at a time; None
     logs the lines.
 
-    Durable: the note, before the first hand-over.
+    Durable: the note, before the first hand-over. While another command works on the data directory there is none, and
+    a line of `progress` says so.
 
     Raises: Rejected for a node that has no replica, or leads a shard that no other replica can lead: nothing was done.
     Unavailable when it still leads a shard at the end of the time.
@@ -60,7 +61,13 @@ def drain_node(
     clock, report = clock or Clock(), progress or logger.info
     deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
     here = replicas_on(cluster, node)
-    _note_drained(cluster, node)
+    try:
+        _note_drained(cluster, node)
+    except Unavailable:
+        # A command that takes long has the data directory.
+        report(
+            f"node {node}: the drain is not noted, because another command is working on the data directory"
+        )
     moved: dict[int, int] = {}
     tries = 0
     shown: set[int] = set()

@@ -30,7 +30,7 @@ from raymq.store.base.files import Files
 
 NAMESPACE = "raymq"
 #: how long a command waits for a data directory: the controller keeps it for a moment
-LOCK_WAIT_MS = 2_000
+LOCK_WAIT_MS = 10_000
 _LOCK_STEP_MS = 50
 
 #: file systems that lose everything at a reboot
@@ -316,7 +316,7 @@ def directory_lock(
             except Unavailable as error:
                 if clock.monotonic_ms() >= deadline_ms:
                     message = (
-                        f"another `raymq start` or `raymq stop` is working on {paths.data_dir}: "
+                        f"another command, such as `raymq start`, is working on {paths.data_dir}: "
                         "wait for it to end"
                     )
                     raise Unavailable(message, path=paths.data_dir) from error

@@ -189,7 +189,7 @@ def check_replaceable(record: ClusterRecord, rows: Sequence[Row], replica: int) 
     # So many have a record that a majority had, without this one.
     needed = record.replicas - majority(record.replicas) + 1
     # One that says itself that it is not complete proves nothing, and its votes decide nothing (rule R14).
-    if len(complete) < needed and row["is_complete"] is not False:
+    if len(complete) < needed and row.get("is_complete") is not False:
         raise Rejected(
             f"replica {replica} may have the last copy of confirmed messages: of the other replicas of shard {shard} "
             f"{needed} must be complete and answer, and those that are: {complete or 'none'}",

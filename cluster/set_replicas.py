@@ -9,6 +9,7 @@ So the log of the first replica decides, whichever processes have the new option
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -47,6 +48,8 @@ _POSSIBLE = REPLICAS[1:]
 LAG_BYTES = 16 * 1024**2
 #: how long the processes of one replica may take to end
 _CLOSE_TIMEOUT_S = 30.0
+#: how long one may take to answer before it is taken for one that hangs
+_ANSWER_WAIT_MS = 20_000
 #: between two looks at the new replicas
 _STEP_MS = 200
 
@@ -81,6 +84,7 @@ def set_replicas(
             if record.has_one_replica:
                 record = _begin(ray, cluster, record, replicas, nodes, clock)
                 cluster_record.save_record(paths, record, files)
+            _check_nodes(record, nodes)
             growth = _Growth(ray, cluster, paths, record, clock, deadline_ms, report)
 
             if record.added_replicas:
@@ -125,6 +129,17 @@ def check_number(record: ClusterRecord, replicas: int) -> None:
         )
 
 
+def _check_nodes(record: ClusterRecord, nodes: Sequence[str] | None) -> None:
+    """Raises: Rejected if an earlier call has placed the new replicas elsewhere."""
+    if nodes is not None and tuple(nodes) != record.nodes:
+        raise Rejected(
+            f"the new replicas were placed on {record.nodes} by an earlier call: leave nodes out to complete it",
+            field="nodes",
+            limit=record.nodes,
+            found=list(nodes),
+        )
+
+
 def _begin(
     ray: Any,
     cluster: Cluster,
@@ -134,7 +149,10 @@ def _begin(
     clock: Clock,
 ) -> ClusterRecord:
     """The record with the new replicas. Raises: Rejected, or Unavailable for a shard that does not run."""
+    from .start import check_addresses
+
     new = record.with_added_replicas(replicas, nodes)
+    check_addresses(ray, new, first=False)
     for shard in range(record.shards):
         rows = replica_status.statuses(cluster, shard)
         for row in rows:
@@ -227,11 +245,17 @@ class _Growth:
         return bool(actor_set.find(self._ray, self._record.name, [key]))
 
     def _is_made(self, shard: int, replica: int) -> bool:
-        """Whether a replica runs with the options of the record."""
-        rows = replica_status.statuses(self._cluster, shard)
-        row: Row = next((each for each in rows if each["replica"] == replica), {})
-        if row.get("state") != "RUNNING":
-            return False
+        """Whether a replica runs with the options of the record. One that is there has some time to answer."""
+        until_ms = self._clock.monotonic_ms() + _ANSWER_WAIT_MS
+        while True:
+            rows = replica_status.statuses(self._cluster, shard)
+            row: Row = next((each for each in rows if each["replica"] == replica), {})
+            if row.get("state") == "RUNNING":
+                break
+            is_late = self._clock.monotonic_ms() >= until_ms
+            if is_late or not self._is_known(shard, replica):
+                return False
+            self._clock.sleep_ms(_STEP_MS)
         made = (tuple(row["voters"]), row["replicas"])
         wanted = (self._record.voters, self._record.replicas)
         return made == wanted
@@ -241,11 +265,9 @@ class _Growth:
         what = f"{row['synced']} bytes" if row["mode"] else row["state"]
         return f"replica {row['replica']} {what}"
 
-    @staticmethod
-    def _lag_bytes(rows: Sequence[Row]) -> float:
-        """What the slowest replica lacks, in its log or its queues."""
-        end = max((int(row["confirmed"]) for row in rows if row["mode"]), default=0)
-        have = [
-            min(row["synced"], row["dispatched"]) if row["mode"] else -LAG_BYTES for row in rows
-        ]
-        return end - min(have)
+    def _lag_bytes(self, rows: Sequence[Row]) -> float:
+        """What the slowest replica lacks, in its log or its queues. One that does not answer lacks everything."""
+        if len(rows) < self._record.replicas or not all(row["mode"] for row in rows):
+            return math.inf
+        end = max(int(row["confirmed"]) for row in rows)
+        return end - min(int(min(row["synced"], row["dispatched"])) for row in rows)

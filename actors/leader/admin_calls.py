@@ -173,19 +173,43 @@ class AdminCalls:
         return max(shards, int(self._host.store.state.progress.get(SHARDS, {}).get("known", 0)))
 
     def _op_add_queues(
-        self, name: str, queues: int, shards: list[int], are_hidden: bool
+        self,
+        name: str,
+        queues: int,
+        shards: list[int],
+        are_hidden: bool,
+        former_queues: list[int] | None = None,
+        hidden_queues: int | None = None,
     ) -> dict[str, Any]:
-        """Give a topic more queues: first hidden ones on all shards, then shown ones."""
+        """Give a topic more queues: first hidden ones on all shards, then shown ones.
+
+        Args: `former_queues`, `hidden_queues`: of other shards, for one that has missed an addition.
+        """
         self._host.check_serving()
+        call_arguments.check_name("topic", name)
+        call_arguments.check_integer("queues", queues, 1, QUEUES_MAX)
+
+        copied = None
+        if former_queues is not None and hidden_queues is not None:
+            copied = (
+                tuple(
+                    call_arguments.check_integer("former_queues", each, 1, queues)
+                    for each in former_queues
+                ),
+                call_arguments.check_integer("hidden_queues", hidden_queues, 0, queues - 1),
+            )
+
         appended = self._host.store.add_queues(
-            call_arguments.check_name("topic", name),
-            call_arguments.check_integer("queues", queues, 1, QUEUES_MAX),
+            name,
+            queues,
             call_arguments.check_shards(shards, self._known_shards()),
             are_hidden=bool(are_hidden),
+            copied=copied,
         )
         end = self._host.store.topic_end(name)
         self._host.await_promise(appended or AppendedRows.up_to(end))
-        return {"added": appended is not None}
+        # Read after the append, as in `create_topic`.
+        return {"added": appended is not None, "shards": self._host.identity().get("shards", 1)}
 
     def _op_queue_ranges(self, topic: str) -> dict[str, Any]:
         info = self._topic(topic)

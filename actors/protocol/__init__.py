@@ -43,7 +43,7 @@ A shard that is being added does not answer those that are about all shards: des
     note_unclean_recovery(facts)                                    {}; what `cluster.recover_shard` gave up
     note_shards(known, joined)                                      {topics: {topic: arguments of create_topic}}
     create_topic(name, queues, shards, attributes, on_all, former_queues, hidden_queues)  {created, shards: the joined}
-    add_queues(name, queues, shards, are_hidden)                    {added}
+    add_queues(name, queues, shards, are_hidden, former_queues, hidden_queues)           {added, shards: the joined}
     queue_ranges(topic)                                             {queue_id: [min offset, max offset]}
     check_record(topic, queue_id, offset)                           {}; Corrupt when it is damaged
     commit_offsets(group, topic, offsets)                           {}

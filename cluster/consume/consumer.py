@@ -149,10 +149,12 @@ class Consumer(OpenClient):
     # --- where to begin ---------------------------------------------------------------------------
 
     def _begin(self, queues: list[int], shards: list[int], start: Start) -> dict[int, int]:
-        committed = self._committed(shards) if self.group is not None else {}
+        has_more = self._route.queues > self._route.first_queues
+        asked = sorted(set(self._route.shards)) if has_more else shards
+        committed = self._committed(asked) if self.group is not None else {}
         found = {queue_id: committed[queue_id] for queue_id in queues if queue_id in committed}
-        if found:
-            # The group has read the topic before it got these queues.
+        if committed:
+            # The group, if not this consumer of it, has read the topic before it got these queues.
             added = [each for each in queues if each >= self._route.first_queues]
             found = self._first_offsets(added) | found
         missing = [queue_id for queue_id in queues if queue_id not in found]
@@ -220,18 +222,18 @@ class Consumer(OpenClient):
         with state.changed:
             if state.closed or route.queues == self._route.queues:
                 return
-            self._route = route
-            self._positions = {**self._positions, **begins}
+            # In place: the thread that polls writes other positions without the lock.
+            self._positions.update(begins)
             state.fetch_from.update(begins)
             readers = dict(self._readers)
             for shard in shards:
-                queues = [queue_id for queue_id in added if self._is_on(queue_id, shard)]
+                queues = [queue_id for queue_id in added if route.shard_of(queue_id) == shard]
                 if shard in readers:
                     readers[shard].queues += queues
                     readers[shard].restart()
                 else:
                     readers[shard] = self._reader(shard, queues)
-            self._readers = readers
+            self._readers, self._route = readers, route
             state.notify()
 
     # --- reading ----------------------------------------------------------------------------------
@@ -474,8 +476,10 @@ class Consumer(OpenClient):
         except Rejected as error:
             if error.field != "queues":
                 raise
-            # It is older than some shards. Its messages are read in any order.
-            cluster.add_queues(name, max(cluster.shards, int(error.limit)), break_key_order=True)
+            # It may be older than some shards. Its messages are read in any order.
+            facts = cluster.topics()[name]
+            missing = cluster.shards - len(set(facts["shards"]))
+            cluster.add_queues(name, int(facts["queues"]) + missing, break_key_order=True)
 
     def committed(self) -> dict[int, int]:
         """queue_id -> committed offset of the group. Queues without one are missing."""

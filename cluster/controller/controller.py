@@ -50,8 +50,8 @@ CALL_TIMEOUT_S = 3.0
 #: after forgotten actors were made again, until others are: they may end again at once
 MAKE_PAUSE_S = 10.0
 
-#: what is published: (shard, replica) -> endpoint, shard -> leader
-_Routes = tuple[dict[tuple[int, int], str], dict[int, int]]
+#: what is published: (shard, replica) -> endpoint and pid, shard -> leader
+_Routes = tuple[dict[tuple[int, int], tuple[str, int | None]], dict[int, int]]
 
 
 class Controller:
@@ -149,7 +149,7 @@ class Controller:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[ClusterRecord | None]:
-        """The record, which nobody else changes meanwhile; None while a command runs, and after `stop`."""
+        """The record, which no command changes meanwhile; None while a command runs, and after `stop`."""
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(directory_lock(self._paths, self._files, wait_ms=0))
@@ -243,7 +243,12 @@ class Controller:
         self, record: ClusterRecord, states: dict[tuple[int, int], dict[str, Any]]
     ) -> None:
         """Tell all replicas where the others listen, if that is not what was told last."""
-        endpoints = {key: str(each["endpoint"]) for key, each in states.items() if each["endpoint"]}
+        # A new process at the old address has missed what was published meanwhile.
+        endpoints = {
+            key: (str(each["endpoint"]), each.get("pid"))
+            for key, each in states.items()
+            if each["endpoint"]
+        }
         known, led = self._published or ({}, {})
         routes = ({**known, **endpoints}, {**led, **self._watch.leaders()})
         if routes == self._published or not endpoints:

@@ -758,10 +758,14 @@ class Routes:
             self._topics_asked_s = now_s
 
         def look() -> None:
-            # A failure is met again, and reported, by those who send or read.
-            with contextlib.suppress(RayMQError):
+            try:
                 self._note_topics(self.first("topics", {}, LEADER_TIMEOUT_S))
                 on_looked()
+            except RayMQError:
+                # A failure is met again, and reported, by those who send or read.
+                return
+            except Exception:
+                logger.exception("queues that were added to topics could not be looked for")
 
         if self.transport == "ray":
             look()

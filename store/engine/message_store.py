@@ -602,16 +602,26 @@ class MessageStore:
             )
 
     def add_queues(
-        self, name: str, queues: int, shards: Iterable[int], *, are_hidden: bool
+        self,
+        name: str,
+        queues: int,
+        shards: Iterable[int],
+        *,
+        are_hidden: bool,
+        copied: tuple[tuple[int, ...], int] | None = None,
     ) -> AppendedRows | None:
         """Give a topic more queues, `queues` in all. Returns: None if it has them already.
 
-        Raises: Rejected: see `check_more_queues`.
+        Args: `copied`: `former_queues` and `hidden_queues` of another shard. Raises: Rejected: see `check_more_queues`.
         """
         with self._topics_lock:
             known = self.state.topics
             info = check_more_queues(name, queues, tuple(shards), known, are_hidden=are_hidden)
-            return None if info is None else self._put_topic(info)
+            if info is None:
+                return None
+            if copied is not None:
+                info = replace(info, former_queues=copied[0], hidden_queues=copied[1])
+            return self._put_topic(info)
 
     def _put_topic(self, info: TopicInfo) -> AppendedRows:
         """Append the record of a topic. Needs the lock."""

@@ -7,6 +7,7 @@ is a cache, with one file per commit log segment, of the same name. A missing fi
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from raymq.store.base.checksum import crc32c
-from raymq.store.base.errors import Corrupt, Rejected, require
+from raymq.store.base.errors import Corrupt, RayMQError, Rejected, require
 from raymq.store.base.files import Files
 from raymq.store.log.segments.segment_paths import file_name, offset_names, segment_start_of
 
@@ -186,7 +187,14 @@ class Chain:
             self._retire_before(segment_start - self._size)
         used = self._used.get(segment_start, 0)
         packed = b"".join([unit.pack() for unit in units])
-        self._files.pwrite(self._fd(segment_start), packed, used)
+        fd = self._fd(segment_start)
+        try:
+            self._files.pwrite(fd, packed, used)
+        except (OSError, RayMQError):
+            # Whole units may be there: no reader may find them after later ones.
+            with contextlib.suppress(OSError, RayMQError):
+                self._files.truncate(fd, used)
+            raise
         self._used[segment_start] = used + len(packed)
         self.last = units[-1]
         self._last_value = (units[-1], value)

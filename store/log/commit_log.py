@@ -425,7 +425,7 @@ class CommitLog:
                 raise self._does_not_continue(first)
             self._begin_file_at_end()
             # All units of one file cost one write of bytes and one of the chain. At least one is tried.
-            stop = bisect_right(units, self.end_max, lo=at + 1, key=attrgetter("end"))
+            stop = bisect_right(units, self._file_end(self.end), lo=at + 1, key=attrgetter("end"))
             part = units[at:stop]
             stored = data[first.start - base : part[-1].end - base]
             self._write_bytes(stored)

@@ -71,7 +71,10 @@ class Shards:
         )
         if found is not None:
             self.known[shard][found.name] = found
-        return {"added": found is not None}
+        return {"added": found is not None, "shards": self.shards}
+
+    def learn_shards(self, count: int) -> None:
+        self.shards = max(self.shards, count)
 
     def describe_topic(self, name: str) -> dict[str, Any]:
         return {"queues": [{"queue_id": 0, "max_offset": self.used}]}
@@ -231,6 +234,9 @@ def test_the_retry_topic_of_a_group_gets_a_queue_on_a_shard_that_was_added() -> 
 
         def learn_shards(self, count: int) -> None:
             self.shards = count
+
+        def topics(self) -> dict[str, Any]:
+            return self.call(0, "topics", {})
 
         def create_topic(self, name: str, *, queues: int) -> bool:
             raise Rejected("it exists with 2 queues", field="queues", limit=2)

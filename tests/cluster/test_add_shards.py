@@ -184,10 +184,12 @@ class Shard:
         return AppendedRows.up_to(0)
 
     def add_queues(
-        self, name: str, queues: int, shards: list[int], *, are_hidden: bool
+        self, name: str, queues: int, shards: list[int], *, are_hidden: bool, copied: Any
     ) -> AppendedRows | None:
         known = self.state.topics
         info = check_more_queues(name, queues, tuple(shards), known, are_hidden=are_hidden)
+        if info is not None and copied is not None:
+            info = replace(info, former_queues=copied[0], hidden_queues=copied[1])
         if info is not None:
             known[name] = info
         return AppendedRows.up_to(0)
@@ -360,6 +362,9 @@ def test_every_topic_is_copied_with_its_queues_and_attributes(
         growth = {"name": "g", "queues": queues, "shards": [0, 1], "are_hidden": are_hidden}
         for shard in shards[:2]:
             shard.admin.call("add_queues", growth)
+
+    # The new shard got this topic before.
+    shards[3].admin.call("create_topic", {"name": "g", "queues": 2, "shards": [0, 1]})
 
     join(monkeypatch, shards, grown, lambda: None)
     check_same(shards)

@@ -207,7 +207,7 @@ def test_a_second_start_on_the_directory_fails_soon_and_says_why(tmp_path: Path)
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
         with (
-            pytest.raises(Unavailable, match="another `raymq start`"),
+            pytest.raises(Unavailable, match="another command"),
             paths.directory_lock(cluster_paths, files, wait_ms=60),
         ):
             pass
