@@ -6,7 +6,7 @@ Each step is repeated safely, so that the same call, or the next start, complete
        (`joined_shards`).
     2. Their actors are made, and elect. Such a shard answers no question about all shards: it is *joining*.
     3. cluster.json says that their stores exist: from now on a missing one is a lost one. No client has used one yet.
-    4. Every replica is told where they listen.
+    4. Every replica learns where they listen.
     5. Every shard notes in its log that topics may be on them, and they get every topic.
     6. Every old shard notes in its log that they count: from now on each answer to `create_topic` says so, and its
        caller creates the topic on them, too. They get the topics that were created until then.
@@ -24,7 +24,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import DeliveryUnknown, Rejected, Unavailable
+from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
 
 from . import cluster_record, replica_status
@@ -32,9 +32,9 @@ from .cluster_record import ClusterRecord, store_config
 from .deploy import actor_set, placement, ray_host
 from .deploy.ray_host import Progress
 from .deploy.resolve import save_endpoints
-from .new_topic import CREATE_PAUSE_MS, CREATE_TIMEOUT_S
+from .new_topic import repeat_unknown
 from .paths import ClusterPaths, directory_lock
-from .replace_replica import Row, local_paths, running_ray
+from .replace_replica import Row, load_local, local_paths, running_ray
 from .transport.routes import Routes
 
 if TYPE_CHECKING:
@@ -70,9 +70,7 @@ def add_shards(
     paths = local_paths(cluster)
 
     with directory_lock(paths, files):
-        record = cluster_record.load_record(paths, files)
-        if record is None:
-            raise Rejected(f"{paths.data_dir} has no cluster.json", field="target")
+        record = load_local(paths, files)
         with ray_host.session(running_ray(record, paths, files), timeout_s) as ray:
             new = plan_shards(record, count, nodes, present=sorted(placement.present(ray)))
             added = list(range(new.joined, new.shards))
@@ -263,12 +261,5 @@ class _Calls:
                 have[name] = facts
 
     def _call(self, shard: int, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Repeat a call with an unknown outcome: a flush service or follower may not run yet."""
-        until_s = self._clock.monotonic() + CREATE_TIMEOUT_S
-        while True:
-            try:
-                return self._routes.call(shard, op, arguments)
-            except DeliveryUnknown:
-                if self._clock.monotonic() >= until_s:
-                    raise
-            self._clock.sleep_ms(CREATE_PAUSE_MS)
+        answer, _ = repeat_unknown(lambda: self._routes.call(shard, op, arguments), self._clock)
+        return answer

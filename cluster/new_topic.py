@@ -8,6 +8,7 @@ after that shard has begun to say the new number.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from raymq.store.base.clock import Clock
@@ -51,15 +52,19 @@ def create_everywhere(cluster: Cluster, arguments: dict[str, Any], *, on_all: bo
 def repeat_call(
     cluster: Cluster, shard: int, op: str, arguments: dict[str, Any]
 ) -> tuple[dict[str, Any], bool]:
-    """Repeat an operation with an unknown outcome: after a start a flush service or follower may not run yet.
+    """`repeat_unknown` of an operation of one shard."""
+    return repeat_unknown(lambda: cluster.call(shard, op, arguments), Clock())
+
+
+def repeat_unknown(call: Callable[[], dict[str, Any]], clock: Clock) -> tuple[dict[str, Any], bool]:
+    """Repeat a call with an unknown outcome: after a start a flush service or follower may not run yet.
 
     Returns: the answer, and whether the outcome was unknown once. Raises: DeliveryUnknown after CREATE_TIMEOUT_S.
     """
-    clock, unknown = Clock(), False
-    until_s = clock.monotonic() + CREATE_TIMEOUT_S
+    unknown, until_s = False, clock.monotonic() + CREATE_TIMEOUT_S
     while True:
         try:
-            return cluster.call(shard, op, arguments), unknown
+            return call(), unknown
         except DeliveryUnknown:
             if clock.monotonic() >= until_s:
                 raise

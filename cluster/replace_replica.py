@@ -64,9 +64,7 @@ def replace_replica(
     paths = local_paths(cluster)
 
     with directory_lock(paths, files):
-        record = cluster_record.load_record(paths, files)
-        if record is None:
-            raise Rejected(f"{paths.data_dir} has no cluster.json", field="target")
+        record = load_local(paths, files)
         check_place(record, shard, replica, node)
         rows = await_leader(partial(replica_status.statuses, cluster, shard), clock)
         check_replaceable(record, rows, replica)
@@ -94,6 +92,14 @@ def running_ray(record: ClusterRecord, paths: ClusterPaths, files: Files) -> Ray
         message = f"the Ray of cluster {record.name!r} does not run: raymq start {paths.data_dir}"
         raise Unavailable(message, path=paths.data_dir)
     return running
+
+
+def load_local(paths: ClusterPaths, files: Files) -> ClusterRecord:
+    """The record in a data directory. Raises: Rejected without one; Corrupt."""
+    record = cluster_record.load_record(paths, files)
+    if record is None:
+        raise Rejected(f"{paths.data_dir} has no cluster.json", field="target")
+    return record
 
 
 def local_paths(cluster: Cluster) -> ClusterPaths:

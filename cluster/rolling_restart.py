@@ -15,12 +15,12 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, Rejected, Unavailable
 from raymq.store.base.files import Files
 
-from . import cluster_record, replica_status
+from . import replica_status
 from .cluster_record import ClusterRecord
 from .deploy import actor_set, controller_actor, ray_host
 from .deploy.ray_host import Progress
 from .paths import directory_lock
-from .replace_replica import Replacement, Row, await_complete, local_paths, running_ray
+from .replace_replica import Replacement, Row, await_complete, load_local, local_paths, running_ray
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -51,9 +51,7 @@ def rolling_restart(
     paths = local_paths(cluster)
 
     with directory_lock(paths, files):
-        record = cluster_record.load_record(paths, files)
-        if record is None:
-            raise Rejected(f"{paths.data_dir} has no cluster.json", field="target")
+        record = load_local(paths, files)
         check_can_restart(record)
         rows = replica_status.statuses(cluster)
         check_whole(rows)

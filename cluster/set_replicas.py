@@ -33,6 +33,7 @@ from .replace_replica import (
     await_leader,
     check_compacted,
     check_node,
+    load_local,
     local_paths,
     running_ray,
 )
@@ -75,9 +76,7 @@ def set_replicas(
     paths = local_paths(cluster)
 
     with directory_lock(paths, files):
-        record = cluster_record.load_record(paths, files)
-        if record is None:
-            raise Rejected(f"{paths.data_dir} has no cluster.json", field="target")
+        record = load_local(paths, files)
         check_number(record, replicas)
 
         with ray_host.session(running_ray(record, paths, files), timeout_s) as ray:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-#: a replica may be so far behind its leader, in time
+#: a replica may lack what its leader confirmed within so many seconds
 LAG_S = 10.0
 #: how long every replica must have been complete, without any change, before a suggestion, and after one
 QUIET_S = 30.0

@@ -242,7 +242,7 @@ class Controller:
     def _publish(
         self, record: ClusterRecord, states: dict[tuple[int, int], dict[str, Any]]
     ) -> None:
-        """Tell all replicas where the others listen, if that is not what was told last."""
+        """Send all replicas the addresses of the others, if these have changed."""
         # A new process at the old address has missed what was published meanwhile.
         endpoints = {
             key: (str(each["endpoint"]), each.get("pid"))
@@ -255,7 +255,7 @@ class Controller:
             return
 
         # Those that do not answer now keep what the others know of them.
-        told: dict[str, Any] = self._call(record, next(iter(endpoints)), "replicas", {})
+        known_rows: dict[str, Any] = self._call(record, next(iter(endpoints)), "replicas", {})
         leaders: dict[str, str] = self._call(record, next(iter(endpoints)), "routes", {})
         found = actor_set.publish_endpoints(
             self._ray,
@@ -263,7 +263,7 @@ class Controller:
             {int(shard): str(at) for shard, at in leaders.items()},
             {
                 int(shard): {int(replica): str(at) for replica, at in row.items()}
-                for shard, row in told.items()
+                for shard, row in known_rows.items()
             },
             self._clock,
         )
