@@ -39,7 +39,10 @@ class SenderLimits:
     window_bytes: int = 64 * MIB
     #: frames sent and not acknowledged: small units are sent together while the follower lags
     window_frames: int = 16
+    #: between two frames, while the follower lacks bytes or does not know the confirmed end
     heartbeat_ms: int = 200
+    #: ... while it has all. Followers answer readers by what they heard within a second (heard_ends.py)
+    idle_heartbeat_ms: int = 500
     #: a follower that answers nothing for this long is disconnected
     silence_ms: int = 5_000
     #: between two attempts to connect
@@ -185,6 +188,8 @@ class LogSender:
         self._sent_end = 0
         self._sent_value = 0
         self._sent_at_ms = 0
+        #: the confirmed end in the last frame
+        self._sent_confirmed = 0
         #: since when the chain does not have the next units; None: it has
         self._starved_ms: int | None = None
         self._in_flight: deque[int] = deque()
@@ -237,7 +242,13 @@ class LogSender:
             return max(0, self._next_connect_ms - now_ms)
         if self.phase is not Phase.STREAMING:
             return self._limits.heartbeat_ms
-        return max(0, self._sent_at_ms + self._limits.heartbeat_ms - now_ms)
+        return max(0, self._sent_at_ms + self._heartbeat_ms - now_ms)
+
+    @property
+    def _heartbeat_ms(self) -> int:
+        """How long the stream may be silent."""
+        has_all = self.replicated_end >= self._sent_end and self._sent_confirmed >= self.confirmed
+        return self._limits.idle_heartbeat_ms if has_all else self._limits.heartbeat_ms
 
     # --- the session ------------------------------------------------------------------------------
 
@@ -431,7 +442,7 @@ class LogSender:
                 break
             self._starved_ms = None
             self._append(units)
-        if self._now_ms - self._sent_at_ms >= limits.heartbeat_ms:
+        if self._now_ms - self._sent_at_ms >= self._heartbeat_ms:
             self._append(())
 
     def _is_starved(self) -> bool:
@@ -454,6 +465,7 @@ class LogSender:
 
     def _append(self, units: tuple[ChainUnit, ...]) -> None:
         message = wire.AppendEntries(self._sent_end, self._sent_value, self.confirmed, units)
+        self._sent_confirmed = self.confirmed
         self._send(message, self._sent_end, message.end)
         if units:
             self._sent_end, self._sent_value = units[-1].end, units[-1].value

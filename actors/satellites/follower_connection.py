@@ -11,8 +11,8 @@ from raymq.replication.log_sender import Connected, Disconnected, FrameReceived
 from raymq.replication.wire import decode
 from raymq.store.base.errors import Rejected, Unavailable
 
-#: how long a receiving thread waits before it checks whether its connection was closed
-RECEIVE_WAIT_MS = 100
+#: how long `FollowerConnection.close` waits for the connection's thread
+CLOSE_WAIT_S = 0.2
 #: how long the last frame of a connection may take
 LAST_FRAME_S = 1.0
 
@@ -20,13 +20,16 @@ ConnectionEvent = Connected | Disconnected | FrameReceived
 
 
 class ReplicationStream(Protocol):
-    """One connection. One thread sends, another receives and closes."""
+    """One connection. One thread at a time sends, another receives and closes, any aborts."""
 
     def send(self, header: bytes, body: Any) -> None:
         """Send a frame. `body` is a buffer or None. May block. Raises: any error, once the connection is lost."""
 
-    def receive(self, timeout_ms: int) -> tuple[bytes, Any] | None:
-        """The next frame, or None after the timeout. Raises: any error, once the connection is lost."""
+    def receive(self) -> tuple[bytes, Any]:
+        """Wait for the next frame. Raises: any error, once the connection is lost or aborted."""
+
+    def abort(self) -> None:
+        """End a `send` and a `receive` under way. Does not block."""
 
     def close(self) -> None:
         """End the stream. A `send` under way raises. May block."""
@@ -46,26 +49,44 @@ class _Connection:
         self._owner = owner
         self._outgoing: deque[tuple[bytes, Any]] = deque()
         self._condition = threading.Condition()
+        #: the sending thread is in `ReplicationStream.send`
+        self._sending = False
+        #: None before it is open
+        self._stream: ReplicationStream | None = None
         self._closed = False
-        #: the last frame is sent after `close`
-        self._has_last = False
         self.receiver = threading.Thread(
             target=self._run_receiver, name="raymq-replica-receive", daemon=True
         )
 
-    def send(self, frame: bytes, body: Any) -> None:
+    def send(self, frame: bytes, body: Any, *, cannot_block: bool) -> None:
         with self._condition:
-            if not self._closed:
+            if self._closed:
+                return
+            stream = self._stream
+            if not cannot_block or stream is None or self._outgoing or self._sending:
                 self._outgoing.append((frame, body))
                 self._condition.notify()
+                return
+        # The sending thread has nothing to send before this returns, because the caller is the only one that gives it
+        # frames. A hand-over to that thread would cost more than the write.
+        try:
+            stream.send(frame, body)
+        except Exception as error:
+            self._fail(error)
 
     def close(self, last: bytes | None = None) -> None:
         """End it soon. Args: `last`: a frame that is sent before, instead of those that wait."""
         with self._condition:
-            self._closed, self._has_last = True, last is not None
+            self._closed = True
             self._outgoing.clear()
-            if last is not None:
+            if last is not None and self._stream is not None:
                 self._outgoing.append((last, None))
+                # The follower may read nothing.
+                timer = threading.Timer(LAST_FRAME_S, self._stream.abort)
+                timer.daemon = True
+                timer.start()
+            elif self._stream is not None:
+                self._stream.abort()
             self._condition.notify_all()
 
     def _run_receiver(self) -> None:
@@ -80,19 +101,19 @@ class _Connection:
             target=self._run_sender, args=(stream,), name="raymq-replica-send", daemon=True
         )
         try:
+            with self._condition:
+                if self._closed:
+                    return
+                self._stream = stream
             sender.start()
             self._owner.report(self, Connected(self._owner.log_start()))
-
-            while not self._closed:
-                frame = stream.receive(RECEIVE_WAIT_MS)
-                if frame is not None:
-                    self._owner.report(self, _read(frame[0]))
-            if self._has_last:
-                sender.join(LAST_FRAME_S)
+            while True:
+                frame, _ = stream.receive()
+                self._owner.report(self, _read(frame))
         except Exception as error:
             self._fail(error)
         finally:
-            self._outgoing.clear()
+            self.close()
             # Here, because it may block, which the loop must not.
             stream.close()
 
@@ -100,14 +121,19 @@ class _Connection:
         try:
             while True:
                 with self._condition:
+                    self._sending = False
                     while not self._outgoing and not self._closed:
                         self._condition.wait()
                     if not self._outgoing:
                         return
                     frame, body = self._outgoing.popleft()
+                    self._sending = True
                 stream.send(frame, body)
         except Exception as error:
             self._fail(error)
+        finally:
+            # Closed, with its last frame sent, or broken.
+            stream.abort()
 
     def _fail(self, error: Exception) -> None:
         if not self._closed:
@@ -123,7 +149,7 @@ def _read(frame: bytes) -> FrameReceived | Disconnected:
 
 
 class FollowerConnection:
-    """At most one connection at a time. Callers: one thread. `wake` is called from others."""
+    """At most one connection at a time. Callers: one thread at a time. `wake` and `on_frame` are called from others."""
 
     def __init__(
         self,
@@ -132,15 +158,18 @@ class FollowerConnection:
         *,
         log_start: Callable[[], int],
         wake: Callable[[], None],
+        on_frame: Callable[[], None],
     ) -> None:
-        """Args: `peer_endpoint`: the follower's endpoint now; None: unknown. `wake`: called after each event.
+        """Args: `peer_endpoint`: the follower's endpoint now; None: unknown.
 
-        `log_start`: the first offset of the leader's log.
+        `log_start`: the first offset of the leader's log. `on_frame`: called after a frame has arrived, on the thread
+        that received it. `wake`: called after each other event; it must not call this connection.
         """
         self._transport = transport
         self._peer_endpoint = peer_endpoint
         self.log_start = log_start
         self._wake = wake
+        self._on_frame = on_frame
         self._lock = threading.Lock()
         self._events: deque[ConnectionEvent] = deque()
         self._connection: _Connection | None = None
@@ -160,10 +189,13 @@ class FollowerConnection:
         if connection is not None:
             connection.close(last)
 
-    def send(self, frame: bytes, body: Any) -> None:
-        """Put a frame into the connection's queue, which the caller's window bounds."""
+    def send(self, frame: bytes, body: Any, *, cannot_block: bool = False) -> None:
+        """Send a frame soon. Frames wait in the connection's queue, which the caller's window bounds.
+
+        Args: `cannot_block`: the follower has read so much that the transport takes this frame at once.
+        """
         if self._connection is not None:
-            self._connection.send(frame, body)
+            self._connection.send(frame, body, cannot_block=cannot_block)
 
     def take_events(self) -> list[ConnectionEvent]:
         """The events since the last call."""
@@ -177,7 +209,7 @@ class FollowerConnection:
         connection = self._connection
         self.disconnect()
         if connection is not None:
-            connection.receiver.join(2 * RECEIVE_WAIT_MS / 1000)
+            connection.receiver.join(CLOSE_WAIT_S)
 
     def open_stream(self) -> ReplicationStream:
         """Open a stream to the follower. Callers: the connection's thread. Raises: Unavailable."""
@@ -192,4 +224,7 @@ class FollowerConnection:
             if connection is not self._connection:
                 return
             self._events.append(event)
-        self._wake()
+        if isinstance(event, FrameReceived):
+            self._on_frame()
+        else:
+            self._wake()

@@ -16,6 +16,9 @@ from .log_reader import LogReader
 
 logger = logging.getLogger("raymq.replication")
 
+#: bytes that a transport takes although the follower reads nothing: HTTP/2 lets 64 KiB pass. Empty frames come beside
+UNREAD_BYTES_MAX = 32 << 10
+
 
 class FollowerStream:
     """One follower, as Replication sees it. Callers: one thread; `status` by any."""
@@ -78,7 +81,6 @@ class FollowerStream:
     def advance(self, committed: int, confirmed: int, now_ms: int) -> None:
         """Send what is in the log's files, and the confirmed end. Do what is due by the time."""
         self._step(log_sender.LeaderProgress(committed, confirmed), now_ms)
-        self._step(log_sender.ClockTick(), now_ms)
 
     def wait_ms(self, now_ms: int) -> int:
         """How long `advance` may stay uncalled without an answer."""
@@ -126,7 +128,11 @@ class FollowerStream:
     def _send(self, effect: log_sender.Send) -> None:
         """Send a frame. Raises: Corrupt when the log's bytes are not those that were stored."""
         body = self._log.read(effect.start, effect.stop, effect.message)
-        self._connection.send(encode(effect.header, effect.message), body)
+        has_read_all = effect.start <= self._sender.matched_end
+        is_small = effect.stop - effect.start <= UNREAD_BYTES_MAX
+        self._connection.send(
+            encode(effect.header, effect.message), body, cannot_block=has_read_all and is_small
+        )
         self.frames += 1
         if body is not None:
             self.damaged_at = None

@@ -13,6 +13,7 @@ that a dead one left.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -41,7 +42,11 @@ SESSION_BITS = 20
 
 
 class Replicator(Service):
-    """The role for one grant. Callers: as of `Service`; `status` by any thread."""
+    """The role for one grant. Callers: as of `Service`; `status` by any thread.
+
+    Threads: the service's own, and one for each follower, which takes the follower's answers as they arrive. To wake
+    the service's thread for each would cost as much as the work.
+    """
 
     def __init__(
         self,
@@ -87,6 +92,7 @@ class Replicator(Service):
                 partial(peer_endpoint, follower),
                 log_start=self._log.start,
                 wake=self._satellite.wake,
+                on_frame=partial(self._take_answer, follower),
             )
             for follower in followers
         }
@@ -94,9 +100,13 @@ class Replicator(Service):
             self._undo.callback(connection.close)
         self._failure_file = FailureFile(root, files=files, clock=self._clock)
 
-        #: the epoch that is served; None: this replica follows
+        #: guards all below, and the connections and the log
+        self._lock = threading.Lock()
+        #: the epoch that is served; None: this replica follows, or the grant is over
         self._led: Leadership | None = None
         self._streams: list[FollowerStream] = []
+        #: what a follower's thread has met, for the service's thread to raise
+        self._error: Exception | None = None
         #: frames of the streams of earlier epochs
         self._earlier_frames = 0
         self._combiner = self._make_combiner(0)
@@ -122,21 +132,24 @@ class Replicator(Service):
         # Only the grant says where this process begins.
         self._combiner = self._make_combiner(satellite.base)
 
-        while (status := satellite.grant_status()) is GrantStatus.GRANTED:
-            led = satellite.leadership
-            if led != self._led:
-                self._serve_epoch(led)
-            if led is None:
-                # CommitLog has answered these puts, because it does not lead any more.
-                satellite.rings.requests.take_all()
-                satellite.wait(IDLE_WAIT_MS)
-                continue
-
-            self._run_round()
-            now_ms = self._clock.monotonic_ms()
-            limit_ms = BUSY_WAIT_MS if self._combiner.waiting else IDLE_WAIT_MS
-            satellite.wait(min([limit_ms, *(each.wait_ms(now_ms) for each in self._streams)]))
-        return EXIT_CODES[status]
+        try:
+            while (status := satellite.grant_status()) is GrantStatus.GRANTED:
+                led = satellite.leadership
+                with self._lock:
+                    if led != self._led:
+                        self._serve_epoch(led)
+                    if led is None:
+                        # CommitLog has answered these puts, because it does not lead any more.
+                        satellite.rings.requests.take_all()
+                        wait_ms = IDLE_WAIT_MS
+                    else:
+                        wait_ms = self._run_round()
+                satellite.wait(wait_ms)
+            return EXIT_CODES[status]
+        finally:
+            with self._lock:
+                # The answers that arrive from now on are not taken.
+                self._led = None
 
     def _serve_epoch(self, led: Leadership | None) -> None:
         """Begin the streams of an epoch, or end those of the epoch before."""
@@ -160,22 +173,55 @@ class Replicator(Service):
                 for follower in self._connections
             ]
 
-    def _run_round(self) -> None:
-        """Combine, take the answers of all followers, and send what is new."""
-        satellite, combiner, now_ms = self._satellite, self._combiner, self._clock.monotonic_ms()
-        for request in satellite.rings.requests.take_all():
-            combiner.add(*request)
+    def _run_round(self) -> int:
+        """Combine, take the answers of all followers, and send what is new. Returns: when the next round is due, ms."""
+        if self._error is not None:
+            raise self._error
+        self._take_requests()
         self._combine()
 
+        now_ms = self._clock.monotonic_ms()
         for stream in self._streams:
             stream.take_answers(now_ms)
         # After the answers, which may have moved the confirmed end: the next frames carry it.
         for stream in self._streams:
-            stream.advance(satellite.committed, combiner.acknowledged, now_ms)
-        satellite.publish_count(self._frames)
-        for stream in self._streams:
-            satellite.publish_follower(stream.follower, self._progress_of(stream))
+            self._advance(stream, now_ms)
+        self._note_stalls()
 
+        limit_ms = BUSY_WAIT_MS if self._combiner.waiting else IDLE_WAIT_MS
+        return min([limit_ms, *(stream.wait_ms(now_ms) for stream in self._streams)])
+
+    def _take_answer(self, follower: int) -> None:
+        """Take what has come from one follower. Callers: the thread of its connection."""
+        with self._lock:
+            if self._led is None or self._error is not None:
+                return
+            try:
+                self._take_requests()
+                stream = next(each for each in self._streams if each.follower == follower)
+                now_ms = self._clock.monotonic_ms()
+                stream.take_answers(now_ms)
+                self._advance(stream, now_ms)
+                if not stream.stall_reason:
+                    return
+            except Exception as error:
+                # A bug, or the disk refused another call than a read: it ends the service.
+                self._error = error
+        self._satellite.wake()
+
+    def _take_requests(self) -> None:
+        for request in self._satellite.rings.requests.take_all():
+            self._combiner.add(*request)
+
+    def _advance(self, stream: FollowerStream, now_ms: int) -> None:
+        """Send a follower what is new, and report to CommitLog how far the follower is."""
+        satellite = self._satellite
+        stream.advance(satellite.committed, self._combiner.acknowledged, now_ms)
+        satellite.publish_count(self._frames)
+        satellite.publish_follower(stream.follower, self._progress_of(stream))
+
+    def _note_stalls(self) -> None:
+        """Say in a file why followers get nothing, if there is a reason."""
         stalled = {each.follower: each.stall_reason for each in self._streams if each.stall_reason}
         damaged = [each.damaged_at for each in self._streams if each.damaged_at is not None]
         self._failure_file.write(

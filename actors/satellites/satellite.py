@@ -282,6 +282,9 @@ class Satellite:
         for role in control_block.ROLES[self.role].wakes:
             if role == control_block.COMMIT_LOG:
                 needs_wakeup = commit_log
+            elif role == "replication":
+                # It is idle while its replica follows.
+                needs_wakeup = self._control.leads
             else:
                 needs_wakeup = self._control.roles[role].granted
             if needs_wakeup:

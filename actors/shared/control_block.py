@@ -462,6 +462,11 @@ class ControlBlock:
         return led if epoch and words[_LED_EPOCH] == epoch else None
 
     @property
+    def leads(self) -> bool:
+        """Whether this replica leads an epoch that Replication serves."""
+        return bool(self._words[_LED_EPOCH])
+
+    @property
     def process(self) -> ProcessIdentity:
         """CommitLog's process."""
         return ProcessIdentity(self._words[_PID], self._words[_START_TIME])

@@ -22,6 +22,8 @@ CONFIRMED_WAIT_MS = 10_000
 DISPATCH_RETRY_S = 0.2
 #: how often to check without a wakeup
 CHECK_S = 1.0
+#: confirmed bytes that end a linger: a follower that takes over dispatches no more than these first
+LINGER_BYTES_MAX = 8 << 20
 
 
 class Dispatcher:
@@ -125,7 +127,12 @@ class Dispatcher:
         # While the loop lingers, the first of many calls has set it already.
         if not self._wake.is_set():
             self._wake.set()
-        if self._waiting_reads and not self._urgent.is_set() and self._reader_waits_for_confirmed():
+        if self._urgent.is_set():
+            return
+        undispatched = self._store.log.confirmed - self._store.dispatched
+        if undispatched > LINGER_BYTES_MAX or (
+            self._waiting_reads and self._reader_waits_for_confirmed()
+        ):
             self._urgent.set()
 
     def stop(self) -> None:

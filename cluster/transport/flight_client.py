@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -311,52 +310,24 @@ def _fetched(meta: dict[str, Any], data: pa.RecordBatch | None) -> FetchSlice:
 
 
 class ReplicaStream(_FlightStream):
-    """Frames to a follower and back: the ReplicationStream of Replication."""
+    """Frames to a follower and back: the ReplicationStream of Replication. A second thread may receive."""
 
     schema = flight_messages.FRAME_SCHEMA
-
-    def __init__(self, writer: Any, reader: Any, connection: ShardConnection) -> None:
-        super().__init__(writer, reader, connection)
-        self._received: queue.SimpleQueue[tuple[bytes, Any] | RayMQError] = queue.SimpleQueue()
-        self._receiver = threading.Thread(
-            target=self._receive, name="raymq-replica-frames", daemon=True
-        )
-        self._receiver.start()
 
     def send(self, header: bytes, body: Any = None) -> None:
         """Send one frame. `body` is any buffer of log bytes. Raises: Unavailable."""
         self._write(header, None if body is None else flight_messages.frame_batch(body))
 
-    def _receive(self) -> None:
+    def receive(self) -> tuple[bytes, Any]:
+        """Wait for the next frame: header, and body or None. Raises: Unavailable, once the stream broke."""
+        chunk = self._read()
         try:
-            while True:
-                chunk = self._read()
-                self._received.put(
-                    (bytes(chunk.app_metadata), flight_messages.frame_body(chunk.data))
-                )
-        except RayMQError as error:
-            self._received.put(error)
+            return bytes(chunk.app_metadata), flight_messages.frame_body(chunk.data)
         except ValueError as error:
-            self._received.put(Unavailable(f"not a frame of a replica: {error}", field="stream"))
-
-    def receive(self, timeout_ms: int) -> tuple[bytes, Any] | None:
-        """The next frame (header, body or None), or None when no frame arrived in time.
-
-        Raises: Unavailable when the stream broke, and at every later call.
-        """
-        try:
-            item = self._received.get(timeout=timeout_ms / 1000)
-        except queue.Empty:
-            return None
-        if isinstance(item, RayMQError):
-            self._received.put(item)
-            raise item
-        return item
+            raise Unavailable(f"not a frame of a replica: {error}", field="stream") from error
 
     def close(self) -> None:
         """End the stream and its connection."""
-        self._reader.cancel()
-        self._receiver.join()
         super().close()
         self._connection.close()
 

@@ -12,6 +12,7 @@ import pytest
 from raymq.actors.satellites.flush_service import FlushService
 from raymq.actors.satellites.satellite import GrantStatus
 from raymq.actors.shared.append_wakeups import AppendNotifier
+from raymq.actors.shared.control_block import Leadership
 from raymq.actors.shared.retry_throttle import PAUSE_MAX, RetryThrottle
 from raymq.actors.shared.wakeup import wakeup_directory
 from raymq.actors.supervise.supervisor import Supervisor
@@ -44,6 +45,28 @@ def test_an_end_that_could_not_be_published_is_published_again(
     assert control.appended == 0
     supervisor.appends.publish(100)
     assert control.appended == 100
+
+
+def test_an_append_wakes_replication_only_while_its_replica_leads(tmp_path: Path) -> None:
+    roles = ("group_commit", "replication")
+    made = Supervisor(tmp_path, roles, clock=ManualClock(), files=Files(), witness_sync=lambda: 0)
+    made.fence_old()
+    made.begin(appended=0, synced=0, confirmed=0)
+    woken: list[str] = []
+    made.appends.wake = woken.append
+    try:
+        made.appends.publish(100)
+        made.appends.wake_for_append()
+        assert woken == ["group_commit"]
+
+        made.publish_leadership(Leadership(1, 100, made.incarnation))
+        woken.clear()
+        made.appends.publish(200)
+        made.appends.wake_for_append()
+        assert woken == ["replication", "group_commit"]
+    finally:
+        made.close()
+        shutil.rmtree(wakeup_directory(str(tmp_path)), ignore_errors=True)
 
 
 class ScriptedLoop(FlushService):

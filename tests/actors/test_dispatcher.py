@@ -225,6 +225,19 @@ def test_a_message_for_a_waiting_reader_ends_the_linger_time(shard: Shard) -> No
     assert shard.begin_fetch("t", 1, 60_000).result(30)[0].next_offset == 2
 
 
+def test_much_undispatched_ends_the_linger_time(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher_module, "LINGER_BYTES_MAX", 1)
+    shard.dispatcher.linger_s = 60.0
+    shard.start()
+    shard.put("t")
+    until(
+        lambda: shard.store.dispatched == shard.store.log.confirmed > 0,
+        lambda: threading.Event().wait(0.001),
+    )
+
+
 def test_readers_of_other_queues_let_units_gather(shard: Shard) -> None:
     idle = shard.begin_fetch("quick", 0, 60_000)
     until(

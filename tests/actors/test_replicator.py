@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 
 import pytest
 
+from raymq.actors.satellites.replicator import Replicator
 from raymq.actors.satellites.service import EXIT_FENCED, EXIT_STOPPED
 from raymq.actors.shared import control_block
 from raymq.actors.shared.failures import FailureFile
@@ -18,7 +20,7 @@ from raymq.store.base.errors import StorageFull
 from raymq.store.base.files import Files
 from raymq.store.base.status import PutStatus
 from raymq.store.log.chain import ChainUnit
-from tests.support.replica_pair import Pair, wait_until
+from tests.support.replica_pair import TIMEOUT_S, Pair, wait_until
 
 LIMITS = SenderLimits(
     frame_bytes=20_000, heartbeat_ms=20, retry_ms=20, halt_retry_ms=50, window_bytes=100_000
@@ -336,6 +338,23 @@ def test_without_both_followers_nothing_is_confirmed(trio):
     trio.wait_matched(end, 2)
     trio.followers[2].sync()
     trio.wait_confirmed(end)
+
+
+def test_an_error_that_an_answer_meets_ends_the_service(pair, monkeypatch):
+    take_requests = Replicator._take_requests
+
+    def fail_in_other_threads(replicator: Replicator) -> None:
+        if threading.current_thread() is not pair.thread:
+            raise OSError(errno.EIO, "refused")
+        take_requests(replicator)
+
+    raised = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    monkeypatch.setattr(Replicator, "_take_requests", fail_in_other_threads)
+    pair.leader.write(1000)
+    pair.thread.join(TIMEOUT_S)
+    assert not pair.thread.is_alive()
+    assert [str(each.exc_value) for each in raised] == ["[Errno 5] refused"]
 
 
 def test_a_follower_that_does_not_count_gets_the_log_and_confirms_nothing(tmp_path):

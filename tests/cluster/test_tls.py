@@ -113,7 +113,7 @@ def test_a_leader_reaches_its_follower_with_tls(
     transport = ReplicaTransport(TOKEN, cluster_id=CLUSTER_ID, shard=0)
     with closing(transport.connect(f"tls://127.0.0.1:{server.port}")) as stream:
         stream.send(b"frame", b"bytes")
-        header, body = stream.receive(10_000) or (b"", b"")
+        header, body = stream.receive()
         assert (header, bytes(body)) == (b"ack:frame", b"bytes")
 
 

@@ -256,19 +256,19 @@ class MemoryStream:
             raise Unavailable("the follower hung up")
         self._to_follower.put((header, body))
 
-    def receive(self, timeout_ms: int):
-        try:
-            frame = self._to_leader.get(timeout=timeout_ms / 1000)
-        except queue.Empty:
-            return None
+    def receive(self):
+        frame = self._to_leader.get()
         if frame is None:
             raise Unavailable("the follower hung up")
         return frame
 
-    def close(self) -> None:
+    def abort(self) -> None:
         self._closed.set()
         self._to_follower.put(None)
         self._to_leader.put(None)
+
+    def close(self) -> None:
+        self.abort()
 
 
 class MemoryTransport:
