@@ -322,6 +322,8 @@ class ElectionMachine:
         self.leader: ReplicaProcess | None = None
         #: the confirmed end, as far as this process led it
         self.confirmed = 0
+        #: the replicas that were not complete when they elected this process, this replica included
+        self.incomplete_voters: tuple[int, ...] = ()
 
         self._members = tuple(members)
         self._others = tuple(member for member in members if member != me.id)
@@ -683,6 +685,9 @@ class ElectionMachine:
         heard_ms = dict.fromkeys(self._answers, self._now_ms)
         self._leadership = _Leadership(
             since_ms=self._now_ms, heard_ms=heard_ms, stored_ms=self._now_ms
+        )
+        self.incomplete_voters = tuple(
+            replica for replica, is_complete in self._answers.items() if not is_complete
         )
         if not self.ballot.is_complete:
             # Every replica voted, and no log is ahead of this one: it has all that was ever confirmed.

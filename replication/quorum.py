@@ -32,6 +32,11 @@ def sees_all_confirmed(members: int, answers: Mapping[int, bool]) -> bool:
     return len(answers) + majority(members) - members > lost
 
 
+def may_lack_confirmed(members: int, lost: int) -> bool:
+    """Whether so many replicas, which have lost what they held, may be all that held a confirmed record."""
+    return lost >= majority(members)
+
+
 def may_lead(members: int, votes: Mapping[int, bool], *, sole: bool = False) -> bool:
     """Whether these votes elect a leader.
 

@@ -4,6 +4,7 @@ leader          the role: takes puts, answers clients
 appender        appends the puts of many threads in groups
 put_acks        answers puts when their promise is kept, or as unknown
 delays          delivers delayed messages
+disk_losses     writes down that a majority of the replicas had lost its disks
 admin_calls     the administrative operations
 metrics         the exported metrics, and the thread that exports them
 leader_metrics  values of metrics that take more than one counter

@@ -37,6 +37,7 @@ from . import leader_metrics
 from .admin_calls import AdminCalls
 from .appender import AppendedPut, Appender
 from .delays import Delays
+from .disk_losses import DiskLosses
 from .put_acks import PutAcks, PutCounters
 
 logger = logging.getLogger("raymq.commit_log")
@@ -97,6 +98,7 @@ class Leader(ReplicaRole):
         log.pool.on_full = self._await_pool_space
         log.on_appended = self._on_appended
         self._admin = AdminCalls(self)
+        self._disk_losses = DiskLosses(host, self.publish)
 
     def _note_confirmed(self) -> None:
         """Raise the confirmed end to what the log itself knows."""
@@ -120,6 +122,10 @@ class Leader(ReplicaRole):
     def on_dispatched(self) -> None:
         """See `ReplicaRole.on_dispatched`."""
         self._delays.note_dispatch()
+
+    def upkeep(self) -> None:
+        """See `ReplicaRole.upkeep`."""
+        self._disk_losses.step()
 
     def loops(self) -> dict[str, Body]:
         """See `ReplicaRole.loops`."""

@@ -125,7 +125,7 @@ METRICS = (
     Metric(
         "raymq_unclean_recoveries",
         "gauge",
-        "How often an operator has recovered the shard without a majority: confirmed messages may be lost.",
+        "How often a majority of the shard's replicas was lost: confirmed messages may be missing.",
     ),
     Metric(
         "raymq_consumer_lag_messages",

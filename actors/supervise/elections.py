@@ -126,6 +126,15 @@ class Elections:
         return self._machine.ballot.is_complete
 
     @property
+    def incomplete_voters(self) -> tuple[int, ...]:
+        """The replicas that were not complete when they elected this process, this replica included."""
+        return self._machine.incomplete_voters
+
+    def generation(self, replica: int) -> int:
+        """The newest generation of a replica that this one has heard of."""
+        return self._machine.ballot.generation(replica)
+
+    @property
     def leader(self) -> ReplicaProcess | None:
         """The leader of the present epoch, as far as it is known."""
         return self._machine.leader

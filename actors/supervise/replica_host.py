@@ -163,6 +163,8 @@ class ReplicaHost:
         self._next_lead_ms = 0
         #: the epoch that this replica leads; None: it follows
         self.led: Leadership | None = None
+        #: the log was empty when that epoch began
+        self.led_from_nothing = False
         #: the threads of `role`
         self._role_threads: list[threading.Thread] = []
         self._role_ended = threading.Event()
@@ -288,6 +290,8 @@ class ReplicaHost:
         epoch = self.elections.elected_epoch
         if epoch is None:
             return
+
+        is_empty = self.log.is_empty
         try:
             begun = self.store.lead(epoch)
         except (StorageFull, Unavailable, OSError) as error:
@@ -300,8 +304,10 @@ class ReplicaHost:
             self.failures.note("lead", error)
             self._next_lead_ms = self.clock.monotonic_ms() + LEAD_RETRY_MS
             return
+
         self.elections.step(EpochBegun(epoch, begun.end_offset))
         self.led = Leadership(epoch, begun.end_offset, self.elections.me.incarnation)
+        self.led_from_nothing = is_empty
         self.failures.clear("lead")
 
     def _forget_lead(self) -> None:
@@ -364,7 +370,7 @@ class ReplicaHost:
             clock=self.clock,
             interval_ms=config.clean_resource_interval_ms,
             sample=store.stats.sample,
-            upkeep=store.checkpoint_service.run_once,
+            upkeep=self._upkeep,
         )
         self.compaction = CompactionService(
             store.compaction,
@@ -378,6 +384,10 @@ class ReplicaHost:
 
     def _on_dispatched(self) -> None:
         self.role.on_dispatched()
+
+    def _upkeep(self) -> None:
+        self.store.checkpoint_service.run_once()
+        self.role.upkeep()
 
     # --- roles ------------------------------------------------------------------------------------
 
@@ -572,7 +582,7 @@ class ReplicaHost:
                 )
 
     def unclean_recoveries(self) -> list[dict[str, Any]]:
-        """What operators gave up when they recovered the shard without a majority, oldest first."""
+        """When a majority of the replicas was lost, by an operator's decision or with its disks, oldest first."""
         return list(self.store.state.progress.get(UNCLEAN_RECOVERIES, {}).values())
 
     def leader_hint(self) -> dict[str, Any]:

@@ -72,6 +72,10 @@ class ReplicaRole(ABC):
         """Take note that messages were dispatched. It must not block or raise."""
         return
 
+    def upkeep(self) -> None:
+        """Do what is due every second. Callers: the maintenance loop."""
+        return
+
     def answer_waiting(self) -> None:
         """Answer the requests that no thread will answer any more."""
         return

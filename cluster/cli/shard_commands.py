@@ -197,9 +197,7 @@ def _summary(shard: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _line(shard: dict[str, Any]) -> str:
     leader = "no replica leads" if shard["leader"] is None else f"replica {shard['leader']} leads"
-    lost = (
-        "; DATA-LOSS-POSSIBLE: recovered without a majority" if shard["unclean_recoveries"] else ""
-    )
+    lost = "; DATA-LOSS-POSSIBLE: a majority was lost" if shard["unclean_recoveries"] else ""
     return (
         f"shard {shard['shard']}: {leader}, epoch {shard['epoch']}; {shard['running']} of "
         f"{_count(shard)} replicas run, {shard['complete']} complete; lag {shard['lag_bytes']} bytes{lost}"

@@ -471,12 +471,12 @@ class Routes:
         return route
 
     def _warn_of_loss(self, shard: int, recoveries: int) -> None:
-        """Warn once if an operator has recovered the shard without a majority of its replicas."""
+        """Warn once if a majority of the shard's replicas was lost."""
         if recoveries > self._recoveries.get(shard, 0):
             self._recoveries[shard] = recoveries
             logger.warning(
-                "shard %d: DATA-LOSS-POSSIBLE: an operator has recovered it %d time(s) without a majority of its "
-                "replicas; messages with receipts may be missing (raymq shard describe %d)",
+                "shard %d: DATA-LOSS-POSSIBLE: a majority of its replicas was lost, %d time(s) so far; messages with "
+                "receipts may be missing (raymq shard describe %d)",
                 shard,
                 recoveries,
                 shard,

@@ -31,8 +31,11 @@ EPOCH = "EPOCH"
 #: kind of the record that a group begins with (inner_message.py): the progress of a service of the store
 PROGRESS = "PROGRESS"
 
-#: in `ShardState.progress`: what operators gave up when they recovered the shard without a majority of its replicas
+#: in `ShardState.progress`: wall clock ms -> which majority of the replicas was lost. An operator has given them up, or
+#: they came back with empty disks
 UNCLEAN_RECOVERIES = "unclean_recoveries"
+#: in `ShardState.progress`: replica -> the generation in which that replica was complete
+COMPLETE_REPLICAS = "complete_replicas"
 #: in `ShardState.progress`: how many shards the cluster has since some were added. New topics may be on `known` ones,
 #: and are on all of the `joined` ones
 SHARDS = "shards"

@@ -6,6 +6,7 @@ depend on them.
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from raymq.actors.follower.log_port import FollowerLogPort
 from raymq.actors.replica import open_replica
+from raymq.actors.shared.control_block import FollowerProgress
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.replication.election import ElectionLimits, FollowerHeard
 from raymq.replication.incarnation import make_incarnation
@@ -27,6 +29,7 @@ from raymq.store.base.errors import (
 from raymq.store.base.running_flags import DISK_FULL, FENCED
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.records.requests import AppendedRows, FetchRequest
+from raymq.store.state.shard_state import COMPLETE_REPLICAS
 from tests.support.batches import request
 from tests.support.replica_pair import wait_until
 
@@ -77,7 +80,9 @@ class Shard:
         #: epoch -> replicas that led it
         self.led: dict[int, set[int]] = {}
 
-    def start(self, replica: int, generations: tuple[int, ...] = ()) -> ReplicaHost:
+    def start(
+        self, replica: int, generations: tuple[int, ...] = (), *, is_new_complete: bool = True
+    ) -> ReplicaHost:
         self._incarnation += 1
         self.hosts[replica] = open_replica(
             self.root / "-".join(map(str, (replica, *generations))),
@@ -91,6 +96,7 @@ class Shard:
                 ),
             },
             generations=generations,
+            is_new_complete=is_new_complete,
             roles=("group_commit", "replication"),
             members=range(self.members),
             candidates=range(self.members),
@@ -129,6 +135,13 @@ class Shard:
 
         wait_until(found, "a replica leads")
         return found()[-1]
+
+    def hand_over_to_0(self) -> None:
+        """Let replica 0 lead."""
+        leader = self.wait_leader()
+        if leader != 0:
+            self.hosts[leader].hand_over(0)
+            wait_until(lambda: self.leaders() == [0], "replica 0 leads")
 
     def close(self) -> None:
         for replica in list(self.hosts):
@@ -413,3 +426,58 @@ def test_a_replaced_replica_that_returns_is_refused_by_all_that_know_its_success
                 host.elect(frames[0])
             assert refused.value.field == "generation"
     old.close(0.0)
+
+
+def note_complete_replicas(shard: Shard, replicas: range) -> None:
+    """Let the leader hear that these replicas are complete, as Replication reports, and write it down."""
+    host = shard.hosts[shard.wait_leader()]
+    assert host.led is not None
+    for replica in replicas:
+        progress = FollowerProgress(host.led.epoch, host.log.end, 1, is_complete=True)
+        host.supervisor.control.followers[replica].write(progress)
+    host.role.upkeep()
+    noted = host.store.state.progress[COMPLETE_REPLICAS]
+    assert noted == {str(replica): 0 for replica in replicas}
+
+
+def lose_disks(shard: Shard, lost: list[int]) -> ReplicaHost:
+    """Restart all, with empty disks in these replicas. Returns: the leader."""
+    for replica in list(shard.hosts):
+        shard.kill(replica)
+    for replica in lost:
+        shutil.rmtree(shard.root / str(replica))
+    if len(lost) == shard.members:
+        # No replica knows which epochs there were.
+        shard.led.clear()
+    for replica in range(shard.members):
+        shard.start(replica, is_new_complete=False)
+    host = shard.hosts[shard.wait_leader()]
+    host.role.upkeep()
+    return host
+
+
+@pytest.mark.parametrize(
+    ("lost", "is_noted"), [([0, 1, 2], True), ([1, 2], True), ([2], False), ([], False)]
+)
+def test_a_majority_that_has_lost_its_disks_is_written_down(
+    shard: Shard, lost: list[int], is_noted: bool
+) -> None:
+    shard.start(0)
+    shard.start(1)
+    shard.hand_over_to_0()
+    shard.start(2)
+    note_complete_replicas(shard, range(3))
+    host = lose_disks(shard, lost)
+    noted = host.unclean_recoveries()
+    assert [sorted(each["lost"]) for each in noted] == ([lost] if is_noted else [])
+    assert host.leader_hint()["unclean_recoveries"] == len(noted)
+
+
+def test_new_replicas_have_lost_nothing(shard: Shard) -> None:
+    shard.start(0)
+    shard.start(1)
+    shard.hand_over_to_0()
+    shard.start(2)
+    # As for a shard of one replica that gets two more.
+    note_complete_replicas(shard, range(1))
+    assert lose_disks(shard, [1, 2]).unclean_recoveries() == []

@@ -1,0 +1,85 @@
+"""Writes into the log that a majority of the replicas had lost its disks, so that confirmed messages may be missing.
+
+Such a shard elects a leader again once all replicas answer (rule R14 of docs/design.md), and goes on. Without a word in
+its log nothing would say what may be gone. A leader also writes down which replicas are complete. One that is not
+complete, and stands there, has lost what it held. One that does not stand there is new, and held nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from raymq.replication.quorum import can_fail_over, may_lack_confirmed
+from raymq.store.base.errors import RayMQError
+from raymq.store.put.inner_message import ServiceProgress
+from raymq.store.records.requests import AppendedRows
+from raymq.store.state.shard_state import COMPLETE_REPLICAS, UNCLEAN_RECOVERIES
+
+if TYPE_CHECKING:
+    from raymq.actors.supervise.replica_host import ReplicaHost
+
+
+class DiskLosses:
+    """What one leader writes down of its replicas. Callers: the maintenance loop."""
+
+    def __init__(self, host: ReplicaHost, publish: Callable[[AppendedRows], None]) -> None:
+        """Args: `publish`: reports appended records to the satellites."""
+        self._host = host
+        self._publish = publish
+        self._lost = self._find_lost()
+
+    def step(self) -> None:
+        """Write what is not in the log yet. What cannot be appended now is tried again by the next call."""
+        host = self._host
+        if host.led is None or not can_fail_over(len(host.members)):
+            return
+        with contextlib.suppress(RayMQError, OSError):
+            if self._lost:
+                # An operator reads it; the time is its key, as of `raymq shard recover --unclean`.
+                at_ms = host.clock.now_ms()
+                facts = {
+                    "at_ms": at_ms,
+                    "shard": host.identity_facts["shard"],
+                    "lost": self._lost,
+                    "cause": "these replicas had lost their disks at the same time",
+                }
+                self._write(UNCLEAN_RECOVERIES, {str(at_ms): facts})
+                self._lost = []
+            new = self._find_new()
+            if new:
+                self._write(COMPLETE_REPLICAS, new)
+
+    def _find_lost(self) -> list[int]:
+        """The replicas that had lost what they held when this one was elected, if they may have been a majority."""
+        host = self._host
+        incomplete = host.elections.incomplete_voters
+        known = host.store.state.progress.get(COMPLETE_REPLICAS, {})
+        lost = [
+            replica
+            for replica in sorted(incomplete)
+            # Without a log none knows which replicas held one.
+            if host.led_from_nothing
+            or known.get(str(replica)) == host.elections.generation(replica)
+        ]
+        return lost if may_lack_confirmed(len(host.members), len(lost)) else []
+
+    def _find_new(self) -> dict[str, int]:
+        """The replicas that are complete, with their generations, as far as the log does not say so."""
+        host = self._host
+        epoch = 0 if host.led is None else host.led.epoch
+        complete = [host.elections.me.id]
+        for replica in host.members:
+            found = host.supervisor.control.followers[replica].read()
+            if found.epoch == epoch and found.is_complete:
+                complete.append(replica)
+        known = host.store.state.progress.get(COMPLETE_REPLICAS, {})
+        generations = {str(replica): host.elections.generation(replica) for replica in complete}
+        return {name: each for name, each in generations.items() if known.get(name) != each}
+
+    def _write(self, service: str, values: Mapping[str, Any]) -> None:
+        store = self._host.store
+        store.put_inner([], progress=ServiceProgress(service, dict(values)))
+        # Not awaited: as long as the others copy the log, no majority confirms anything.
+        self._publish(AppendedRows.up_to(store.log.end))
