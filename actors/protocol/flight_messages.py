@@ -13,7 +13,8 @@ app_metadata and its rows as an Arrow batch:
                <- per queue {"id","queue","end","first_offset","next_offset","min_offset","max_offset"} + FETCH_SCHEMA,
                   or {"id","queue","end","error"}. "end" is true in the last message of an answer. Without a queue
                   {"id","end":true} or {"id","error"}. After "seen_epoch" also "epoch"
-    replicate  frames of raymq.replication.wire in both directions, with the log bytes as FRAME_SCHEMA
+    replicate  frames of raymq.replication.wire in both directions: the size of the header in 4 bytes, the header, and
+                  up to INLINE_BYTES_MAX log bytes. More log bytes come as FRAME_SCHEMA
 
 A server that stops sends GOAWAY on each stream. The client must then end the stream.
 """
@@ -21,6 +22,7 @@ A server that stops sends GOAWAY on each stream. The client must then end the st
 from __future__ import annotations
 
 import json
+import struct
 from typing import Any
 
 import pyarrow as pa
@@ -35,6 +37,10 @@ SLICE_ENDS = ("first_offset", "next_offset", "min_offset", "max_offset")
 FETCH_SCHEMA = pa.schema([pa.field("record", pa.binary(), nullable=False)])
 #: rows of a replication frame: log bytes
 FRAME_SCHEMA = pa.schema([pa.field("bytes", pa.large_binary(), nullable=False)])
+
+#: log bytes that travel without an Arrow batch, which costs both sides as much as the rest of a small frame
+INLINE_BYTES_MAX = 32 << 10
+_HEADER_SIZE = struct.Struct(">I")
 
 AUTHORIZATION = "authorization"
 
@@ -68,6 +74,31 @@ def unpack(data: Any) -> dict[str, Any]:
 def bearer(token: str) -> bytes:
     """The value of the authorization header."""
     return b"Bearer " + token.encode()
+
+
+def pack_frame(header: bytes, body: Any = None) -> tuple[bytes, pa.RecordBatch | None]:
+    """A frame as metadata and batch. Args: `body`: a buffer of log bytes, or None."""
+    head = _HEADER_SIZE.pack(len(header)) + header
+    if body is None:
+        return head, None
+    if memoryview(body).nbytes <= INLINE_BYTES_MAX:
+        return b"".join((head, body)), None
+    return head, frame_batch(body)
+
+
+def unpack_frame(metadata: Any, batch: pa.RecordBatch | None) -> tuple[bytes, memoryview | None]:
+    """The header and the log bytes of a frame. Raises: ValueError for another message."""
+    data = bytes(metadata or b"")
+    if len(data) < _HEADER_SIZE.size:
+        raise ValueError("the message has no frame")
+    begin = _HEADER_SIZE.size
+    end = begin + _HEADER_SIZE.unpack_from(data)[0]
+    if end > len(data):
+        raise ValueError(f"the header of a frame has {len(data) - begin} bytes of {end - begin}")
+    header = data[begin:end]
+    if end == len(data):
+        return header, frame_body(batch)
+    return header, memoryview(data)[end:]
 
 
 def frame_batch(body: Any) -> pa.RecordBatch:

@@ -316,13 +316,13 @@ class ReplicaStream(_FlightStream):
 
     def send(self, header: bytes, body: Any = None) -> None:
         """Send one frame. `body` is any buffer of log bytes. Raises: Unavailable."""
-        self._write(header, None if body is None else flight_messages.frame_batch(body))
+        self._write(*flight_messages.pack_frame(header, body))
 
     def receive(self) -> tuple[bytes, Any]:
         """Wait for the next frame: header, and body or None. Raises: Unavailable, once the stream broke."""
         chunk = self._read()
         try:
-            return bytes(chunk.app_metadata), flight_messages.frame_body(chunk.data)
+            return flight_messages.unpack_frame(chunk.app_metadata, chunk.data)
         except ValueError as error:
             raise Unavailable(f"not a frame of a replica: {error}", field="stream") from error
 

@@ -204,12 +204,12 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
 
         def frames() -> Iterator[tuple[bytes, Any]]:
             for chunk in chunks(reader):
-                yield bytes(chunk.app_metadata), flight_messages.frame_body(chunk.data)
+                yield flight_messages.unpack_frame(chunk.app_metadata, chunk.data)
 
         with _LockedSend(writer) as send, self._notify_on_stop(send.goaway):
 
             def answer(header: bytes, body: Any = None) -> None:
-                send(header, None if body is None else flight_messages.frame_batch(body))
+                send(*flight_messages.pack_frame(header, body))
 
             self._backend.replicate(frames(), answer)
 

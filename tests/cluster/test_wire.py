@@ -296,15 +296,29 @@ def test_a_stopping_server_says_so_on_every_stream(
     stopper.join()
 
 
+@pytest.mark.parametrize(
+    ("metadata", "fault"),
+    [
+        (None, "no frame"),
+        (b"abc", "no frame"),
+        (b"\0\0\0\5abcd", "4 bytes of 5"),
+        (b"\xff\xff\xff\xff", "0 bytes of 4294967295"),
+    ],
+)
+def test_a_frame_that_is_cut_short_is_refused(metadata: bytes | None, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        flight_messages.unpack_frame(metadata, None)
+
+
 def test_replica_frames_go_both_ways(cluster: FakeCluster) -> None:
     transport = ReplicaTransport(TOKEN, cluster_id=CLUSTER_ID, shard=0)
     stream = transport.connect(cluster.endpoints[0])
     stream.send(b"hello")
-    stream.send(b"append", memoryview(b"log bytes"))
-
-    first, second = stream.receive(), stream.receive()
-    assert first == (b"ack:hello", None)
-    assert (second[0], bytes(second[1])) == (b"ack:append", b"log bytes")
+    assert stream.receive() == (b"ack:hello", None)
+    for size in (1, flight_messages.INLINE_BYTES_MAX, flight_messages.INLINE_BYTES_MAX + 1):
+        stream.send(b"append", memoryview(bytes(size)))
+        header, body = stream.receive()
+        assert (header, bytes(body)) == (b"ack:append", bytes(size))
 
     stopper = threading.Thread(target=cluster.down)
     stopper.start()
