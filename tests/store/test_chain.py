@@ -37,6 +37,17 @@ def grow(chain, lengths, epoch=1):
     return chain
 
 
+def grow_at_once(chain, lengths, epoch=1):
+    """Append units of these lengths with one write, as a follower does."""
+    units, value = [], chain.value
+    start = chain.last.end if chain.last else 0
+    for length in lengths:
+        units.append(ChainUnit(start, start + length, epoch, length * 7, value))
+        start, value = units[-1].end, units[-1].value
+    chain.append(units)
+    return chain
+
+
 def test_a_unit_is_forty_bytes_big_endian_and_comes_back(directory):
     unit = ChainUnit(0x0102030405060708, 0x1112131415161718, 3, 0xFFFFFFFF, 0x80000001)
     data = unit.pack()
@@ -294,6 +305,7 @@ def test_after_every_crash_a_prefix_is_left_and_synced_segments_are_whole():
     grow(chain, [64] * 28)
     chain.truncate_to(64 * 110)
     grow(chain, [32] * 4, epoch=2)
+    grow_at_once(chain, [16] * 6, epoch=2)
     count = 0
     for state in (*disk.crash_states(limit_per_point=16), *disk.kill_states()):
         count += 1
@@ -318,3 +330,31 @@ def test_a_full_disk_refuses_the_unit_and_the_chain_stays_usable():
     assert chain.last.end == 100
     grow(chain, [50])
     assert opened(Path("/s/chain"), disk).last.end == 150
+
+
+class HalfWriting(Files):
+    """The next write stores so many of its bytes, and fails."""
+
+    def __init__(self, written: int) -> None:
+        super().__init__()
+        self.written: int | None = written
+
+    def pwrite(self, fd, data, offset):
+        if self.written is None:
+            return super().pwrite(fd, data, offset)
+        written, self.written = self.written, None
+        super().pwrite(fd, bytes(data)[:written], offset)
+        raise OSError(errno.EIO, "the rest was not written")
+
+
+@pytest.mark.parametrize("written", [0, 1, 40, 41, 80, 119])
+def test_of_units_whose_write_fails_none_is_found(directory, written):
+    grow(opened(directory), [100]).close()
+    chain = opened(directory, HalfWriting(written))
+    with pytest.raises(OSError, match="the rest"):
+        grow_at_once(chain, [100] * 3)
+    assert chain.last.end == 100
+    # The unit is the first one of the failed write, whose second one would follow it in the file.
+    grow(chain, [100])
+    chain.close()
+    assert [unit.end for unit in opened(directory).units(0, 1 << 40)] == [100, 200]
