@@ -9,7 +9,7 @@ After that a follower gets an empty successor, again in three rounds. Its catch-
 successor and ends when its synced end is the leader's. No other client sends meanwhile. The limit, measured right
 before each, is a copy of the leader's log files: pread and pwrite of 4 MiB at a time, and an fdatasync every 16 MiB.
 Both begin when no replica pre-writes files any more. One more catch-up runs while a producer sends one message at a
-time. At last an idle cluster of four shards of three replicas is measured alone.
+time. At last an idle cluster of four shards of three replicas is measured alone, and then as many bare Ray actors.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def measure_catch_up(
 
 
 def measure_idle(directory: Path, seconds: float) -> dict[str, Any]:
-    """CPU and memory of an idle cluster of four shards of three replicas."""
+    """CPU and memory of an idle cluster of four shards of three replicas, and of as many bare Ray actors."""
     place = directory / "replicate-idle"
     shutil.rmtree(place, ignore_errors=True)
     with raymq.start(
@@ -299,6 +299,14 @@ def measure_idle(directory: Path, seconds: float) -> dict[str, Any]:
             "memory_mb": round(sum(memory_mb(pid) for pid in pids), 1),
             "cpu_percent_per_shard": round(idle.idle_percent(pids, seconds) / IDLE_SHARDS, 2),
         }
+
+        make = ray.remote(idle.Bare).options(num_cpus=0)
+        actors: list[Any] = [make.remote() for _ in pids]
+        bare = ray.get([actor.pid.remote() for actor in actors])
+        time.sleep(IDLE_SETTLE_S)
+        facts["bare_memory_mb"] = round(sum(memory_mb(pid) for pid in bare), 1)
+        bare_percent = idle.idle_percent(bare, seconds) / IDLE_SHARDS
+        facts["bare_cpu_percent_per_shard"] = round(bare_percent, 2)
         ray.shutdown()
     shutil.rmtree(place, ignore_errors=True)
     return facts
@@ -389,10 +397,15 @@ def table(rounds: Rounds, single: dict[str, Any]) -> list[Line]:
         Line(
             f"idle, {IDLE_SHARDS} shards x {IDLE_REPLICAS}: CPU of a core per shard",
             f"{idle_cpu} %",
+            f"bare Ray actors {resting['bare_cpu_percent_per_shard']} %",
             floor=at_most(5),
             value=idle_cpu,
         ),
-        Line(f"  PSS of {resting['processes']} processes", f"{resting['memory_mb']:,.0f} MB"),
+        Line(
+            f"  PSS of {resting['processes']} processes",
+            f"{resting['memory_mb']:,.0f} MB",
+            f"bare Ray actors {resting['bare_memory_mb']:,.0f} MB",
+        ),
     ]
 
 

@@ -18,6 +18,8 @@ from raymq.store.log.chain import ChainUnit
 
 #: how often the acknowledging thread checks whether its stream has ended
 ACK_WAIT_MS = 200
+#: log bytes of a frame without an ack of its own, if their sync is still to come
+UNACKNOWLEDGED_BYTES_MAX = 64 << 10
 #: between two checks of a log that is stopping, whose `wait_durable` returns at once
 STOPPING_WAIT_S = 0.002
 
@@ -135,9 +137,14 @@ class FollowerSession:
 
         for reply in replies:
             stream.send(wire.encode(answering, reply))
-        if acknowledges:
+        if acknowledges and not self._sync_follows(data):
             self._send_ack(stream)
         return not refused
+
+    def _sync_follows(self, data: memoryview | None) -> bool:
+        """Whether the ack of the sync is soon enough for these bytes: each ack costs as much as a small append."""
+        is_small = data is not None and len(data) <= UNACKNOWLEDGED_BYTES_MAX
+        return is_small and self._log.durable() < self._log.tail().end
 
     def _perform(
         self, header: wire.FrameHeader, message: wire.ReplicaMessage, data: memoryview | None

@@ -10,7 +10,8 @@ latest after the timeout of the satellite's wait. No promise depends on any of t
     await the announced     GroupCommit, after a wakeup, polls the appended end for ANNOUNCED_US
                             CommitRealTime
     publish early           CommitLog    publishes that put's end before accounting for it (PutAcks.publish_early)
-    wake for an append      CommitLog    after publishing, unless `_group_commit_is_awake`
+    wake for an append      CommitLog    after publishing, unless `_group_commit_is_awake`. Replication only while its
+                                         replica leads
     await the sync          CommitLog    the thread that brought a put that waits alone sleeps for half of a usual
                                          sync, polls the synced end for the rest, WATCH_US in all, and answers the put
 

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from raymq.actors.follower import session as session_module
 from raymq.actors.follower.session import FollowerSession
 from raymq.replication.election import Received
 from raymq.replication.wire import (
@@ -75,6 +76,12 @@ class Line:
         return self._answers.empty()
 
 
+@pytest.fixture(autouse=True)
+def acknowledged_appends(monkeypatch):
+    """Small appends are acknowledged as large ones are: at once."""
+    monkeypatch.setattr(session_module, "UNACKNOWLEDGED_BYTES_MAX", 0)
+
+
 @pytest.fixture
 def port(tmp_path):
     port = CommitLogPort(tmp_path / "replica", segment_size_bytes=65536)
@@ -96,6 +103,21 @@ def test_appended_is_acknowledged_at_once_and_synced_when_the_flusher_publishes(
     line.say(Hello(3, 0), to=0)
     assert line.hear() == HelloReply(0, 0, 0, 0, 0)
     line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
+    assert line.hear() == Ack(3, 3, 0)
+    port.sync()
+    assert line.hear() == Ack(3, 3, 3)
+    line.hang_up()
+
+
+def test_few_bytes_are_acknowledged_when_they_are_synced(port, session, monkeypatch):
+    monkeypatch.setattr(session_module, "UNACKNOWLEDGED_BYTES_MAX", 3)
+    line = Line(session, incarnation=1)
+    line.say(Hello(3, 0), to=0)
+    line.hear()
+    unit = unit_of(b"abc")
+    line.say(AppendEntries(0, 0, 0, (unit,)), b"abc")
+    # A heartbeat is answered all the same: the follower is not silent while its disk is slow.
+    line.say(AppendEntries(3, unit.value, 0, ()))
     assert line.hear() == Ack(3, 3, 0)
     port.sync()
     assert line.hear() == Ack(3, 3, 3)

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from raymq.actors.follower import session
 from raymq.actors.satellites.replicator import Replicator
 from raymq.actors.satellites.service import EXIT_FENCED, EXIT_STOPPED
 from raymq.actors.shared import control_block
@@ -25,6 +26,12 @@ from tests.support.replica_pair import TIMEOUT_S, Pair, wait_until
 LIMITS = SenderLimits(
     frame_bytes=20_000, heartbeat_ms=20, retry_ms=20, halt_retry_ms=50, window_bytes=100_000
 )
+
+
+@pytest.fixture(autouse=True)
+def acknowledged_appends(monkeypatch):
+    """Small appends are acknowledged as large ones are: at once."""
+    monkeypatch.setattr(session, "UNACKNOWLEDGED_BYTES_MAX", 0)
 
 
 @pytest.fixture

@@ -97,10 +97,15 @@ final class RealBroker {
         while (found.size() < count && System.nanoTime() < deadline) {
             // A pull that comes before the broker has loaded a compacted queue moves the consumer to its end.
             if (found.isEmpty() && System.nanoTime() >= nextSeek) {
-                for (MessageQueue queue : queues) {
-                    consumer.seekToBegin(queue);
-                }
                 nextSeek = System.nanoTime() + SEEK_NANOS;
+                try {
+                    for (MessageQueue queue : queues) {
+                        consumer.seekToBegin(queue);
+                    }
+                } catch (MQClientException error) {
+                    // On a busy machine the client drops connections. The next seek opens another one.
+                    continue;
+                }
             }
             found.addAll(consumer.poll(200));
         }
