@@ -228,6 +228,30 @@ def test_a_follower_that_has_not_heard_of_added_queues_takes_none_away(
     assert routes.topic("t").queues == 4
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(RuntimeError("a bug"), ["could not be looked for"]), (Unavailable("no shard answers"), [])],
+)
+def test_a_look_for_queues_that_fails_harms_no_client_and_a_bug_is_logged(
+    cluster: FakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    words: list[str],
+) -> None:
+    def fail(*_args: object) -> dict[str, Any]:
+        raise error
+
+    routes = cluster.routes()
+    monkeypatch.setattr(routes, "first", fail)
+    # Otherwise another thread looks.
+    routes.transport = "ray"
+    monkeypatch.setattr(routes_module, "TOPICS_AGE_S", -1.0)
+    routes.look_for_queues(lambda: pytest.fail("nothing was learned"))
+    assert [each for each in words if each not in caplog.text] == []
+    assert bool(caplog.records) == bool(words)
+
+
 def test_the_retry_topic_of_a_group_gets_a_queue_on_a_shard_that_was_added() -> None:
     class Grown(Shards):
         """Three shards, of which this handle knows two. The topic is older than the third."""
