@@ -34,7 +34,7 @@ class Follower(ReplicaRole):
 
     mode = display_name = "follower"
     # As a rule no reader is here, and the dispatch of one message costs more than all else that a follower does for it.
-    dispatch_linger_s = 1.0
+    dispatch_linger_s = 0.5
 
     def __init__(self, host: ReplicaHost, port: FollowerLogPort) -> None:
         self._host = host

@@ -17,6 +17,8 @@ from .heard_ends import LAG_MS_MAX, HeardEnds
 #: longest wait of one fetch. A waiting reader must notice soon that this replica hears its leader no more
 WAIT_MS_MAX = 500
 
+#: how long a reader may wait for the dispatch of what is confirmed
+DISPATCH_WAIT_MS = 200
 #: `field` of the Unavailable of a replica that serves no reads, or not these
 ELSEWHERE = "replica"
 
@@ -35,13 +37,15 @@ class FollowerReads:
         "replica" when it cannot answer for another reason.
         """
         self._check_sound()
-        epoch = self._epoch()
-        if epoch < (request.seen_epoch or 0):
-            raise _refusal(
-                f"it has heard of epoch {epoch} only", REPLICA_BEHIND, request.seen_epoch, epoch
-            )
-        for queue_id, offset in request.offsets.items():
-            self._check_offset(request.topic, queue_id, offset)
+        try:
+            epoch = self._check_position(request)
+        except Unavailable:
+            host, confirmed = self._host, self._host.log.confirmed
+            if host.store.dispatched >= confirmed:
+                raise
+            # Without a reader, dispatch lingers.
+            host.dispatcher.await_dispatched(confirmed, DISPATCH_WAIT_MS)
+            epoch = self._check_position(request)
 
         wait_ms = min(request.wait_ms, WAIT_MS_MAX)
         found = self._host.dispatcher.fetch(request._replace(wait_ms=wait_ms))
@@ -52,6 +56,17 @@ class FollowerReads:
             # The wait may have been long: an answer without messages must be true at its end.
             self._epoch()
         return [part._replace(epoch=epoch) for part in found]
+
+    def _check_position(self, request: FetchRequest) -> int:
+        """Check that this replica is as far as the reader. Returns: the epoch of its answers. Raises: Unavailable."""
+        epoch = self._epoch()
+        if epoch < (request.seen_epoch or 0):
+            raise _refusal(
+                f"it has heard of epoch {epoch} only", REPLICA_BEHIND, request.seen_epoch, epoch
+            )
+        for queue_id, offset in request.offsets.items():
+            self._check_offset(request.topic, queue_id, offset)
+        return epoch
 
     def _check_sound(self) -> None:
         """Check that this replica's copy is whole, as far as it knows. Raises: Unavailable."""

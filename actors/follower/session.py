@@ -119,6 +119,8 @@ class FollowerSession:
         with self._lock:
             machine = self._machine
             replies, acknowledges = self._perform(header, message, data)
+            # The log may have been cut.
+            stream.acknowledged = min(stream.acknowledged, self._log.durable())
             current = machine.header()
             served = (header.sender, header.session) == (current.addressee, current.session)
             refused = any(isinstance(reply, wire.Refusal) for reply in replies)
@@ -202,14 +204,13 @@ class FollowerSession:
             log.advance_confirmed(effect.confirmed)
 
     def _acknowledge_syncs(self, stream: _LeaderStream) -> None:
-        acknowledged = -1
         while not stream.ended.is_set():
-            durable = self._log.wait_durable(acknowledged + 1, ACK_WAIT_MS)
-            if durable <= acknowledged:
+            durable = self._log.wait_durable(stream.acknowledged + 1, ACK_WAIT_MS)
+            if durable == stream.acknowledged:
                 # A log that is stopping does not wait.
                 stream.ended.wait(STOPPING_WAIT_S)
                 continue
-            acknowledged = durable
+            stream.acknowledged = durable
             try:
                 self._send_ack(stream)
             except Exception:
@@ -239,6 +240,8 @@ class _LeaderStream:
         self._send = send
         #: guards sending. A thread takes it before the session's lock
         self.send_lock = threading.RLock()
+        #: the durable end that was acknowledged last, as far as the log was not cut since
+        self.acknowledged = -1
         self.ended = threading.Event()
         #: of the session that this stream carries, or None before its Hello
         self.header: wire.FrameHeader | None = None

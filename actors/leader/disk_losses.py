@@ -1,8 +1,9 @@
-"""Writes into the log that a majority of the replicas had lost its disks, so that confirmed messages may be missing.
+"""Writes into the log that a majority of the replicas may have lost confirmed messages.
 
-Such a shard elects a leader again once all replicas answer (rule R14 of docs/design.md), and goes on. Without a word in
-its log nothing would say what may be gone. A leader also writes down which replicas are complete. One that is not
-complete, and stands there, has lost what it held. One that does not stand there is new, and held nothing.
+Their disks were lost or damaged, or the power failed with flush=async. Such a shard elects a leader again once all
+replicas answer (rule R14 of docs/design.md), and goes on. Without a word in its log nothing would say what may be gone.
+A leader also writes down which replicas are complete. One that is not complete, and stands there, may have lost what it
+held. One that does not stand there is new, and held nothing.
 """
 
 from __future__ import annotations
@@ -43,9 +44,12 @@ class DiskLosses:
                     "at_ms": at_ms,
                     "shard": host.identity_facts["shard"],
                     "lost": self._lost,
-                    "cause": "these replicas had lost their disks at the same time",
+                    "cause": "these replicas were not complete: their disks were lost or damaged, or the power failed "
+                    "with flush=async",
                 }
                 self._write(UNCLEAN_RECOVERIES, {str(at_ms): facts})
+                # None removes them: an election before they are complete again is no other loss.
+                self._write(COMPLETE_REPLICAS, dict.fromkeys(map(str, self._lost)))
                 self._lost = []
             new = self._find_new()
             if new:
@@ -54,15 +58,20 @@ class DiskLosses:
     def _find_lost(self) -> list[int]:
         """The replicas that had lost what they held when this one was elected, if they may have been a majority."""
         host = self._host
-        incomplete = host.elections.incomplete_voters
+        incomplete = sorted(host.elections.incomplete_voters)
         known = host.store.state.progress.get(COMPLETE_REPLICAS, {})
+        held = {replica: known[str(replica)] for replica in incomplete if str(replica) in known}
         lost = [
             replica
-            for replica in sorted(incomplete)
-            # Without a log none knows which replicas held one.
-            if host.led_from_nothing
-            or known.get(str(replica)) == host.elections.generation(replica)
+            for replica, generation in held.items()
+            if generation == host.elections.generation(replica)
         ]
+        if lost:
+            # What the replicas before the replaced ones held is gone, too. Alone that was an operator's decision.
+            lost = sorted(held)
+        if host.led_from_nothing:
+            # Without a log none knows which replicas held one.
+            lost = incomplete
         return lost if may_lack_confirmed(len(host.members), len(lost)) else []
 
     def _find_new(self) -> dict[str, int]:

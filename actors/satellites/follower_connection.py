@@ -128,16 +128,20 @@ class _Connection:
                         return
                     frame, body = self._outgoing.popleft()
                     self._sending = True
+                # The last frame is the only one that is left after `close`. An end at once would overtake it: the timer
+                # ends the stream.
                 stream.send(frame, body)
         except Exception as error:
             self._fail(error)
-        finally:
-            # Closed, with its last frame sent, or broken.
             stream.abort()
 
     def _fail(self, error: Exception) -> None:
-        if not self._closed:
-            self._owner.report(self, Disconnected(f"{type(error).__name__}: {error}"))
+        """Report the first error, which ends the connection. The other thread then fails, too."""
+        with self._condition:
+            if self._closed:
+                return
+            self._closed = True
+        self._owner.report(self, Disconnected(f"{type(error).__name__}: {error}"))
 
 
 def _read(frame: bytes) -> FrameReceived | Disconnected:

@@ -21,7 +21,7 @@ UNREAD_BYTES_MAX = 32 << 10
 
 
 class FollowerStream:
-    """One follower, as Replication sees it. Callers: one thread; `status` by any."""
+    """One follower, as Replication sees it. Callers: one thread at a time; `status` by any."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from raymq.store.log.segments.segment_paths import find_segment, first_offset, s
 
 
 class LogReader:
-    """Reads the log's files. Callers: one thread; `start` by any."""
+    """Reads the log's files. Callers: one thread at a time; `start` by any."""
 
     def __init__(
         self, directory: Path, segment_size_bytes: int, *, files: Files, open_max: int = 2

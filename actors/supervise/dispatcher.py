@@ -250,18 +250,7 @@ class Dispatcher:
         if self._store.dispatched >= expected:
             return
 
-        with self._dispatch_happened:
-            self._awaiting += 1
-            self._urgent.set()
-            self._wake.set()
-            try:
-                self._dispatch_happened.wait_for(
-                    lambda: self._store.dispatched >= expected or self._stopping,
-                    CONFIRMED_WAIT_MS / 1000,
-                )
-            finally:
-                self._awaiting -= 1
-
+        self.await_dispatched(expected, CONFIRMED_WAIT_MS)
         if not self._needs_expected or self._store.dispatched >= expected:
             self._expected_end = 0
         missing = max(confirmed, self._expected_end) - self._store.dispatched
@@ -274,6 +263,19 @@ class Dispatcher:
                 limit=0,
                 found=missing,
             )
+
+    def await_dispatched(self, end: int, timeout_ms: int) -> None:
+        """Dispatch without a linger until everything below `end` is dispatched, or the time is up."""
+        with self._dispatch_happened:
+            self._awaiting += 1
+            self._urgent.set()
+            self._wake.set()
+            try:
+                self._dispatch_happened.wait_for(
+                    lambda: self._store.dispatched >= end or self._stopping, timeout_ms / 1000
+                )
+            finally:
+                self._awaiting -= 1
 
     # --- reading ----------------------------------------------------------------------------------
 

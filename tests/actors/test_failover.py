@@ -315,9 +315,10 @@ def test_a_replica_whose_disk_takes_no_epoch_record_lets_another_one_lead(
 
     shard.start_all()
     first = shard.wait_leader()
-    shard.kill(first)
-    for each in list(shard.hosts):
+    # Before the others elect.
+    for each in set(shard.hosts) - {first}:
         fill_disk(each)
+    shard.kill(first)
     third = shard.wait_leader()
     assert full not in ([], [third])
     host = shard.hosts[full[0]]
@@ -471,6 +472,9 @@ def test_a_majority_that_has_lost_its_disks_is_written_down(
     noted = host.unclean_recoveries()
     assert [sorted(each["lost"]) for each in noted] == ([lost] if is_noted else [])
     assert host.leader_hint()["unclean_recoveries"] == len(noted)
+    # An election before they are complete again is no other loss.
+    again = lose_disks(shard, [])
+    assert len(again.unclean_recoveries()) == len(noted)
 
 
 def test_new_replicas_have_lost_nothing(shard: Shard) -> None:

@@ -29,7 +29,7 @@ from raymq.replication.wire import (
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Rejected
 from raymq.store.log.chain import ChainUnit
-from tests.support.replica_pair import CommitLogPort, new_session
+from tests.support.replica_pair import CommitLogPort, new_session, wait_until
 
 IDENTITY = {"cluster_id": "c", "shard": 0, "replica": 1, "incarnation": 5}
 
@@ -119,6 +119,23 @@ def test_few_bytes_are_acknowledged_when_they_are_synced(port, session, monkeypa
     # A heartbeat is answered all the same: the follower is not silent while its disk is slow.
     line.say(AppendEntries(3, unit.value, 0, ()))
     assert line.hear() == Ack(3, 3, 0)
+    port.sync()
+    assert line.hear() == Ack(3, 3, 3)
+    line.hang_up()
+
+
+def test_syncs_are_acknowledged_after_a_cut_as_before(port, session, monkeypatch):
+    monkeypatch.setattr(session_module, "UNACKNOWLEDGED_BYTES_MAX", 3)
+    line = Line(session, incarnation=1)
+    line.say(Hello(3, 0), to=0)
+    line.hear()
+    line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
+    wait_until(lambda: port.log.end == 3, "the append")
+    port.sync()
+    assert line.hear() == Ack(3, 3, 3)
+    # These bytes differ: what was acknowledged is cut.
+    line.say(AppendEntries(0, 0, 0, (unit_of(b"xyz"),)), b"xyz")
+    wait_until(lambda: port.log.end == 3 and port.log.synced == 0, "the cut")
     port.sync()
     assert line.hear() == Ack(3, 3, 3)
     line.hang_up()

@@ -130,6 +130,8 @@ def test_a_dropped_connection_is_aborted_and_its_events_are_forgotten(world: Wor
 def test_the_last_frame_is_sent_before_the_end(world: World) -> None:
     world.connection.disconnect(b"last")
     assert world.sent() == ("raymq-replica-send", b"last")
+    # An abort would overtake the frame.
+    assert not world.stream.aborted.wait(0.05)
     assert world.stream.closed.wait(TIMEOUT_S)
 
 

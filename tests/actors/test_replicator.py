@@ -347,6 +347,16 @@ def test_without_both_followers_nothing_is_confirmed(trio):
     trio.wait_confirmed(end)
 
 
+def test_few_bytes_match_when_they_are_synced(pair, monkeypatch):
+    monkeypatch.setattr(session, "UNACKNOWLEDGED_BYTES_MAX", 64 << 10)
+    end = pair.leader.write(1000)
+    wait_until(lambda: pair.follower.log.end == end, "the follower has appended it")
+    pair.leader.sync()
+    pair.follower.sync()
+    pair.wait_confirmed(end)
+    assert pair.stream()["matched_end"] == end
+
+
 def test_an_error_that_an_answer_meets_ends_the_service(pair, monkeypatch):
     take_requests = Replicator._take_requests
 

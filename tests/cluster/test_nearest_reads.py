@@ -116,6 +116,22 @@ def test_a_follower_serves_only_readers_that_say_what_they_have_seen(shard: Foll
     assert fetch(shard, 1, 3) == []
 
 
+def test_a_reader_ends_the_linger_time_of_a_followers_dispatch(shard: FollowedShard) -> None:
+    shard.put(*bodies(0, 3))
+    wait_for_followers(shard, 3)
+    dispatcher, store = shard.followers[1].host.dispatcher, shard.followers[1].host.store
+    dispatcher.linger_s = 60.0
+    # This one is dispatched with the linger time of before, and the next one waits.
+    shard.put(*bodies(3, 1))
+    until(lambda: store.dispatched == store.log.confirmed and shard.end_of(1) == 4, pause)
+    shard.put(*bodies(4, 1))
+    until(lambda: store.log.confirmed > store.dispatched, pause)
+    # The reader has seen the message at another replica.
+    assert fetch(shard, 1, 5) == []
+    (part,) = fetch(shard, 1, 4)
+    assert part.next_offset == 5
+
+
 def test_a_follower_that_is_behind_the_reader_never_answers_with_its_own_end(
     shard: FollowedShard,
 ) -> None:
