@@ -36,6 +36,7 @@ class DiskLosses:
         host = self._host
         if host.led is None or not can_fail_over(len(host.members)):
             return
+
         with contextlib.suppress(RayMQError, OSError):
             if self._lost:
                 # An operator reads it; the time is its key, as of `raymq shard recover --unclean`.
@@ -51,6 +52,7 @@ class DiskLosses:
                 # None removes them: an election before they are complete again is no other loss.
                 self._write(COMPLETE_REPLICAS, dict.fromkeys(map(str, self._lost)))
                 self._lost = []
+
             new = self._find_new()
             if new:
                 self._write(COMPLETE_REPLICAS, new)
