@@ -90,7 +90,13 @@ def test_each_promise_about_replicas_has_a_floor(
     single = {
         "gaps_ms": changed.get("gaps_ms", [9, 2000, 5000]),
         "catch_up": {"alone_ms": 1, "beside_ms": 100},
-        "idle": {"processes": 36, "memory_mb": 1, "cpu_percent_per_shard": idle_percent},
+        "idle": {
+            "processes": 36,
+            "memory_mb": 1,
+            "bare_memory_mb": 1,
+            "cpu_percent_per_shard": idle_percent,
+            "bare_cpu_percent_per_shard": 4,
+        },
     }
     lines = replicate.table(rounds, single)
     assert [line.what for line in lines if line.missed] == missed
