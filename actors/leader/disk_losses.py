@@ -8,12 +8,11 @@ held. One that does not stand there is new, and held nothing.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from raymq.replication.quorum import can_fail_over, may_lack_confirmed
-from raymq.store.base.errors import RayMQError
+from raymq.store.base.errors import Bug, RayMQError
 from raymq.store.put.inner_message import ServiceProgress
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.shard_state import COMPLETE_REPLICAS, UNCLEAN_RECOVERIES
@@ -29,6 +28,8 @@ class DiskLosses:
         """Args: `publish`: reports appended records to the satellites."""
         self._host = host
         self._publish = publish
+        #: wall clock
+        self._began_ms = host.clock.now_ms()
         self._lost = self._find_lost()
 
     def step(self) -> None:
@@ -37,25 +38,33 @@ class DiskLosses:
         if host.led is None or not can_fail_over(len(host.members)):
             return
 
-        with contextlib.suppress(RayMQError, OSError):
-            if self._lost:
-                # An operator reads it; the time is its key, as of `raymq shard recover --unclean`.
-                at_ms = host.clock.now_ms()
-                facts = {
-                    "at_ms": at_ms,
-                    "shard": host.identity_facts["shard"],
-                    "lost": self._lost,
-                    "cause": "these replicas were not complete: their disks were lost or damaged, or the power failed "
-                    "with flush=async",
-                }
-                self._write(UNCLEAN_RECOVERIES, {str(at_ms): facts})
-                # None removes them: an election before they are complete again is no other loss.
-                self._write(COMPLETE_REPLICAS, dict.fromkeys(map(str, self._lost)))
-                self._lost = []
-
+        try:
+            self._write_lost()
             new = self._find_new()
             if new:
                 self._write(COMPLETE_REPLICAS, new)
+        except Bug:
+            raise
+        except (RayMQError, OSError):
+            # The disk is full, for example. The next call tries again.
+            return
+
+    def _write_lost(self) -> None:
+        """Write which replicas were lost, once."""
+        if not self._lost:
+            return
+        facts = {
+            "at_ms": self._began_ms,
+            "shard": self._host.identity_facts["shard"],
+            "lost": self._lost,
+            "cause": "these replicas were not complete: their disks were lost or damaged, or the power failed "
+            "with flush=async",
+        }
+        # The time is the key, as of `raymq shard recover --unclean`. A second try writes the same.
+        self._write(UNCLEAN_RECOVERIES, {str(self._began_ms): facts})
+        # The value None removes a key: an election before these replicas are complete again is not another loss.
+        self._write(COMPLETE_REPLICAS, dict.fromkeys(map(str, self._lost)))
+        self._lost = []
 
     def _find_lost(self) -> list[int]:
         """The replicas that had lost what they held when this one was elected, if they may have been a majority."""

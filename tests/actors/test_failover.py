@@ -472,7 +472,7 @@ def test_a_majority_that_has_lost_its_disks_is_written_down(
     noted = host.unclean_recoveries()
     assert [sorted(each["lost"]) for each in noted] == ([lost] if is_noted else [])
     assert host.leader_hint()["unclean_recoveries"] == len(noted)
-    # An election before they are complete again is no other loss.
+    # An election before these replicas are complete again is not another loss.
     again = lose_disks(shard, [])
     assert len(again.unclean_recoveries()) == len(noted)
 

@@ -663,11 +663,13 @@ def test_a_call_waits_for_a_leader_for_as_long_as_it_may_take(shard: MovingShard
     for replica in shard.replicas:
         replica.step_down()
     with shard.cluster() as cluster:
-        # The last try has a tenth of a second: on a machine that stands still it gets no answer.
-        with pytest.raises((Unavailable, DeliveryUnknown)) as refused:
-            cluster.call(0, "init_producer", {"producer_id": 1}, timeout_s=0.3)
-        if isinstance(refused.value, Unavailable):
-            assert refused.value.field == "leader"
+        refused: RayMQError | None = None
+        while not isinstance(refused, Unavailable):
+            # The last try has a tenth of a second: on a machine that stands still it gets no answer.
+            with pytest.raises((Unavailable, DeliveryUnknown)) as caught:
+                cluster.call(0, "init_producer", {"producer_id": 1}, timeout_s=0.3)
+            refused = caught.value
+        assert refused.field == "leader"
 
         def lead() -> None:
             wait_until_refused(shard.replicas[0], shard.replicas[0].refused + 2)
