@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,12 @@ class Shard:
         self.led: dict[int, set[int]] = {}
 
     def start(
-        self, replica: int, generations: tuple[int, ...] = (), *, is_new_complete: bool = True
+        self,
+        replica: int,
+        generations: tuple[int, ...] = (),
+        *,
+        is_new_complete: bool = True,
+        limits: ElectionLimits = LIMITS,
     ) -> ReplicaHost:
         self._incarnation += 1
         self.hosts[replica] = open_replica(
@@ -101,7 +107,7 @@ class Shard:
             members=range(self.members),
             candidates=range(self.members),
             connect_peer=lambda other: Link(self, replica, other),
-            limits=LIMITS,
+            limits=limits,
             note_leadership=lambda epoch: self.led.setdefault(epoch, set()).add(replica),
         )
         return self.hosts[replica]
@@ -136,12 +142,11 @@ class Shard:
         wait_until(found, "a replica leads")
         return found()[-1]
 
-    def hand_over_to_0(self) -> None:
-        """Let replica 0 lead."""
-        leader = self.wait_leader()
-        if leader != 0:
-            self.hosts[leader].hand_over(0)
-            wait_until(lambda: self.leaders() == [0], "replica 0 leads")
+    def start_led_by_0(self) -> None:
+        """Start replicas 0 and 1 so that replica 0 leads: the other one would ask for votes in an hour only."""
+        self.start(1, limits=replace(LIMITS, election_ms=3_600_000))
+        self.start(0)
+        wait_until(lambda: self.leaders() == [0], "replica 0 leads")
 
     def close(self) -> None:
         for replica in list(self.hosts):
@@ -463,9 +468,7 @@ def lose_disks(shard: Shard, lost: list[int]) -> ReplicaHost:
 def test_a_majority_that_has_lost_its_disks_is_written_down(
     shard: Shard, lost: list[int], is_noted: bool
 ) -> None:
-    shard.start(0)
-    shard.start(1)
-    shard.hand_over_to_0()
+    shard.start_led_by_0()
     shard.start(2)
     note_complete_replicas(shard, range(3))
     host = lose_disks(shard, lost)
@@ -478,9 +481,7 @@ def test_a_majority_that_has_lost_its_disks_is_written_down(
 
 
 def test_new_replicas_have_lost_nothing(shard: Shard) -> None:
-    shard.start(0)
-    shard.start(1)
-    shard.hand_over_to_0()
+    shard.start_led_by_0()
     shard.start(2)
     # As for a shard of one replica that gets two more.
     note_complete_replicas(shard, range(1))
