@@ -27,6 +27,8 @@ from . import wire
 from .match import ChainView, Match, MatchSearch
 
 MIB = 1024 * 1024
+#: how much of the smoothed time of an ack is the newest one
+ACK_TIME_WEIGHT = 0.125
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,10 @@ class SenderLimits:
     window_bytes: int = 64 * MIB
     #: frames sent and not acknowledged: small units are sent together while the follower lags
     window_frames: int = 16
+    #: how long few bytes wait for more, while enough other followers get each byte at once
+    linger_ms: int = 10
+    #: ... and how many bytes do not wait
+    linger_bytes: int = 32 * 1024
     #: between two frames, while the follower lacks bytes or does not know the confirmed end
     heartbeat_ms: int = 200
     #: ... while it has all. Followers answer readers by what they heard within a second (heard_ends.py)
@@ -59,6 +65,8 @@ class LeaderProgress(NamedTuple):
 
     committed: int
     confirmed: int
+    #: enough other followers get each byte at once, so that no put waits for this one
+    may_linger: bool = False
 
 
 class Connected(NamedTuple):
@@ -185,6 +193,9 @@ class LogSender:
 
         self._search: MatchSearch | None = None
         self._committed = 0
+        self._may_linger = False
+        #: since when bytes wait to be sent; None: none do
+        self._unsent_since_ms: int | None = None
         self._sent_end = 0
         self._sent_value = 0
         self._sent_at_ms = 0
@@ -193,6 +204,9 @@ class LogSender:
         #: since when the chain does not have the next units; None: it has
         self._starved_ms: int | None = None
         self._in_flight: deque[int] = deque()
+        #: the end of the frame whose ack is timed, and when it was sent; None: no frame is
+        self._timed: tuple[int, int] | None = None
+        self._smoothed_ack_ms = 0.0
         self._next_connect_ms = 0
         self._received_ms = 0
 
@@ -220,6 +234,7 @@ class LogSender:
         if isinstance(event, LeaderProgress):
             self._committed = max(self._committed, event.committed)
             self.confirmed = max(self.confirmed, event.confirmed)
+            self._may_linger = event.may_linger
         elif isinstance(event, FrameReceived):
             self._receive(event)
         elif isinstance(event, Connected):
@@ -242,7 +257,15 @@ class LogSender:
             return max(0, self._next_connect_ms - now_ms)
         if self.phase is not Phase.STREAMING:
             return self._limits.heartbeat_ms
-        return max(0, self._sent_at_ms + self._heartbeat_ms - now_ms)
+        due_ms = self._sent_at_ms + self._heartbeat_ms
+        if self._unsent_since_ms is not None and self._may_linger:
+            due_ms = min(due_ms, self._unsent_since_ms + self._limits.linger_ms)
+        return max(0, due_ms - now_ms)
+
+    def ack_ms(self, now_ms: int) -> float:
+        """How long the follower takes from a frame to its durable end: smoothed, or the wait under way if longer."""
+        waited_ms = 0 if self._timed is None else now_ms - self._timed[1]
+        return max(self._smoothed_ack_ms, waited_ms)
 
     @property
     def _heartbeat_ms(self) -> int:
@@ -394,6 +417,10 @@ class LogSender:
         if durable > self.replicated_end or counts_now:
             self.replicated_end = max(durable, self.replicated_end)
             self._effects.append(Replicated(self.replicated_end))
+        if self._timed is not None and self._timed[0] <= self.replicated_end:
+            taken_ms = self._now_ms - self._timed[1]
+            self._smoothed_ack_ms += (taken_ms - self._smoothed_ack_ms) * ACK_TIME_WEIGHT
+            self._timed = None
 
     def _halt(self, reason: str) -> None:
         """Disconnect, report a new reason to the operator, and try again later."""
@@ -407,6 +434,7 @@ class LogSender:
         self.stall_reason = reason
         self._search = None
         self._in_flight.clear()
+        self._timed = None
         self._next_connect_ms = self._now_ms + retry_ms
 
     def _check_time(self) -> None:
@@ -430,6 +458,7 @@ class LogSender:
         limits = self._limits
         while (
             self._sent_end < self._committed
+            and not self._lingers()
             and len(self._in_flight) < limits.window_frames
             and self._sent_end - self.matched_end < limits.window_bytes
         ):
@@ -444,6 +473,16 @@ class LogSender:
             self._append(units)
         if self._now_ms - self._sent_at_ms >= self._heartbeat_ms:
             self._append(())
+
+    def _lingers(self) -> bool:
+        """Whether the unsent bytes wait for more, so that one frame, one sync and one ack serve many puts."""
+        if self._unsent_since_ms is None:
+            self._unsent_since_ms = self._now_ms
+        return (
+            self._may_linger
+            and self._committed - self._sent_end < self._limits.linger_bytes
+            and self._now_ms - self._unsent_since_ms < self._limits.linger_ms
+        )
 
     def _is_starved(self) -> bool:
         """Whether the chain gives no whole unit below the committed end for long.
@@ -469,6 +508,10 @@ class LogSender:
         self._send(message, self._sent_end, message.end)
         if units:
             self._sent_end, self._sent_value = units[-1].end, units[-1].value
+            if self._sent_end >= self._committed:
+                self._unsent_since_ms = None
+            if self._timed is None:
+                self._timed = self._sent_end, self._now_ms
             self._in_flight.append(self._sent_end)
 
     def _send(self, message: wire.ReplicaMessage, start: int = 0, stop: int = 0) -> None:

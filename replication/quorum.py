@@ -7,7 +7,10 @@ has caught up with a leader. Until then its answers may come from a log that lac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+
+#: by how much more than half a follower's time another one must be faster to take its place in `prompt_followers`
+CHANGE_MS = 2.0
 
 
 def majority(members: int) -> int:
@@ -75,3 +78,25 @@ def replicated_end(follower_ends: Sequence[int]) -> int:
     """
     ends = sorted(follower_ends, reverse=True)
     return ends[majority(len(ends) + 1) - 2]
+
+
+def prompt_followers(
+    members: int, ack_ms: Mapping[int, float], before: Collection[int]
+) -> frozenset[int]:
+    """The followers that get each byte at once: as many as with the leader are a majority, or fewer if fewer are there.
+
+    The puts wait for no other follower, and others may get the bytes of many puts together. A follower stays prompt
+    until another one takes less than half its time: each change makes the puts under way wait for a linger time.
+
+    Args: `ack_ms`: id -> how long it takes to make bytes durable, of the followers that have nearly all bytes, which a
+    stream reaches and whose acks count. `before`: the result of the last call.
+    """
+    needed = majority(members) - 1
+    order = sorted(ack_ms, key=lambda each: (each not in before, ack_ms[each], each))
+    prompt, others = order[:needed], order[needed:]
+    if prompt and others:
+        slowest = max(prompt, key=lambda each: ack_ms[each])
+        fastest = min(others, key=lambda each: ack_ms[each])
+        if ack_ms[slowest] > 2 * ack_ms[fastest] + CHANGE_MS:
+            prompt[prompt.index(slowest)] = fastest
+    return frozenset(prompt)

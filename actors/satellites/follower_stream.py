@@ -49,6 +49,11 @@ class FollowerStream:
         return self.durable_end if self.is_complete else 0
 
     @property
+    def is_streaming(self) -> bool:
+        """Whether log bytes reach the follower."""
+        return self._sender.phase is log_sender.Phase.STREAMING
+
+    @property
     def durable_end(self) -> int:
         """Everything below is durable on the follower, and equals the leader's log."""
         return self._sender.replicated_end
@@ -78,13 +83,20 @@ class FollowerStream:
         for event in self._connection.take_events():
             self._step(event, now_ms)
 
-    def advance(self, committed: int, confirmed: int, now_ms: int) -> None:
-        """Send what is in the log's files, and the confirmed end. Do what is due by the time."""
-        self._step(log_sender.LeaderProgress(committed, confirmed), now_ms)
+    def advance(self, committed: int, confirmed: int, now_ms: int, *, may_linger: bool) -> None:
+        """Send what is in the log's files, and the confirmed end. Do what is due by the time.
+
+        Args: `may_linger`: no put waits for this follower, so that few bytes may wait for more.
+        """
+        self._step(log_sender.LeaderProgress(committed, confirmed, may_linger), now_ms)
 
     def wait_ms(self, now_ms: int) -> int:
         """How long `advance` may stay uncalled without an answer."""
         return self._sender.wait_ms(now_ms)
+
+    def ack_ms(self, now_ms: int) -> float:
+        """How long the follower takes from a frame to its durable end."""
+        return self._sender.ack_ms(now_ms)
 
     def status(self) -> dict[str, Any]:
         """For status displays."""

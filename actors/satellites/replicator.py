@@ -25,7 +25,7 @@ from raymq.actors.supervise.ballot import read_generations
 from raymq.replication.combiner import PutCombiner
 from raymq.replication.election import Ballot
 from raymq.replication.log_sender import LogSender, SenderLimits
-from raymq.replication.quorum import published_end
+from raymq.replication.quorum import majority, prompt_followers, published_end
 from raymq.replication.wire import ReplicaProcess, cluster_key
 from raymq.store.config.promise import PROMISES, Ends, own_durable
 from raymq.store.config.store_config import StoreConfig
@@ -75,7 +75,7 @@ class Replicator(Service):
         self._shard = shard
         self._replica = replica
         self._voters = frozenset(voters)
-        self._limits = limits
+        self._limits = limits or SenderLimits()
         self._promise = PROMISES[config.flush, True, "quorum"]
 
         self._log = LogReader(
@@ -107,6 +107,9 @@ class Replicator(Service):
         #: the epoch that is served; None: this replica follows, or the grant is over
         self._led: Leadership | None = None
         self._streams: list[FollowerStream] = []
+        #: the followers that get each byte at once. The others may get the bytes of many puts together
+        self._prompt: frozenset[int] = frozenset()
+        self._may_linger = False
         #: what a follower's thread has met, for the service's thread to raise
         self._error: Exception | None = None
         #: frames of the streams of earlier epochs
@@ -185,6 +188,7 @@ class Replicator(Service):
         now_ms = self._clock.monotonic_ms()
         for stream in self._streams:
             stream.take_answers(now_ms)
+        self._choose_prompt(now_ms)
         # After the answers, which may have moved the confirmed end: the next frames carry it.
         for stream in self._streams:
             self._advance(stream, now_ms)
@@ -203,6 +207,7 @@ class Replicator(Service):
                 stream = next(each for each in self._streams if each.follower == follower)
                 now_ms = self._clock.monotonic_ms()
                 stream.take_answers(now_ms)
+                self._choose_prompt(now_ms)
                 self._advance(stream, now_ms)
                 if not stream.stall_reason:
                     return
@@ -215,10 +220,34 @@ class Replicator(Service):
         for request in self._satellite.rings.requests.take_all():
             self._combiner.add(*request)
 
+    def _choose_prompt(self, now_ms: int) -> None:
+        """Find the followers that the puts wait for."""
+        counted = [
+            stream
+            for stream in self._streams
+            if stream.is_streaming and stream.is_complete and stream.follower in self._voters
+        ]
+        most = max((stream.durable_end for stream in counted), default=0)
+        ack_ms = {
+            stream.follower: stream.ack_ms(now_ms)
+            for stream in counted
+            # One that is caught up confirms nothing soon.
+            if stream.durable_end >= most - self._limits.linger_bytes
+        }
+        members = len(self._voters)
+        self._prompt = prompt_followers(members, ack_ms, self._prompt)
+        # Without enough of them a put waits for each that is reached again.
+        self._may_linger = len(self._prompt) == majority(members) - 1
+
     def _advance(self, stream: FollowerStream, now_ms: int) -> None:
         """Send a follower what is new, and report to CommitLog how far the follower is."""
         satellite = self._satellite
-        stream.advance(satellite.committed, self._combiner.acknowledged, now_ms)
+        stream.advance(
+            satellite.committed,
+            self._combiner.acknowledged,
+            now_ms,
+            may_linger=self._may_linger and stream.follower not in self._prompt,
+        )
         satellite.publish_count(self._frames)
         satellite.publish_follower(stream.follower, self._progress_of(stream))
 

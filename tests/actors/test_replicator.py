@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from raymq.actors.satellites.replicator import Replicator
 from raymq.actors.satellites.service import EXIT_FENCED, EXIT_STOPPED
 from raymq.actors.shared import control_block
 from raymq.actors.shared.failures import FailureFile
+from raymq.replication import quorum
 from raymq.replication.election import LeaderLost
 from raymq.replication.log_sender import SenderLimits
 from raymq.store.base.checksum import crc32c
@@ -316,6 +319,51 @@ def test_of_three_replicas_two_confirm_and_the_third_follows(trio):
     wait_until(lambda: records[2].read().durable_end == end, "CommitLog knows of the sync")
     assert trio.followers[1].log.synced == 0
     assert trio.followers[1].bytes(end) == trio.followers[2].bytes(end) == trio.leader.bytes(end)
+
+
+def test_a_put_waits_for_one_of_two_followers_and_the_other_gets_many_puts_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The test syncs late, at any time: none is so fast that it becomes the one that is waited for.
+    monkeypatch.setattr(quorum, "CHANGE_MS", 1e9)
+    trio = Pair(tmp_path, limits=replace(LIMITS, linger_ms=60_000, linger_bytes=5000), followers=2)
+    try:
+        for replica in (1, 2):
+            trio.wait_complete(replica)
+        end = trio.leader.write(1000)
+        wait_until(
+            lambda: end in [trio.stream(each)["matched_end"] for each in (1, 2)],
+            "one of them gets the put",
+        )
+        prompt, other = (1, 2) if trio.stream(1)["matched_end"] else (2, 1)
+        for _ in range(3):
+            trio.leader.sync()
+            trio.followers[prompt].sync()
+            trio.wait_confirmed(end)
+            end = trio.leader.write(1000)
+            trio.wait_matched(end, prompt)
+        assert trio.stream(other)["matched_end"] == 0
+        trio.wait_matched(trio.leader.write(1000), other)
+    finally:
+        trio.close()
+
+
+def test_a_follower_that_does_not_sync_any_more_is_not_waited_for(tmp_path: Path) -> None:
+    trio = Pair(tmp_path, limits=replace(LIMITS, linger_ms=30), followers=2)
+    try:
+        end = trio.leader.write(100)
+        trio.leader.sync()
+        for replica in (1, 2):
+            trio.wait_matched(end, replica)
+        # One of them is prompt. Only the other one syncs from now on: it must get the next bytes nevertheless.
+        for slow in (1, 2):
+            end = trio.leader.write(100)
+            trio.leader.sync()
+            trio.wait_matched(end, 3 - slow)
+            trio.followers[3 - slow].sync()
+            trio.wait_confirmed(end)
+    finally:
+        trio.close()
 
 
 def test_without_one_of_two_followers_puts_are_confirmed_and_it_catches_up(trio):

@@ -6,7 +6,13 @@ from itertools import product
 
 import pytest
 
-from raymq.replication.quorum import confirmed_end, majority, published_end, replicated_end
+from raymq.replication.quorum import (
+    confirmed_end,
+    majority,
+    prompt_followers,
+    published_end,
+    replicated_end,
+)
 
 
 @pytest.mark.parametrize("members", [2, 3, 4, 5, 7])
@@ -43,3 +49,27 @@ def test_a_leader_publishes_nothing_that_it_has_not_itself_or_that_is_before_its
 
 def test_a_leader_alone_publishes_what_is_durable_on_its_own_disk() -> None:
     assert [published_end(2, own, []) for own in (0, 1, 2, 3)] == [0, 0, 2, 3]
+
+
+@pytest.mark.parametrize(("members", "prompt"), [(2, {1}), (3, {1}), (4, {1, 2}), (5, {1, 2})])
+def test_as_many_followers_are_prompt_as_are_a_majority_with_the_leader(
+    members: int, prompt: set[int]
+) -> None:
+    ack_ms = dict.fromkeys(range(1, members), 3.0)
+    assert prompt_followers(members, ack_ms, ()) == prompt
+
+
+def test_the_fastest_followers_are_prompt_at_first() -> None:
+    assert prompt_followers(5, {1: 9.0, 2: 4.0, 3: 8.0, 4: 1.0}, ()) == {2, 4}
+
+
+def test_a_prompt_follower_stays_unless_another_one_is_more_than_twice_as_fast() -> None:
+    assert prompt_followers(3, {1: 8.0, 2: 4.0}, {1}) == {1}
+    assert prompt_followers(3, {1: 12.0, 2: 4.0}, {1}) == {2}
+    assert prompt_followers(5, {1: 30.0, 2: 4.0, 3: 5.0, 4: 6.0}, {1, 2}) == {2, 3}
+
+
+def test_a_follower_that_is_not_reached_is_not_prompt() -> None:
+    assert prompt_followers(3, {2: 400.0}, {1}) == {2}
+    assert prompt_followers(5, {2: 400.0}, {1, 2}) == {2}
+    assert prompt_followers(3, {}, {1}) == frozenset()

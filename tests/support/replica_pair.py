@@ -375,6 +375,9 @@ class Pair:
     def wait_matched(self, end: int, replica: int = 1) -> None:
         wait_until(lambda: self.stream(replica).get("matched_end") == end, f"matched up to {end}")
 
+    def wait_complete(self, replica: int) -> None:
+        wait_until(lambda: self.stream(replica).get("is_complete"), "its acks count")
+
     def wait_confirmed(self, end: int) -> None:
         wait_until(lambda: self.leader.confirmed == end, f"confirmed up to {end}")
 

@@ -477,7 +477,10 @@ class World:
     def progress(self, node: Node) -> None:
         for follower in list(node.streams):
             log = node.log
-            self.step_stream(node, follower, LeaderProgress(len(log.data), log.confirmed_end))
+            # Which followers may get bytes late is no part of the protocol: any may, at any time.
+            may_linger = (self.now // 50 + follower) % 2 == 0
+            progress = LeaderProgress(len(log.data), log.confirmed_end, may_linger)
+            self.step_stream(node, follower, progress)
 
     def step_stream(self, node: Node, follower: int, event: object) -> None:
         stream = node.streams.get(follower)
