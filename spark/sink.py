@@ -1,26 +1,34 @@
 """Writes a DataFrame to a topic, each row exactly once, even when tasks are retried.
 
-Producer id = hash(write id, partition). Epoch = run << 8 | attempt, so that a later attempt fences an earlier one,
-and a repeated write fences the write before it. Sequence = the row's place among its partition's rows of one queue.
-The rows of a partition must have the same order in each attempt: a plan that cannot promise that is refused.
+Direct    A task sends its rows to their queues, as a producer that each attempt repeats. Producer id = hash(write id,
+          partition). Epoch = run << 8 | attempt, so that a later attempt fences an earlier one, and a repeated write
+          fences the write before it. Sequence = the row's place among its partition's rows of one queue. So the rows
+          of a partition must have the same order in each attempt: a plan that cannot promise that is refused.
+Staged    A task stages its rows under a producer id of its own, and the driver commits those of the attempts that
+          Spark counts (`raymq.cluster.staged`). Any plan will do. Each row is written twice.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.cluster.arguments import check_choice
 from raymq.cluster.messages.keys import key_properties
 from raymq.cluster.messages.partitioner import queues_of
 from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.staged.committer import Committer
+from raymq.cluster.staged.staged_writer import StagedWriter
+from raymq.cluster.staged.write_commit import StagedRows
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Bug, Rejected
 from raymq.store.config.promise import Acks
@@ -28,6 +36,9 @@ from raymq.store.records.record import PUT_SCHEMA
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
+
+Delivery = Literal["direct", "staged"]
+DELIVERIES = ("direct", "staged")
 
 #: columns that a DataFrame may have, with Kafka's names
 COLUMNS = ("key", "value", "topic", "partition", "headers", "tag")
@@ -70,17 +81,12 @@ class WriteResult:
 
     topic: str
     write_id: str
-    receipts: tuple[QueueReceipt, ...]
-
-    @property
-    def rows(self) -> int:
-        """Rows of the DataFrame."""
-        return sum(r.rows for r in self.receipts)
-
-    @property
-    def duplicates(self) -> int:
-        """Rows that were stored before this write."""
-        return sum(r.duplicates for r in self.receipts)
+    #: rows of the DataFrame
+    rows: int
+    #: rows that were stored before this write
+    duplicates: int
+    #: of delivery="direct": where the rows are
+    receipts: tuple[QueueReceipt, ...] = ()
 
 
 def write(
@@ -91,6 +97,7 @@ def write(
     write_id: str | None = None,
     sort_by: Sequence[str] | None = None,
     acks: Acks = "quorum",
+    delivery: Delivery = "direct",
 ) -> WriteResult:
     """Write a DataFrame to a topic and return when every row is stored exactly once.
 
@@ -112,7 +119,7 @@ def write(
         ```
 
     Args:
-        df: the DataFrame. Its plan must be deterministic.
+        df: the DataFrame. With delivery="direct" its plan must be deterministic.
         cluster: the cluster to write to.
         topic: an existing topic.
         write_id: the name of this write. Repeated with the same rows under the same name, even by another program, it
@@ -120,25 +127,35 @@ def write(
             makes a new name.
         sort_by: columns that order the rows of each partition without ties, for plans with a shuffle. Costs a sort.
         acks: "quorum" (default) or "leader", as for `raymq.Producer`.
+        delivery: "direct" (default) sends rows to their queues at once, and readers see them while the write runs.
+            "staged" takes any plan, also one with rand() or a shuffle. Tasks stage rows that no reader sees, and the
+            shards publish them when all tasks have ended. It writes each row twice. Rows that are staged and not
+            committed are deleted with their commit log files.
 
     Guarantees:
-        At return every row is stored once, as durably as `acks` and the cluster's flush mode promise.
+        At return every row is stored once, as durably as `acks` and the cluster's flush mode promise. If a staged write
+        ends in the middle of its commit, the same write again completes it, from the rows of the first commit.
 
     Raises:
-        Rejected: columns are missing or wrong, or the plan is not deterministic. A null value or a queue id out of
-            range fails the Spark job with the same error in its text.
+        Rejected: columns are missing or wrong, or the plan is not deterministic. Of a staged write: an earlier one of
+            the same name had other rows. A null value or a queue id out of range fails the Spark job with the same
+            error in its text.
         Unavailable: the cluster does not answer.
     """
+    check_choice("delivery", delivery, DELIVERIES)
     write_id = write_id or uuid.uuid4().hex
     df = _checked(df)
     if sort_by:
         df = df.sortWithinPartitions(*sort_by)
-    _refuse_unstable(df, sorted_here=bool(sort_by))
+    if delivery == "direct":
+        _refuse_unstable(df, sorted_here=bool(sort_by))
 
     facts = cluster.topics().get(topic)
     if facts is None:
         message = f"topic {topic!r} does not exist; create it: raymq topic create {topic}"
         raise Rejected(message, field="topic", limit="an existing topic")
+    if delivery == "staged":
+        return _write_staged(df, cluster, topic, write_id, int(facts["queues"]), acks)
 
     # One shard numbers the runs of this write. The number is part of the epoch of each task's producer. It is the
     # same shard for a repeated write, however many shards were added meanwhile.
@@ -147,8 +164,41 @@ def write(
     run = int(cluster.call(0, "init_producer", arguments)["epoch"])
 
     task = _task(cluster, topic, write_id, run, {**facts, "queues": queues}, acks)
-    receipts = df.mapInArrow(task, RECEIPT_SCHEMA).collect()
-    return WriteResult(topic, write_id, tuple(QueueReceipt(*row) for row in receipts))
+    rows = df.mapInArrow(task, RECEIPT_SCHEMA).collect()
+    receipts = tuple(QueueReceipt(*row) for row in rows)
+    return WriteResult(
+        topic,
+        write_id,
+        sum(each.rows for each in receipts),
+        sum(each.duplicates for each in receipts),
+        receipts,
+    )
+
+
+def _write_staged(
+    df: Any, cluster: Cluster, topic: str, write_id: str, queues: int, acks: Acks
+) -> WriteResult:
+    """Let the tasks stage their rows, and commit what the attempts that ended have staged."""
+    task = _staging_task(cluster, topic, queues, acks)
+    found = [json.loads(row[0]) for row in df.mapInArrow(task, "staged string").collect()]
+    staged = StagedRows.joined(map(StagedRows.from_json, found))
+    done = Committer(Routes.of(cluster)).commit(write_id, staged)
+    return WriteResult(topic, write_id, done.rows, done.rows if done.is_repeated else 0)
+
+
+def _staging_task(
+    cluster: Cluster, topic: str, queues: int, acks: Acks
+) -> Callable[[Batches], Batches]:
+    def work(batches: Batches) -> Batches:
+        with StagedWriter(Routes.of(cluster), acks=acks) as writer:
+            for turn, batch in enumerate(batches):
+                for queue_id, part in split(batch, queues, turn):
+                    writer.write(topic, queue_id, part)
+            staged = writer.finish()
+        if staged.rows:
+            yield pa.record_batch([pa.array([json.dumps(staged.to_json())])], names=["staged"])
+
+    return work
 
 
 def _queues_of_write(cluster: Cluster, write_id: str, facts: dict[str, Any]) -> int:

@@ -6,7 +6,9 @@ from collections.abc import Collection
 from typing import Any
 
 from raymq.store.base.errors import Rejected
+from raymq.store.records.producer_stamp import PRODUCER_MAX
 from raymq.store.records.requests import FetchRequest
+from raymq.store.services.staged_rows import StagedRange
 from raymq.store.state.topics import QUEUES_MAX
 
 #: numbers of RocketMQ are signed 64-bit ones
@@ -67,6 +69,33 @@ def check_shards(shards: Any, count: int) -> list[int]:
         advice = f"give a list of 1 to {QUEUES_MAX} of the cluster's shards"
         raise wrong_value("shards", shards, advice, QUEUES_MAX)
     return [check_integer("shards", shard, 0, count - 1) for shard in shards]
+
+
+def check_decision(decision: Any) -> dict[str, Any]:
+    """The decision on a staged write. Raises: Rejected without its name and time."""
+    if type(decision) is not dict:
+        raise wrong_value("decision", decision, "give an object", "{write_id, staged_ms, ...}")
+    check_name("write_id", decision.get("write_id"))
+    check_integer("staged_ms", decision.get("staged_ms"))
+    checked: dict[str, Any] = decision
+    return checked
+
+
+def check_ranges(ranges: Any) -> list[StagedRange]:
+    """Ranges of staged rows: lists of producer id, first offset, last offset and rows. Raises: Rejected."""
+    advice = "give lists of producer id, first offset, last offset and rows"
+    if type(ranges) is not list:
+        raise wrong_value("ranges", ranges, advice, "a list")
+    found = []
+    for each in ranges:
+        if type(each) is not list or len(each) != len(StagedRange._fields):
+            raise wrong_value("ranges", each, advice, len(StagedRange._fields))
+        producer_id = check_integer("ranges", each[0], 0, PRODUCER_MAX)
+        first = check_integer("ranges", each[1])
+        last = check_integer("ranges", each[2], first)
+        rows = check_integer("ranges", each[3], 1, last + 1 - first)
+        found.append(StagedRange(producer_id, first, last, rows))
+    return found
 
 
 def check_attributes(attributes: Any) -> dict[str, str] | None:

@@ -14,9 +14,13 @@ from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import ServiceProgress
 from raymq.store.records.producer_stamp import PRODUCER_MAX
 from raymq.store.records.requests import AppendedRows
+from raymq.store.services import staged_rows, write_decisions
 from raymq.store.services.retry import send_back
 from raymq.store.state.shard_state import SHARDS, UNCLEAN_RECOVERIES, TopicInfo
 from raymq.store.state.topics import QUEUES_MAX, is_system_topic
+
+#: how long one call publishes staged rows
+PUBLISH_MS = 500
 
 
 class AdminHost(Protocol):
@@ -298,6 +302,42 @@ class AdminCalls:
         # A copy: offset commits change the table during the iteration.
         table = dict(self._host.store.state.offsets.get((group, topic), {}))
         return {str(queue_id): offset for queue_id, offset in table.items()}
+
+    def _op_decide_write(self, decision: dict[str, Any]) -> dict[str, Any]:
+        """Decide which staged rows a write consists of, unless that is decided. Returns: the decision that counts."""
+        self._host.check_serving()
+        store = self._host.store
+        appended = write_decisions.decide(store, call_arguments.check_decision(decision))
+        self._host.await_promise(appended)
+        self._host.await_dispatch()
+        return {"decision": write_decisions.first_decision(store, appended)}
+
+    def _op_publish_rows(
+        self, write_id: str, topic: str, queue_id: int, ranges: list[list[int]]
+    ) -> dict[str, Any]:
+        """Publish staged rows of a decided write in a queue of this shard, for about `PUBLISH_MS`.
+
+        Returns: how many rows of the write are published there, and whether those are all.
+        """
+        self._host.check_serving()
+        self._check_queue(self._topic(topic), queue_id)
+        wanted = call_arguments.check_ranges(ranges)
+        self._host.await_dispatch()
+        store = self._host.store
+        until_ms = store.clock.monotonic_ms() + PUBLISH_MS
+        found = staged_rows.publish(
+            store,
+            topic,
+            queue_id,
+            producer_id=write_decisions.rows_producer_id(
+                call_arguments.check_name("write_id", write_id)
+            ),
+            ranges=wanted,
+            is_over=lambda: store.clock.monotonic_ms() >= until_ms,
+        )
+        # Rows that an earlier call has stored may not be confirmed yet.
+        self._host.await_promise(found.appended or AppendedRows.up_to(store.log.end))
+        return {"rows": found.rows, "is_complete": found.is_complete}
 
     def _op_producer_epoch(self, producer_id: int) -> dict[str, Any]:
         """The highest epoch of a producer id; None: this shard does not know it."""

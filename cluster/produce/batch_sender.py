@@ -17,7 +17,7 @@ from raymq.cluster import forks
 from raymq.cluster.transport.routes import Routes, TopicRoute
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
-from raymq.store.base.format import TIMER_TOPIC
+from raymq.store.base.format import STAGED_TOPIC, TIMER_TOPIC
 from raymq.store.config.promise import Acks
 from raymq.store.records import producer_stamp
 from raymq.store.records.record import PUT_SCHEMA, SmallBatch, batch_bytes, check_put
@@ -28,6 +28,9 @@ from .queue_sequence import BatchReceipt, QueueSequence, UnknownBatch, new_produ
 from .send_future import BatchFuture, SendFailure, wake_callers
 from .send_window import InFlightBatch
 from .shard_sender import ShardSender
+
+#: system topics that each shard has for itself: instead of a queue callers name the shard
+SHARD_TOPICS = (TIMER_TOPIC, STAGED_TOPIC)
 
 #: between two look-ups of a topic whose shards do not answer
 LOOK_UP_PAUSE_S = 0.1
@@ -226,7 +229,7 @@ class BatchSender:
         found = self._queues.get((topic, queue_id))
         if found is not None:
             return found[1]
-        if topic == TIMER_TOPIC:
+        if topic in SHARD_TOPICS:
             return self._shard_senders.get(queue_id)
         route = self._routes.cached_topic(topic)
         return None if route is None else self._shard_senders.get(route.shard_of(queue_id))
@@ -239,14 +242,13 @@ class BatchSender:
         with self._lock:
             found = self._queues.get((topic, queue_id))
             if found is None:
-                number = 0 if topic == TIMER_TOPIC else queue_id
+                number = 0 if topic in SHARD_TOPICS else queue_id
                 queue = QueueSequence(topic, number, self._producer_id, self._epoch, self._own_id)
                 found = self._queues[topic, queue_id] = (queue, self._shard_sender(shard))
             return found
 
     def _shard_of(self, topic: str, queue_id: int) -> int:
-        # Every shard has its own timers; there the queue's number is the shard's.
-        return queue_id if topic == TIMER_TOPIC else self._ask_for(topic).shard_of(queue_id)
+        return queue_id if topic in SHARD_TOPICS else self._ask_for(topic).shard_of(queue_id)
 
     def _shard_sender(self, shard: int) -> ShardSender:
         """The sender of one shard, made at the first use. Needs the lock. Raises: Rejected after `close`."""

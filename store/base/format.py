@@ -77,6 +77,10 @@ DLQ_PREFIX = "%DLQ%"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 #: topic of messages that wait for a delivery time of their own, in queue 0
 TIMER_TOPIC = "rmq_sys_wheel_timer"
+#: topic of the rows of writes that are not decided yet, in queue 0. RayMQ's own
+STAGED_TOPIC = "rmq_sys_raymq_staged"
+#: topic of the decisions on such writes, in queue 0. RayMQ's own
+DECISIONS_TOPIC = "rmq_sys_raymq_decisions"
 #: topic of prepared messages: nothing is delivered there
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 #: topics that RocketMQ reserves for itself (TopicValidator.SYSTEM_TOPIC_SET)

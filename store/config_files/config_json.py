@@ -35,6 +35,8 @@ TOPICS = "topics.json"
 CONSUMER_OFFSETS = "consumerOffset.json"
 GROUPS = "subscriptionGroup.json"
 LEVELS = "delayOffset.json"
+#: no client of RocketMQ shall read or write these
+_OWN_TOPICS = (INTERNAL_TOPIC, fmt.STAGED_TOPIC, fmt.DECISIONS_TOPIC)
 NAMES = (TOPICS, CONSUMER_OFFSETS, GROUPS, LEVELS)
 
 #: the service whose progress holds the CRCs of imported files, in the log after the records of the import
@@ -264,7 +266,7 @@ def _new_topic(name: str) -> Table:
     return {
         "attributes": {},
         "order": False,
-        "perm": _PERM_NONE if name == INTERNAL_TOPIC else _PERM_READ_WRITE,
+        "perm": _PERM_NONE if name in _OWN_TOPICS else _PERM_READ_WRITE,
         "readQueueNums": 0,
         "topicFilterType": "SINGLE_TAG",
         "topicName": name,

@@ -20,7 +20,12 @@ from raymq.store.base.clock import Clock, StoreTimeClock
 from raymq.store.base.errors import Corrupt, RayMQError, Unavailable, broken
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import NOT_TRIED, Files
-from raymq.store.base.format import TIMER_TOPIC, check_group_name
+from raymq.store.base.format import (
+    DECISIONS_TOPIC,
+    STAGED_TOPIC,
+    TIMER_TOPIC,
+    check_group_name,
+)
 from raymq.store.base.running_flags import RunningFlags
 from raymq.store.compaction.compaction_store import CompactionStore
 from raymq.store.compaction.get_compacted import get_compacted
@@ -49,6 +54,8 @@ from raymq.store.queues.reader import QueueReader
 from raymq.store.queues.reput_service import ReputService
 from raymq.store.records.requests import AppendedRows, FetchSlice, PutRequest
 from raymq.store.services.checkpoint_service import CheckpointService
+from raymq.store.services.staged_rows import StagedGuard
+from raymq.store.services.write_decisions import DecisionGuard
 from raymq.store.state.producer_table import ProducerTable
 from raymq.store.state.shard_state import (
     INTERNAL_TOPIC,
@@ -109,7 +116,11 @@ class MessageStore:
         #: called for every put but those of the store's own services
         self.hooks: list[PutHook] = [self.delay_hook]
         #: system topics that users may put columns to, and their checks
-        self.topic_guards: dict[str, TopicGuard] = {TIMER_TOPIC: self.delay_hook}
+        self.topic_guards: dict[str, TopicGuard] = {
+            TIMER_TOPIC: self.delay_hook,
+            STAGED_TOPIC: StagedGuard(log.config),
+            DECISIONS_TOPIC: DecisionGuard(log.config),
+        }
 
         self.put_lock = PutLock(log.clock)
         #: store times of records

@@ -2,6 +2,8 @@
 
 checkpoint_service  syncs queues, index and configuration files; writes the checkpoint
 transaction         half messages
+staged_rows         rows of writes that are published whole, once they are decided
+write_decisions     which staged rows a write consists of: the first decision of a write counts
 resolutions         the outcomes of half messages
 retry               send-back of consumers, and the dead letter queue
 stored_message      one stored message, to be put again with changes

@@ -124,6 +124,34 @@ def test_a_plan_that_differs_between_attempts_is_refused(place):
     assert write(shuffled, cluster, topic="refused", sort_by=["value"]).rows == 10
 
 
+def test_a_staged_write_of_a_shuffled_plan_with_rand_stores_every_row_once(place, tmp_path):
+    from pyspark.sql import functions as f
+
+    cluster, spark = place
+    cluster.create_topic("staged", queues=4)
+    flag = str(tmp_path / "killed")
+
+    def die_once(batches):
+        # The worker of one attempt dies when it has staged some of its rows.
+        for number, batch in enumerate(batches):
+            if number == 3 and not Path(flag).exists():
+                Path(flag).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield batch
+
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+    shuffled = numbers(spark, 20_000).orderBy(f.rand()).repartition(3)
+    frame = shuffled.mapInArrow(die_once, "key string, value string, tag string")
+    result = write(frame, cluster, topic="staged", write_id="s1", delivery="staged")
+    assert Path(flag).exists()
+    assert (result.rows, result.duplicates) == (20_000, 0)
+    again = write(shuffled, cluster, topic="staged", write_id="s1", delivery="staged")
+    assert (again.rows, again.duplicates) == (20_000, 20_000)
+    assert values(read(spark, cluster, "staged")) == list(range(20_000))
+    with pytest.raises(Rejected, match="was committed before with 20000 other rows"):
+        write(numbers(spark, 5), cluster, topic="staged", write_id="s1", delivery="staged")
+
+
 def test_wrong_columns_and_offsets_are_named(place):
     cluster, spark = place
     cluster.create_topic("named", queues=1)

@@ -1,0 +1,173 @@
+"""The commit of a staged write: one decision, then the publication of what it names. Pure: no shard is called here.
+
+    begin -> Decide -> Decided(first decision) -> Publish of each part, again until it is complete -> done
+
+The first decision on a write counts. A committer whose own decision came later publishes the rows of the first one. So
+any number of committers may run, and any may end anywhere: a later commit of the same write goes on. Two writes of
+different rows under one name differ in their fingerprint, and the later one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from raymq.store.base.errors import Rejected
+from raymq.store.services.staged_rows import StagedRange
+
+_MASK = (1 << 64) - 1
+
+
+class StagedPart(NamedTuple):
+    """Staged rows for one queue, in the order in which they will be there."""
+
+    topic: str
+    queue_id: int
+    shard: int
+    ranges: tuple[StagedRange, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(each.rows for each in self.ranges)
+
+
+class StagedRows(NamedTuple):
+    """What one task has staged, or several: it is pickled and goes from the tasks to the committer."""
+
+    parts: tuple[StagedPart, ...]
+    #: the sum of the rows' hashes, 64 bits: it does not depend on their order
+    fingerprint: int
+    #: store time of the first row, ms; 0 without rows
+    staged_ms: int
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """These rows as a JSON value."""
+        return {
+            "fingerprint": self.fingerprint,
+            "staged_ms": self.staged_ms,
+            "parts": [[*part[:3], [list(each) for each in part.ranges]] for part in self.parts],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> StagedRows:
+        """The rows of a JSON value."""
+        parts = tuple(
+            StagedPart(topic, queue_id, shard, tuple(StagedRange(*each) for each in ranges))
+            for topic, queue_id, shard, ranges in value["parts"]
+        )
+        return cls(parts, value["fingerprint"], value["staged_ms"])
+
+    @classmethod
+    def joined(cls, found: Iterable[StagedRows]) -> StagedRows:
+        """The rows of several tasks. In each queue those of an earlier task come first."""
+        all_rows = list(found)
+        ranges: dict[tuple[str, int, int], list[StagedRange]] = {}
+        for each in all_rows:
+            for part in each.parts:
+                ranges.setdefault(part[:3], []).extend(part.ranges)
+        parts = tuple(StagedPart(*where, tuple(some)) for where, some in sorted(ranges.items()))
+        times_ms = [each.staged_ms for each in all_rows if each.staged_ms]
+        return cls(
+            parts,
+            sum(each.fingerprint for each in all_rows) & _MASK,
+            min(times_ms, default=0),
+        )
+
+
+class WriteDecision(NamedTuple):
+    """The rows of a write."""
+
+    write_id: str
+    staged: StagedRows
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON value that a shard keeps."""
+        return {"write_id": self.write_id, **self.staged.to_json()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> WriteDecision:
+        """The decision that a shard returned."""
+        return cls(value["write_id"], StagedRows.from_json(value))
+
+
+# --- effects and events ---------------------------------------------------------------------------
+
+
+class Decide(NamedTuple):
+    """Store the decision, unless there is one; `Decided` follows with the one that counts."""
+
+    decision: WriteDecision
+
+
+class Publish(NamedTuple):
+    """Publish more rows of a part of the decision; `PartPublished` follows."""
+
+    part: StagedPart
+
+
+class Decided(NamedTuple):
+    """The decision that counts."""
+
+    decision: WriteDecision
+
+
+class PartPublished(NamedTuple):
+    """So many rows of a part are published."""
+
+    part: StagedPart
+    rows: int
+    is_complete: bool
+
+
+CommitEffect: TypeAlias = Decide | Publish
+CommitEvent: TypeAlias = Decided | PartPublished
+
+
+class WriteCommit:
+    """One commit by one committer. A committer that ended is replaced by another one with rows of its own."""
+
+    def __init__(self, own: WriteDecision) -> None:
+        self._own = own
+        #: the decision that counts; None: not known yet
+        self.decision: WriteDecision | None = None
+        self._left: set[StagedPart] = set()
+
+    def begin(self) -> list[CommitEffect]:
+        """The first effects to perform."""
+        return [Decide(self._own)]
+
+    def step(self, event: CommitEvent) -> list[CommitEffect]:
+        """Take one event. Returns: the effects to perform, in any order.
+
+        Raises: Rejected when the write was decided with other rows.
+        """
+        if isinstance(event, PartPublished):
+            if not event.is_complete:
+                return [Publish(event.part)]
+            self._left.discard(event.part)
+            return []
+
+        self._check_same_rows(event.decision)
+        self.decision = event.decision
+        self._left = set(event.decision.staged.parts)
+        return [Publish(part) for part in event.decision.staged.parts]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every row of the write is published."""
+        return self.decision is not None and not self._left
+
+    def _check_same_rows(self, first: WriteDecision) -> None:
+        own, counted = self._own.staged, first.staged
+        if (own.rows, own.fingerprint) == (counted.rows, counted.fingerprint):
+            return
+        raise Rejected(
+            f"write {self._own.write_id} was committed before with {counted.rows} other rows; these {own.rows} rows "
+            "need a write id of their own",
+            field="write_id",
+            limit="the same rows",
+        )

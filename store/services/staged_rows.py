@@ -1,0 +1,226 @@
+"""Staged rows: no reader sees them until their write is decided. Then each is published exactly once.
+
+A task puts its rows to the staged topic of the shard of their queue, as a producer of its own. Each row names its real
+topic and queue, as half messages do. A decision names ranges of staged rows. `publish` puts the rows of such ranges to
+their queue, as rows of one producer whose id the write's name makes: a row's sequence is its place among the write's
+rows of that queue. So every published record says how far the publication came, and the shard recognises what is
+stored. A call may be repeated by any client, also after a crash in the middle. It stores what is missing.
+
+The rows of an attempt that no decision names belong to no write. They are deleted with their commit log files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable, require
+from raymq.store.base.format import STAGED_TOPIC
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.queues.raw_records import decode_records
+from raymq.store.records import producer_stamp
+from raymq.store.records.binary_columns import value_bytes, value_offsets
+from raymq.store.records.key_check import check_keys
+from raymq.store.records.record import PUT_SCHEMA
+from raymq.store.records.requests import AppendedRows, PutRequest
+from raymq.store.records.small_batch import SmallBatch
+from raymq.store.state.shard_state import TopicInfo
+from raymq.store.state.topics import check_target
+
+if TYPE_CHECKING:
+    from raymq.store.engine.message_store import MessageStore
+
+#: most bytes of staged records that are read and put together
+SLICE_BYTES = 256 * 1024
+SLICE_ROWS = 4096
+
+# A record's properties begin with the producer's stamp and the tag. The rest is the text that the producer sent.
+_TARGET = r"REAL_TOPIC\x01(?P<topic>[^\x02]+)\x02REAL_QID\x01(?P<queue>[0-9]{1,9})\x02"
+_SENT = f"^{_TARGET}"
+_STORED = (
+    rf"(?s)^_P\x01[0-9A-Za-z_-]{{20}}\x02(?:TAGS\x01(?P<tag>[^\x02]*)\x02)?{_TARGET}(?P<rest>.*)$"
+)
+
+
+def target_properties(topic: str, queue_id: int) -> bytes:
+    """What the properties of a staged row begin with."""
+    return f"REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}\x02".encode()
+
+
+class StagedRange(NamedTuple):
+    """Rows of one producer in the staged topic. Rows of others may be between them."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    #: how many rows are of that producer
+    rows: int
+
+
+class Published(NamedTuple):
+    """The result of one call of `publish`."""
+
+    #: rows of the write in this queue that are published, those of earlier calls included
+    rows: int
+    is_complete: bool
+    #: the last rows of this call; None: it had nothing to do
+    appended: AppendedRows | None
+
+
+class StagedGuard:
+    """Opens the staged topic to the columns that producers put (`TopicGuard`)."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        # A published record is smaller than the staged one: its topic was in the properties, too.
+        self.record_bytes_max = config.record_bytes_max
+
+    def check_batch(self, request: PutRequest, topics: Mapping[str, TopicInfo]) -> None:
+        """Refuse columns with a row that could not be published. Raises: Rejected; then nothing is stored."""
+        batch = request.batch
+        if isinstance(batch, SmallBatch):
+            batch = batch.to_batch()
+
+        found = pc.extract_regex(batch.column("properties").fill_null(b""), _SENT)
+        if request.queue_id or request.producer_id is None or found.null_count:
+            raise Rejected(
+                "rows of the staged topic are of a producer, in queue 0, and their properties begin with REAL_TOPIC "
+                "and REAL_QID; use a staged write",
+                field="properties",
+                limit="REAL_TOPIC, REAL_QID",
+            )
+
+        topic, queue = pc.struct_field(found, "topic"), pc.struct_field(found, "queue")
+        for raw in pc.unique(topic).to_pylist():
+            rows = pc.equal(topic, raw)
+            queue_ids = queue.filter(rows).cast(pa.string()).cast(pa.int64())
+            name = raw.decode("utf-8", "replace")
+            check_target(name, pc.max(queue_ids).as_py(), topics)
+            if topics[name].compacted:
+                check_keys(name, batch, rows)
+
+
+def publish(
+    store: MessageStore,
+    topic: str,
+    queue_id: int,
+    *,
+    producer_id: int,
+    ranges: Sequence[StagedRange],
+    is_over: Callable[[], bool],
+) -> Published:
+    """Put the rows of `ranges`, in order, to their queue, unless an earlier call has. Callers: any thread.
+
+    Args: `producer_id`: of the write in this queue. `ranges`: the same in each call for it. `is_over`: asked after each
+    slice of about 256 KiB: whether this call shall return, although rows are left.
+    Durable: nothing, as `MessageStore.put`.
+    Raises: OffsetOutOfRange if staged rows were deleted; Rejected if there are not as many as `ranges` says;
+    Unavailable while they cannot be read yet; as `MessageStore.put`. The call may be repeated after each.
+    """
+    appended: AppendedRows | None = None
+    begun = 0
+    for each in ranges:
+        done = _published(store, topic, queue_id, producer_id) - begun
+        if done < each.rows:
+            for first, batch in _rows_of(store, topic, queue_id, each, max(done, 0)):
+                request = PutRequest(
+                    topic, queue_id, batch, producer_id, 0, begun + first, "quorum"
+                )
+                appended = store.put(request)
+                rows = begun + first + batch.num_rows
+                if is_over() and (rows < begun + each.rows or each is not ranges[-1]):
+                    return Published(rows, False, appended)
+        begun += each.rows
+    return Published(begun, True, appended)
+
+
+def _published(store: MessageStore, topic: str, queue_id: int, producer_id: int) -> int:
+    """How many rows of a write are in a queue."""
+    entry = store.state.producers.get((producer_id, topic, queue_id))
+    return 0 if entry is None else entry.next_sequence
+
+
+def _rows_of(
+    store: MessageStore, topic: str, queue_id: int, wanted: StagedRange, done: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of a range from number `done` on: the number of the first one, and columns of PUT_SCHEMA."""
+    offset, seen = wanted.first_offset, 0
+    if wanted.last_offset - wanted.first_offset == wanted.rows - 1:
+        # No other producer's row is between them.
+        offset, seen = offset + done, done
+
+    while offset <= wanted.last_offset:
+        try:
+            found = store.fetch_whole(
+                STAGED_TOPIC,
+                0,
+                offset,
+                max_bytes=SLICE_BYTES,
+                max_records=min(SLICE_ROWS, wanted.last_offset + 1 - offset),
+            )
+        except OffsetOutOfRange as error:
+            raise OffsetOutOfRange(
+                f"staged rows of queue {queue_id} of {topic} were deleted before they were published: their files "
+                "were older than file_reserved_time_hours. Write the rows again, under another write id",
+                **{**error.fields, "field": "ranges"},
+            ) from error
+        if found.records is None or not len(found.records):
+            raise Unavailable(
+                f"staged row {offset} cannot be read yet; publish again", field="ranges"
+            )
+
+        batch = _own_rows(decode_records(found.records), topic, queue_id, wanted.producer_id)
+        rows = batch.num_rows
+        if seen + rows > done:
+            skipped = max(0, done - seen)
+            yield seen + skipped, batch.slice(skipped)
+        seen += rows
+        offset = found.next_offset
+
+    if seen != wanted.rows:
+        raise Rejected(
+            f"the staged rows {wanted.first_offset} to {wanted.last_offset} have {seen} rows of the write's producer "
+            f"for queue {queue_id} of {topic}, not {wanted.rows}",
+            field="ranges",
+            limit=wanted.rows,
+            found=seen,
+        )
+
+
+def _own_rows(
+    records: pa.RecordBatch, topic: str, queue_id: int, producer_id: int
+) -> pa.RecordBatch:
+    """The rows of one producer for one queue among staged records, as they were sent."""
+    found = pc.extract_regex(records.column("properties"), _STORED)
+    topics, queues = pc.struct_field(found, "topic"), pc.struct_field(found, "queue")
+    is_here = pc.and_(pc.equal(topics, topic.encode()), pc.equal(queues, b"%d" % queue_id))
+    stamps = producer_stamp.read_column(_first_bytes(records.column("properties")))
+    is_own = stamps.valid & (stamps.producer_ids == np.uint64(producer_id))
+    is_wanted = pc.and_(is_here.fill_null(False), pa.array(is_own))
+    if not pc.all(is_wanted, min_count=0).as_py():
+        records, found = records.filter(is_wanted), found.filter(is_wanted)
+
+    tag = pc.struct_field(found, "tag").cast(pa.string())
+    rest = pc.struct_field(found, "rest")
+    columns = [
+        records.column("body"),
+        pc.if_else(pc.equal(tag, ""), pa.scalar(None, pa.string()), tag),
+        pc.if_else(pc.equal(rest, b""), pa.scalar(None, pa.binary()), rest),
+        records.column("born_time_ms"),
+    ]
+    return pa.record_batch(columns, schema=PUT_SCHEMA)
+
+
+def _first_bytes(properties: pa.BinaryArray) -> npt.NDArray[np.uint8]:
+    """The first 24 bytes of each value, uint8[n, 24]."""
+    offsets = value_offsets(properties)
+    require(
+        bool((np.diff(offsets) >= producer_stamp.STAMP_BYTES).all()), "staged rows have a stamp"
+    )
+    places = offsets[:-1, None] + np.arange(producer_stamp.STAMP_BYTES)
+    found: npt.NDArray[np.uint8] = value_bytes(properties)[places]
+    return found
