@@ -18,13 +18,10 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from raymq.cluster.arguments import check_choice
-from raymq.cluster.messages.keys import key_properties
-from raymq.cluster.messages.partitioner import queues_of
+from raymq.cluster.messages.queue_split import split
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.staged.committer import Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
@@ -32,7 +29,6 @@ from raymq.cluster.staged.write_commit import StagedRows
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Bug, Rejected
 from raymq.store.config.promise import Acks
-from raymq.store.records.record import PUT_SCHEMA
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
@@ -333,51 +329,3 @@ def _send_all(
     if written:
         rows = [asdict(receipt) for receipt in written.values()]
         yield pa.RecordBatch.from_pylist(rows, schema=_RECEIPT)
-
-
-def split(batch: pa.RecordBatch, queues: int, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Split a Spark batch (key, value, tag, partition) into (queue_id, rows as PUT_SCHEMA), in row order.
-
-    `turn` spreads rows without a key: the n-th batch of a partition goes to the n-th queue.
-    Raises: Rejected for a null value or a queue out of range.
-    """
-    count = batch.num_rows
-    if not count:
-        return
-
-    keys = pc.cast(batch.column("key"), pa.binary())
-    values = pc.cast(batch.column("value"), pa.binary())
-    tags = pc.cast(batch.column("tag"), pa.string())
-    partition_column = pc.cast(batch.column("partition"), pa.int32())
-
-    queue_of_row = np.full(count, turn % queues, dtype=np.int32)
-    if keys.null_count < count:
-        hashed = queues_of(keys.fill_null(b""), queues)
-        queue_of_row = np.where(
-            keys.is_valid().to_numpy(zero_copy_only=False), hashed, queue_of_row
-        )
-
-    if partition_column.null_count < count:
-        partitions = partition_column.fill_null(0).to_numpy()
-        has_partition = partition_column.is_valid().to_numpy(zero_copy_only=False)
-        is_outside = has_partition & ((partitions < 0) | (partitions >= queues))
-        if is_outside.any():
-            row = int(np.argmax(is_outside))
-            message = f"row {row}: partition {int(partitions[row])} is outside 0 to {queues - 1}"
-            raise Rejected(message, field="partition", limit=queues - 1, row=row)
-        queue_of_row = np.where(has_partition, partitions, queue_of_row)
-
-    table = pa.record_batch(
-        [values, tags, key_properties(keys), pa.array(np.zeros(count, dtype=np.int64))],
-        schema=pa.schema([field.with_nullable(True) for field in PUT_SCHEMA]),
-    )
-
-    order = np.argsort(queue_of_row, kind="stable")
-    taken = table.take(pa.array(order))
-    taken = pa.record_batch(taken.columns, schema=PUT_SCHEMA)
-    edges = np.searchsorted(queue_of_row[order], np.arange(queues + 1))
-
-    for queue_id in range(queues):
-        low, high = int(edges[queue_id]), int(edges[queue_id + 1])
-        if high > low:
-            yield queue_id, taken.slice(low, high - low)

@@ -23,6 +23,7 @@ NAMES = {
     "raymq": """
         AsyncConsumer AsyncProducer Cluster Consumer Message Producer Queue Receipt __version__ connect errors start
     """,
+    "raymq.data": "TopicSink",
     "raymq.errors": """
         Bug Corrupt DeliveryUnknown Fenced OffsetOutOfRange RayMQError Rejected StorageFull Unavailable
     """,
@@ -43,6 +44,7 @@ EXPLAINED = (
     "raymq.Producer",
     "raymq.Queue",
     "raymq.connect",
+    "raymq.data.TopicSink",
     "raymq.spark.read",
     "raymq.spark.write",
     "raymq.start",

@@ -6,4 +6,5 @@ columns      from columns to batches, and from raw records to columns
 keys         keys in the properties of a record
 codecs       values as bodies: bytes, json, msgpack, arrow-ipc
 partitioner  the queue of a key
+queue_split  rows of Spark and Ray Data, by queue
 """

@@ -4,7 +4,8 @@ import pyarrow as pa
 import pytest
 
 from raymq.cluster.messages.partitioner import queue_of
-from raymq.spark.sink import producer_id_of, split
+from raymq.cluster.messages.queue_split import split
+from raymq.spark.sink import producer_id_of
 from raymq.store.base.errors import Rejected
 
 

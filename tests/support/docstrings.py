@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 #: modules that users may import
-PUBLIC = ("raymq", "raymq.errors", "raymq.spark", "raymq.store")
+PUBLIC = ("raymq", "raymq.data", "raymq.errors", "raymq.spark", "raymq.store")
 _FENCED = re.compile(r"^( *)```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
@@ -52,8 +52,8 @@ def examples() -> list[DocstringExample]:
 
 
 def needs_cluster(example: DocstringExample) -> bool:
-    """Whether it runs in the program: an embedded store needs no cluster, and Spark has a session of its own."""
-    return not example.name.startswith(("raymq.store", "raymq.spark"))
+    """Whether it runs in the program: a store needs no cluster, and Spark and Ray Data have sessions of their own."""
+    return not example.name.startswith(("raymq.store", "raymq.spark", "raymq.data"))
 
 
 def main() -> None:

@@ -1,0 +1,175 @@
+"""Writes a dataset of Ray Data to a topic, each row once: write tasks stage rows, and the driver commits them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+from ray.data import Datasink
+from ray.data.block import BlockAccessor
+
+from raymq.cluster.arguments import check_choice
+from raymq.cluster.messages.queue_split import split
+from raymq.cluster.staged.committer import CommitResult, Committer
+from raymq.cluster.staged.staged_writer import StagedWriter
+from raymq.cluster.staged.write_commit import StagedRows
+from raymq.cluster.transport.routes import Routes
+from raymq.store.base.errors import Rejected
+from raymq.store.config.promise import ACKS, Acks
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
+
+#: column -> its type in Arrow
+COLUMNS = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "tag": pa.string(),
+    "partition": pa.int32(),
+}
+_TEXT = (pa.string(), pa.large_string())
+_BYTES = (pa.binary(), pa.large_binary())
+#: types that a dataset may have
+_ACCEPTED: dict[str, tuple[pa.DataType, ...]] = {
+    "key": (*_BYTES, *_TEXT),
+    "value": (*_BYTES, *_TEXT),
+    "tag": _TEXT,
+    "partition": (pa.int32(), pa.int64()),
+}
+
+
+class _TaskReturn(NamedTuple):
+    """What a write task returns to the driver."""
+
+    write_uuid: str
+    staged: dict[str, Any]
+
+
+class TopicSink(Datasink[_TaskReturn]):
+    """A topic as the sink of `Dataset.write_datasink`: every row is stored exactly once.
+
+    Write tasks stage their rows on the shards, where no reader sees them. When all tasks have ended, the driver
+    commits the rows of the attempts that Ray Data counts. So a retried task stores no row twice, and a write that
+    fails leaves nothing that readers see.
+
+    Example:
+        With a `cluster`, in a process that is connected to Ray:
+
+        ```python
+        import ray
+        from raymq.data import TopicSink
+
+        cluster.create_topic("squares", queues=2)
+        rows = ray.data.range(1000).map(lambda row: {"key": str(row["id"] % 10), "value": str(row["id"] ** 2)})
+        sink = TopicSink(cluster, "squares", write_id="squares-1")
+        rows.write_datasink(sink)
+        print(sink.result.rows)
+        ```
+
+    Args:
+        cluster: the cluster to write to. Its transport must be Flight.
+        topic: an existing topic.
+        write_id: the name of this write. A write of the same rows under the same name, even by another program,
+            stores nothing more, and completes a commit that ended in the middle. Default: Ray Data's id of the
+            write.
+        acks: "quorum" (default) or "leader", as for `raymq.Producer`.
+
+    The dataset has the column `value` (binary or string), which becomes the body. Optional columns are `key`, which
+    chooses the queue, `tag`, and `partition`, the queue id itself. Each row is written twice.
+
+    Guarantees:
+        When `write_datasink` returns, every row is stored once, as durably as `acks` and the cluster's flush mode
+        promise. `result` then has the number of rows.
+
+    Raises:
+        Rejected: the topic does not exist, or `acks` is wrong. From `write_datasink`, as the cause of Ray Data's
+            error: a column is missing, unknown or of another type, a value is null, or an earlier write of the same
+            name had other rows.
+        Unavailable: the cluster does not answer.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: str,
+        *,
+        write_id: str | None = None,
+        acks: Acks = "quorum",
+    ) -> None:
+        check_choice("acks", acks, ACKS)
+        facts = cluster.topics().get(topic)
+        if facts is None:
+            raise Rejected(
+                f"topic {topic!r} does not exist; create it: raymq topic create {topic}",
+                field="topic",
+                limit="an existing topic",
+            )
+        self._cluster = cluster
+        self._topic = topic
+        self._queues = int(facts["queues"])
+        self._write_id = write_id
+        self._acks: Acks = acks
+        #: the committed write; None before
+        self.result: CommitResult | None = None
+
+    def write(self, blocks: Iterable[Any], ctx: Any) -> _TaskReturn:
+        """Stage the rows of one task. Callers: Ray Data."""
+        with StagedWriter(Routes.of(self._cluster), acks=self._acks) as writer:
+            for turn, batch in enumerate(_batches(blocks)):
+                for queue_id, part in split(batch, self._queues, turn):
+                    writer.write(self._topic, queue_id, part)
+            staged = writer.finish()
+        return _TaskReturn(str(ctx.kwargs.get("write_uuid") or ""), staged.to_json())
+
+    def on_write_complete(self, write_result: Any) -> None:
+        """Commit the rows of all tasks. Callers: Ray Data, on the driver."""
+        returns = [_TaskReturn(*each) for each in write_result.write_returns]
+        named = [each.write_uuid for each in returns if each.write_uuid]
+        write_id = self._write_id or (named[0] if named else uuid.uuid4().hex)
+        staged = StagedRows.joined(StagedRows.from_json(each.staged) for each in returns)
+        self.result = Committer(Routes.of(self._cluster)).commit(write_id, staged)
+
+    def get_name(self) -> str:
+        """The name that Ray Data shows."""
+        return f"RayMQ({self._topic})"
+
+
+def _batches(blocks: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+    """The rows of blocks as columns key, value, tag and partition. Raises: Rejected for other columns."""
+    for block in blocks:
+        table = BlockAccessor.for_block(block).to_arrow()
+        if table.num_rows:
+            yield from _checked(table).to_batches()
+
+
+def _checked(table: pa.Table) -> pa.Table:
+    for field in table.schema:
+        accepted = _ACCEPTED.get(field.name)
+        if accepted is None:
+            raise Rejected(
+                f"unknown column {field.name!r}; a topic takes {', '.join(COLUMNS)}",
+                field=field.name,
+                limit=", ".join(COLUMNS),
+            )
+        if field.type not in accepted and not pa.types.is_null(field.type):
+            names = " or ".join(map(str, accepted))
+            raise Rejected(
+                f"column {field.name} has type {field.type}, expected {names}; cast it",
+                field=field.name,
+                limit=names,
+            )
+    if "value" not in table.schema.names:
+        raise Rejected(
+            f"the dataset has columns {table.schema.names}; `value` (binary or string) is needed",
+            field="value",
+            limit=", ".join(COLUMNS),
+        )
+    columns = [
+        table.column(name).cast(kind)
+        if name in table.schema.names
+        else pa.nulls(table.num_rows, kind)
+        for name, kind in COLUMNS.items()
+    ]
+    return pa.table(columns, names=list(COLUMNS))

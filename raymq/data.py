@@ -1,0 +1,31 @@
+"""Ray Data: write a dataset to a topic, each row once.
+
+Example:
+    With a `cluster`, in a process that is connected to Ray:
+
+    ```python
+    import ray
+    from raymq.data import TopicSink
+
+    cluster.create_topic("numbers", queues=2)
+    rows = ray.data.range(100).map(lambda row: {"value": str(row["id"])})
+    rows.write_datasink(TopicSink(cluster, "numbers"))
+    ```
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raymq._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from raymq.cluster.ray_data.topic_sink import TopicSink
+
+__all__ = ["TopicSink"]
+
+__getattr__ = lazy_names(__name__, {"TopicSink": "raymq.cluster.ray_data.topic_sink"})
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

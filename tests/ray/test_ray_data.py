@@ -1,0 +1,77 @@
+"""Ray Data writes a topic: exactly once, whatever happens to its tasks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+import raymq
+from raymq.cluster.deploy import owned_ray
+from raymq.cluster.paths import ClusterPaths
+from raymq.data import TopicSink
+from raymq.store.base.clock import Clock
+from raymq.store.base.files import Files
+from tests.support.docstrings import examples
+from tests.support.ray_environment import ray_environment
+
+pytestmark = [pytest.mark.background, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[raymq.Cluster]:
+    place = tmp_path_factory.mktemp("ray-data")
+    with ray_environment(place):
+        try:
+            made = raymq.start(
+                place / "data", name="ray-data", ephemeral=True, segment_size_bytes=16 << 20
+            )
+            ray.init(made.ray_address, namespace="test", log_to_driver=False)
+            yield made
+            made.close()
+        finally:
+            ray.shutdown()
+            owned_ray.stop_owned(ClusterPaths(place / "data"), files=Files(), clock=Clock())
+
+
+def test_a_shuffled_dataset_of_which_a_worker_dies_is_stored_once(
+    cluster: raymq.Cluster, tmp_path: Path
+) -> None:
+    cluster.create_topic("shuffled", queues=4)
+    flag = tmp_path / "died"
+
+    def row(value: dict[str, Any]) -> dict[str, Any]:
+        return {"key": str(value["id"] % 97), "value": str(value["id"])}
+
+    def die_once(batch: dict[str, Any]) -> dict[str, Any]:
+        if "1234" in batch["value"] and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch
+
+    rows = ray.data.range(5000, override_num_blocks=8).random_shuffle().map(row)
+    sink = TopicSink(cluster, "shuffled")
+    rows.map_batches(die_once, batch_size=200).write_datasink(sink)
+    assert flag.exists()
+    assert sink.result is not None
+    assert (sink.result.rows, sink.result.is_repeated) == (5000, False)
+    found: list[Any] = []
+    with cluster.consumer("shuffled", start="earliest") as consumer:
+        while len(found) < 5000:
+            found += consumer.poll(timeout=20)
+    assert sorted(int(each.body) for each in found) == list(range(5000))
+    assert cluster.describe_topic("shuffled")["messages"] == 5000
+
+
+@pytest.mark.parametrize(
+    "example",
+    [each for each in examples() if each.name.startswith("raymq.data")],
+    ids=lambda example: example.name,
+)
+def test_the_example_in_a_docstring_runs(cluster: raymq.Cluster, example: Any) -> None:
+    exec(compile(example.code, example.name, "exec"), {"cluster": cluster})
