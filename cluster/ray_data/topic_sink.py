@@ -160,12 +160,14 @@ def _checked(table: pa.Table) -> pa.Table:
                 field=field.name,
                 limit=names,
             )
+
     if "value" not in table.schema.names:
         raise Rejected(
             f"the dataset has columns {table.schema.names}; `value` (binary or string) is needed",
             field="value",
             limit=", ".join(COLUMNS),
         )
+
     columns = [
         table.column(name).cast(kind)
         if name in table.schema.names

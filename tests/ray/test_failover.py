@@ -9,11 +9,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterator
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
+from raymq.cluster.staged.committer import Committer
+from raymq.cluster.staged.staged_writer import StagedWriter
+from raymq.cluster.transport.routes import Routes
 from raymq.store.base.clock import Clock
+from raymq.store.records.record import PUT_SCHEMA
 from raymq.store.tools.inspect import verify
 from tests.support.history import History, Load, Reader
 from tests.support.replicated_shard import (
@@ -122,6 +129,47 @@ def test_without_one_follower_every_promise_is_kept(shard: ReplicatedShard, load
             targets.enter_context(Target(pid)).send(signal.SIGSTOP)
         wait_for_writes(load)
         assert shard.leader() == leader
+
+
+@pytest.mark.slow
+def test_a_staged_write_is_published_once_although_leaders_are_killed(
+    shard: ReplicatedShard, load: Load
+) -> None:
+    def kill_leader() -> None:
+        leader = wait_for_leader(shard)
+        with Target(wait_for_lease(shard, load, leader, "commit_log")) as target:
+            target.send(signal.SIGKILL)
+
+    shard.cluster.create_topic("staged", queues=4)
+    rows = pa.record_batch(
+        [
+            pa.array([b"%d" % row for row in range(5000)], pa.binary()),
+            pa.nulls(5000, pa.string()),
+            pa.nulls(5000, pa.binary()),
+            pa.array(np.zeros(5000, dtype=np.int64)),
+        ],
+        schema=PUT_SCHEMA,
+    )
+    with StagedWriter(Routes.of(shard.cluster)) as writer:
+        for number in range(20):
+            if number == 10:
+                kill_leader()
+            writer.write("staged", number % 4, rows.slice(250 * number, 250))
+        staged = writer.finish()
+
+    killer = threading.Thread(target=kill_leader)
+    killer.start()
+    committer = Committer(Routes.of(shard.cluster))
+    results = [committer.commit("failover", staged) for _ in range(2)]
+    killer.join()
+    assert [result.rows for result in results] == [5000, 5000]
+    found = []
+    with shard.cluster.consumer("staged", start="earliest") as consumer:
+        while len(found) < 5000:
+            found += consumer.poll(timeout=60)
+    assert sorted(int(each.body) for each in found) == list(range(5000))
+    assert shard.cluster.describe_topic("staged")["messages"] == 5000
+    wait_for_writes(load)
 
 
 @pytest.mark.slow
