@@ -22,6 +22,7 @@ PYTHON_PLACES = (
     "raymq/__main__.py",
     "raymq/_lazy.py",
     "raymq/errors.py",
+    "pyspark_raymq.py",
     "examples",
     "benchmarks",
 )
