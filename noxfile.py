@@ -82,6 +82,18 @@ def spark(session: nox.Session) -> None:
 
 
 @nox.session
+def spark4(session: nox.Session) -> None:
+    """The format "raymq" on the newest Spark 4; needs a JDK 17 or newer first on PATH."""
+    with tempfile.TemporaryDirectory() as folder:
+        # Beside the environment's own PySpark 3.5, with the py4j that it needs.
+        session.run("python", "-m", "pip", "install", "-q", "--target", folder, "pyspark>=4.1,<5")
+        session.run(
+            *("python", "-m", "pytest", "tests/spark4", *session.posargs),
+            env={"PYTHONPATH": folder},
+        )
+
+
+@nox.session
 def interop(session: nox.Session) -> None:
     """Apache RocketMQ opens our stores and we open its; needs a JDK (17 or newer) and Maven, else it fails."""
     session.install("-e", ".[dev]")

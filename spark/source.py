@@ -8,45 +8,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from raymq.cluster.arguments import check_choice
 from raymq.cluster.consume.consumer_config import READ_FROM, ReadFrom
-from raymq.cluster.consume.range_reader import read_range
-from raymq.cluster.messages.columns import message_batch
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
+
+from .columns import spark_schema
+from .queue_ranges import QueueRange, read_queue_range, split_ranges
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
-#: column -> its type in Spark and in Arrow
-_COLUMNS = {
-    "key": ("binary", pa.binary()),
-    "value": ("binary", pa.binary()),
-    "topic": ("string", pa.string()),
-    "partition": ("int", pa.int32()),
-    "offset": ("bigint", pa.int64()),
-    "timestamp": ("timestamp", pa.timestamp("us", tz="UTC")),
-    "timestampType": ("int", pa.int32()),
-    "tag": ("string", pa.string()),
-    "shard": ("int", pa.int32()),
-}
-_SPARK = ", ".join(f"{name} {kind}" for name, (kind, _) in _COLUMNS.items())
-_ARROW = pa.schema([(name, kind) for name, (_, kind) in _COLUMNS.items()])
-#: Kafka's code for "log append time"
-_LOG_APPEND_TIME = 1
-
-
-class QueueRange(NamedTuple):
-    """The messages [first, last) of one queue, which one task reads."""
-
-    queue_id: int
-    shard: int
-    first: int
-    last: int
+#: the columns of the frame: those of the Kafka connector, and two more
+_NAMES = (
+    *("key", "value", "topic", "partition", "offset", "timestamp", "timestampType"),
+    *("tag", "shard"),
+)
 
 
 def read(
@@ -107,13 +87,14 @@ def read(
         first = _resolve("startingOffsets", begin, queue_id, low, high)
         last = _resolve("endingOffsets", end, queue_id, low, high)
         if last > first:
-            ranges.append(QueueRange(queue_id, queue["shard"], first, last))
+            ranges.append(QueueRange(topic, queue_id, queue["shard"], first, last))
 
-    ranges = _split(ranges, minPartitions or 1)
+    ranges = split_ranges(ranges, minPartitions or 1)
     plan = spark.createDataFrame(
-        ranges or [QueueRange(0, 0, 0, 0)], "queue_id int, shard int, first bigint, last bigint"
+        ranges or [QueueRange(topic, 0, 0, 0, 0)],
+        "topic string, queue_id int, shard int, first bigint, last bigint",
     ).repartitionByRange(max(1, len(ranges)), "queue_id", "first")
-    return plan.mapInArrow(_task(cluster, topic, read_from), _SPARK)
+    return plan.mapInArrow(_task(cluster, read_from), spark_schema(_NAMES))
 
 
 def _offsets(option: str, value: str | dict[int, int]) -> str | dict[int, int]:
@@ -140,49 +121,10 @@ def _resolve(option: str, value: str | dict[int, int], queue_id: int, low: int, 
     return offset
 
 
-def _split(ranges: list[QueueRange], at_least: int) -> list[QueueRange]:
-    """Split large ranges, into about `at_least` altogether."""
-    total = sum(whole.last - whole.first for whole in ranges)
-    if not total or len(ranges) >= at_least:
-        return ranges
-    found: list[QueueRange] = []
-    for whole in ranges:
-        count = whole.last - whole.first
-        parts = max(1, round(at_least * count / total))
-        step = -(-count // parts)
-        for first in range(whole.first, whole.last, step):
-            found.append(whole._replace(first=first, last=min(first + step, whole.last)))
-    return found
-
-
-def _task(cluster: Cluster, topic: str, read_from: ReadFrom) -> Any:
+def _task(cluster: Cluster, read_from: ReadFrom) -> Any:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for row in batch.to_pylist():
-                if row["last"] > row["first"]:
-                    for records in read_range(
-                        cluster,
-                        topic,
-                        row["queue_id"],
-                        row["shard"],
-                        row["first"],
-                        row["last"],
-                        read_from=read_from,
-                    ):
-                        yield columns(records, row["shard"])
+                yield from read_queue_range(cluster, QueueRange(**row), _NAMES, read_from=read_from)
 
     return work
-
-
-def columns(records: pa.Array, shard: int) -> pa.RecordBatch:
-    """Raw records as columns of the Kafka connector."""
-    rows = message_batch(shard, records)
-    times = pc.multiply(rows.column("store_time_ms"), 1000).cast(pa.timestamp("us", tz="UTC"))
-    renamed = {
-        "value": rows.column("body"),
-        "partition": rows.column("queue_id"),
-        "timestamp": times,
-        "timestampType": pa.array([_LOG_APPEND_TIME] * rows.num_rows, pa.int32()),
-    }
-    found = [renamed[name] if name in renamed else rows.column(name) for name in _COLUMNS]
-    return pa.record_batch(found, schema=_ARROW)

@@ -43,7 +43,8 @@ STRINGS = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)
 
 def python_files() -> list[Path]:
     found = [path for part in PARTS for path in (ROOT / part).rglob("*.py")]
-    found += [ROOT / "run.py", ROOT / "noxfile.py", *(ROOT / "raymq").glob("*.py")]
+    found += [ROOT / "run.py", ROOT / "noxfile.py", ROOT / "pyspark_raymq.py"]
+    found += (ROOT / "raymq").glob("*.py")
     found += [*(ROOT / ".ci").glob("*.py"), *(ROOT / "docs").rglob("*.py")]
     return sorted(path for path in found if "__pycache__" not in path.parts)
 

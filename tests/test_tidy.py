@@ -23,6 +23,7 @@ PYTHON_PLACES = (
     "raymq/_lazy.py",
     "raymq/data.py",
     "raymq/errors.py",
+    "pyspark_raymq.py",
     "examples",
     "benchmarks",
 )

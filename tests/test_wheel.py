@@ -22,7 +22,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     caches = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in ("raymq", *PARTS):
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=caches)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "pyspark_raymq.py"):
         shutil.copy(ROOT / name, tree / name)
     out = tmp_path_factory.mktemp("dist")
     done = subprocess.run(
@@ -47,12 +47,14 @@ def test_the_wheel_holds_exactly_the_modules_of_the_tree(names):
         for path in (ROOT / part).rglob("*.py")
     }
     expected |= {f"raymq/{path.name}" for path in (ROOT / "raymq").glob("*.py")}
+    expected.add("pyspark_raymq.py")
     assert {name for name in names if name.endswith(".py")} == expected
     assert any(name.startswith("raymq/spark/") for name in names)
 
 
-def test_the_wheel_has_one_top_level_name(names):
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"raymq"}
+def test_the_wheel_has_one_top_level_name_and_the_module_that_spark_looks_for(names):
+    top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert top == {"raymq", "pyspark_raymq.py"}
 
 
 @pytest.mark.parametrize("folder", ["raymq", *(f"raymq/{part}" for part in PARTS)])
@@ -78,6 +80,7 @@ def test_spark_java_and_plots_are_extras(wheel, names):
     }
     assert set(headers.get_all("Provides-Extra", [])) == {
         "spark",
+        "spark4",
         "demo",
         "bench",
         "client",

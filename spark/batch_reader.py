@@ -1,0 +1,34 @@
+"""The batch reader of Spark 4's data source. Needs PySpark 4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from .batch_plan import plan_batch
+from .partition_reader import RangePartition, read_partition
+from .queue_lookup import QueueLookup, connect
+from .source_options import SourceOptions
+
+
+class BatchReader(DataSourceReader):
+    """Reads fixed ranges of queues. The driver plans them once for each evaluation of the DataFrame."""
+
+    def __init__(self, options: SourceOptions, names: tuple[str, ...]) -> None:
+        """Raises: Rejected for options that a batch does not have."""
+        options.batch_positions()
+        self._options = options
+        self._names = names
+
+    def partitions(self) -> list[RangePartition]:
+        """The range of each task. Raises: RayMQError."""
+        with closing(connect(self._options)) as cluster:
+            ranges = plan_batch(QueueLookup(cluster, self._options.subscription), self._options)
+        return [RangePartition(cluster, each) for each in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one range, in a task."""
+        return read_partition(partition, self._options, self._names)

@@ -1,0 +1,43 @@
+"""`format("raymq")` of Spark 4: its Python data source. `pyspark_raymq` lets Spark find it.
+
+Needs PySpark 4. Spark makes these objects in several processes of the driver and of the executors, and moves them by
+pickle. So they hold checked options, and each process connects by itself.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from .batch_reader import BatchReader
+from .columns import COLUMNS, check_columns, spark_schema
+from .source_options import SourceOptions
+from .stream_reader import StreamReader
+
+
+class RaymqDataSource(DataSource):
+    """Topics of RayMQ as a DataFrame, with the columns and options of Spark's Kafka connector."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for `format`."""
+        return "raymq"
+
+    def schema(self) -> str:
+        """All columns; `headers` with `includeHeaders`. Raises: Rejected for wrong options."""
+        options = SourceOptions.parse(self.options)
+        return spark_schema(
+            [name for name in COLUMNS if name != "headers" or options.include_headers]
+        )
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The reader of a batch. Raises: Rejected for wrong options or columns."""
+        return BatchReader(SourceOptions.parse(self.options), _names(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
+        """The reader of a stream. Raises: Rejected for wrong options or columns."""
+        return StreamReader(SourceOptions.parse(self.options), _names(schema))
+
+
+def _names(schema: StructType) -> tuple[str, ...]:
+    return check_columns([(field.name, field.dataType.simpleString()) for field in schema.fields])

@@ -1,0 +1,47 @@
+"""What a task of Spark 4 reads: a range of a queue, and the handle of its cluster. Needs PySpark 4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from raymq.store.base.errors import RayMQError
+
+from .offsets import report_loss
+from .queue_ranges import QueueRange, read_queue_range
+from .source_options import SourceOptions
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
+
+
+class RangePartition(InputPartition):
+    """A range of one queue. The handle knows the shards' addresses as they were when the batch was planned."""
+
+    def __init__(self, cluster: Cluster, wanted: QueueRange) -> None:
+        super().__init__(wanted)
+        self.cluster = cluster
+
+
+def read_partition(
+    partition: InputPartition, options: SourceOptions, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Read the range of a task. Raises: RayMQError."""
+    if not isinstance(partition, RangePartition):
+        # Spark makes a partition of its own for a batch without any.
+        return
+    try:
+        yield from read_queue_range(
+            partition.cluster,
+            partition.value,
+            names,
+            read_from=options.read_from,
+            on_loss=partial(report_loss, fail=options.fail_on_data_loss),
+        )
+    except RayMQError as error:
+        # Without its causes: Spark would print their traces before this error.
+        raise error from None

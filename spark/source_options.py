@@ -1,0 +1,343 @@
+"""The options of `format("raymq")`: one table of them all, and the check of every value.
+
+Pure: no Spark, no network. Names and values are those of Spark's Kafka connector. RayMQ's own begin with `raymq.`,
+except `readFrom`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, cast
+
+from raymq.cluster.arguments import OFFSET_MAX, check_choice
+from raymq.cluster.consume.consumer_config import READ_FROM, ReadFrom
+from raymq.cluster.transport.tls import parse_url
+from raymq.store.base.errors import Rejected
+
+from .offsets import (
+    EARLIEST,
+    LATEST,
+    OFFSETS_EXAMPLE,
+    TIMES_EXAMPLE,
+    Position,
+    TopicQueue,
+    parse_assignment,
+    parse_offsets,
+)
+
+#: environment variable with the token, as for `raymq.connect`
+TOKEN_VARIABLE = "RAYMQ_TOKEN"
+
+
+class SourceOption(NamedTuple):
+    """One option, as the documentation shows it."""
+
+    name: str
+    type: str
+    default: str
+    used_by: Literal["batch", "stream", "both"]
+    meaning: str
+
+
+#: every option of a read
+OPTIONS = (
+    SourceOption(
+        *("raymq.address", "URL", "required", "both"),
+        "`raymq://host:port` or, with TLS, `raymq+tls://host:port` of any shard; several, separated by commas, are "
+        "tried in order",
+    ),
+    SourceOption(
+        *("raymq.token", "text", "RAYMQ_TOKEN of the driver", "both"),
+        "the content of the file `token` in the data directory",
+    ),
+    SourceOption(
+        *("raymq.ca", "path", "RAY_TLS_CA_CERT of the driver", "both"),
+        "a PEM file on the driver with the authority that signed the shards' certificates",
+    ),
+    SourceOption(
+        *("subscribe", "text", "none", "both"),
+        "topics, separated by commas; exactly one of `subscribe`, `subscribePattern` and `assign` is needed",
+    ),
+    SourceOption(
+        *("subscribePattern", "regular expression", "none", "both"),
+        "topics whose whole name matches; a stream also reads those that are created later",
+    ),
+    SourceOption(
+        *("assign", "JSON", "none", "both"), 'queues of topics, such as `{"orders": [0, 1]}`'
+    ),
+    SourceOption(
+        *("startingOffsets", "text or JSON", "earliest (batch), latest (stream)", "both"),
+        f"`earliest`, `latest` (stream only), or an offset of each queue, such as `{OFFSETS_EXAMPLE}`: -2 is earliest, "
+        "-1 latest; a stream uses it at its first start only",
+    ),
+    SourceOption(
+        *("startingOffsetsByTimestamp", "JSON", "none", "both"),
+        f"a time in ms since 1970 of each queue, such as `{TIMES_EXAMPLE}`: the first message that was stored then or "
+        "later; wins over `startingOffsets`",
+    ),
+    SourceOption(
+        *("startingTimestamp", "milliseconds", "none", "both"),
+        "one time for all queues; wins over `startingOffsetsByTimestamp`",
+    ),
+    SourceOption(
+        *("startingOffsetsByTimestampStrategy", "error or latest", "error", "both"),
+        "for a queue without a message at or after the starting time: fail, or begin at its end",
+    ),
+    SourceOption(
+        *("endingOffsets", "text or JSON", "latest", "batch"),
+        "`latest`, or the offset before which each queue ends; -1 is latest",
+    ),
+    SourceOption(
+        *("endingOffsetsByTimestamp", "JSON", "none", "batch"),
+        "a time of each queue: messages that were stored then or later are left out; wins over `endingOffsets`",
+    ),
+    SourceOption(
+        *("endingTimestamp", "milliseconds", "none", "batch"),
+        "one time for all queues; wins over `endingOffsetsByTimestamp`",
+    ),
+    SourceOption(
+        *("minPartitions", "whole number", "one per queue", "both"),
+        "splits large queues into about so many tasks altogether",
+    ),
+    SourceOption(
+        *("maxOffsetsPerTrigger", "whole number", "no limit", "stream"),
+        "messages of one batch at most, split over the queues in proportion to their lag; needs Spark 4.2",
+    ),
+    SourceOption(
+        *("failOnDataLoss", "true or false", "true", "both"),
+        "for messages that expired before they were read: fail, or log a warning and read on",
+    ),
+    SourceOption(
+        *("includeHeaders", "true or false", "false", "both"),
+        "adds the column `headers`: the properties as Kafka's connector shows headers",
+    ),
+    SourceOption(
+        *("readFrom", "leader or nearest", "leader", "both"),
+        "`nearest`: each task reads a replica near it, if the cluster has several",
+    ),
+)
+_NAMES = {option.name.lower(): option.name for option in OPTIONS}
+
+#: options that Spark itself sets or reads
+_SPARK_OPTIONS = frozenset({"path", "paths", "checkpointlocation", "queryname", "pathglobfilter"})
+
+
+class Subscription(NamedTuple):
+    """What is read: exactly one of these is not None."""
+
+    topics: tuple[str, ...] | None = None
+    pattern: str | None = None
+    queues: tuple[TopicQueue, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """The checked options of one read."""
+
+    #: URLs of shards, to try in order
+    addresses: tuple[str, ...]
+    token: str | None
+    ca: str | None
+    subscription: Subscription
+    #: None: the default of a batch or a stream
+    starting: Position | None
+    ending: Position | None
+    #: for a starting time after the last message
+    without_match: Literal["error", "latest"]
+    min_partitions: int
+    max_offsets_per_trigger: int | None
+    fail_on_data_loss: bool
+    include_headers: bool
+    read_from: ReadFrom
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SourceOptions:
+        """Check the options that Spark hands over, whose names may be lower-cased.
+
+        Raises: Rejected naming the option.
+        """
+        given = _known_options(options)
+        return cls(
+            addresses=_addresses(given),
+            token=_token(given),
+            ca=given.get("raymq.ca"),
+            subscription=_subscription(given),
+            starting=_position(given, "starting"),
+            ending=_position(given, "ending"),
+            without_match=_without_match(given),
+            min_partitions=_whole_number(given, "minPartitions") or 1,
+            max_offsets_per_trigger=_whole_number(given, "maxOffsetsPerTrigger"),
+            fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
+            include_headers=_flag(given, "includeHeaders", default=False),
+            read_from=_read_from(given),
+        )
+
+    def batch_positions(self) -> tuple[Position, Position]:
+        """Where a batch begins and ends. Raises: Rejected for a position at which it would be empty."""
+        starting = self.starting or Position("startingOffsets", "offset", EARLIEST)
+        ending = self.ending or Position("endingOffsets", "offset", LATEST)
+        for position, refused, words in (
+            (starting, LATEST, "a batch that begins at the latest offset (-1) is empty"),
+            (ending, EARLIEST, "a batch that ends at the earliest offset (-2) is empty"),
+        ):
+            if position.holds(refused):
+                raise Rejected(
+                    f"{position.option}: {words}; use {'earliest' if refused == LATEST else 'latest'} or an offset",
+                    field=position.option,
+                    limit="earliest or an offset" if refused == LATEST else "latest or an offset",
+                    found=refused,
+                )
+        return starting, ending
+
+    def stream_position(self) -> Position:
+        """Where a stream begins at its first start. Raises: Rejected for a position where it would end."""
+        if self.ending is not None:
+            raise Rejected(
+                f"{self.ending.option} is for batches: a stream has no end; use trigger(availableNow=True)",
+                field=self.ending.option,
+                limit="absent",
+            )
+        return self.starting or Position("startingOffsets", "offset", LATEST)
+
+
+def _known_options(options: Mapping[str, str]) -> dict[str, str]:
+    """The options under their true names, without those of Spark. Raises: Rejected for an unknown one."""
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        known = _NAMES.get(name.lower())
+        if known is not None:
+            given[known] = str(value).strip()
+        elif name.lower() not in _SPARK_OPTIONS:
+            names = ", ".join(option.name for option in OPTIONS)
+            message = f"unknown option {name!r}; format raymq has the options {names}"
+            raise Rejected(message, field=name, limit=names, found=name)
+    return given
+
+
+def _addresses(given: Mapping[str, str]) -> tuple[str, ...]:
+    text = given.get("raymq.address", "")
+    urls = tuple(filter(None, (each.strip() for each in text.split(","))))
+    form = "raymq://host:port or raymq+tls://host:port"
+    if not urls:
+        message = f"option raymq.address is missing; set it to {form} of a shard (`raymq status` shows them)"
+        raise Rejected(message, field="raymq.address", limit=form, found=text)
+
+    for url in urls:
+        try:
+            is_url = parse_url(url) is not None
+        except Rejected:
+            is_url = False
+        if not is_url:
+            message = f"raymq.address has {url!r}; use {form}"
+            raise Rejected(message, field="raymq.address", limit=form, found=url)
+    return urls
+
+
+def _token(given: Mapping[str, str]) -> str:
+    token = given.get("raymq.token") or os.environ.get(TOKEN_VARIABLE)
+    if not token:
+        raise Rejected(
+            f"option raymq.token is missing; set it, or {TOKEN_VARIABLE} on the driver, to the content of the file "
+            "`token` in the data directory",
+            field="raymq.token",
+            limit="the cluster's token",
+        )
+    return token
+
+
+def _subscription(given: Mapping[str, str]) -> Subscription:
+    names = ("subscribe", "subscribePattern", "assign")
+    chosen = [name for name in names if name in given]
+    if len(chosen) != 1:
+        what = f"{' and '.join(chosen)} are given" if chosen else "none is given"
+        message = f"exactly one of subscribe, subscribePattern and assign says what is read; {what}"
+        raise Rejected(
+            message, field="subscribe", limit="exactly one", found=", ".join(chosen) or None
+        )
+
+    (name,) = chosen
+    text = given[name]
+    if name == "assign":
+        return Subscription(queues=parse_assignment(name, text))
+    if name == "subscribePattern":
+        try:
+            re.compile(text)
+        except re.error as error:
+            message = f"subscribePattern is {text!r}, which is not a regular expression: {error}"
+            raise Rejected(message, field=name, limit="a regular expression", found=text) from None
+        return Subscription(pattern=text)
+
+    topics = [each.strip() for each in text.split(",")]
+    if not all(topics):
+        message = f"subscribe is {text!r}; give names of topics, separated by commas"
+        raise Rejected(message, field=name, limit="topic,topic", found=text)
+    return Subscription(topics=tuple(dict.fromkeys(topics)))
+
+
+def _position(given: Mapping[str, str], side: Literal["starting", "ending"]) -> Position | None:
+    """Where the read begins or ends. A time for all queues wins over one of each, and that over offsets."""
+    found: list[Position] = []
+    # All are checked, also those that another one wins over.
+    for name in (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"):
+        if name not in given:
+            continue
+        text = given[name]
+        if name.endswith("OffsetsByTimestamp"):
+            times = parse_offsets(name, text, minimum=0, example=TIMES_EXAMPLE)
+            found.append(Position(name, "time", times))
+        elif name.endswith("Timestamp"):
+            found.append(Position(name, "time", _milliseconds(name, text)))
+        else:
+            found.append(Position(name, "offset", _offsets(name, text)))
+    return found[0] if found else None
+
+
+def _milliseconds(name: str, text: str) -> int:
+    if not text.isdecimal() or int(text) > OFFSET_MAX:
+        message = f"{name} is {text!r}; give milliseconds since 1970"
+        raise Rejected(message, field=name, limit="milliseconds since 1970", found=text)
+    return int(text)
+
+
+def _offsets(name: str, text: str) -> int | dict[TopicQueue, int]:
+    word = {"earliest": EARLIEST, "latest": LATEST}.get(text.lower())
+    if word is not None:
+        return word
+    if not text.startswith("{"):
+        limit = f"earliest, latest, or {OFFSETS_EXAMPLE}"
+        raise Rejected(f"{name} is {text!r}; use {limit}", field=name, limit=limit, found=text)
+    return parse_offsets(name, text, minimum=EARLIEST, example=OFFSETS_EXAMPLE)
+
+
+def _without_match(given: Mapping[str, str]) -> Literal["error", "latest"]:
+    name = "startingOffsetsByTimestampStrategy"
+    text = given.get(name, "error").lower()
+    check_choice(name, text, ("error", "latest"))
+    return cast(Literal["error", "latest"], text)
+
+
+def _whole_number(given: Mapping[str, str], name: str) -> int | None:
+    text = given.get(name)
+    if text is None:
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= OFFSET_MAX:
+        message = f"{name} is {text!r}; use a whole number, 1 or more"
+        raise Rejected(message, field=name, limit="1 or more", found=text)
+    return int(text)
+
+
+def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = given.get(name)
+    if text is None:
+        return default
+    check_choice(name, text.lower(), ("true", "false"))
+    return text.lower() == "true"
+
+
+def _read_from(given: Mapping[str, str]) -> ReadFrom:
+    text = given.get("readFrom", "leader").lower()
+    check_choice("readFrom", text, READ_FROM)
+    return cast(ReadFrom, text)

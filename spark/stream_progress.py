@@ -1,0 +1,173 @@
+"""The offsets of a stream: where it begins, how far a batch goes, and which ranges that are.
+
+Spark keeps the offsets in the query's checkpoint, and repeats a batch that was not committed with the offsets of its
+first run. A batch is never smaller than nothing: its end is its start or a later offset of each queue.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+from raymq.store.base.errors import Unavailable
+
+from .offsets import (
+    LATEST,
+    HeldOffsets,
+    Offsets,
+    TopicQueue,
+    check_ends,
+    report_loss,
+    resolve,
+    split_by_lag,
+)
+from .queue_ranges import QueueRange, split_ranges
+from .source_options import SourceOptions
+
+logger = logging.getLogger("raymq")
+
+
+class QueuesNow(Protocol):
+    """What a stream asks the cluster; `QueueLookup` is one."""
+
+    def queues(self) -> dict[TopicQueue, HeldOffsets]:
+        """The queues of the stream and their ends."""
+        ...
+
+    def offset_at(self, queue: TopicQueue, ends: HeldOffsets, time_ms: int) -> int | None:
+        """The first message stored at a time or later."""
+        ...
+
+
+class StreamProgress:
+    """The offsets of one run of a query. One thread."""
+
+    def __init__(self, lookup: QueuesNow, options: SourceOptions) -> None:
+        self._lookup = lookup
+        self._options = options
+        #: the ends that the last `latest` saw
+        self.newest: Offsets | None = None
+        #: the offsets that no batch of this run passes; None: there is no such limit
+        self._target: Offsets | None = None
+        #: what `initial` returned in this run
+        self._initial: Offsets | None = None
+        #: what the first `latest` returns, so that the first batch is empty
+        self._anchor: Offsets | None = None
+
+    def initial(self) -> Offsets:
+        """Where a query without a checkpoint begins.
+
+        Spark writes this offset nowhere: it asks again if the first batch was interrupted. "Latest" would be a later
+        offset then, and the messages between would be lost. So the first batch of such a query is empty, and its end
+        keeps the beginning in the checkpoint.
+        """
+        position = self._options.stream_position()
+        queues = self._lookup.queues()
+        found = resolve(
+            position,
+            queues,
+            lambda queue, time_ms: self._lookup.offset_at(queue, queues[queue], time_ms),
+            without_match=self._options.without_match,
+        )
+        found = check_ends(
+            found,
+            queues,
+            option=position.option,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+        )
+
+        may_move = position.holds(LATEST) or (
+            position.kind == "time" and self._options.without_match == "latest"
+        )
+        if may_move and self.newest is not None:
+            # Before Spark 4.2 the end of the first batch is asked for first.
+            found = {queue: self.newest.get(queue, offset) for queue, offset in found.items()}
+        elif may_move:
+            self._anchor = found
+        self._initial = found
+        return found
+
+    def stop_at_present_ends(self) -> None:
+        """Let the later batches of this run end at the present ends (`Trigger.AvailableNow`)."""
+        self._target = self._ends(self._lookup.queues())
+
+    def latest(self, start: Offsets | None, max_messages: int | None) -> Offsets:
+        """The end of the batch that begins at `start`: `start` itself if there is nothing to read.
+
+        Args: `start`: None: not known, as before Spark 4.2. `max_messages`: the largest batch; None: no limit.
+        """
+        queues = self._lookup.queues()
+        self.newest = self._ends(queues)
+        anchor, self._anchor = self._anchor, None
+        if start is None:
+            return dict(self.newest)
+        if start == anchor:
+            return anchor
+
+        lags: Offsets = {}
+        bases = dict(start)
+        for queue, ends in queues.items():
+            if self._target is not None and queue not in self._target:
+                continue
+            end = ends.end if self._target is None else min(ends.end, self._target[queue])
+            # A queue that was added begins at its first message. One whose messages have expired goes on after them.
+            bases[queue] = max(start.get(queue, ends.first), min(ends.first, end))
+            lags[queue] = max(0, end - bases[queue])
+            if ends.end < start.get(queue, 0):
+                self._warn_of_lower_end(queue, ends, start[queue])
+
+        if max_messages is None:
+            taken = lags
+        else:
+            taken = split_by_lag(lags, max_messages, turn=sum(start.values()))
+        return {queue: base + taken.get(queue, 0) for queue, base in bases.items()}
+
+    def ranges(self, start: Offsets, end: Offsets) -> list[QueueRange]:
+        """The ranges of the batch between two offsets.
+
+        Raises: OffsetOutOfRange for messages that have expired, if `failOnDataLoss`; Unavailable for an end before
+        the start.
+        """
+        queues = self._lookup.queues()
+        found: list[QueueRange] = []
+        for queue, last in sorted(end.items()):
+            first = start.get(queue, 0)
+            if first > last:
+                self._check_start(start, queue, first, last)
+            if first >= last:
+                continue
+
+            ends = queues.get(queue)
+            # A queue that is gone holds nothing. The messages before the first one of another have expired.
+            held_from = last if ends is None else min(max(first, ends.first), last)
+            shard = 0 if ends is None else ends.shard
+            if held_from > first:
+                lost = QueueRange(*queue, shard, first, held_from)
+                report_loss(lost, fail=self._options.fail_on_data_loss)
+            if last > held_from:
+                found.append(QueueRange(*queue, shard, held_from, last))
+        return split_ranges(found, self._options.min_partitions)
+
+    def _check_start(self, start: Offsets, queue: TopicQueue, first: int, last: int) -> None:
+        """Raises: Unavailable for an end before the start, unless the start was just looked up (see `initial`)."""
+        if start == self._initial:
+            return
+        raise Unavailable(
+            f"topic {queue.topic} queue {queue.queue_id} ends at offset {last}, before {first}, which the stream has "
+            "read: its leader may be new and not know all messages yet; start the query again",
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+        )
+
+    @staticmethod
+    def _warn_of_lower_end(queue: TopicQueue, ends: HeldOffsets, start: int) -> None:
+        logger.warning(
+            "topic %s queue %d ends at offset %d, before %d, which the stream has read: its leader is new, or messages "
+            "were lost by an unclean recovery; the stream waits for later offsets",
+            *(queue.topic, queue.queue_id, ends.end, start),
+        )
+
+    @staticmethod
+    def _ends(queues: Mapping[TopicQueue, HeldOffsets]) -> Offsets:
+        return {queue: ends.end for queue, ends in queues.items()}

@@ -1,0 +1,112 @@
+"""The stream reader of Spark 4's data source. Needs PySpark 4; `maxOffsetsPerTrigger` and `availableNow` need 4.2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from raymq.store.base.errors import Rejected
+
+from .offsets import Offsets, from_json, to_json
+from .partition_reader import RangePartition, read_partition
+from .queue_lookup import QueueLookup, connect
+from .source_options import SourceOptions
+from .stream_progress import StreamProgress
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+
+    HAS_ADMISSION_CONTROL = True
+except ImportError:
+    # Spark 4.0 and 4.1.
+    HAS_ADMISSION_CONTROL = False
+    SupportsTriggerAvailableNow = object
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The offsets and ranges of a stream. One process of the driver keeps it for as long as the query runs.
+
+    The checkpoint of the query is the truth: `commit` has nothing to do.
+    """
+
+    def __init__(self, options: SourceOptions, names: tuple[str, ...]) -> None:
+        """Raises: Rejected for options that a stream does not have."""
+        options.stream_position()
+        if options.max_offsets_per_trigger is not None and not HAS_ADMISSION_CONTROL:
+            raise Rejected(
+                "maxOffsetsPerTrigger needs Spark 4.2: earlier ones do not limit a Python source; leave it out",
+                field="maxOffsetsPerTrigger",
+                limit="absent before Spark 4.2",
+                found=options.max_offsets_per_trigger,
+            )
+        self._options = options
+        self._names = names
+        self._cluster: Cluster | None = None
+        self._progress: StreamProgress | None = None
+
+    # Spark chooses the new form of `latestOffset` by the number of its parameters, and calls the old one without any.
+    def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 (Spark's names)
+        """Where a query without a checkpoint begins."""
+        return to_json(self._connected().initial())
+
+    def latestOffset(  # noqa: N802
+        self, start: dict[str, dict[str, int]] | None = None, limit: Any = None
+    ) -> dict[str, dict[str, int]]:
+        """The end of the batch that begins at `start`. `limit` is one of Spark's ReadLimits."""
+        begin = None if start is None else from_json(start)
+        return to_json(self._connected().latest(begin, getattr(limit, "max_rows", None)))
+
+    def getDefaultReadLimit(self) -> Any:  # noqa: N802
+        """The limit of `maxOffsetsPerTrigger`."""
+        limit = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Let the query end at the present ends."""
+        self._connected().stop_at_present_ends()
+
+    def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:  # noqa: N802
+        """The ends of the queues, for the progress of the query."""
+        newest: Offsets | None = None if self._progress is None else self._progress.newest
+        return None if newest is None else to_json(newest)
+
+    def partitions(
+        self, start: dict[str, dict[str, int]], end: dict[str, dict[str, int]]
+    ) -> list[RangePartition]:
+        """The range of each task of a batch."""
+        ranges = self._connected().ranges(from_json(start), from_json(end))
+        return [RangePartition(self._handle(), each) for each in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one range, in a task."""
+        return read_partition(partition, self._options, self._names)
+
+    def commit(self, end: dict[str, dict[str, int]]) -> None:
+        """Do nothing: the checkpoint has the offsets."""
+
+    def stop(self) -> None:
+        """Close the connections."""
+        cluster, self._cluster, self._progress = self._cluster, None, None
+        if cluster is not None:
+            cluster.close()
+
+    def _handle(self) -> Cluster:
+        if self._cluster is None:
+            self._cluster = connect(self._options)
+        return self._cluster
+
+    def _connected(self) -> StreamProgress:
+        if self._progress is None:
+            lookup = QueueLookup(self._handle(), self._options.subscription)
+            self._progress = StreamProgress(lookup, self._options)
+        return self._progress
