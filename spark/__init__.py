@@ -20,7 +20,6 @@ Example:
 # sink              writes a DataFrame to a topic, each row once
 # source            reads a topic as a DataFrame
 # columns           the columns of a read, and raw records as these columns
-# queue_ranges      the ranges of queues that tasks read
 #
 # format("raymq") of Spark 4, of which those that end in _reader and data_source need PySpark 4:
 # data_source       the data source, which `pyspark_raymq` shows to Spark

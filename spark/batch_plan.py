@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
+from raymq.cluster.consume.queue_ranges import QueueRange, split_ranges
+
 from .offsets import TopicQueue, check_ends, resolve
 from .queue_lookup import QueueLookup
-from .queue_ranges import QueueRange, split_ranges
 from .source_options import SourceOptions
 
 logger = logging.getLogger("raymq")

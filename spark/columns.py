@@ -6,12 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.cluster.messages.columns import message_batch
-from raymq.cluster.messages.message import INDEX_KEYS, SYSTEM_PROPERTIES
+from raymq.cluster.messages.message import INDEX_KEYS
+from raymq.cluster.messages.user_properties import (
+    as_mask,
+    as_text,
+    list_offsets,
+    split_texts,
+    user_properties,
+)
 from raymq.store.base.errors import Rejected
 
 
@@ -52,7 +58,6 @@ COLUMNS = {
 _LOG_APPEND_TIME = 1
 _INDEX_KEYS = rf"(?:^|\x02){INDEX_KEYS}\x01(?P<v>[^\x02]+)"
 _DELIVER_AT = r"(?:^|\x02)TIMER_DELIVER_MS\x01(?P<v>[0-9]{1,15})(?:\x02|$)"
-_PAIR = r"^(?P<name>[^\x01]+)\x01(?P<value>(?s:.+))$"
 
 
 def spark_schema(names: Sequence[str]) -> str:
@@ -112,84 +117,28 @@ def _as_time(milliseconds: pa.Array) -> pa.Array:
 
 def _index_keys(rows: pa.RecordBatch) -> pa.Array:
     found = pc.struct_field(pc.extract_regex(rows.column("properties"), _INDEX_KEYS), 0)
-    row_of_key, keys = _split(_as_text(found), " ")
+    row_of_key, keys = split_texts(as_text(found), " ")
 
     there = pc.not_equal(keys, "")
-    offsets = _list_offsets(row_of_key[_as_mask(there)], rows.num_rows)
+    offsets = list_offsets(row_of_key[as_mask(there)], rows.num_rows)
     return pa.ListArray.from_arrays(pa.array(offsets), keys.filter(there))
 
 
 def _properties(rows: pa.RecordBatch) -> pa.Array:
-    row_of_pair, names, values = _user_properties(rows.column("properties"))
-    offsets = _list_offsets(row_of_pair, rows.num_rows)
+    row_of_pair, names, values = user_properties(rows.column("properties"))
+    offsets = list_offsets(row_of_pair, rows.num_rows)
     return pa.MapArray.from_arrays(pa.array(offsets), names, values)
 
 
 def _headers(rows: pa.RecordBatch) -> pa.Array:
     """The user properties as Kafka's headers: null for a message without any."""
-    row_of_pair, names, values = _user_properties(rows.column("properties"))
+    row_of_pair, names, values = user_properties(rows.column("properties"))
     pairs = pa.StructArray.from_arrays([names, values.cast(pa.binary())], ["key", "value"])
 
-    offsets = _list_offsets(row_of_pair, rows.num_rows)
+    offsets = list_offsets(row_of_pair, rows.num_rows)
     # A null in the offsets makes a null list.
     empty = np.append(np.diff(offsets) == 0, False)
     return pa.ListArray.from_arrays(pa.array(offsets, mask=empty), pairs)
-
-
-def _user_properties(properties: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array, pa.Array]:
-    """The row, name and value of every property that does not belong to the system."""
-    row_of_pair, pairs = _split(_as_text(properties), "\x02")
-    parts = pc.extract_regex(pairs, _PAIR)
-    names, values = pc.struct_field(parts, 0), pc.struct_field(parts, 1)
-
-    system = pa.array(sorted(SYSTEM_PROPERTIES))
-    # `is_in` finds null in no set, so that a part without a name and a value is dropped by `is_valid`.
-    kept = pc.and_(parts.is_valid(), pc.invert(pc.is_in(names, value_set=system)))
-    row_of_pair, names, values = (
-        row_of_pair[_as_mask(kept)],
-        names.filter(kept),
-        values.filter(kept),
-    )
-
-    last = _last_of_each(row_of_pair, names)
-    return row_of_pair[last], names.take(pa.array(last)), values.take(pa.array(last))
-
-
-def _last_of_each(row_of_pair: npt.NDArray[np.int64], names: pa.Array) -> npt.NDArray[np.int64]:
-    """The places of the pairs to keep: of two properties of one name the last one wins, as in `properties.decode`."""
-    coded = names.dictionary_encode()
-    codes = row_of_pair * max(1, len(coded.dictionary)) + coded.indices.to_numpy()
-    _, from_behind = np.unique(codes[::-1], return_index=True)
-    return np.sort(len(codes) - 1 - from_behind).astype(np.int64)
-
-
-def _as_text(data: pa.Array) -> pa.Array:
-    """Binary as text, where bytes that are not UTF-8 are replaced."""
-    try:
-        return data.cast(pa.string())
-    except pa.ArrowInvalid:
-        found = [
-            None if each is None else str(each, "utf-8", "replace") for each in data.to_pylist()
-        ]
-        return pa.array(found, pa.string())
-
-
-def _split(texts: pa.Array, separator: str) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """All parts of the texts, and the row of each part. A null has no part."""
-    lists = pc.split_pattern(texts, separator)
-    rows = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False).astype(np.int64)
-    return rows, pc.list_flatten(lists)
-
-
-def _list_offsets(row_of_item: npt.NDArray[np.int64], rows: int) -> npt.NDArray[np.int32]:
-    """The offsets of lists whose items are in the order of their rows."""
-    counts = np.bincount(row_of_item, minlength=rows)
-    return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-
-
-def _as_mask(flags: pa.Array) -> npt.NDArray[np.bool_]:
-    mask: npt.NDArray[np.bool_] = flags.to_numpy(zero_copy_only=False)
-    return mask
 
 
 #: column -> its name in MESSAGE_SCHEMA, where they differ

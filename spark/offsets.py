@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from raymq.cluster.arguments import OFFSET_MAX
+from raymq.cluster.consume.queue_ranges import QueueRange
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
-
-from .queue_ranges import QueueRange
 
 logger = logging.getLogger("raymq")
 
@@ -250,39 +249,3 @@ def report_loss(lost: QueueRange, *, fail: bool) -> None:
         offset=lost.first,
         min=lost.last,
     )
-
-
-# --- admission ------------------------------------------------------------------------------------
-
-
-def split_by_lag(lags: Mapping[TopicQueue, int], limit: int, *, turn: int) -> Offsets:
-    """How many messages of each queue a batch of at most `limit` messages takes, in proportion to the queues' lags.
-
-    A queue with a lag gets one message at least. If there are more such queues than `limit`, they take turns.
-    Args: `turn`: the number of messages that earlier batches took, or any other number that grows by them.
-    """
-    waiting = {queue: lag for queue, lag in sorted(lags.items()) if lag > 0}
-    total = sum(waiting.values())
-    if total <= limit:
-        return waiting
-    if limit <= len(waiting):
-        queues = list(waiting)
-        begin = turn % len(queues)
-        return dict.fromkeys((queues[begin:] + queues[:begin])[:limit], 1)
-
-    found = {queue: limit * lag // total for queue, lag in waiting.items()}
-    starved = [queue for queue, count in found.items() if not count]
-    found |= dict.fromkeys(starved, 1)
-
-    # The divisions left some messages, which go to the largest remainders. Or the starved queues took some too many,
-    # which the largest shares give.
-    left = limit - sum(found.values())
-    served = [queue for queue in found if queue not in set(starved)]
-    served.sort(key=lambda queue: limit * waiting[queue] % total, reverse=True)
-    for queue in served[: max(0, left)]:
-        found[queue] += 1
-    for queue in sorted(served, key=lambda queue: -found[queue]):
-        given = min(found[queue] - 1, max(0, -left))
-        found[queue] -= given
-        left += given
-    return found

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from raymq.cluster.consume.queue_ranges import QueueRange, read_queue_range
 from raymq.store.base.errors import RayMQError
 
+from .columns import columns
 from .offsets import report_loss
-from .queue_ranges import QueueRange, read_queue_range
 from .source_options import SourceOptions
 
 if TYPE_CHECKING:
@@ -35,13 +36,13 @@ def read_partition(
         # Spark makes a partition of its own for a batch without any.
         return
     try:
-        yield from read_queue_range(
+        for records in read_queue_range(
             partition.cluster,
             partition.value,
-            names,
             read_from=options.read_from,
             on_loss=partial(report_loss, fail=options.fail_on_data_loss),
-        )
+        ):
+            yield columns(records, partition.value.shard, names)
     except RayMQError as error:
         # Without its causes: Spark would print their traces before this error.
         raise error from None

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import raymq
-from raymq.cluster.consume.range_reader import RangeReader
+from raymq.cluster.consume.queue_ranges import QueueRange
+from raymq.cluster.consume.time_search import offset_at
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Rejected, Unavailable, require
-from raymq.store.queues.raw_records import decode_records
 
 from .offsets import HeldOffsets, TopicQueue
 from .source_options import SourceOptions, Subscription
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
-
-#: how long the search for a time waits for one message
-_SEARCH_TIMEOUT_S = 30.0
 
 
 def connect(options: SourceOptions) -> Cluster:
@@ -73,31 +69,6 @@ class QueueLookup:
         return sorted({queue.topic for queue in queues or ()})
 
     def offset_at(self, queue: TopicQueue, ends: HeldOffsets, time_ms: int) -> int | None:
-        """The offset of a queue's first message that was stored at a time or later; None if there is none.
-
-        Store times never go back in a queue, so that it can be searched by halves: of a million messages 20 are read.
-        """
-        low, high = ends.first, ends.end
-        is_found = False
-        routes = Routes.of(self.cluster)
-        with closing(RangeReader(routes, queue.topic, queue.queue_id, ends.shard)) as reader:
-            while low < high:
-                middle = (low + high) // 2
-                offset, stored_ms = self._next_message(reader, middle, ends.end)
-                if offset >= high:
-                    # A gap of a compacted topic: no message is left between `middle` and `high`.
-                    high = middle
-                elif stored_ms >= time_ms:
-                    is_found, high = True, middle
-                else:
-                    low = offset + 1
-        return low if is_found else None
-
-    @staticmethod
-    def _next_message(reader: RangeReader, offset: int, end: int) -> tuple[int, int]:
-        """Offset and store time of the first message at an offset or after it."""
-        records, _ = reader.fetch(
-            offset, end, max_bytes=1, max_records=1, timeout_s=_SEARCH_TIMEOUT_S
-        )
-        rows = decode_records(records.slice(0, 1), columns=("queue_offset", "store_time_ms"))
-        return rows.column("queue_offset")[0].as_py(), rows.column("store_time_ms")[0].as_py()
+        """The offset of a queue's first message that was stored at a time or later; None if there is none."""
+        held = QueueRange(*queue, ends.shard, ends.first, ends.end)
+        return offset_at(Routes.of(self.cluster), held, time_ms)

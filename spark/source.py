@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from raymq.cluster.arguments import check_choice
 from raymq.cluster.consume.consumer_config import READ_FROM, ReadFrom
+from raymq.cluster.consume.queue_ranges import QueueRange, read_queue_range, split_ranges
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 
-from .columns import spark_schema
-from .queue_ranges import QueueRange, read_queue_range, split_ranges
+from .columns import columns, spark_schema
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
@@ -125,6 +125,8 @@ def _task(cluster: Cluster, read_from: ReadFrom) -> Any:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for row in batch.to_pylist():
-                yield from read_queue_range(cluster, QueueRange(**row), _NAMES, read_from=read_from)
+                wanted = QueueRange(**row)
+                for records in read_queue_range(cluster, wanted, read_from=read_from):
+                    yield columns(records, wanted.shard, _NAMES)
 
     return work

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
+from raymq.cluster.consume.queue_ranges import QueueRange, split_by_lag, split_ranges
 from raymq.store.base.errors import Unavailable
 
 from .offsets import (
@@ -20,9 +21,7 @@ from .offsets import (
     check_ends,
     report_loss,
     resolve,
-    split_by_lag,
 )
-from .queue_ranges import QueueRange, split_ranges
 from .source_options import SourceOptions
 
 logger = logging.getLogger("raymq")

@@ -23,7 +23,7 @@ NAMES = {
     "raymq": """
         AsyncConsumer AsyncProducer Cluster Consumer Message Producer Queue Receipt __version__ connect errors start
     """,
-    "raymq.data": "TopicSink",
+    "raymq.data": "TopicSink micro_batches read_topic",
     "raymq.errors": """
         Bug Corrupt DeliveryUnknown Fenced OffsetOutOfRange RayMQError Rejected StorageFull Unavailable
     """,
@@ -45,6 +45,8 @@ EXPLAINED = (
     "raymq.Queue",
     "raymq.connect",
     "raymq.data.TopicSink",
+    "raymq.data.micro_batches",
+    "raymq.data.read_topic",
     "raymq.spark.read",
     "raymq.spark.write",
     "raymq.start",

@@ -5,5 +5,7 @@ async_consumer   `AsyncConsumer`, for asyncio
 consumer_config  options, defaults and checks of both
 shard_reader     reads ahead from one shard
 range_reader     reads one queue by offset, for Spark tasks, queues and checks
+queue_ranges     ranges of queues, which tasks of Spark and Ray Data read
+time_search      finds the first message that was stored at a time or later
 verify_crcs      compares fetched records with their CRCs
 """

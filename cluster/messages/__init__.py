@@ -1,10 +1,11 @@
 """The message model: its columns, keys and codecs, and the choice of a queue.
 
-message      messages to send, and receipts
-received     received messages, decoded when a field is first read
-columns      from columns to batches, and from raw records to columns
-keys         keys in the properties of a record
-codecs       values as bodies: bytes, json, msgpack, arrow-ipc
-partitioner  the queue of a key
-queue_split  rows of Spark and Ray Data, by queue
+message          messages to send, and receipts
+received         received messages, decoded when a field is first read
+columns          from columns to batches, and from raw records to columns
+keys             keys in the properties of a record
+codecs           values as bodies: bytes, json, msgpack, arrow-ipc
+partitioner      the queue of a key
+queue_split      rows of Spark and Ray Data, by queue
+user_properties  properties of many messages as columns
 """

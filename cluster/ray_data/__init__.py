@@ -1,4 +1,6 @@
-"""Ray Data: topics as sinks of datasets. Programs import `raymq.data`.
+"""Ray Data: topics as sources and sinks of datasets. Programs import `raymq.data`.
 
-topic_sink  writes a dataset to a topic, each row once
+topic_source   reads topics as a dataset
+topic_sink     writes a dataset to a topic, each row once
+micro_batches  a topic as a loop over datasets
 """

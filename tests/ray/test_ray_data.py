@@ -1,4 +1,4 @@
-"""Ray Data writes a topic: exactly once, whatever happens to its tasks."""
+"""Ray Data writes and reads a topic: exactly once, whatever happens to its tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import ray
 import raymq
 from raymq.cluster.deploy import owned_ray
 from raymq.cluster.paths import ClusterPaths
-from raymq.data import TopicSink
+from raymq.data import TopicSink, micro_batches, read_topic
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
 from tests.support.docstrings import examples
@@ -60,12 +60,13 @@ def test_a_shuffled_dataset_of_which_a_worker_dies_is_stored_once(
     assert flag.exists()
     assert sink.result is not None
     assert (sink.result.rows, sink.result.is_repeated) == (5000, False)
-    found: list[Any] = []
-    with cluster.consumer("shuffled", start="earliest") as consumer:
-        while len(found) < 5000:
-            found += consumer.poll(timeout=20)
-    assert sorted(int(each.body) for each in found) == list(range(5000))
     assert cluster.describe_topic("shuffled")["messages"] == 5000
+    read = read_topic(cluster, "shuffled").select_columns(["value"]).to_pandas()
+    assert sorted(map(int, read["value"])) == list(range(5000))
+    batches = micro_batches(
+        cluster, "shuffled", "counting", max_rows=2000, start="earliest", idle_s=0
+    )
+    assert [batch.count() for batch in batches] == [2000, 2000, 1000]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from raymq.cluster.consume.queue_ranges import QueueRange, split_by_lag, split_ranges
 from raymq.spark.offsets import (
     EARLIEST,
     LATEST,
@@ -18,10 +19,8 @@ from raymq.spark.offsets import (
     from_json,
     report_loss,
     resolve,
-    split_by_lag,
     to_json,
 )
-from raymq.spark.queue_ranges import QueueRange, split_ranges
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 
 A, B, C = TopicQueue("a", 0), TopicQueue("a", 1), TopicQueue("b", 0)

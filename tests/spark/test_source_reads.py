@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from raymq.cluster.cluster import Cluster
+from raymq.cluster.consume.queue_ranges import QueueRange, read_queue_range
 from raymq.spark.batch_plan import plan_batch
 from raymq.spark.offsets import Offsets, TopicQueue, report_loss
 from raymq.spark.queue_lookup import QueueLookup, connect
-from raymq.spark.queue_ranges import QueueRange, read_queue_range
 from raymq.spark.source_options import SourceOptions
 from raymq.spark.stream_progress import StreamProgress
 from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable
+from raymq.store.queues.raw_records import decode_records
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.fake_backend import FakeBackend, FakeCluster
@@ -63,8 +64,8 @@ class Source:
         found: list[bytes] = []
         for each in ranges:
             on_loss = partial(report_loss, fail=fail)
-            for rows in read_queue_range(cluster, each, ("value",), on_loss=on_loss):
-                found += rows.column("value").to_pylist()
+            for records in read_queue_range(cluster, each, on_loss=on_loss):
+                found += decode_records(records).column("body").to_pylist()
         return found
 
     def close(self) -> None:

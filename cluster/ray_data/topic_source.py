@@ -1,0 +1,267 @@
+"""Reads topics as datasets of Ray Data. The driver fixes every offset, so that a retried task reads the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from ray.data import Dataset, Datasource, ReadTask, read_datasource
+from ray.data.block import BlockMetadata
+
+from raymq.cluster.arguments import check_choice
+from raymq.cluster.consume.consumer_config import READ_FROM, ReadFrom
+from raymq.cluster.consume.queue_ranges import QueueRange, read_queue_range, split_ranges
+from raymq.cluster.consume.time_search import offset_at
+from raymq.cluster.messages.columns import message_batch
+from raymq.cluster.messages.user_properties import list_offsets, user_properties
+from raymq.cluster.transport.routes import Routes
+from raymq.store.base.errors import OffsetOutOfRange, Rejected
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
+
+EARLIEST, LATEST = "earliest", "latest"
+#: one offset or time for all queues, or one for each: {queue_id: offset}, of several topics {topic: {queue_id: offset}}
+Place: TypeAlias = str | int | datetime
+Places: TypeAlias = Place | Mapping[int, Place] | Mapping[str, Mapping[int, Place]]
+
+#: a task for fewer messages than these costs more than it gains
+TASK_MESSAGES_MIN = 5_000
+#: the code of Ray's `read_kafka` for "log append time"
+_LOG_APPEND_TIME = 2
+
+#: the columns of Ray's `read_kafka`, and `tag`
+SCHEMA = pa.schema(
+    [
+        ("offset", pa.int64()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("timestamp", pa.int64()),
+        ("timestamp_type", pa.int32()),
+        ("headers", pa.map_(pa.string(), pa.binary())),
+        ("tag", pa.string()),
+    ]
+)
+
+
+def read_topic(
+    cluster: Cluster,
+    topics: str | list[str],
+    *,
+    start_offset: Places = EARLIEST,
+    end_offset: Places = LATEST,
+    read_from: ReadFrom = "leader",
+    concurrency: int | None = None,
+    override_num_blocks: int | None = None,
+) -> Dataset:
+    """Read topics as a dataset with the columns of `ray.data.read_kafka`, and `tag`.
+
+    This call fixes the offsets. So each execution of the dataset, and each retried task, reads the same messages. Tasks
+    read ranges of queues from the queues' shards, by Arrow Flight, and large queues are split.
+
+    Example:
+        With a `cluster`, in a process that is connected to Ray:
+
+        ```python
+        from raymq.data import read_topic
+
+        cluster.create_topic("clicks", queues=2)
+        with cluster.producer() as producer:
+            producer.send("clicks", b"home", key=b"alice")
+        print(read_topic(cluster, "clicks").select_columns(["key", "value"]).take(1))
+        ```
+
+    Args:
+        cluster: the cluster to read from. Its transport must be Flight.
+        topics: an existing topic, or several.
+        start_offset: where each queue begins. "earliest" (default), "latest", an offset, or a `datetime`: the first
+            message that was stored then or later (UTC without a time zone). {queue_id: one of these} for single queues,
+            and {topic: {queue_id: ...}} for several topics. Queues that it leaves out begin at "earliest".
+        end_offset: the place before which each queue ends, given like `start_offset`. "latest" by default, also of
+            queues that it leaves out.
+        read_from: "leader" (default), or "nearest": a replica on the task's machine, rather a follower.
+        concurrency: tasks that read at the same time; None (default) leaves that to Ray Data.
+        override_num_blocks: tasks altogether; None (default) leaves that to Ray Data. Each task reads one queue, and
+            at least 5,000 messages if it has them.
+
+    Guarantees:
+        Every message of the ranges is returned once, after its CRC was checked.
+
+    Raises:
+        Rejected: an unknown topic or queue, or a malformed place.
+        OffsetOutOfRange: a queue does not hold an offset. From the dataset, as the cause of Ray Data's error: messages
+            have expired meanwhile.
+        Unavailable: the cluster does not answer.
+    """
+    check_choice("read_from", read_from, READ_FROM)
+    names = [topics] if isinstance(topics, str) else list(topics)
+    if not names:
+        raise Rejected("no topic is given", field="topics", limit="a topic")
+    ranges = [
+        each for name in names for each in _ranges(cluster, name, names, start_offset, end_offset)
+    ]
+    source = TopicSource(cluster, ranges, read_from=read_from)
+    found: Dataset = read_datasource(
+        source, concurrency=concurrency, override_num_blocks=override_num_blocks
+    )
+    return found
+
+
+class TopicSource(Datasource):
+    """Fixed ranges of queues."""
+
+    def __init__(
+        self, cluster: Cluster, ranges: list[QueueRange], *, read_from: ReadFrom = "leader"
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._cluster = cluster
+        self._ranges = ranges
+        self._read_from: ReadFrom = read_from
+
+    def get_name(self) -> str:
+        """The name that Ray Data shows."""
+        return "RayMQ"
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        """Not known before the messages are read."""
+        return None
+
+    def get_read_tasks(
+        self,
+        parallelism: int,
+        per_task_row_limit: int | None = None,
+        data_context: Any = None,
+    ) -> list[ReadTask]:
+        """One task for each range, of which there are about `parallelism` if that leaves each enough messages."""
+        total = sum(each.last - each.first for each in self._ranges)
+        wanted = min(parallelism, 1 + total // TASK_MESSAGES_MIN)
+        return [
+            ReadTask(
+                _reader(self._cluster, each, self._read_from),
+                # A compacted queue has fewer messages than offsets.
+                BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None),
+                schema=SCHEMA,
+                per_task_row_limit=per_task_row_limit,
+            )
+            for each in split_ranges(self._ranges, wanted)
+        ]
+
+
+def _reader(
+    cluster: Cluster, wanted: QueueRange, read_from: ReadFrom
+) -> Callable[[], Iterable[pa.Table]]:
+    def read() -> Iterator[pa.Table]:
+        for records in read_queue_range(cluster, wanted, read_from=read_from):
+            yield as_table(wanted.shard, records)
+
+    return read
+
+
+def as_table(shard: int, records: pa.Array) -> pa.Table:
+    """Raw records of a fetch as SCHEMA."""
+    rows = message_batch(shard, records)
+    row_of_pair, names, values = user_properties(rows.column("properties"))
+    offsets = list_offsets(row_of_pair, rows.num_rows)
+    made = {
+        "value": rows.column("body"),
+        "partition": rows.column("queue_id"),
+        "timestamp": rows.column("store_time_ms"),
+        "timestamp_type": pa.array(np.full(rows.num_rows, _LOG_APPEND_TIME, dtype=np.int32)),
+        "headers": pa.MapArray.from_arrays(pa.array(offsets), names, values.cast(pa.binary())),
+    }
+    columns = [made[name] if name in made else rows.column(name) for name in SCHEMA.names]
+    return pa.table(columns, schema=SCHEMA)
+
+
+# --- places ---------------------------------------------------------------------------------------
+
+
+def _ranges(
+    cluster: Cluster, topic: str, names: list[str], start: Places, end: Places
+) -> Iterator[QueueRange]:
+    """The ranges of one topic that have messages."""
+    queues = cluster.describe_topic(topic)["queues"]
+    held = [
+        QueueRange(topic, each["queue_id"], each["shard"], each["min_offset"], each["max_offset"])
+        for each in queues
+    ]
+    starts = _of_topic("start_offset", start, topic, names, len(held), EARLIEST)
+    ends = _of_topic("end_offset", end, topic, names, len(held), LATEST)
+    for each in held:
+        first = _offset("start_offset", starts.get(each.queue_id, EARLIEST), each, cluster)
+        last = _offset("end_offset", ends.get(each.queue_id, LATEST), each, cluster)
+        if last > first:
+            yield each._replace(first=first, last=last)
+
+
+def _of_topic(
+    option: str, places: Places, topic: str, names: list[str], queues: int, default: Place
+) -> dict[int, Place]:
+    """The place of each queue of a topic, as far as one is given."""
+    if not isinstance(places, Mapping):
+        return dict.fromkeys(range(queues), places)
+    found: Any = places
+    if any(isinstance(key, str) for key in places):
+        for name in places:
+            if name not in names:
+                raise Rejected(
+                    f"{option} names topic {name!r}, which is not read",
+                    field=option,
+                    limit=", ".join(names),
+                )
+        found = places.get(topic, {})  # type: ignore[call-overload]
+    elif len(names) > 1:
+        raise Rejected(
+            f"{option}: several topics are read; give {{topic: {{queue_id: {default!r}}}}}",
+            field=option,
+            limit="{topic: {queue_id: offset}}",
+        )
+    if not isinstance(found, Mapping):
+        raise Rejected(
+            f"{option} of topic {topic} is {found!r}; give {{queue_id: offset}}",
+            field=option,
+            limit="{queue_id: offset}",
+        )
+    for queue_id in found:
+        if type(queue_id) is not int or not 0 <= queue_id < queues:
+            raise Rejected(
+                f"{option}: topic {topic} has the queues 0 to {queues - 1}, not {queue_id!r}",
+                field=option,
+                limit=queues - 1,
+                found=queue_id,
+            )
+    return dict(found)
+
+
+def _offset(option: str, place: Place, held: QueueRange, cluster: Cluster) -> int:
+    """The offset that a place means in a queue."""
+    if isinstance(place, datetime):
+        moment = place if place.tzinfo else place.replace(tzinfo=timezone.utc)
+        time_ms = int(moment.timestamp() * 1000)
+        found = offset_at(Routes.of(cluster), held, time_ms)
+        return held.last if found is None else found
+    if place in (EARLIEST, LATEST):
+        return held.first if place == EARLIEST else held.last
+    if type(place) is not int:
+        raise Rejected(
+            f"{option} is {place!r}; use 'earliest', 'latest', an offset or a datetime",
+            field=option,
+            limit="earliest|latest|offset|datetime",
+            found=repr(place),
+        )
+    if not held.first <= place <= held.last:
+        raise OffsetOutOfRange(
+            f"{option}: topic {held.topic} queue {held.queue_id} holds the offsets {held.first} to {held.last}, not "
+            f"{place}",
+            field=option,
+            min=held.first,
+            max=held.last,
+            offset=place,
+            queue_id=held.queue_id,
+        )
+    return place
