@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import raymq
 from raymq.cluster.consume.range_reader import RangeReader
 from raymq.cluster.transport.routes import Routes
-from raymq.store.base.errors import Rejected, Unavailable, require
+from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 from raymq.store.queues.raw_records import decode_records
 
 from .offsets import HeldOffsets, TopicQueue
@@ -24,11 +24,11 @@ _SEARCH_TIMEOUT_S = 30.0
 
 def connect(options: SourceOptions) -> Cluster:
     """The cluster of the first address that answers. Raises: Rejected; Unavailable if none answers."""
-    last: Unavailable | None = None
+    last: RayMQError | None = None
     for address in options.addresses:
         try:
             return raymq.connect(address, token=options.token, ca=options.ca)
-        except Unavailable as error:
+        except (Unavailable, DeliveryUnknown) as error:
             last = error
     require(last is not None, "a source has an address")
     message = f"raymq.address: no shard answers at {', '.join(options.addresses)}: {last}"
