@@ -9,7 +9,7 @@ import raymq
 from raymq.cluster.consume.queue_ranges import QueueRange
 from raymq.cluster.consume.time_search import offset_at
 from raymq.cluster.transport.routes import Routes
-from raymq.store.base.errors import Rejected, Unavailable, require
+from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 
 from .offsets import HeldOffsets, TopicQueue
 from .source_options import SourceOptions, Subscription
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 def connect(options: SourceOptions) -> Cluster:
     """The cluster of the first address that answers. Raises: Rejected; Unavailable if none answers."""
-    last: Unavailable | None = None
+    last: RayMQError | None = None
     for address in options.addresses:
         try:
             return raymq.connect(address, token=options.token, ca=options.ca)
-        except Unavailable as error:
+        except (Unavailable, DeliveryUnknown) as error:
             last = error
     require(last is not None, "a source has an address")
     message = f"raymq.address: no shard answers at {', '.join(options.addresses)}: {last}"

@@ -1,7 +1,7 @@
 """The offsets of a stream: where it begins, how far a batch goes, and which ranges that are.
 
 Spark keeps the offsets in the query's checkpoint, and repeats a batch that was not committed with the offsets of its
-first run. A batch is never smaller than nothing: its end is its start or a later offset of each queue.
+first run. The end of a batch is its start or a later offset, for each queue.
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ class StreamProgress:
 
         Spark writes this offset nowhere: it asks again if the first batch was interrupted. "Latest" would be a later
         offset then, and the messages between would be lost. So the first batch of such a query is empty, and its end
-        keeps the beginning in the checkpoint.
+        keeps the beginning in the checkpoint. Later calls of one run return the same.
         """
+        if self._initial is not None:
+            return self._initial
         position = self._options.stream_position()
         queues = self._lookup.queues()
         found = resolve(

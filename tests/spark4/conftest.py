@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -13,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from raymq.store.config.store_config import StoreConfig
 from tests.support.quick_java import QUICK_JAVA
 from tests.support.served_shard import PATIENT, ROOT, ServedShard
+from tests.support.spark_query import Query
 
 
 def has_spark_4() -> bool:
@@ -26,9 +27,6 @@ def has_spark_4() -> bool:
 
 
 collect_ignore_glob = [] if has_spark_4() else ["test_*.py"]
-
-#: expired files are deleted as soon as that is asked for
-CONFIG = dataclasses.replace(PATIENT, file_reserved_hours=0)
 
 
 @pytest.fixture(scope="session")
@@ -58,9 +56,15 @@ def spark() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedShard]:
+def config() -> StoreConfig:
+    """The shard's."""
+    return PATIENT
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory, config: StoreConfig) -> Iterator[ServedShard]:
     """A leader with a store of small files, and its flusher."""
-    with ServedShard(tmp_path_factory.mktemp("shard"), CONFIG) as served:
+    with ServedShard(tmp_path_factory.mktemp("shard"), config) as served:
         served.start_flusher()
         yield served
 
@@ -87,6 +91,6 @@ def options(shard: ServedShard) -> dict[str, str]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """The directory of a query's output and checkpoint."""
-    return tmp_path
+def query(spark: Any, tmp_path: Path, options: dict[str, str]) -> Query:
+    """A query of that shard, which has not run yet."""
+    return Query(spark, tmp_path, options)
