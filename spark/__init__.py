@@ -21,12 +21,15 @@ Example:
 # source            reads a topic as a DataFrame
 # columns           the columns of a read, and raw records as these columns
 #
-# format("raymq") of Spark 4, of which those that end in _reader and data_source need PySpark 4:
+# format("raymq") of Spark 4, of which data_source, sink_writers and those that end in _reader need PySpark 4:
 # data_source       the data source, which `pyspark_raymq` shows to Spark
 # batch_reader      the reader of a batch
 # stream_reader     the reader of a stream
 # partition_reader  what a task reads
-# source_options    the options: one table, and the check of every value
+# sink_writers      the writers of a batch and of a stream
+# source_options    the options of a read: one table, and the check of every value
+# sink_options      the options of a write
+# sink_columns      the columns of a write, and its rows by topic and queue
 # offsets           offsets as Kafka's connector writes them, and the share of each queue in a batch
 # queue_lookup      the queues of the options, as the cluster knows them
 # batch_plan        the ranges of a batch

@@ -6,11 +6,22 @@ pickle. So they hold checked options, and each process connects by itself.
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
+from raymq.store.base.errors import Rejected
+
+from . import sink_columns
 from .batch_reader import BatchReader
 from .columns import COLUMNS, check_columns, spark_schema
+from .sink_options import SinkOptions
+from .sink_writers import BatchWriter, StreamWriter
 from .source_options import SourceOptions
 from .stream_reader import StreamReader
 
@@ -38,6 +49,34 @@ class RaymqDataSource(DataSource):
         """The reader of a stream. Raises: Rejected for wrong options or columns."""
         return StreamReader(SourceOptions.parse(self.options), _names(schema))
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """The writer of a batch. Raises: Rejected for wrong options or columns."""
+        _refuse_overwrite(overwrite)
+        return BatchWriter(self._sink_options(schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 (Spark's name)
+        """The writer of a stream. Raises: Rejected for wrong options or columns."""
+        _refuse_overwrite(overwrite)
+        return StreamWriter(self._sink_options(schema))
+
+    def _sink_options(self, schema: StructType) -> SinkOptions:
+        options = SinkOptions.parse(self.options)
+        sink_columns.check_columns(_typed(schema), topic=options.topic)
+        return options
+
+
+def _refuse_overwrite(overwrite: bool) -> None:
+    if overwrite:
+        raise Rejected(
+            'a topic cannot be overwritten; use mode("append") or outputMode("append")',
+            field="mode",
+            limit="append",
+        )
+
+
+def _typed(schema: StructType) -> list[tuple[str, str]]:
+    return [(field.name, field.dataType.simpleString()) for field in schema.fields]
+
 
 def _names(schema: StructType) -> tuple[str, ...]:
-    return check_columns([(field.name, field.dataType.simpleString()) for field in schema.fields])
+    return check_columns(_typed(schema))

@@ -12,13 +12,13 @@ from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 
 from .offsets import HeldOffsets, TopicQueue
-from .source_options import SourceOptions, Subscription
+from .source_options import ConnectionOptions, Subscription
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
 
-def connect(options: SourceOptions) -> Cluster:
+def connect(options: ConnectionOptions) -> Cluster:
     """The cluster of the first address that answers. Raises: Rejected; Unavailable if none answers."""
     last: RayMQError | None = None
     for address in options.addresses:
@@ -26,7 +26,7 @@ def connect(options: SourceOptions) -> Cluster:
             return raymq.connect(address, token=options.token, ca=options.ca)
         except (Unavailable, DeliveryUnknown) as error:
             last = error
-    require(last is not None, "a source has an address")
+    require(last is not None, "the options have an address")
     message = f"raymq.address: no shard answers at {', '.join(options.addresses)}: {last}"
     raise Unavailable(message, field="raymq.address") from None
 

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, Protocol, cast
 
 from raymq.cluster.arguments import OFFSET_MAX, check_choice
 from raymq.cluster.consume.consumer_config import READ_FROM, ReadFrom
@@ -122,7 +122,23 @@ OPTIONS = (
 _NAMES = {option.name.lower(): option.name for option in OPTIONS}
 
 #: options that Spark itself sets or reads
-_SPARK_OPTIONS = frozenset({"path", "paths", "checkpointlocation", "queryname", "pathglobfilter"})
+SPARK_OPTIONS = frozenset({"path", "paths", "checkpointlocation", "queryname", "pathglobfilter"})
+
+
+class ConnectionOptions(Protocol):
+    """How a read or a write reaches its cluster."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """URLs of shards, to try in order."""
+
+    @property
+    def token(self) -> str | None:
+        """The cluster's token."""
+
+    @property
+    def ca(self) -> str | None:
+        """A file with the authority that signed the shards' certificates."""
 
 
 class Subscription(NamedTuple):
@@ -160,10 +176,11 @@ class SourceOptions:
         Raises: Rejected naming the option.
         """
         given = _known_options(options)
+        addresses, token, ca = connection_options(given)
         return cls(
-            addresses=_addresses(given),
-            token=_token(given),
-            ca=given.get("raymq.ca"),
+            addresses=addresses,
+            token=token,
+            ca=ca,
             subscription=_subscription(given),
             starting=_position(given, "starting"),
             ending=_position(given, "ending"),
@@ -210,11 +227,16 @@ def _known_options(options: Mapping[str, str]) -> dict[str, str]:
         known = _NAMES.get(name.lower())
         if known is not None:
             given[known] = str(value).strip()
-        elif name.lower() not in _SPARK_OPTIONS:
+        elif name.lower() not in SPARK_OPTIONS:
             names = ", ".join(option.name for option in OPTIONS)
             message = f"unknown option {name!r}; format raymq has the options {names}"
             raise Rejected(message, field=name, limit=names, found=name)
     return given
+
+
+def connection_options(given: Mapping[str, str]) -> tuple[tuple[str, ...], str, str | None]:
+    """URLs of shards, the token and the path of the authority. Raises: Rejected naming the option."""
+    return _addresses(given), _token(given), given.get("raymq.ca")
 
 
 def _addresses(given: Mapping[str, str]) -> tuple[str, ...]:

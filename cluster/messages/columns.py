@@ -68,7 +68,7 @@ def put_batch(data: pa.RecordBatch | pa.Table, *, now_ms: int) -> tuple[pa.Recor
     if "properties" in names:
         properties = _encoded(data.column("properties"))
     if keys is not None:
-        properties = _concatenated(key_properties(keys), properties)
+        properties = joined_properties(key_properties(keys), properties)
 
     born = pa.array(np.full(rows, now_ms, dtype=np.int64))
     if "born_time_ms" in names:
@@ -99,8 +99,8 @@ def _encoded(column: Any) -> pa.Array:
     return pa.array(found, pa.binary())
 
 
-def _concatenated(left: pa.Array, right: pa.Array) -> pa.Array:
-    """Join two columns row by row; null if both are null."""
+def joined_properties(left: pa.Array, right: pa.Array) -> pa.Array:
+    """Join two columns of encoded properties row by row; null if both are null."""
     joined = pc.binary_join_element_wise(
         left, right, b"", null_handling="replace", null_replacement=b""
     )

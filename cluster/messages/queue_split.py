@@ -11,14 +11,18 @@ import pyarrow.compute as pc
 from raymq.store.base.errors import Rejected
 from raymq.store.records.record import PUT_SCHEMA
 
+from .columns import joined_properties
 from .keys import key_properties
 from .partitioner import queues_of
 
 
-def split(batch: pa.RecordBatch, queues: int, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+def split(
+    batch: pa.RecordBatch, queues: int, turn: int, *, properties: pa.Array | None = None
+) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Split columns key, value, tag and partition into (queue_id, rows as PUT_SCHEMA), in row order.
 
-    `turn` spreads rows without a key: the n-th batch of a partition goes to the n-th queue.
+    Args: `turn` spreads rows without a key: the n-th batch of a partition goes to the n-th queue. `properties`: the
+    encoded ones of each row besides its key.
     Raises: Rejected for a null value or a queue out of range.
     """
     count = batch.num_rows
@@ -47,8 +51,11 @@ def split(batch: pa.RecordBatch, queues: int, turn: int) -> Iterator[tuple[int, 
             raise Rejected(message, field="partition", limit=queues - 1, row=row)
         queue_of_row = np.where(has_partition, partitions, queue_of_row)
 
+    text = key_properties(keys)
+    if properties is not None:
+        text = joined_properties(text, properties)
     table = pa.record_batch(
-        [values, tags, key_properties(keys), pa.array(np.zeros(count, dtype=np.int64))],
+        [values, tags, text, pa.array(np.zeros(count, dtype=np.int64))],
         schema=pa.schema([field.with_nullable(True) for field in PUT_SCHEMA]),
     )
 

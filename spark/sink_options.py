@@ -1,0 +1,95 @@
+"""The options of a write with `format("raymq")`: one table of them all, and the check of every value.
+
+Pure: no Spark, no network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+from raymq.cluster.arguments import check_choice
+from raymq.store.base.errors import Rejected
+from raymq.store.config.promise import ACKS, Acks
+
+from .source_options import SPARK_OPTIONS, connection_options
+
+
+class SinkOption(NamedTuple):
+    """One option, as the documentation shows it."""
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+
+
+#: every option of a write
+OPTIONS = (
+    SinkOption(*("raymq.address", "URL", "required"), "as of a read"),
+    SinkOption(*("raymq.token", "text", "RAYMQ_TOKEN of the driver"), "as of a read"),
+    SinkOption(*("raymq.ca", "path", "RAY_TLS_CA_CERT of the driver"), "as of a read"),
+    SinkOption(
+        *("topic", "text", "the column `topic`"),
+        "the topic of all rows; it wins over the column `topic`",
+    ),
+    SinkOption(
+        *("writeId", "text", "a new one (batch), query id and batch id (stream)"),
+        "the name of the write: the same rows under the same name are stored once; batches only",
+    ),
+    SinkOption(*("acks", "quorum or leader", "quorum"), "as of `raymq.Producer`"),
+)
+_NAMES = {option.name.lower(): option.name for option in OPTIONS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkOptions:
+    """The checked options of one write."""
+
+    addresses: tuple[str, ...]
+    token: str | None
+    ca: str | None
+    #: None: each row names its topic
+    topic: str | None
+    #: None: a new one
+    write_id: str | None
+    acks: Acks
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SinkOptions:
+        """Check the options that Spark hands over, whose names may be lower-cased.
+
+        Raises: Rejected naming the option.
+        """
+        given: dict[str, str] = {}
+        for name, value in options.items():
+            known = _NAMES.get(name.lower())
+            if known is not None:
+                given[known] = str(value).strip()
+            elif name.lower() not in SPARK_OPTIONS:
+                names = ", ".join(option.name for option in OPTIONS)
+                message = (
+                    f"unknown option {name!r}; a write with format raymq has the options {names}"
+                )
+                raise Rejected(message, field=name, limit=names, found=name)
+
+        acks = given.get("acks", "quorum").lower()
+        check_choice("acks", acks, ACKS)
+        addresses, token, ca = connection_options(given)
+        return cls(
+            addresses=addresses,
+            token=token,
+            ca=ca,
+            topic=_text(given, "topic"),
+            write_id=_text(given, "writeId"),
+            acks=cast(Acks, acks),
+        )
+
+
+def _text(given: Mapping[str, str], name: str) -> str | None:
+    if name not in given:
+        return None
+    if not given[name]:
+        raise Rejected(f"option {name} is empty; leave it out, or set it", field=name, limit="text")
+    return given[name]

@@ -1,0 +1,170 @@
+"""Writes of format("raymq") on Spark 4: every row once or none, also of plans that change and of streams."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.served_shard import ServedShard
+
+# pyspark leaves the sockets of its collect() calls to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def messages(shard: ServedShard, topic: str) -> list[Any]:
+    count = shard.cluster.describe_topic(topic)["messages"]
+    found: list[Any] = []
+    with shard.cluster.consumer(topic, start="earliest") as consumer:
+        while len(found) < count:
+            found += consumer.poll(timeout=20)
+    return found
+
+
+def values(shard: ServedShard, topic: str) -> list[int]:
+    return sorted(int(each.body) for each in messages(shard, topic))
+
+
+def numbers(spark: Any, count: int, parts: int = 3) -> Any:
+    return spark.range(0, count, 1, parts).selectExpr("cast(id as string) as value")
+
+
+def write(frame: Any, options: dict[str, str], **given: str) -> None:
+    frame.write.format("raymq").mode("append").options(**options, **given).save()
+
+
+def test_rows_of_a_shuffled_plan_with_rand_are_stored_once(
+    spark: Any, shard: ServedShard, options: dict[str, str]
+) -> None:
+    shard.cluster.create_topic("shuffled", queues=3)
+    frame = numbers(spark, 2000).orderBy("value").selectExpr("value", "rand() as r")
+    frame = frame.orderBy("r").drop("r").repartition(4)
+    write(frame, options, topic="shuffled", writeId="once")
+    assert values(shard, "shuffled") == list(range(2000))
+    # The same rows in another order, under the same name.
+    write(numbers(spark, 2000), options, topic="shuffled", writeId="once")
+    assert values(shard, "shuffled") == list(range(2000))
+    with pytest.raises(Exception, match="was committed before with 2000 other rows"):
+        write(numbers(spark, 3), options, topic="shuffled", writeId="once")
+
+
+def test_rows_have_keys_tags_and_headers_and_name_their_topic(
+    spark: Any, shard: ServedShard, options: dict[str, str]
+) -> None:
+    for topic in ("red", "blue"):
+        shard.cluster.create_topic(topic, queues=2)
+    frame = spark.sql(
+        """
+        select 'a' as value, 'k' as key, 'red' as topic, 'x' as tag, cast(null as int) as partition,
+            array(struct('h' as key, cast('1' as binary) as value)) as headers, map('p', 'q') as properties
+        union all
+        select 'b', null, 'blue', null, 1, null, null
+        """
+    )
+    write(frame, options)
+    (red,) = messages(shard, "red")
+    assert (red.body, red.key, red.tag) == (b"a", b"k", "x")
+    assert red.properties == {"h": "1", "p": "q"}
+    (blue,) = messages(shard, "blue")
+    assert (blue.body, blue.key, blue.tag, blue.queue_id) == (b"b", None, None, 1)
+    assert blue.properties == {}
+
+
+def test_a_write_that_fails_leaves_nothing_that_readers_see(
+    spark: Any, shard: ServedShard, options: dict[str, str]
+) -> None:
+    shard.cluster.create_topic("failed", queues=2)
+    frame = spark.range(0, 1000, 1, 2).selectExpr(
+        "case when id = 999 then raise_error('no') else cast(id as string) end as value"
+    )
+    with pytest.raises(Exception, match="no"):
+        write(frame, options, topic="failed")
+    assert values(shard, "failed") == []
+
+
+@pytest.mark.parametrize(
+    ("sql", "given", "text"),
+    [
+        ("select 'x' as key", {"topic": "refused"}, "`value` .binary or string. is needed"),
+        ("select 'x' as value, 1 as colour", {"topic": "refused"}, "unknown column 'colour'"),
+        ("select 1 as value", {"topic": "refused"}, "column value has type int, expected binary"),
+        ("select 'x' as value", {}, "no topic is given"),
+        ("select 'x' as value", {"topic": "missing"}, "topic 'missing' does not exist"),
+        ("select 'x' as value, 'missing' as topic", {}, "a row has the topic 'missing'"),
+        ("select 'x' as value", {"topic": "refused", "delay": "1"}, "unknown option 'delay'"),
+        ("select 'x' as value", {"topic": "refused", "acks": "all"}, "acks"),
+        ("select cast(null as string) as value", {"topic": "refused"}, "row 0"),
+        ("select 'x' as value, 7 as partition", {"topic": "refused"}, "partition 7 is outside"),
+    ],
+)
+def test_a_wrong_write_is_refused_with_the_name_of_what_is_wrong(
+    spark: Any,
+    shard: ServedShard,
+    options: dict[str, str],
+    sql: str,
+    given: dict[str, str],
+    text: str,
+) -> None:
+    shard.cluster.create_topic("refused", queues=2)
+    with pytest.raises(Exception, match=text):
+        write(spark.sql(sql), options, **given)
+    assert messages(shard, "refused") == []
+
+
+def test_a_topic_is_not_overwritten(
+    spark: Any, shard: ServedShard, options: dict[str, str]
+) -> None:
+    shard.cluster.create_topic("kept", queues=1)
+    writer = numbers(spark, 1).write.format("raymq").mode("overwrite")
+    with pytest.raises(Exception, match="cannot be overwritten"):
+        writer.options(**options, topic="kept").save()
+
+
+def test_a_stream_from_topic_to_topic_stores_each_row_once_however_often_it_restarts(
+    spark: Any, shard: ServedShard, options: dict[str, str], put: Any, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    shard.cluster.create_topic("copies", queues=3)
+
+    def run() -> None:
+        frame = spark.readStream.format("raymq").options(
+            **options, subscribe="originals", startingOffsets="earliest"
+        )
+        frame = frame.load().selectExpr("value", "key")
+        writer = frame.writeStream.format("raymq").options(**options, topic="copies")
+        writer = writer.option("checkpointLocation", str(checkpoint))
+        query = writer.trigger(availableNow=True).start()
+        try:
+            query.awaitTermination(60)
+        finally:
+            query.stop()
+
+    put("originals", 0, *(b"%d" % row for row in range(10)), queues=2)
+    run()
+    put("originals", 1, *(b"%d" % row for row in range(10, 30)), queues=2)
+    run()
+    assert values(shard, "copies") == list(range(30))
+
+    # As if the driver had ended after the batch was published, and before Spark knew: the batch is repeated.
+    newest = max((checkpoint / "commits").iterdir(), key=lambda each: each.name)
+    newest.unlink()
+    for each in (checkpoint / "commits").glob(f".{newest.name}*"):
+        each.unlink()
+    put("originals", 0, b"30", queues=2)
+    run()
+    run()
+    assert values(shard, "copies") == list(range(31))
+    shutil.rmtree(checkpoint)
+
+
+def test_a_stream_takes_no_name_of_a_write(
+    spark: Any, shard: ServedShard, options: dict[str, str], put: Any, tmp_path: Path
+) -> None:
+    put("source", 0, b"1")
+    frame = spark.readStream.format("raymq").options(**options, subscribe="source").load()
+    writer = frame.selectExpr("value").writeStream.format("raymq")
+    writer = writer.options(**options, topic="source", writeId="w")
+    with pytest.raises(Exception, match="writeId is for batches"):
+        writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination(60)
