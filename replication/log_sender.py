@@ -15,6 +15,7 @@ end comes back in `LeaderProgress` and goes to the follower.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
@@ -206,7 +207,8 @@ class LogSender:
         self._in_flight: deque[int] = deque()
         #: the end of the frame whose ack is timed, and when it was sent; None: no frame is
         self._timed: tuple[int, int] | None = None
-        self._smoothed_ack_ms = 0.0
+        #: None: no ack was timed yet
+        self._smoothed_ack_ms: float | None = None
         self._next_connect_ms = 0
         self._received_ms = 0
 
@@ -259,11 +261,19 @@ class LogSender:
             return self._limits.heartbeat_ms
         due_ms = self._sent_at_ms + self._heartbeat_ms
         if self._unsent_since_ms is not None and self._may_linger:
-            due_ms = min(due_ms, self._unsent_since_ms + self._limits.linger_ms)
+            linger_due_ms = self._unsent_since_ms + self._limits.linger_ms
+            if linger_due_ms > now_ms:
+                # Bytes that are due wait for an ack, because the window is full.
+                due_ms = min(due_ms, linger_due_ms)
         return max(0, due_ms - now_ms)
 
     def ack_ms(self, now_ms: int) -> float:
-        """How long the follower takes from a frame to its durable end: smoothed, or the wait under way if longer."""
+        """How long the follower takes from a frame to its durable end: smoothed, or the wait under way if longer.
+
+        Infinite before the first ack: what is not known displaces nothing.
+        """
+        if self._smoothed_ack_ms is None:
+            return math.inf
         waited_ms = 0 if self._timed is None else now_ms - self._timed[1]
         return max(self._smoothed_ack_ms, waited_ms)
 
@@ -418,8 +428,9 @@ class LogSender:
             self.replicated_end = max(durable, self.replicated_end)
             self._effects.append(Replicated(self.replicated_end))
         if self._timed is not None and self._timed[0] <= self.replicated_end:
-            taken_ms = self._now_ms - self._timed[1]
-            self._smoothed_ack_ms += (taken_ms - self._smoothed_ack_ms) * ACK_TIME_WEIGHT
+            taken_ms = float(self._now_ms - self._timed[1])
+            before_ms = taken_ms if self._smoothed_ack_ms is None else self._smoothed_ack_ms
+            self._smoothed_ack_ms = before_ms + (taken_ms - before_ms) * ACK_TIME_WEIGHT
             self._timed = None
 
     def _halt(self, reason: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-#: by how much more than half a follower's time another one must be faster to take its place in `prompt_followers`
+#: a follower's time must exceed twice another one's by so much before that takes its place in `prompt_followers`
 CHANGE_MS = 2.0
 
 

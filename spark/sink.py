@@ -79,7 +79,7 @@ class WriteResult:
     write_id: str
     #: rows of the DataFrame
     rows: int
-    #: rows that were stored before this write
+    #: rows that were stored before this write; of a staged one all, if an earlier commit of the same name counts
     duplicates: int
     #: of delivery="direct": where the rows are
     receipts: tuple[QueueReceipt, ...] = ()
@@ -122,15 +122,16 @@ def write(
             stores only rows that are missing. It uses the queues that the topic had at its first run. None (default)
             makes a new name.
         sort_by: columns that order the rows of each partition without ties, for plans with a shuffle. Costs a sort.
-        acks: "quorum" (default) or "leader", as for `raymq.Producer`.
+        acks: "quorum" (default) or "leader", as for `raymq.Producer`. A staged write is always "quorum".
         delivery: "direct" (default) sends rows to their queues at once, and readers see them while the write runs.
             "staged" takes any plan, also one with rand() or a shuffle. Tasks stage rows that no reader sees, and the
             shards publish them when all tasks have ended. It writes each row twice. Rows that are staged and not
-            committed are deleted with their commit log files.
+            committed are deleted with their commit log files. A `write_id` is then one name for all topics.
 
     Guarantees:
         At return every row is stored once, as durably as `acks` and the cluster's flush mode promise. If a staged write
-        ends in the middle of its commit, the same write again completes it, from the rows of the first commit.
+        ends in the middle of its commit, the same write again completes it, from the rows of the first commit. That
+        holds for a plan that gives other rows each time, too: the error comes when the first rows are published.
 
     Raises:
         Rejected: columns are missing or wrong, or the plan is not deterministic. Of a staged write: an earlier one of
@@ -151,7 +152,7 @@ def write(
         message = f"topic {topic!r} does not exist; create it: raymq topic create {topic}"
         raise Rejected(message, field="topic", limit="an existing topic")
     if delivery == "staged":
-        return _write_staged(df, cluster, topic, write_id, int(facts["queues"]), acks)
+        return _write_staged(df, cluster, topic, write_id, int(facts["queues"]))
 
     # One shard numbers the runs of this write. The number is part of the epoch of each task's producer. It is the
     # same shard for a repeated write, however many shards were added meanwhile.
@@ -171,22 +172,18 @@ def write(
     )
 
 
-def _write_staged(
-    df: Any, cluster: Cluster, topic: str, write_id: str, queues: int, acks: Acks
-) -> WriteResult:
+def _write_staged(df: Any, cluster: Cluster, topic: str, write_id: str, queues: int) -> WriteResult:
     """Let the tasks stage their rows, and commit what the attempts that ended have staged."""
-    task = _staging_task(cluster, topic, queues, acks)
+    task = _staging_task(cluster, topic, queues)
     found = [json.loads(row[0]) for row in df.mapInArrow(task, "staged string").collect()]
     staged = StagedRows.joined(map(StagedRows.from_json, found))
     done = Committer(Routes.of(cluster)).commit(write_id, staged)
     return WriteResult(topic, write_id, done.rows, done.rows if done.is_repeated else 0)
 
 
-def _staging_task(
-    cluster: Cluster, topic: str, queues: int, acks: Acks
-) -> Callable[[Batches], Batches]:
+def _staging_task(cluster: Cluster, topic: str, queues: int) -> Callable[[Batches], Batches]:
     def work(batches: Batches) -> Batches:
-        with StagedWriter(Routes.of(cluster), acks=acks) as writer:
+        with StagedWriter(Routes.of(cluster)) as writer:
             for turn, batch in enumerate(batches):
                 for queue_id, part in split(batch, queues, turn):
                     writer.write(topic, queue_id, part)

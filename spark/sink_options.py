@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-from raymq.cluster.arguments import check_choice
 from raymq.store.base.errors import Rejected
-from raymq.store.config.promise import ACKS, Acks
 
 from .source_options import SPARK_OPTIONS, connection_options
 
@@ -38,7 +36,6 @@ OPTIONS = (
         *("writeId", "text", "a new one (batch), query id and batch id (stream)"),
         "the name of the write: the same rows under the same name are stored once; batches only",
     ),
-    SinkOption(*("acks", "quorum or leader", "quorum"), "as of `raymq.Producer`"),
 )
 _NAMES = {option.name.lower(): option.name for option in OPTIONS}
 
@@ -54,7 +51,6 @@ class SinkOptions:
     topic: str | None
     #: None: a new one
     write_id: str | None
-    acks: Acks
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -74,8 +70,6 @@ class SinkOptions:
                 )
                 raise Rejected(message, field=name, limit=names, found=name)
 
-        acks = given.get("acks", "quorum").lower()
-        check_choice("acks", acks, ACKS)
         addresses, token, ca = connection_options(given)
         return cls(
             addresses=addresses,
@@ -83,7 +77,6 @@ class SinkOptions:
             ca=ca,
             topic=_text(given, "topic"),
             write_id=_text(given, "writeId"),
-            acks=cast(Acks, acks),
         )
 
 

@@ -62,7 +62,7 @@ class _RowStager:
         try:
             with (
                 closing(connect(options)) as cluster,
-                StagedWriter(Routes.of(cluster), acks=options.acks) as writer,
+                StagedWriter(Routes.of(cluster)) as writer,
             ):
                 for turn, batch in enumerate(batches):
                     parts = by_queue(batch, self._queues, topic=options.topic, turn=turn)
@@ -73,15 +73,23 @@ class _RowStager:
             raise error from None
         return StagedMessage(json.dumps(staged.to_json()), query_id)
 
-    def commit(self, write_id: str, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish the rows of all tasks, on the driver."""
+    def commit(
+        self,
+        write_id: str,
+        messages: list[WriterCommitMessage | None],
+        *,
+        takes_other_rows: bool = False,
+    ) -> None:
+        """Publish the rows of all tasks, on the driver: `Committer.commit`."""
         staged = StagedRows.joined(
             StagedRows.from_json(json.loads(each.staged))
             for each in messages
             if isinstance(each, StagedMessage)
         )
         with closing(connect(self._options)) as cluster:
-            Committer(Routes.of(cluster)).commit(write_id, staged)
+            Committer(Routes.of(cluster)).commit(
+                write_id, staged, takes_other_rows=takes_other_rows
+            )
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -129,7 +137,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
             # A batch without any task has no row.
             return
         (query_id,) = queries
-        self._stager.commit(f"{query_id}/{batchId}", messages)
+        # A plan with rand() gives other rows in a repeated batch. Those of the first run are stored.
+        self._stager.commit(f"{query_id}/{batchId}", messages, takes_other_rows=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
         """Leave what is staged: it belongs to no write, and expires."""

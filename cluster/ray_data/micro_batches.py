@@ -13,6 +13,7 @@ from raymq.cluster.consume.queue_ranges import QueueRange, split_by_lag
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 
+from .topic_sink import check_transport
 from .topic_source import EARLIEST, LATEST, TopicSource
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def micro_batches(
         OffsetOutOfRange: messages have expired before they were read.
         Unavailable: the cluster does not answer.
     """
+    check_transport(cluster)
     check_choice("read_from", read_from, READ_FROM)
     check_number("max_rows", max_rows, 1)
     if start is not None:

@@ -10,14 +10,12 @@ import pyarrow as pa
 from ray.data import Datasink
 from ray.data.block import BlockAccessor
 
-from raymq.cluster.arguments import check_choice
 from raymq.cluster.messages.queue_split import split
 from raymq.cluster.staged.committer import CommitResult, Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.cluster.staged.write_commit import StagedRows
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Rejected
-from raymq.store.config.promise import ACKS, Acks
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
@@ -52,7 +50,7 @@ class TopicSink(Datasink[_TaskReturn]):
 
     Write tasks stage their rows on the shards, where no reader sees them. When all tasks have ended, the driver
     commits the rows of the attempts that Ray Data counts. So a retried task stores no row twice, and a write that
-    fails leaves nothing that readers see.
+    fails before its commit leaves nothing that readers see.
 
     Example:
         With a `cluster`, in a process that is connected to Ray:
@@ -71,22 +69,21 @@ class TopicSink(Datasink[_TaskReturn]):
     Args:
         cluster: the cluster to write to. Its transport must be Flight.
         topic: an existing topic.
-        write_id: the name of this write. A write of the same rows under the same name, even by another program,
-            stores nothing more, and completes a commit that ended in the middle. Default: Ray Data's id of the
-            write.
-        acks: "quorum" (default) or "leader", as for `raymq.Producer`.
+        write_id: the name of this write, one for all topics. A write of the same rows under the same name, even by
+            another program, stores nothing more, and completes a commit that ended in the middle. None (default): Ray
+            Data's id of the write, so that a commit that ended in the middle cannot be completed.
 
     The dataset has the column `value` (binary or string), which becomes the body. Optional columns are `key`, which
     chooses the queue, `tag`, and `partition`, the queue id itself. Each row is written twice.
 
     Guarantees:
-        When `write_datasink` returns, every row is stored once, as durably as `acks` and the cluster's flush mode
-        promise. `result` then has the number of rows.
+        When `write_datasink` returns, a majority of the replicas has every row once, as durably as the cluster's flush
+        mode promises. `result` then has the number of rows.
 
     Raises:
-        Rejected: the topic does not exist, or `acks` is wrong. From `write_datasink`, as the cause of Ray Data's
-            error: a column is missing, unknown or of another type, a value is null, or an earlier write of the same
-            name had other rows.
+        Rejected: the topic does not exist, or the cluster's transport is not Flight. From `write_datasink`, as the
+            cause of Ray Data's error: a column is missing, unknown or of another type, a value is null, or an earlier
+            write of the same name had other rows.
         Unavailable: the cluster does not answer.
     """
 
@@ -96,9 +93,8 @@ class TopicSink(Datasink[_TaskReturn]):
         topic: str,
         *,
         write_id: str | None = None,
-        acks: Acks = "quorum",
     ) -> None:
-        check_choice("acks", acks, ACKS)
+        check_transport(cluster)
         facts = cluster.topics().get(topic)
         if facts is None:
             raise Rejected(
@@ -110,13 +106,12 @@ class TopicSink(Datasink[_TaskReturn]):
         self._topic = topic
         self._queues = int(facts["queues"])
         self._write_id = write_id
-        self._acks: Acks = acks
         #: the committed write; None before
         self.result: CommitResult | None = None
 
     def write(self, blocks: Iterable[Any], ctx: Any) -> _TaskReturn:
         """Stage the rows of one task. Callers: Ray Data."""
-        with StagedWriter(Routes.of(self._cluster), acks=self._acks) as writer:
+        with StagedWriter(Routes.of(self._cluster)) as writer:
             for turn, batch in enumerate(_batches(blocks)):
                 for queue_id, part in split(batch, self._queues, turn):
                     writer.write(self._topic, queue_id, part)
@@ -134,6 +129,17 @@ class TopicSink(Datasink[_TaskReturn]):
     def get_name(self) -> str:
         """The name that Ray Data shows."""
         return f"RayMQ({self._topic})"
+
+
+def check_transport(cluster: Cluster) -> None:
+    """Refuse a cluster that tasks cannot reach by Flight. Raises: Rejected."""
+    if cluster.transport != "flight":
+        raise Rejected(
+            f"the cluster's transport is {cluster.transport!r}; tasks of Ray Data need Flight: connect to the cluster "
+            "without transport",
+            field="transport",
+            limit="flight",
+        )
 
 
 def _batches(blocks: Iterable[Any]) -> Iterator[pa.RecordBatch]:

@@ -20,6 +20,8 @@ from raymq.cluster.messages.user_properties import list_offsets, user_properties
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 
+from .topic_sink import check_transport
+
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
@@ -98,6 +100,7 @@ def read_topic(
             have expired meanwhile.
         Unavailable: the cluster does not answer.
     """
+    check_transport(cluster)
     check_choice("read_from", read_from, READ_FROM)
     names = [topics] if isinstance(topics, str) else list(topics)
     if not names:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import threading
+from collections import defaultdict
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import RayMQError, require
+from raymq.store.base.errors import RayMQError, Rejected, require
 
 from .write_commit import (
     CommitEffect,
@@ -26,10 +29,13 @@ logger = logging.getLogger("raymq")
 
 #: the shard that keeps the decisions of a cluster: the one shard that every cluster has
 DECIDING_SHARD = 0
-#: shards that publish side by side
+#: calls side by side, and those of one shard, which has puts to take beside them
 CALLS_MAX = 16
+SHARD_CALLS_MAX = 2
 #: pause before a call that failed is repeated
 RETRY_S = 0.2
+#: a decision is one message, and JSON
+DECISION_BYTES_MAX = 3 << 20
 
 
 class CommitResult(NamedTuple):
@@ -45,55 +51,74 @@ class Committer:
     """Commits one write. Callers: one thread."""
 
     def __init__(self, routes: Routes, *, timeout_s: float = 600.0) -> None:
-        """Args: `timeout_s`: how long shards that do not answer are asked again."""
+        """Args: `timeout_s`: how long a shard that does not answer is asked again."""
         self._routes = routes
         self._timeout_s = timeout_s
         self._clock = Clock()
+        self._stopped = threading.Event()
+        self._shard_calls: defaultdict[int, threading.Semaphore] = defaultdict(
+            lambda: threading.Semaphore(SHARD_CALLS_MAX)
+        )
 
-    def commit(self, write_id: str, staged: StagedRows) -> CommitResult:
+    def commit(
+        self, write_id: str, staged: StagedRows, *, takes_other_rows: bool = False
+    ) -> CommitResult:
         """Publish staged rows, or those of the first commit of this write.
 
         A call that raised, or whose process ended, may be repeated, also by another process with rows of its own.
 
-        Raises: Rejected when the write was committed with other rows, or too late; OffsetOutOfRange when rows were
-        deleted before they were published; the last error of a shard that does not answer for `timeout_s`.
+        Args: `takes_other_rows`: the rows of the first commit may be others. Then they count, and these are dropped.
+        Raises: Rejected when the write was committed with other rows, all of which are published then; when it comes
+        too late, or has too many ranges. OffsetOutOfRange when rows were deleted before they were published; the last
+        error of a shard that does not answer for `timeout_s`.
         """
-        own = WriteDecision(
-            write_id, staged if staged.rows else staged._replace(staged_ms=self._now_ms())
-        )
+        if not staged.rows:
+            staged = staged._replace(staged_ms=self._clock.now_ms())
+        own = WriteDecision(write_id, staged)
+        _check_size(own)
         machine = WriteCommit(own)
-        until_s = self._clock.monotonic() + self._timeout_s
+        self._stopped.clear()
         running: set[Future[CommitEvent]] = set()
+
         with ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="raymq-commit") as pool:
             try:
                 effects = machine.begin()
                 while effects or running:
-                    running |= {pool.submit(self._perform, each, own, until_s) for each in effects}
+                    running |= {pool.submit(self._perform, each, write_id) for each in effects}
                     done, running = wait(running, return_when=FIRST_COMPLETED)
                     effects = [effect for each in done for effect in machine.step(each.result())]
             finally:
+                # After an error no other call waits for its shard.
+                self._stopped.set()
                 for each in running:
                     each.cancel()
+
         require(machine.decision is not None, "a commit ends decided", write_id=write_id)
         counted = machine.decision.staged  # type: ignore[union-attr]
+        if not machine.has_same_rows and not takes_other_rows:
+            raise Rejected(
+                f"write {write_id} was committed before with {counted.rows} other rows, which are published; these "
+                f"{staged.rows} rows need a write id of their own",
+                field="write_id",
+                limit="the same rows",
+            )
         return CommitResult(write_id, counted.rows, counted.parts != staged.parts)
 
-    def _now_ms(self) -> int:
-        return self._clock.now_ms()
-
-    def _perform(self, effect: CommitEffect, own: WriteDecision, until_s: float) -> CommitEvent:
+    def _perform(self, effect: CommitEffect, write_id: str) -> CommitEvent:
         """Perform an effect, again after each error that a retry may mend."""
+        until_s = self._clock.monotonic() + self._timeout_s
         while True:
             try:
                 if isinstance(effect, Decide):
                     return self._decide(effect)
-                return self._publish(effect, own.write_id)
+                with self._shard_calls[effect.part.shard]:
+                    return self._publish(effect, write_id)
             except RayMQError as error:
-                left_s = until_s - self._clock.monotonic()
-                if not error.retriable or left_s <= 0:
+                if not error.retriable or self._clock.monotonic() >= until_s:
                     raise
-                logger.info("write %s: %s; asked again", own.write_id, error)
-            self._clock.sleep_ms(int(RETRY_S * 1000))
+                if self._stopped.wait(RETRY_S):
+                    raise
+                logger.info("write %s: %s; asked again", write_id, error)
 
     def _decide(self, effect: Decide) -> CommitEvent:
         answer = self._routes.call(
@@ -111,3 +136,15 @@ class Committer:
         }
         answer = self._routes.call(part.shard, "publish_rows", arguments)
         return PartPublished(part, int(answer["rows"]), bool(answer["is_complete"]))
+
+
+def _check_size(decision: WriteDecision) -> None:
+    size = len(json.dumps(decision.to_json(), separators=(",", ":")))
+    if size > DECISION_BYTES_MAX:
+        ranges = sum(len(part.ranges) for part in decision.staged.parts)
+        raise Rejected(
+            f"write {decision.write_id} has {ranges} ranges of rows, and their list {size} bytes; the limit is "
+            f"{DECISION_BYTES_MAX}: use fewer tasks, fewer queues, or several writes. Nothing is published",
+            field="write_id",
+            limit=DECISION_BYTES_MAX,
+        )

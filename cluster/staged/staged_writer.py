@@ -18,7 +18,6 @@ from raymq.cluster.transport.routes import Routes
 from raymq.store.base.checksum import body_crcs
 from raymq.store.base.errors import require
 from raymq.store.base.format import STAGED_TOPIC
-from raymq.store.config.promise import Acks
 from raymq.store.records.record import PUT_SCHEMA
 from raymq.store.services.staged_rows import StagedRange, target_properties
 
@@ -35,12 +34,13 @@ class _StagedBatch(NamedTuple):
 class StagedWriter:
     """One attempt. Callers: one thread.
 
-    Args: `routes`: of the cluster. `acks`: as of `raymq.Producer`.
+    Args: `routes`: of the cluster.
     """
 
-    def __init__(self, routes: Routes, *, acks: Acks = "quorum") -> None:
+    def __init__(self, routes: Routes) -> None:
         self._producer_id = new_producer_id()
-        self._sender = BatchSender(routes, producer_id=self._producer_id, acks=acks)
+        # A decision must not name rows that a failover takes back.
+        self._sender = BatchSender(routes, producer_id=self._producer_id, acks="quorum")
         self._batches: list[_StagedBatch] = []
         self._fingerprint = np.uint64(0)
 
@@ -69,7 +69,7 @@ class StagedWriter:
         self._batches.append(_StagedBatch(topic, queue_id, shard, future))
 
     def finish(self) -> StagedRows:
-        """Wait until every row is stored as `acks` promises. Returns: what a commit needs of them.
+        """Wait until a majority holds every row. Returns: what a commit needs of them.
 
         Raises: the error of the first batch that failed. The attempt has failed then.
         """
@@ -77,7 +77,11 @@ class StagedWriter:
         times_ms = []
         for batch in self._batches:
             receipt = batch.receipt.result()
-            require(receipt.first_offset >= 0, "new rows have offsets", receipt=receipt)
+            require(
+                receipt.last_offset >= receipt.first_offset >= 0,
+                "new rows have offsets",
+                receipt=receipt,
+            )
             times_ms.append(receipt.store_time_ms)
             _extend(ranges.setdefault(batch[:3], []), self._range_of(receipt))
         parts = tuple(StagedPart(*where, tuple(some)) for where, some in sorted(ranges.items()))

@@ -3,8 +3,8 @@
     begin -> Decide -> Decided(first decision) -> Publish of each part, again until it is complete -> done
 
 The first decision on a write counts. A committer whose own decision came later publishes the rows of the first one. So
-any number of committers may run, and any may end anywhere: a later commit of the same write goes on. Two writes of
-different rows under one name differ in their fingerprint, and the later one is refused.
+any number of committers may run, and any may end anywhere: a later commit of the same write goes on, also one of other
+rows. Two writes of different rows under one name differ in their fingerprint (`has_same_rows`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from raymq.store.base.errors import Rejected
 from raymq.store.services.staged_rows import StagedRange
 
 _MASK = (1 << 64) - 1
@@ -141,17 +140,13 @@ class WriteCommit:
         return [Decide(self._own)]
 
     def step(self, event: CommitEvent) -> list[CommitEffect]:
-        """Take one event. Returns: the effects to perform, in any order.
-
-        Raises: Rejected when the write was decided with other rows.
-        """
+        """Take one event. Returns: the effects to perform, in any order."""
         if isinstance(event, PartPublished):
             if not event.is_complete:
                 return [Publish(event.part)]
             self._left.discard(event.part)
             return []
 
-        self._check_same_rows(event.decision)
         self.decision = event.decision
         self._left = set(event.decision.staged.parts)
         return [Publish(part) for part in event.decision.staged.parts]
@@ -161,13 +156,10 @@ class WriteCommit:
         """Whether every row of the write is published."""
         return self.decision is not None and not self._left
 
-    def _check_same_rows(self, first: WriteDecision) -> None:
-        own, counted = self._own.staged, first.staged
-        if (own.rows, own.fingerprint) == (counted.rows, counted.fingerprint):
-            return
-        raise Rejected(
-            f"write {self._own.write_id} was committed before with {counted.rows} other rows; these {own.rows} rows "
-            "need a write id of their own",
-            field="write_id",
-            limit="the same rows",
-        )
+    @property
+    def has_same_rows(self) -> bool:
+        """Whether the decision that counts is about the same rows, in whatever order."""
+        if self.decision is None:
+            return False
+        own, counted = self._own.staged, self.decision.staged
+        return (own.rows, own.fingerprint) == (counted.rows, counted.fingerprint)

@@ -127,6 +127,11 @@ def publish(
         done = _published(store, topic, queue_id, producer_id) - begun
         if done < each.rows:
             for first, batch in _rows_of(store, topic, queue_id, each, max(done, 0)):
+                if _published(store, topic, queue_id, producer_id) < begun + first:
+                    raise Unavailable(
+                        "a change of the leader took published rows back; publish again",
+                        field="ranges",
+                    )
                 request = PutRequest(
                     topic, queue_id, batch, producer_id, 0, begun + first, "quorum"
                 )
@@ -163,9 +168,15 @@ def _rows_of(
                 max_records=min(SLICE_ROWS, wanted.last_offset + 1 - offset),
             )
         except OffsetOutOfRange as error:
+            if offset >= int(error.fields.get("min", 0)):
+                raise Unavailable(
+                    f"staged row {offset} is not in the log of this leader; publish again",
+                    field="ranges",
+                ) from error
             raise OffsetOutOfRange(
-                f"staged rows of queue {queue_id} of {topic} were deleted before they were published: their files "
-                "were older than file_reserved_time_hours. Write the rows again, under another write id",
+                f"staged rows of queue {queue_id} of {topic} were deleted before they were published "
+                "(file_reserved_hours, or a full disk with clean_file_forcibly). Rows of other queues may have been "
+                "published: under another write id they would be stored twice",
                 **{**error.fields, "field": "ranges"},
             ) from error
         if found.records is None or not len(found.records):
@@ -175,7 +186,7 @@ def _rows_of(
 
         batch = _own_rows(decode_records(found.records), topic, queue_id, wanted.producer_id)
         rows = batch.num_rows
-        if seen + rows > done:
+        if rows and seen + rows > done:
             skipped = max(0, done - seen)
             yield seen + skipped, batch.slice(skipped)
         seen += rows

@@ -1,4 +1,4 @@
-"""Decisions: which staged rows a write consists of. The first decision of a write counts, whoever makes the next one.
+"""Decisions: which staged rows a write consists of. The first one of a write counts, and answers every later one.
 
 A decision is one record of the decisions topic, the row with sequence 0 of a producer whose id the write's name makes.
 So the shard recognises every later decision on the same write as a duplicate, and answers with the first one.

@@ -101,10 +101,15 @@ def test_rows_that_a_topic_cannot_take_are_refused_by_the_columns_name(
     assert refused.value.field == field
 
 
-def test_a_missing_topic_and_a_wrong_option_are_refused_at_once(shard: ServedShard) -> None:
+def test_a_missing_topic_and_a_cluster_without_flight_are_refused_at_once(
+    shard: ServedShard,
+) -> None:
     with pytest.raises(Rejected, match="create it"):
         TopicSink(shard.cluster, "missing")
     shard.cluster.create_topic("options", queues=1)
-    with pytest.raises(Rejected) as refused:
-        TopicSink(shard.cluster, "options", acks="all")  # type: ignore[arg-type]
-    assert refused.value.field == "acks"
+    shard.cluster.transport = "ray"
+    try:
+        with pytest.raises(Rejected, match="need Flight"):
+            TopicSink(shard.cluster, "options")
+    finally:
+        shard.cluster.transport = "flight"

@@ -17,7 +17,6 @@ from raymq.cluster.staged.write_commit import (
     WriteCommit,
     WriteDecision,
 )
-from raymq.store.base.errors import Rejected
 from raymq.store.services.staged_rows import StagedRange
 
 #: queues of a write, and rows for each
@@ -142,15 +141,17 @@ def test_a_committer_that_ignores_the_first_decision_is_found() -> None:
         explore(Cluster(), committers, 0, set())
 
 
-def test_other_rows_under_the_same_name_are_refused() -> None:
-    own = decision_of(1)
-    other = own._replace(staged=own.staged._replace(fingerprint=8))
+def test_a_commit_of_other_rows_completes_the_first_one_and_knows_that_they_differ() -> None:
+    first = decision_of(1)
+    other = first._replace(staged=first.staged._replace(fingerprint=8))
     machine = WriteCommit(other)
     machine.begin()
-    with pytest.raises(Rejected, match="was committed before with 4 other rows") as refused:
-        machine.step(Decided(own))
-    assert refused.value.field == "write_id"
-    assert not machine.is_done
+    publications = machine.step(Decided(first))
+    assert [each.part for each in publications] == list(first.staged.parts)  # type: ignore[union-attr]
+    for part in first.staged.parts:
+        machine.step(PartPublished(part, ROWS, True))
+    assert machine.is_done
+    assert not machine.has_same_rows
 
 
 def test_a_write_without_rows_is_done_when_it_is_decided() -> None:

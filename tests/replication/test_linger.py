@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from raymq.replication import wire
@@ -113,13 +115,28 @@ def test_bytes_that_linger_when_the_connection_breaks_are_sent_by_the_next_one(
     assert stream.sent(lingering(100), 500) == [(0, 100)]
 
 
+def test_a_sender_whose_window_is_full_waits_for_an_ack_or_the_heartbeat(stream: Stream) -> None:
+    for number in range(1, 40):
+        stream.sent(lingering(100 * number), 10 * number)
+        stream.sent(ClockTick(), 10 * number + 10)
+    # The window has 16 frames, and no ack has come.
+    assert stream.sent(ClockTick(), 401) == []
+    assert stream.sender.wait_ms(401) > 0
+    stream.hear(wire.Ack(1600, 1600, 1600), 402)
+    assert stream.sender.wait_ms(402) > 0
+
+
 def test_the_time_of_an_ack_is_smoothed_and_a_longer_wait_counts_at_once(stream: Stream) -> None:
     sender = stream.sender
-    assert sender.ack_ms(100) == 0.0
+    assert sender.ack_ms(100) == math.inf
     sender.step(LeaderProgress(100, 0), 100)
-    assert sender.ack_ms(140) == 40.0
     # The bytes are there, and not durable yet.
-    stream.hear(wire.Ack(100, 100, 0), 140)
-    assert sender.ack_ms(140) == 40.0
-    stream.hear(wire.Ack(100, 100, 100), 180)
-    assert sender.ack_ms(180) == 10.0
+    stream.hear(wire.Ack(100, 100, 0), 110)
+    assert sender.ack_ms(110) == math.inf
+    stream.hear(wire.Ack(100, 100, 100), 120)
+    assert sender.ack_ms(120) == 20.0
+    sender.step(LeaderProgress(200, 0), 200)
+    assert sender.ack_ms(210) == 20.0
+    assert sender.ack_ms(250) == 50.0
+    stream.hear(wire.Ack(200, 200, 200), 300)
+    assert sender.ack_ms(300) == 30.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import pytest
@@ -67,6 +68,12 @@ def test_a_prompt_follower_stays_unless_another_one_is_more_than_twice_as_fast()
     assert prompt_followers(3, {1: 8.0, 2: 4.0}, {1}) == {1}
     assert prompt_followers(3, {1: 12.0, 2: 4.0}, {1}) == {2}
     assert prompt_followers(5, {1: 30.0, 2: 4.0, 3: 5.0, 4: 6.0}, {1, 2}) == {2, 3}
+
+
+def test_a_follower_whose_time_is_not_known_displaces_none_and_is_taken_if_it_is_needed() -> None:
+    assert prompt_followers(3, {1: 50.0, 2: math.inf}, {1}) == {1}
+    assert prompt_followers(3, {1: math.inf, 2: 50.0}, {1}) == {2}
+    assert prompt_followers(3, {1: math.inf, 2: math.inf}, ()) == {1}
 
 
 def test_a_follower_that_is_not_reached_is_not_prompt() -> None:

@@ -94,7 +94,7 @@ def test_a_write_that_fails_leaves_nothing_that_readers_see(
         ("select 'x' as value", {"topic": "missing"}, "topic 'missing' does not exist"),
         ("select 'x' as value, 'missing' as topic", {}, "a row has the topic 'missing'"),
         ("select 'x' as value", {"topic": "refused", "delay": "1"}, "unknown option 'delay'"),
-        ("select 'x' as value", {"topic": "refused", "acks": "all"}, "acks"),
+        ("select 'x' as value", {"topic": "refused", "writeId": ""}, "option writeId is empty"),
         ("select cast(null as string) as value", {"topic": "refused"}, "row 0"),
         ("select 'x' as value, 7 as partition", {"topic": "refused"}, "partition 7 is outside"),
     ],

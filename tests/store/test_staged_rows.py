@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from raymq.store.base.errors import OffsetOutOfRange, Rejected
+from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.base.format import STAGED_TOPIC
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
@@ -133,6 +133,23 @@ def test_rows_of_others_between_those_of_a_range_are_left_out(world: World) -> N
     whole = StagedRange(5, first.first_offset, last.last_offset, 4)
     assert world.publish([whole])
     assert world.bodies() == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_slice_that_has_only_rows_of_others_is_passed_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged_rows, "SLICE_ROWS", 3)
+    first = world.stage([b"a", b"b"])
+    world.stage([b"other"] * 10, producer_id=6)
+    last = world.stage([b"c"], sequence=2)
+    assert world.publish([StagedRange(5, first.first_offset, last.last_offset, 3)])
+    assert world.bodies() == [b"a", b"b", b"c"]
+
+
+def test_rows_that_the_leader_does_not_have_are_asked_for_again(world: World) -> None:
+    staged = world.stage([b"a"])
+    with pytest.raises(Unavailable, match="is not in the log of this leader"):
+        world.publish([staged._replace(first_offset=50, last_offset=50)])
 
 
 @pytest.mark.parametrize("have_others_between", [False, True])
