@@ -52,7 +52,8 @@ def test_a_first_batch_that_was_not_committed_loses_nothing(put: Put, query: Que
     query.run(subscribe="anchored")
     assert query.offsets(0) == {"anchored": {"0": 1}}
 
-    # As if the driver had ended before it committed the batch.
+    # As if the driver had ended before the sink and then the query committed the batch.
+    shutil.rmtree(query.output)
     shutil.rmtree(query.checkpoint / "commits")
     put("anchored", 0, *numbers("n", 3))
     query.run(subscribe="anchored")

@@ -15,14 +15,14 @@ class Query:
     def __init__(self, spark: Any, place: Path, options: dict[str, str]) -> None:
         self._spark = spark
         self._options = options
-        self._output = place / "output"
+        self.output = place / "output"
         self.checkpoint = place / "checkpoint"
 
     def run(self, *, trigger: dict[str, Any] | None = None, **given: str) -> Any:
         """Start it, let it read all that is there, and stop it. Returns: the stopped query."""
         reader = self._spark.readStream.format("raymq").schema(SCHEMA)
         frame = reader.options(**self._options, **given).load()
-        writer = frame.writeStream.format("parquet").option("path", str(self._output))
+        writer = frame.writeStream.format("parquet").option("path", str(self.output))
         writer = writer.option("checkpointLocation", str(self.checkpoint))
         query = (writer if trigger is None else writer.trigger(**trigger)).start()
         try:
@@ -36,7 +36,7 @@ class Query:
 
     def bodies(self) -> list[bytes]:
         """What it wrote, sorted."""
-        rows = self._spark.read.schema(SCHEMA).parquet(str(self._output)).collect()
+        rows = self._spark.read.schema(SCHEMA).parquet(str(self.output)).collect()
         return sorted(bytes(row["value"]) for row in rows)
 
     def offsets(self, batch: int) -> Any:
