@@ -258,7 +258,7 @@ def _refuse_unstable(df: Any, *, sorted_here: bool) -> None:
     if not execution.analyzed().deterministic():
         message = (
             "the DataFrame's plan is not deterministic (rand(), uuid(), monotonically_increasing_id()...): a retried "
-            "task would write other rows. Store it first (Parquet, a topic) and write from there."
+            "task would write other rows. Use delivery='staged'."
         )
         raise Rejected(message, field="plan", limit="deterministic")
 

@@ -85,6 +85,7 @@ def test_spark_java_and_plots_are_extras(wheel, names):
         "bench",
         "client",
         "sql",
+        "data",
         "docs",
         "dev",
     }

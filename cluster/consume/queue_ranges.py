@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 #: whatever names a queue; sorted
-Queue = TypeVar("Queue", bound=Hashable)
+QueueName = TypeVar("QueueName", bound=Hashable)
 
 
 class QueueRange(NamedTuple):
@@ -77,7 +77,7 @@ def read_queue_range(
             first = lowest
 
 
-def split_by_lag(lags: Mapping[Queue, int], limit: int, *, turn: int) -> dict[Queue, int]:
+def split_by_lag(lags: Mapping[QueueName, int], limit: int, *, turn: int) -> dict[QueueName, int]:
     """How many messages of each queue a batch of at most `limit` messages takes, in proportion to the queues' lags.
 
     A queue with a lag gets one message at least. If there are more such queues than `limit`, they take turns.

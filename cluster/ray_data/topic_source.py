@@ -208,6 +208,7 @@ def _of_topic(
     """The place of each queue of a topic, as far as one is given."""
     if not isinstance(places, Mapping):
         return dict.fromkeys(range(queues), places)
+
     found: Any = places
     if any(isinstance(key, str) for key in places):
         for name in places:
@@ -224,6 +225,7 @@ def _of_topic(
             field=option,
             limit="{topic: {queue_id: offset}}",
         )
+
     if not isinstance(found, Mapping):
         raise Rejected(
             f"{option} of topic {topic} is {found!r}; give {{queue_id: offset}}",
@@ -248,6 +250,7 @@ def _offset(option: str, place: Place, held: QueueRange, cluster: Cluster) -> in
         time_ms = int(moment.timestamp() * 1000)
         found = offset_at(Routes.of(cluster), held, time_ms)
         return held.last if found is None else found
+
     if place in (EARLIEST, LATEST):
         return held.first if place == EARLIEST else held.last
     if type(place) is not int:
@@ -257,6 +260,7 @@ def _offset(option: str, place: Place, held: QueueRange, cluster: Cluster) -> in
             limit="earliest|latest|offset|datetime",
             found=repr(place),
         )
+
     if not held.first <= place <= held.last:
         raise OffsetOutOfRange(
             f"{option}: topic {held.topic} queue {held.queue_id} holds the offsets {held.first} to {held.last}, not "

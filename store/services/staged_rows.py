@@ -123,6 +123,7 @@ def publish(
     """
     appended: AppendedRows | None = None
     begun = 0
+
     for each in ranges:
         done = _published(store, topic, queue_id, producer_id) - begun
         if done < each.rows:
@@ -140,6 +141,7 @@ def publish(
                 if is_over() and (rows < begun + each.rows or each is not ranges[-1]):
                     return Published(rows, False, appended)
         begun += each.rows
+
     return Published(begun, True, appended)
 
 
