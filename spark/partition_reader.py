@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class RangePartition(InputPartition):
-    """A range of one queue. The handle knows the shards' addresses as they were when the batch was planned."""
+    """A range of one queue, and how it is read. The handle has the shards' addresses of when the batch was planned."""
 
-    def __init__(self, cluster: Cluster, wanted: QueueRange) -> None:
+    def __init__(self, cluster: Cluster, wanted: QueueRange, options: SourceOptions) -> None:
         super().__init__(wanted)
         self.cluster = cluster
+        self.read_from = options.read_from
+        self.fail_on_data_loss = options.fail_on_data_loss
 
 
-def read_partition(
-    partition: InputPartition, options: SourceOptions, names: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
+def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Read the range of a task. Raises: RayMQError."""
     if not isinstance(partition, RangePartition):
         # Spark makes a partition of its own for a batch without any.
@@ -39,8 +39,8 @@ def read_partition(
             partition.cluster,
             partition.value,
             names,
-            read_from=options.read_from,
-            on_loss=partial(report_loss, fail=options.fail_on_data_loss),
+            read_from=partition.read_from,
+            on_loss=partial(report_loss, fail=partition.fail_on_data_loss),
         )
     except RayMQError as error:
         # Without its causes: Spark would print their traces before this error.
