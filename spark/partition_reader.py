@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from raymq.store.base.errors import RayMQError
+from raymq.store.base.errors import Bug, RayMQError
 
 from .offsets import report_loss
 from .queue_ranges import QueueRange, read_queue_range
@@ -42,6 +42,8 @@ def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[
             read_from=partition.read_from,
             on_loss=partial(report_loss, fail=partition.fail_on_data_loss),
         )
+    except Bug:
+        raise
     except RayMQError as error:
-        # Without its causes: Spark would print their traces before this error.
-        raise error from None
+        # Spark prints the traces of an error and of its causes before the text. The text says it all.
+        raise error.with_traceback(None) from None
