@@ -27,8 +27,8 @@ class BatchReader(DataSourceReader):
         """The range of each task. Raises: RayMQError."""
         with closing(connect(self._options)) as cluster:
             ranges = plan_batch(QueueLookup(cluster, self._options.subscription), self._options)
-        return [RangePartition(cluster, each) for each in ranges]
+        return [RangePartition(cluster, each, self._options) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range, in a task."""
-        return read_partition(partition, self._options, self._names)
+        return read_partition(partition, self._names)

@@ -43,11 +43,11 @@ class RaymqDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of a batch. Raises: Rejected for wrong options or columns."""
-        return BatchReader(SourceOptions.parse(self.options), _names(schema))
+        return BatchReader(SourceOptions.parse(self.options), check_columns(_columns(schema)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
-        """The reader of a stream. Raises: Rejected for wrong options or columns."""
-        return StreamReader(SourceOptions.parse(self.options), _names(schema))
+        """The reader of a stream, which checks options and columns at its first use."""
+        return StreamReader(dict(self.options), _columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """The writer of a batch. Raises: Rejected for wrong options or columns."""
@@ -61,7 +61,7 @@ class RaymqDataSource(DataSource):
 
     def _sink_options(self, schema: StructType) -> SinkOptions:
         options = SinkOptions.parse(self.options)
-        sink_columns.check_columns(_typed(schema), topic=options.topic)
+        sink_columns.check_columns(_columns(schema), topic=options.topic)
         return options
 
 
@@ -74,9 +74,6 @@ def _refuse_overwrite(overwrite: bool) -> None:
         )
 
 
-def _typed(schema: StructType) -> list[tuple[str, str]]:
+def _columns(schema: StructType) -> list[tuple[str, str]]:
+    """Name and type of each column."""
     return [(field.name, field.dataType.simpleString()) for field in schema.fields]
-
-
-def _names(schema: StructType) -> tuple[str, ...]:
-    return check_columns(_typed(schema))

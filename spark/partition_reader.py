@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from raymq.cluster.consume.queue_ranges import QueueRange, read_queue_range
-from raymq.store.base.errors import RayMQError
+from raymq.store.base.errors import Bug, RayMQError
 
 from .columns import columns
 from .offsets import report_loss
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class RangePartition(InputPartition):
-    """A range of one queue. The handle knows the shards' addresses as they were when the batch was planned."""
+    """A range of one queue, and how it is read. The handle has the shards' addresses of when the batch was planned."""
 
-    def __init__(self, cluster: Cluster, wanted: QueueRange) -> None:
+    def __init__(self, cluster: Cluster, wanted: QueueRange, options: SourceOptions) -> None:
         super().__init__(wanted)
         self.cluster = cluster
+        self.read_from = options.read_from
+        self.fail_on_data_loss = options.fail_on_data_loss
 
 
-def read_partition(
-    partition: InputPartition, options: SourceOptions, names: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
+def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Read the range of a task. Raises: RayMQError."""
     if not isinstance(partition, RangePartition):
         # Spark makes a partition of its own for a batch without any.
@@ -39,10 +39,12 @@ def read_partition(
         for records in read_queue_range(
             partition.cluster,
             partition.value,
-            read_from=options.read_from,
-            on_loss=partial(report_loss, fail=options.fail_on_data_loss),
+            read_from=partition.read_from,
+            on_loss=partial(report_loss, fail=partition.fail_on_data_loss),
         ):
             yield columns(records, partition.value.shard, names)
+    except Bug:
+        raise
     except RayMQError as error:
-        # Without its causes: Spark would print their traces before this error.
-        raise error from None
+        # Spark prints the traces of an error and of its causes before the text. The text says it all.
+        raise error.with_traceback(None) from None

@@ -21,7 +21,7 @@ from raymq.cluster.staged.committer import Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.cluster.staged.write_commit import StagedRows
 from raymq.cluster.transport.routes import Routes
-from raymq.store.base.errors import RayMQError, Rejected, require
+from raymq.store.base.errors import Bug, RayMQError, Rejected, require
 
 from .queue_lookup import connect
 from .sink_columns import by_queue
@@ -57,7 +57,7 @@ class _RowStager:
             )
 
     def stage(self, batches: Iterator[pa.RecordBatch], query_id: str | None) -> StagedMessage:
-        """Stage rows, in a task. Raises: RayMQError, without its causes: Spark prints their traces first."""
+        """Stage rows, in a task. Raises: RayMQError, without traces, which Spark prints before the text."""
         options = self._options
         try:
             with (
@@ -69,8 +69,10 @@ class _RowStager:
                     for topic, queue_id, rows in parts:
                         writer.write(topic, queue_id, rows)
                 staged = writer.finish()
+        except Bug:
+            raise
         except RayMQError as error:
-            raise error from None
+            raise error.with_traceback(None) from None
         return StagedMessage(json.dumps(staged.to_json()), query_id)
 
     def commit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -10,6 +10,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from raymq.store.base.errors import Rejected
 
+from .columns import check_columns
 from .offsets import Offsets, from_json, to_json
 from .partition_reader import RangePartition, read_partition
 from .queue_lookup import QueueLookup, connect
@@ -39,26 +40,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     The checkpoint of the query is the truth: `commit` has nothing to do.
     """
 
-    def __init__(self, options: SourceOptions, names: tuple[str, ...]) -> None:
-        """Raises: Rejected for options that a stream does not have."""
-        options.stream_position()
-        if options.max_offsets_per_trigger is not None and not HAS_ADMISSION_CONTROL:
-            raise Rejected(
-                "maxOffsetsPerTrigger needs Spark 4.2: earlier ones do not limit a Python source; leave it out",
-                field="maxOffsetsPerTrigger",
-                limit="absent before Spark 4.2",
-                found=options.max_offsets_per_trigger,
-            )
-        self._options = options
-        self._names = names
+    def __init__(self, options: Mapping[str, str], wanted: Sequence[tuple[str, str]]) -> None:
+        """Args: `wanted`: name and type of each column.
+
+        Nothing is checked yet: Spark would cover an error of this call with one of its own.
+        """
+        self._given = options
+        self._wanted = wanted
         self._cluster: Cluster | None = None
         self._progress: StreamProgress | None = None
 
-    # Spark chooses the new form of `latestOffset` by the number of its parameters, and calls the old one without any.
     def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 (Spark's names)
         """Where a query without a checkpoint begins."""
         return to_json(self._connected().initial())
 
+    # Spark 4.2 passes both arguments because there are two parameters. Earlier ones pass none.
     def latestOffset(  # noqa: N802
         self, start: dict[str, dict[str, int]] | None = None, limit: Any = None
     ) -> dict[str, dict[str, int]]:
@@ -68,7 +64,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802
         """The limit of `maxOffsetsPerTrigger`."""
-        limit = self._options.max_offsets_per_trigger
+        limit = self._options().max_offsets_per_trigger
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -85,11 +81,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> list[RangePartition]:
         """The range of each task of a batch."""
         ranges = self._connected().ranges(from_json(start), from_json(end))
-        return [RangePartition(self._handle(), each) for each in ranges]
+        options = self._options()
+        return [RangePartition(self._handle(), each, options) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range, in a task."""
-        return read_partition(partition, self._options, self._names)
+        return read_partition(partition, check_columns(self._wanted))
 
     def commit(self, end: dict[str, dict[str, int]]) -> None:
         """Do nothing: the checkpoint has the offsets."""
@@ -100,13 +97,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if cluster is not None:
             cluster.close()
 
+    def _options(self) -> SourceOptions:
+        """The checked options. Raises: Rejected for those that a stream does not have, and for wrong columns."""
+        check_columns(self._wanted)
+        options = SourceOptions.parse(self._given)
+        options.stream_position()
+        if options.max_offsets_per_trigger is not None and not HAS_ADMISSION_CONTROL:
+            raise Rejected(
+                "maxOffsetsPerTrigger needs Spark 4.2: earlier ones do not limit a Python source; leave it out",
+                field="maxOffsetsPerTrigger",
+                limit="absent before Spark 4.2",
+                found=options.max_offsets_per_trigger,
+            )
+        return options
+
     def _handle(self) -> Cluster:
         if self._cluster is None:
-            self._cluster = connect(self._options)
+            self._cluster = connect(self._options())
         return self._cluster
 
     def _connected(self) -> StreamProgress:
         if self._progress is None:
-            lookup = QueueLookup(self._handle(), self._options.subscription)
-            self._progress = StreamProgress(lookup, self._options)
+            options = self._options()
+            lookup = QueueLookup(self._handle(), options.subscription)
+            self._progress = StreamProgress(lookup, options)
         return self._progress

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from raymq.spark.columns import COLUMNS
+from tests.support.damaged_store import flip
+from tests.support.served_shard import ServedShard
 
 # pyspark leaves the sockets of its collect() calls to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -97,3 +99,24 @@ def test_wrong_options_and_columns_are_refused_in_one_line(
         (reader if schema is None else reader.schema(schema)).load().count()
     (line,) = [line for line in str(refused.value).splitlines() if words in line]
     assert "Rejected: " in line
+
+
+def test_a_task_that_fails_says_what_the_shard_said(
+    spark: Any, shard: ServedShard, put: Put, options: dict[str, str]
+) -> None:
+    from pyspark.errors import PySparkException
+
+    put("damaged", 0, b"whole", b"to be damaged")
+    for path in (shard.root / "commitlog").iterdir():
+        at = path.read_bytes().find(b"to be damaged")
+        if at >= 0:
+            flip(path, at)
+
+    frame = spark.read.format("raymq").options(**options, subscribe="damaged").load()
+    with pytest.raises(PySparkException) as failed:
+        frame.count()
+    lines = str(failed.value).splitlines()
+    (place,) = [number for number, line in enumerate(lines) if "Corrupt: " in line]
+    assert "damaged (bad body CRC)" in lines[place]
+    # Before it are Spark's own line, the word "Traceback", and the two frames of its last raise.
+    assert place <= 6

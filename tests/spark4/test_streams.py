@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from raymq.spark.stream_reader import HAS_ADMISSION_CONTROL
 from tests.support.spark_query import Query
 
 # pyspark leaves the sockets of its collect() calls to the garbage collector.
@@ -26,6 +27,7 @@ def sizes(query: Any) -> list[int]:
     return [rows for each in query.recentProgress if (rows := each["numInputRows"])]
 
 
+@pytest.mark.skipif(not HAS_ADMISSION_CONTROL, reason="Spark before 4.2 limits no Python source")
 def test_a_stream_with_a_limit_is_stopped_and_goes_on_from_its_checkpoint(
     put: Put, query: Query
 ) -> None:
@@ -47,6 +49,25 @@ def test_a_stream_with_a_limit_is_stopped_and_goes_on_from_its_checkpoint(
     assert query.bodies() == numbers("a", 30) + numbers("b", 11)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"subscribe": "t", "endingOffsets": "latest"}, "endingOffsets is for batches"),
+        ({"subscribe": "t", "failOnDataLoss": "maybe"}, "failOnDataLoss is 'maybe'"),
+        ({"subscribe": "nowhere"}, "topic 'nowhere' does not exist"),
+    ],
+)
+def test_wrong_options_end_the_query_in_one_line(query: Query, given: Any, words: str) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    with pytest.raises(StreamingQueryException) as refused:
+        query.run(**given)
+    lines = [line for line in str(refused.value).splitlines() if words in line]
+    assert lines
+    assert all("Rejected: " in line for line in lines)
+    assert "UnboundLocalError" not in str(refused.value)
+
+
 def test_a_first_batch_that_was_not_committed_loses_nothing(put: Put, query: Query) -> None:
     put("anchored", 0, b"old")
     query.run(subscribe="anchored")
@@ -62,13 +83,10 @@ def test_a_first_batch_that_was_not_committed_loses_nothing(put: Put, query: Que
 
 def test_available_now_reads_what_is_there_in_batches_and_ends(put: Put, query: Query) -> None:
     put("present-1", 0, *numbers("p", 9))
-    given = {
-        "subscribePattern": "present-.*",
-        "startingOffsets": "earliest",
-        "maxOffsetsPerTrigger": "4",
-    }
+    limit = {"maxOffsetsPerTrigger": "4"} if HAS_ADMISSION_CONTROL else {}
+    given = {"subscribePattern": "present-.*", "startingOffsets": "earliest", **limit}
     now = {"availableNow": True}
-    assert sizes(query.run(trigger=now, **given)) == [4, 4, 1]
+    assert sizes(query.run(trigger=now, **given)) == ([4, 4, 1] if limit else [9])
     put("present-2", 0, *numbers("q", 2))
     assert sizes(query.run(trigger=now, **given)) == [2]
     assert query.bodies() == numbers("p", 9) + numbers("q", 2)
