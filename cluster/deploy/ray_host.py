@@ -16,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -36,6 +37,10 @@ LOOPBACK = "::ffff:127.0.0.1"
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", LOOPBACK)
 #: the errors of a `ray.init` that cannot connect
 CONNECT_ERRORS = (ConnectionError, RuntimeError, TimeoutError, ValueError, OSError)
+#: held while a session connects or disconnects
+_connecting = threading.Lock()
+#: sessions that use a connection which a session made
+_own_sessions = 0
 #: variable -> value that this process adopted from the Ray of a cluster
 _adopted: dict[str, str] = {}
 
@@ -187,29 +192,40 @@ def session(
 ) -> Iterator[Any]:
     """Connect this process to `target` and yield the `ray` module.
 
-    Disconnects at the end only if it connected.
+    Disconnects at the end only if it connected, and once no other thread is in a session of its own.
 
     Args: `timeout_s`: how long Ray may take to answer; None: Ray's own patience, which may be endless.
     `why_unhealthy`: as for `wait_for_answer`; only asked within `timeout_s`.
     Raises: Unavailable when Ray does not answer, Rejected when this process is connected to another
     Ray or runs with another authentication mode.
     """
-    current = connected_address()
-    if current is not None:
-        if not _same_address(target.address, current):
-            message = (
+    global _own_sessions
+    # Ray's own connect and disconnect bear no other thread beside them.
+    with _connecting:
+        current = connected_address()
+        if current is None:
+            ray = attach(target, timeout_s, why_unhealthy=why_unhealthy)
+            is_own = True
+        elif _same_address(target.address, current):
+            ray = sys.modules["ray"]
+            is_own = _own_sessions > 0
+        else:
+            raise Rejected(
                 f"this process is connected to the Ray at {current}, the cluster runs in the one at {target.address}: "
-                "call ray.shutdown() first or work from another process"
+                "call ray.shutdown() first or work from another process",
+                field="address",
+                limit=target.address,
             )
-            raise Rejected(message, field="address", limit=target.address)
-        yield sys.modules["ray"]
-        return
+        _own_sessions += is_own
 
-    ray = attach(target, timeout_s, why_unhealthy=why_unhealthy)
     try:
         yield ray
     finally:
-        ray.shutdown()
+        if is_own:
+            with _connecting:
+                _own_sessions -= 1
+                if not _own_sessions:
+                    ray.shutdown()
 
 
 def attach(
