@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from raymq.store.base.errors import Rejected
 
-from .source_options import SPARK_OPTIONS, connection_options
+from .source_options import connection_options, known_options
 
 
 class SinkOption(NamedTuple):
@@ -37,7 +37,6 @@ OPTIONS = (
         "the name of the write: the same rows under the same name are stored once; batches only",
     ),
 )
-_NAMES = {option.name.lower(): option.name for option in OPTIONS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,18 +57,7 @@ class SinkOptions:
 
         Raises: Rejected naming the option.
         """
-        given: dict[str, str] = {}
-        for name, value in options.items():
-            known = _NAMES.get(name.lower())
-            if known is not None:
-                given[known] = str(value).strip()
-            elif name.lower() not in SPARK_OPTIONS:
-                names = ", ".join(option.name for option in OPTIONS)
-                message = (
-                    f"unknown option {name!r}; a write with format raymq has the options {names}"
-                )
-                raise Rejected(message, field=name, limit=names, found=name)
-
+        given = known_options(options, [option.name for option in OPTIONS])
         addresses, token, ca = connection_options(given)
         return cls(
             addresses=addresses,

@@ -95,7 +95,7 @@ class _RowStager:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes a batch: every row once, or none."""
+    """Writes a batch: every row once. Readers see no row before the commit."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._stager = _RowStager(options)

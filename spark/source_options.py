@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, cast
 
@@ -119,10 +119,9 @@ OPTIONS = (
         "`nearest`: each task reads a replica near it, if the cluster has several",
     ),
 )
-_NAMES = {option.name.lower(): option.name for option in OPTIONS}
 
 #: options that Spark itself sets or reads
-SPARK_OPTIONS = frozenset({"path", "paths", "checkpointlocation", "queryname", "pathglobfilter"})
+_SPARK_OPTIONS = frozenset({"path", "paths", "checkpointlocation", "queryname", "pathglobfilter"})
 
 
 class ConnectionOptions(Protocol):
@@ -175,7 +174,7 @@ class SourceOptions:
 
         Raises: Rejected naming the option.
         """
-        given = _known_options(options)
+        given = known_options(options, [option.name for option in OPTIONS])
         addresses, token, ca = connection_options(given)
         return cls(
             addresses=addresses,
@@ -220,17 +219,18 @@ class SourceOptions:
         return self.starting or Position("startingOffsets", "offset", LATEST)
 
 
-def _known_options(options: Mapping[str, str]) -> dict[str, str]:
-    """The options under their true names, without those of Spark. Raises: Rejected for an unknown one."""
+def known_options(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """The options under their true names, without those of Spark. Raises: Rejected for one that is not in `names`."""
+    true_names = {name.lower(): name for name in names}
     given: dict[str, str] = {}
     for name, value in options.items():
-        known = _NAMES.get(name.lower())
+        known = true_names.get(name.lower())
         if known is not None:
             given[known] = str(value).strip()
-        elif name.lower() not in SPARK_OPTIONS:
-            names = ", ".join(option.name for option in OPTIONS)
-            message = f"unknown option {name!r}; format raymq has the options {names}"
-            raise Rejected(message, field=name, limit=names, found=name)
+        elif name.lower() not in _SPARK_OPTIONS:
+            listed = ", ".join(names)
+            message = f"unknown option {name!r}; format raymq has the options {listed}"
+            raise Rejected(message, field=name, limit=listed, found=name)
     return given
 
 

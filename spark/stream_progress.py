@@ -47,7 +47,7 @@ class StreamProgress:
         self._options = options
         #: the ends that the last `latest` saw
         self.newest: Offsets | None = None
-        #: the offsets that no batch of this run passes; None: there is no such limit
+        #: the last offsets of this run; None: no limit
         self._target: Offsets | None = None
         #: what `initial` returned in this run
         self._initial: Offsets | None = None

@@ -231,7 +231,7 @@ class Replicator(Service):
         ack_ms = {
             stream.follower: stream.ack_ms(now_ms)
             for stream in counted
-            # One that is caught up confirms nothing soon.
+            # A follower that lacks more than that confirms nothing soon.
             if stream.durable_end >= most - self._limits.linger_bytes
         }
         members = len(self._voters)

@@ -31,7 +31,7 @@ class StagedPart(NamedTuple):
 
 
 class StagedRows(NamedTuple):
-    """What one task has staged, or several: it is pickled and goes from the tasks to the committer."""
+    """What one task has staged, or several. Tasks send it to the committer as JSON."""
 
     parts: tuple[StagedPart, ...]
     #: the sum of the rows' hashes, 64 bits: it does not depend on their order

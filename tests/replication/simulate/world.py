@@ -477,7 +477,7 @@ class World:
     def progress(self, node: Node) -> None:
         for follower in list(node.streams):
             log = node.log
-            # Which followers may get bytes late is no part of the protocol: any may, at any time.
+            # The protocol does not say which followers may get bytes late: any may, at any time.
             may_linger = (self.now // 50 + follower) % 2 == 0
             progress = LeaderProgress(len(log.data), log.confirmed_end, may_linger)
             self.step_stream(node, follower, progress)
