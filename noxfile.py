@@ -155,11 +155,24 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 @nox.parametrize(
-    "name", ["put", "modes", "ray", "queue", "queues", "idle", "store", "small", "replicate"]
+    "name",
+    [
+        "put",
+        "modes",
+        "ray",
+        "queue",
+        "queues",
+        "idle",
+        "store",
+        "small",
+        "replicate",
+        "read",
+        "spark",
+    ],
 )
 def bench(session: nox.Session, name: str) -> None:
     """Benchmarks with this machine's own limits beside them: all, or `nox -s 'bench(name="ray")'`."""
-    session.install("-e", ".[dev]")
+    session.install("-e", ".[dev,spark]" if name == "spark" else ".[dev]")
     session.run("python", "-m", f"benchmarks.{name}", *session.posargs)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.cluster.messages.columns import message_batch
+from raymq.cluster.messages.columns import MESSAGE_SCHEMA, message_batch
 from raymq.cluster.messages.message import INDEX_KEYS
 from raymq.cluster.messages.user_properties import (
     as_mask,
@@ -19,6 +19,7 @@ from raymq.cluster.messages.user_properties import (
     user_properties,
 )
 from raymq.store.base.errors import Rejected
+from raymq.store.records.property_columns import PropertyColumns
 
 
 class ColumnType(NamedTuple):
@@ -56,8 +57,8 @@ COLUMNS = {
 
 #: Kafka's code for "log append time"
 _LOG_APPEND_TIME = 1
-_INDEX_KEYS = rf"(?:^|\x02){INDEX_KEYS}\x01(?P<v>[^\x02]+)"
-_DELIVER_AT = r"(?:^|\x02)TIMER_DELIVER_MS\x01(?P<v>[0-9]{1,15})(?:\x02|$)"
+_DELIVERY_TIME = "TIMER_DELIVER_MS"
+_MILLISECONDS = r"^(?P<v>[0-9]{1,15})$"
 
 
 def spark_schema(names: Sequence[str]) -> str:
@@ -84,7 +85,10 @@ def check_columns(wanted: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 
 def columns(records: pa.Array, shard: int, names: Sequence[str]) -> pa.RecordBatch:
     """Raw records of a fetch as the named columns."""
-    rows = message_batch(shard, records)
+    needed = {_MADE_OF.get(name, name) for name in names}
+    rows = message_batch(
+        shard, records, columns=[name for name in MESSAGE_SCHEMA.names if name in needed]
+    )
     found = [_column(name, rows).cast(COLUMNS[name].arrow) for name in names]
     schema = pa.schema([(name, COLUMNS[name].arrow) for name in names])
     return pa.RecordBatch.from_arrays(found, schema=schema)
@@ -92,7 +96,7 @@ def columns(records: pa.Array, shard: int, names: Sequence[str]) -> pa.RecordBat
 
 def _column(name: str, rows: pa.RecordBatch) -> pa.Array:
     make = _MADE.get(name)
-    return rows.column(_RENAMED.get(name, name)) if make is None else make(rows)
+    return rows.column(_MADE_OF.get(name, name)) if make is None else make(rows)
 
 
 # --- columns that are not stored as such ----------------------------------------------------------
@@ -107,7 +111,8 @@ def _timestamp_type(rows: pa.RecordBatch) -> pa.Array:
 
 
 def _deliver_at(rows: pa.RecordBatch) -> pa.Array:
-    found = pc.struct_field(pc.extract_regex(rows.column("properties"), _DELIVER_AT), 0)
+    stored = PropertyColumns(rows.column("properties")).value(_DELIVERY_TIME)
+    found = pc.struct_field(pc.extract_regex(stored, _MILLISECONDS), 0)
     return _as_time(found.cast(pa.string()).cast(pa.int64()))
 
 
@@ -116,7 +121,7 @@ def _as_time(milliseconds: pa.Array) -> pa.Array:
 
 
 def _index_keys(rows: pa.RecordBatch) -> pa.Array:
-    found = pc.struct_field(pc.extract_regex(rows.column("properties"), _INDEX_KEYS), 0)
+    found = PropertyColumns(rows.column("properties")).value(INDEX_KEYS)
     row_of_key, keys = split_texts(as_text(found), " ")
 
     there = pc.not_equal(keys, "")
@@ -127,13 +132,13 @@ def _index_keys(rows: pa.RecordBatch) -> pa.Array:
 def _properties(rows: pa.RecordBatch) -> pa.Array:
     row_of_pair, names, values = user_properties(rows.column("properties"))
     offsets = list_offsets(row_of_pair, rows.num_rows)
-    return pa.MapArray.from_arrays(pa.array(offsets), names, values)
+    return pa.MapArray.from_arrays(pa.array(offsets), names, as_text(values))
 
 
 def _headers(rows: pa.RecordBatch) -> pa.Array:
     """The user properties as Kafka's headers: null for a message without any."""
     row_of_pair, names, values = user_properties(rows.column("properties"))
-    pairs = pa.StructArray.from_arrays([names, values.cast(pa.binary())], ["key", "value"])
+    pairs = pa.StructArray.from_arrays([names, values], ["key", "value"])
 
     offsets = list_offsets(row_of_pair, rows.num_rows)
     # A null in the offsets makes a null list.
@@ -141,8 +146,17 @@ def _headers(rows: pa.RecordBatch) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets, mask=empty), pairs)
 
 
-#: column -> its name in MESSAGE_SCHEMA, where they differ
-_RENAMED = {"value": "body", "partition": "queue_id"}
+#: column -> the one of MESSAGE_SCHEMA that it is or is made of, where their names differ
+_MADE_OF = {
+    "value": "body",
+    "partition": "queue_id",
+    "timestamp": "store_time_ms",
+    # It is the same in all rows, whose number another column says.
+    "timestampType": "offset",
+    "headers": "properties",
+    "index_keys": "properties",
+    "deliver_at": "properties",
+}
 _MADE: dict[str, Callable[[pa.RecordBatch], pa.Array]] = {
     "timestamp": _timestamp,
     "timestampType": _timestamp_type,

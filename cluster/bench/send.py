@@ -24,6 +24,7 @@ from raymq.cluster.produce.producer import Producer
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import RayMQError, Rejected, StorageFull, Unavailable
+from raymq.store.records.property_columns import PropertyColumns
 
 from .check import Ledger
 from .histogram import Histogram
@@ -79,7 +80,7 @@ class MessageTransport:
 
     def send(self, topic: str, queue_id: int, rows: pa.RecordBatch, done: Done) -> None:
         """See BatchTransport."""
-        keys = keys_of(rows.column("properties")).to_pylist()
+        keys = keys_of(PropertyColumns(rows.column("properties"))).to_pylist()
         for row, body in enumerate(rows.column("body").to_pylist()):
             try:
                 future = self._producer.send(topic, body, key=keys[row], queue_id=queue_id)

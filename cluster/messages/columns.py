@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import pyarrow.compute as pc
 
 from raymq.store.base.errors import Rejected
 from raymq.store.queues.raw_records import decode_records
+from raymq.store.records.properties import TAGS
 from raymq.store.records.properties import encode as encode_properties
+from raymq.store.records.property_columns import PropertyColumns
 from raymq.store.records.record import PUT_SCHEMA
 
 from .keys import as_binary, key_properties, keys_of
@@ -35,7 +38,8 @@ MESSAGE_SCHEMA = pa.schema(
 )
 
 _COLUMNS = ("body", "key", "tag", "properties", "born_time_ms")
-_TAG = r"(?:^|\x02)TAGS\x01(?P<v>[^\x02]+)"
+#: column of MESSAGE_SCHEMA -> the one of RECORD_SCHEMA that it is made of, where their names differ
+_STORED_AS = {"offset": "queue_offset", "key": "properties", "tag": "properties"}
 
 
 def put_batch(data: pa.RecordBatch | pa.Table, *, now_ms: int) -> tuple[pa.RecordBatch, Any]:
@@ -108,19 +112,23 @@ def joined_properties(left: pa.Array, right: pa.Array) -> pa.Array:
     return pc.if_else(empty, pa.scalar(None, pa.binary()), joined)
 
 
-def message_batch(shard: int, records: pa.Array) -> pa.RecordBatch:
-    """Convert raw records of a fetch to MESSAGE_SCHEMA."""
-    decoded = decode_records(records)
-    properties = decoded.column("properties")
-    tags = pc.struct_field(pc.extract_regex(properties, _TAG), 0)
-    made = {
-        "shard": pa.array(np.full(len(records), shard, dtype=np.int32)),
-        "offset": decoded.column("queue_offset"),
-        "key": keys_of(properties),
-        "tag": tags.cast(pa.string()),
-    }
-    # The other columns have the names that `decode_records` gives them.
-    columns = [
-        made[name] if name in made else decoded.column(name) for name in MESSAGE_SCHEMA.names
+def message_batch(
+    shard: int, records: pa.Array, *, columns: Sequence[str] = tuple(MESSAGE_SCHEMA.names)
+) -> pa.RecordBatch:
+    """Convert raw records of a fetch to MESSAGE_SCHEMA, or to the named columns of it."""
+    wanted = tuple(_STORED_AS.get(name, name) for name in columns)
+    decoded = decode_records(records, columns=wanted)
+    made: dict[str, pa.Array] = {}
+    if "shard" in columns:
+        made["shard"] = pa.array(np.full(len(records), shard, dtype=np.int32))
+    if "key" in columns or "tag" in columns:
+        properties = PropertyColumns(decoded.column("properties"))
+        made["key"] = keys_of(properties)
+        made["tag"] = properties.value(TAGS).cast(pa.string())
+
+    found = [
+        made[name] if name in made else decoded.column(_STORED_AS.get(name, name))
+        for name in columns
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
+    schema = pa.schema([MESSAGE_SCHEMA.field(name) for name in columns])
+    return pa.RecordBatch.from_arrays(found, schema=schema)

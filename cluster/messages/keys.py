@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from raymq.store.base.errors import Rejected
 from raymq.store.records.binary_columns import value_bytes, value_offsets
+from raymq.store.records.property_columns import PropertyColumns
 
 TEXT_KEY = "__SHARDINGKEY"
 BASE64_KEY = "__KEY_B64"
@@ -70,10 +71,10 @@ def key_properties(keys: pa.Array) -> pa.Array:
     return pc.coalesce(as_text, _joined("__KEY_B64\x01", spread))
 
 
-def keys_of(properties: pa.Array) -> pa.Array:
-    """The key of each row's encoded properties, as a binary column."""
-    text = _value(properties, TEXT_KEY)
-    coded = _value(properties, BASE64_KEY)
+def keys_of(properties: PropertyColumns) -> pa.Array:
+    """The key of each row, as a binary column."""
+    text = properties.value(TEXT_KEY)
+    coded = properties.value(BASE64_KEY)
     if coded.null_count == len(coded):
         return text
     # Binary keys are rare: decode them one by one.
@@ -82,11 +83,6 @@ def keys_of(properties: pa.Array) -> pa.Array:
         for value in coded.to_pylist()
     ]
     return pc.coalesce(text, pa.array(decoded, pa.binary()))
-
-
-def _value(properties: pa.Array, name: str) -> pa.Array:
-    found = pc.extract_regex(properties, rf"(?:^|\x02){name}\x01(?P<v>[^\x02]+)")
-    return pc.struct_field(found, 0)
 
 
 def _joined(name: str, values: pa.Array) -> pa.Array:

@@ -7,36 +7,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .message import SYSTEM_PROPERTIES
+from raymq.store.records.property_columns import PropertyColumns
 
-_PAIR = r"^(?P<name>[^\x01]+)\x01(?P<value>(?s:.+))$"
+from .message import SYSTEM_PROPERTIES
 
 
 def user_properties(properties: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array, pa.Array]:
-    """The row, name and value of every property that does not belong to the system."""
-    row_of_pair, pairs = split_texts(as_text(properties), "\x02")
-    parts = pc.extract_regex(pairs, _PAIR)
-    names, values = pc.struct_field(parts, 0), pc.struct_field(parts, 1)
-
-    system = pa.array(sorted(SYSTEM_PROPERTIES))
-    # `is_in` finds null in no set, so that a part without a name and a value is dropped by `is_valid`.
-    kept = pc.and_(parts.is_valid(), pc.invert(pc.is_in(names, value_set=system)))
-    row_of_pair, names, values = (
-        row_of_pair[as_mask(kept)],
-        names.filter(kept),
-        values.filter(kept),
-    )
-
-    last = _last_of_each(row_of_pair, names)
-    return row_of_pair[last], names.take(pa.array(last)), values.take(pa.array(last))
-
-
-def _last_of_each(row_of_pair: npt.NDArray[np.int64], names: pa.Array) -> npt.NDArray[np.int64]:
-    """The places of the pairs to keep: of two properties of one name the last one wins, as in `properties.decode`."""
-    coded = names.dictionary_encode()
-    codes = row_of_pair * max(1, len(coded.dictionary)) + coded.indices.to_numpy()
-    _, from_behind = np.unique(codes[::-1], return_index=True)
-    return np.sort(len(codes) - 1 - from_behind).astype(np.int64)
+    """The row, name and value of every property that does not belong to the system. Values are binary."""
+    return PropertyColumns(properties).pairs_without(SYSTEM_PROPERTIES)
 
 
 def as_text(data: pa.Array) -> pa.Array:

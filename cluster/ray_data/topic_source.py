@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,6 +15,7 @@ from ray.data.block import BlockMetadata
 from raymq.cluster.arguments import check_choice
 from raymq.cluster.consume.consumer_config import READ_FROM, ReadFrom
 from raymq.cluster.consume.queue_ranges import QueueRange, read_queue_range, split_ranges
+from raymq.cluster.consume.range_reader import RangeReader
 from raymq.cluster.consume.time_search import offset_at
 from raymq.cluster.messages.columns import message_batch
 from raymq.cluster.messages.user_properties import list_offsets, user_properties
@@ -30,10 +32,19 @@ EARLIEST, LATEST = "earliest", "latest"
 Place: TypeAlias = str | int | datetime
 Places: TypeAlias = Place | Mapping[int, Place] | Mapping[str, Mapping[int, Place]]
 
-#: a task for fewer messages than these costs more than it gains
-TASK_MESSAGES_MIN = 5_000
+#: what a task reads, and so the size of a block: smaller ones cost more than they gain
+TASK_BYTES = 32 << 20
+#: how much of a topic is read for the mean size of its messages
+SAMPLE_BYTES, SAMPLE_MESSAGES = 64 << 10, 100
+#: waits for a shard that cannot be reached
+SAMPLE_TIMEOUT_S = 60.0
 #: the code of Ray's `read_kafka` for "log append time"
 _LOG_APPEND_TIME = 2
+#: the columns of MESSAGE_SCHEMA that the dataset's columns are made of
+_MADE_OF = (
+    *("topic", "queue_id", "offset", "store_time_ms"),
+    *("key", "tag", "body", "properties"),
+)
 
 #: the columns of Ray's `read_kafka`, and `tag`
 SCHEMA = pa.schema(
@@ -88,8 +99,8 @@ def read_topic(
             queues that it leaves out.
         read_from: "leader" (default), or "nearest": a replica on the task's machine, rather a follower.
         concurrency: tasks that read at the same time; None (default) leaves that to Ray Data.
-        override_num_blocks: tasks altogether; None (default) leaves that to Ray Data. Each task reads one queue, and
-            at least 5,000 messages if it has them.
+        override_num_blocks: tasks altogether; None (default): as many as have 32 MiB each. Each task reads one queue,
+            so there is at least one for each queue that has messages. A block of the dataset has what a task read.
 
     Guarantees:
         Every message of the ranges is returned once, after its CRC was checked.
@@ -110,7 +121,10 @@ def read_topic(
     ]
     source = TopicSource(cluster, ranges, read_from=read_from)
     found: Dataset = read_datasource(
-        source, concurrency=concurrency, override_num_blocks=override_num_blocks
+        source,
+        concurrency=concurrency,
+        # Ray Data's own default makes 200 small blocks of any topic, which cost more than to read it.
+        override_num_blocks=override_num_blocks or source.tasks_at_best(),
     )
     return found
 
@@ -119,20 +133,30 @@ class TopicSource(Datasource):
     """Fixed ranges of queues."""
 
     def __init__(
-        self, cluster: Cluster, ranges: list[QueueRange], *, read_from: ReadFrom = "leader"
+        self,
+        cluster: Cluster,
+        ranges: list[QueueRange],
+        *,
+        read_from: ReadFrom = "leader",
     ) -> None:
+        """Reads the first messages, for their size. Raises: as `RangeReader.fetch`."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._cluster = cluster
         self._ranges = ranges
         self._read_from: ReadFrom = read_from
+        self._bytes = _size(cluster, ranges, read_from)
 
     def get_name(self) -> str:
         """The name that Ray Data shows."""
         return "RayMQ"
 
     def estimate_inmemory_data_size(self) -> int | None:
-        """Not known before the messages are read."""
-        return None
+        """The size of the log records, which their columns about have."""
+        return self._bytes
+
+    def tasks_at_best(self) -> int:
+        """How many tasks have about `TASK_BYTES` each; at least one for each range."""
+        return max(1, len(split_ranges(self._ranges, 1 + self._bytes // TASK_BYTES)))
 
     def get_read_tasks(
         self,
@@ -140,9 +164,7 @@ class TopicSource(Datasource):
         per_task_row_limit: int | None = None,
         data_context: Any = None,
     ) -> list[ReadTask]:
-        """One task for each range, of which there are about `parallelism` if that leaves each enough messages."""
-        total = sum(each.last - each.first for each in self._ranges)
-        wanted = min(parallelism, 1 + total // TASK_MESSAGES_MIN)
+        """One task for each range, of which there are about `parallelism`."""
         return [
             ReadTask(
                 _reader(self._cluster, each, self._read_from),
@@ -151,8 +173,29 @@ class TopicSource(Datasource):
                 schema=SCHEMA,
                 per_task_row_limit=per_task_row_limit,
             )
-            for each in split_ranges(self._ranges, wanted)
+            for each in split_ranges(self._ranges, parallelism)
         ]
+
+
+def _size(cluster: Cluster, ranges: list[QueueRange], read_from: ReadFrom) -> int:
+    """The bytes of all ranges: their messages, times the mean size of the first ones of a topic's longest range."""
+    found = 0
+    for topic in {each.topic for each in ranges}:
+        parts = [each for each in ranges if each.topic == topic]
+        longest = max(parts, key=lambda each: each.last - each.first)
+        _, queue_id, shard, first, last = longest
+        with closing(
+            RangeReader(Routes.of(cluster), topic, queue_id, shard, read_from=read_from)
+        ) as reader:
+            records, _ = reader.fetch(
+                first,
+                last,
+                max_bytes=SAMPLE_BYTES,
+                max_records=SAMPLE_MESSAGES,
+                timeout_s=SAMPLE_TIMEOUT_S,
+            )
+        found += sum(each.last - each.first for each in parts) * records.nbytes // len(records)
+    return found
 
 
 def _reader(
@@ -167,7 +210,7 @@ def _reader(
 
 def as_table(shard: int, records: pa.Array) -> pa.Table:
     """Raw records of a fetch as SCHEMA."""
-    rows = message_batch(shard, records)
+    rows = message_batch(shard, records, columns=_MADE_OF)
     row_of_pair, names, values = user_properties(rows.column("properties"))
     offsets = list_offsets(row_of_pair, rows.num_rows)
     made = {
@@ -175,7 +218,7 @@ def as_table(shard: int, records: pa.Array) -> pa.Table:
         "partition": rows.column("queue_id"),
         "timestamp": rows.column("store_time_ms"),
         "timestamp_type": pa.array(np.full(rows.num_rows, _LOG_APPEND_TIME, dtype=np.int32)),
-        "headers": pa.MapArray.from_arrays(pa.array(offsets), names, values.cast(pa.binary())),
+        "headers": pa.MapArray.from_arrays(pa.array(offsets), names, values),
     }
     columns = [made[name] if name in made else rows.column(name) for name in SCHEMA.names]
     return pa.table(columns, schema=SCHEMA)

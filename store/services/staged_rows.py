@@ -186,7 +186,8 @@ def _rows_of(
                 f"staged row {offset} cannot be read yet; publish again", field="ranges"
             )
 
-        batch = _own_rows(decode_records(found.records), topic, queue_id, wanted.producer_id)
+        records = decode_records(found.records, columns=("born_time_ms", "body", "properties"))
+        batch = _own_rows(records, topic, queue_id, wanted.producer_id)
         rows = batch.num_rows
         if rows and seen + rows > done:
             skipped = max(0, done - seen)

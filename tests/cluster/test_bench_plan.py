@@ -25,6 +25,7 @@ from raymq.cluster.bench.plan import (
 from raymq.cluster.messages.keys import keys_of
 from raymq.cluster.messages.partitioner import queue_of
 from raymq.store.base.errors import Rejected
+from raymq.store.records.property_columns import PropertyColumns
 from raymq.store.records.record import check_put
 
 
@@ -80,7 +81,7 @@ def test_keys_are_as_frequent_as_said() -> None:
 
 def test_a_key_is_in_the_queue_that_every_producer_gives_it() -> None:
     queues, properties = KeyTable(Keys(50), 4).draw(np.random.default_rng(1), 500)
-    keys = keys_of(properties).to_pylist()
+    keys = keys_of(PropertyColumns(properties)).to_pylist()
     assert queues.tolist() == [queue_of(key, 4) for key in keys]
     assert len(set(keys)) == 50
 

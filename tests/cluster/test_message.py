@@ -22,6 +22,7 @@ from raymq.cluster.messages.message import (
 from raymq.cluster.messages.received import ReceivedMessage, received_messages
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import offset_message_id
+from raymq.store.records.property_columns import PropertyColumns
 from raymq.store.records.record import encode_record
 from raymq.store.records.requests import PutRequest
 from tests.support.fake_backend import FakeBackend
@@ -47,7 +48,7 @@ def test_the_column_form_of_keys_is_the_scalar_form() -> None:
     column = pa.array([b"skipped", *KEYS], pa.binary()).slice(1)
     coded = key_properties(column)
     assert coded.to_pylist() == [None if key is None else key_property(key) for key in KEYS]
-    assert keys_of(coded).to_pylist() == KEYS
+    assert keys_of(PropertyColumns(coded)).to_pylist() == KEYS
 
 
 def test_columns_come_back_as_they_were_sent() -> None:

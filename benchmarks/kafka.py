@@ -1,0 +1,115 @@
+"""A broker of Apache Kafka 4 from Maven Central, the peer of `benchmarks.spark`. Needs Java 17 and Maven."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tests.support import oracle
+
+POMS = Path(__file__).parent / "java"
+START_S = 60.0
+#: Kafka's own default heap of a broker
+HEAP = "-Xmx1g"
+CONFIG = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={logs}
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+group.initial.rebalance.delay.ms=0
+"""
+
+
+def class_path(name: str, cache: Path) -> str:
+    """The class path of a pom of `benchmarks/java`, fetched by Maven. Raises: oracle.Missing."""
+    listed = cache / f"{name}.classpath"
+    if not listed.exists():
+        maven = oracle.find("mvn")
+        words = [maven, "-q", "-B", "-f", str(POMS / name / "pom.xml"), oracle.MAVEN_GOAL]
+        words += [f"-Dmdep.outputFile={listed}", "-Dmdep.includeScope=runtime"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+        if done.returncode != 0:
+            raise oracle.Missing(f"Maven could not fetch {name}:\n{done.stdout[-2000:]}")
+    return listed.read_text(encoding="utf-8").strip()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class Broker:
+    """A running broker. Made by `broker`."""
+
+    def __init__(self, jars: str, address: str) -> None:
+        self._jars = jars
+        self.address = address
+
+    def run(self, program: str, *words: str) -> str:
+        """Run a program of Kafka's. Returns: what it printed."""
+        command = [oracle.find("java"), "-cp", self._jars, program, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        return done.stdout.strip()
+
+    def create_topic(self, name: str, partitions: int, options: Mapping[str, str]) -> None:
+        """Create a topic with options of its own."""
+        words = ["--bootstrap-server", self.address, "--create", "--topic", name]
+        words += ["--partitions", str(partitions), "--replication-factor", "1"]
+        for option, value in options.items():
+            words += ["--config", f"{option}={value}"]
+        self.run("org.apache.kafka.tools.TopicCommand", *words)
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic."""
+        words = ["--bootstrap-server", self.address, "--delete", "--topic", name]
+        self.run("org.apache.kafka.tools.TopicCommand", *words)
+
+
+@contextlib.contextmanager
+def broker(directory: Path) -> Iterator[Broker]:
+    """A broker with its log in `directory`, ended on exit. Raises: oracle.Missing without Java, Maven or jars."""
+    directory.mkdir(parents=True, exist_ok=True)
+    jars = class_path("kafka", directory)
+    data = directory / "data"
+    shutil.rmtree(data, ignore_errors=True)
+    data.mkdir()
+
+    port = _free_port()
+    config = data / "server.properties"
+    config.write_text(CONFIG.format(port=port, controller=_free_port(), logs=data / "log"))
+    found = Broker(jars, f"127.0.0.1:{port}")
+    cluster_id = found.run("kafka.tools.StorageTool", "random-uuid").splitlines()[-1]
+    found.run("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config))
+
+    words = [oracle.find("java"), HEAP, "-cp", jars, "kafka.Kafka", str(config)]
+    with (data / "output").open("w", encoding="utf-8") as output:
+        process = subprocess.Popen(words, stdout=output, stderr=output, env=dict(os.environ))
+    try:
+        _await_port(port, process, data / "output")
+        yield found
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(data, ignore_errors=True)
+
+
+def _await_port(port: int, process: subprocess.Popen[bytes], output: Path) -> None:
+    until = time.monotonic() + START_S
+    while time.monotonic() < until and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.2)
+    raise oracle.Failed(f"Kafka's broker did not start:\n{output.read_text()[-2000:]}")
