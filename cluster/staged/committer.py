@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections import defaultdict
@@ -12,6 +11,7 @@ from typing import NamedTuple
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected, require
+from raymq.store.services.write_decisions import body_of
 
 from .write_commit import (
     CommitEffect,
@@ -34,7 +34,7 @@ CALLS_MAX = 16
 SHARD_CALLS_MAX = 2
 #: pause before a call that failed is repeated
 RETRY_S = 0.2
-#: a decision is one message, and JSON
+#: a decision is one message
 DECISION_BYTES_MAX = 3 << 20
 
 
@@ -139,7 +139,7 @@ class Committer:
 
 
 def _check_size(decision: WriteDecision) -> None:
-    size = len(json.dumps(decision.to_json(), separators=(",", ":")))
+    size = len(body_of(decision.to_json()))
     if size > DECISION_BYTES_MAX:
         ranges = sum(len(part.ranges) for part in decision.staged.parts)
         raise Rejected(

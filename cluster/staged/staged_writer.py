@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
+from collections.abc import Iterator
 from types import TracebackType
 from typing import NamedTuple
 
@@ -18,21 +20,53 @@ from raymq.cluster.transport.routes import Routes
 from raymq.store.base.checksum import body_crcs
 from raymq.store.base.errors import require
 from raymq.store.base.format import STAGED_TOPIC
-from raymq.store.records.record import PUT_SCHEMA
+from raymq.store.records.record import PUT_SCHEMA, batch_bytes
 from raymq.store.services.staged_rows import StagedRange, target_properties
 
 from .write_commit import StagedPart, StagedRows
 
+#: rows that an attempt collects before it sends them
+BUFFER_BYTES = 16 << 20
+#: rows of several queues in one batch: the log appends so many in one piece, without rows of others between them
+BATCH_BYTES = 1 << 20
 
-class _StagedBatch(NamedTuple):
+
+class _Rows(NamedTuple):
+    """Rows for one queue, in a batch."""
+
     topic: str
     queue_id: int
+    rows: int
+
+
+class _StagedBatch(NamedTuple):
+    """A batch on its way, and whose rows it has, in their order."""
+
     shard: int
+    rows: list[_Rows]
     receipt: BatchFuture
+
+
+class _Buffer:
+    """Rows for one queue that are not sent yet."""
+
+    def __init__(self) -> None:
+        self.batches: list[pa.RecordBatch] = []
+        self.bytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> int:
+        """Returns: the bytes that were added."""
+        size = batch_bytes(batch)
+        self.batches.append(batch)
+        self.bytes += size
+        return size
 
 
 class StagedWriter:
     """One attempt. Callers: one thread.
+
+    Rows are collected per queue, so that a decision names few ranges, and a publication reads long ones. The rows of
+    queues that have few go in one batch to the staged topic of their shard.
 
     Args: `routes`: of the cluster.
     """
@@ -41,7 +75,10 @@ class StagedWriter:
         self._producer_id = new_producer_id()
         # A decision must not name rows that a failover takes back.
         self._sender = BatchSender(routes, producer_id=self._producer_id, acks="quorum")
-        self._batches: list[_StagedBatch] = []
+        #: (shard, topic, queue id) -> its rows
+        self._buffers: defaultdict[tuple[int, str, int], _Buffer] = defaultdict(_Buffer)
+        self._buffered_bytes = 0
+        self._sent: list[_StagedBatch] = []
         self._fingerprint = np.uint64(0)
 
     def write(self, topic: str, queue_id: int, batch: pa.RecordBatch) -> None:
@@ -52,45 +89,65 @@ class StagedWriter:
         if not batch.num_rows:
             return
         shard = self._sender.topic(topic).shard_of(queue_id)
-        with np.errstate(over="ignore"):
-            self._fingerprint += fingerprint(topic, batch)
-        head = pa.scalar(target_properties(topic, queue_id), pa.binary())
-        properties = pc.binary_join_element_wise(
-            head, batch.column("properties").fill_null(b""), b""
-        )
-        columns = [
-            batch.column("body"),
-            batch.column("tag"),
-            properties,
-            batch.column("born_time_ms"),
-        ]
-        staged = pa.record_batch(columns, schema=PUT_SCHEMA)
-        future = self._sender.send(STAGED_TOPIC, shard, staged)
-        self._batches.append(_StagedBatch(topic, queue_id, shard, future))
+        self._buffered_bytes += self._buffers[shard, topic, queue_id].add(batch)
+        if self._buffered_bytes >= BUFFER_BYTES:
+            self._send_buffers()
+
+    def _send_buffers(self) -> None:
+        """Send what is collected: rows of one queue are neighbours, as far as a batch goes."""
+        buffers, self._buffers, self._buffered_bytes = self._buffers, defaultdict(_Buffer), 0
+        open_batch: tuple[list[_Rows], list[pa.RecordBatch]] = ([], [])
+        open_shard, size = -1, 0
+        for (shard, topic, queue_id), buffer in sorted(buffers.items()):
+            if open_batch[0] and (shard != open_shard or size + buffer.bytes > BATCH_BYTES):
+                self._send(open_shard, *open_batch)
+                open_batch, size = ([], []), 0
+            batch = _as_one(buffer.batches)
+            with np.errstate(over="ignore"):
+                self._fingerprint += fingerprint(topic, batch)
+            open_batch[0].append(_Rows(topic, queue_id, batch.num_rows))
+            open_batch[1].append(_with_target(topic, queue_id, batch))
+            open_shard, size = shard, size + buffer.bytes
+        if open_batch[0]:
+            self._send(open_shard, *open_batch)
+
+    def _send(self, shard: int, rows: list[_Rows], batches: list[pa.RecordBatch]) -> None:
+        receipt = self._sender.send(STAGED_TOPIC, shard, _as_one(batches))
+        self._sent.append(_StagedBatch(shard, rows, receipt))
 
     def finish(self) -> StagedRows:
         """Wait until a majority holds every row. Returns: what a commit needs of them.
 
         Raises: the error of the first batch that failed. The attempt has failed then.
         """
+        self._send_buffers()
         ranges: dict[tuple[str, int, int], list[StagedRange]] = {}
         times_ms = []
-        for batch in self._batches:
+        for batch in self._sent:
             receipt = batch.receipt.result()
-            require(
-                receipt.last_offset >= receipt.first_offset >= 0,
-                "new rows have offsets",
-                receipt=receipt,
-            )
             times_ms.append(receipt.store_time_ms)
-            _extend(ranges.setdefault(batch[:3], []), self._range_of(receipt))
+            for rows, staged in zip(batch.rows, self._ranges_of(batch, receipt), strict=True):
+                where = (rows.topic, rows.queue_id, batch.shard)
+                _extend(ranges.setdefault(where, []), staged)
         parts = tuple(StagedPart(*where, tuple(some)) for where, some in sorted(ranges.items()))
         return StagedRows(parts, int(self._fingerprint), min(times_ms, default=0))
 
-    def _range_of(self, receipt: BatchReceipt) -> StagedRange:
-        return StagedRange(
-            self._producer_id, receipt.first_offset, receipt.last_offset, receipt.count
+    def _ranges_of(self, batch: _StagedBatch, receipt: BatchReceipt) -> Iterator[StagedRange]:
+        """Where the rows of each queue of a batch are in the staged topic."""
+        require(
+            receipt.last_offset >= receipt.first_offset >= 0,
+            "new rows have offsets",
+            receipt=receipt,
         )
+        first, last = receipt.first_offset, receipt.last_offset
+        is_whole = last - first == receipt.count - 1
+        for rows in batch.rows:
+            if is_whole:
+                last = first + rows.rows - 1
+            # Otherwise rows of others are somewhere between these. A publication finds the own ones.
+            yield StagedRange(self._producer_id, first, last, rows.rows)
+            if is_whole:
+                first = last + 1
 
     def close(self) -> None:
         """Close at once. What was staged and is not committed expires."""
@@ -106,6 +163,19 @@ class StagedWriter:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _as_one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return whole
+
+
+def _with_target(topic: str, queue_id: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows as the staged topic has them: their properties begin with their topic and queue."""
+    head = pa.scalar(target_properties(topic, queue_id), pa.binary())
+    properties = pc.binary_join_element_wise(head, batch.column("properties").fill_null(b""), b"")
+    columns = [batch.column("body"), batch.column("tag"), properties, batch.column("born_time_ms")]
+    return pa.record_batch(columns, schema=PUT_SCHEMA)
 
 
 def _extend(ranges: list[StagedRange], new: StagedRange) -> None:

@@ -121,34 +121,63 @@ def publish(
     Raises: OffsetOutOfRange if staged rows were deleted; Rejected if there are not as many as `ranges` says;
     Unavailable while they cannot be read yet; as `MessageStore.put`. The call may be repeated after each.
     """
+    total = sum(each.rows for each in ranges)
+    done = _published(store, topic, queue_id, producer_id)
     appended: AppendedRows | None = None
-    begun = 0
 
-    for each in ranges:
-        done = _published(store, topic, queue_id, producer_id) - begun
-        if done < each.rows:
-            for first, batch in _rows_of(store, topic, queue_id, each, max(done, 0)):
-                if _published(store, topic, queue_id, producer_id) < begun + first:
-                    raise Unavailable(
-                        "a change of the leader took published rows back; publish again",
-                        field="ranges",
-                    )
-                request = PutRequest(
-                    topic, queue_id, batch, producer_id, 0, begun + first, "quorum"
-                )
-                appended = store.put(request)
-                rows = begun + first + batch.num_rows
-                if is_over() and (rows < begun + each.rows or each is not ranges[-1]):
-                    return Published(rows, False, appended)
-        begun += each.rows
+    for first, batch in _joined(_rows_from(store, topic, queue_id, ranges, done)):
+        if _published(store, topic, queue_id, producer_id) < first:
+            raise Unavailable(
+                "a change of the leader took published rows back; publish again",
+                field="ranges",
+            )
+        request = PutRequest(topic, queue_id, batch, producer_id, 0, first, "quorum")
+        appended = store.put(request)
+        rows = first + batch.num_rows
+        if rows < total and is_over():
+            return Published(rows, False, appended)
 
-    return Published(begun, True, appended)
+    return Published(total, True, appended)
 
 
 def _published(store: MessageStore, topic: str, queue_id: int, producer_id: int) -> int:
     """How many rows of a write are in a queue."""
     entry = store.state.producers.get((producer_id, topic, queue_id))
     return 0 if entry is None else entry.next_sequence
+
+
+def _joined(slices: Iterator[tuple[int, pa.RecordBatch]]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Join slices that follow each other, up to the bytes and rows of one: many tasks stage few rows each."""
+    begin, rows, size = 0, 0, 0
+    batches: list[pa.RecordBatch] = []
+    for first, batch in slices:
+        if batches and (size + batch.nbytes > SLICE_BYTES or rows + batch.num_rows > SLICE_ROWS):
+            yield begin, _as_one(batches)
+            batches, rows, size = [], 0, 0
+        begin = begin if batches else first
+        batches.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+    if batches:
+        yield begin, _as_one(batches)
+
+
+def _as_one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return whole
+
+
+def _rows_from(
+    store: MessageStore, topic: str, queue_id: int, ranges: Sequence[StagedRange], done: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of all ranges from number `done` on."""
+    begun = 0
+    for each in ranges:
+        if done < begun + each.rows:
+            for first, batch in _rows_of(store, topic, queue_id, each, max(done - begun, 0)):
+                yield begun + first, batch
+        begun += each.rows
 
 
 def _rows_of(

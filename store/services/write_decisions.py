@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -71,11 +72,24 @@ class DecisionGuard:
 
 def _write_id_of(body: bytes) -> str:
     try:
-        return str(json.loads(body)["write_id"])
-    except (ValueError, KeyError, TypeError) as error:
+        return str(decision_of(body)["write_id"])
+    except (ValueError, KeyError, TypeError, zlib.error) as error:
         raise Rejected(
-            "a decision is JSON with the field write_id", field="body", limit="JSON"
+            "a decision is JSON with the field write_id, compressed by zlib",
+            field="body",
+            limit="JSON, compressed by zlib",
         ) from error
+
+
+def body_of(decision: Mapping[str, Any]) -> bytes:
+    """A decision as the body of its record. Its ranges have much in common, and take an eighth of their JSON."""
+    return zlib.compress(json.dumps(decision, separators=(",", ":")).encode())
+
+
+def decision_of(body: bytes) -> dict[str, Any]:
+    """The decision that a record's body holds. Raises: ValueError; zlib.error."""
+    found: dict[str, Any] = json.loads(zlib.decompress(body))
+    return found
 
 
 def decide(store: MessageStore, decision: Mapping[str, Any]) -> AppendedRows:
@@ -90,9 +104,8 @@ def decide(store: MessageStore, decision: Mapping[str, Any]) -> AppendedRows:
     if store.state.producers.get((producer_id, DECISIONS_TOPIC, 0)) is None:
         _check_age(store, write_id, int(decision["staged_ms"]))
 
-    body = json.dumps(decision, separators=(",", ":")).encode()
     columns = [
-        pa.array([body], pa.binary()),
+        pa.array([body_of(decision)], pa.binary()),
         pa.array([None], pa.string()),
         pa.array([None], pa.binary()),
         pa.array(np.array([store.clock.now_ms()])),
@@ -130,5 +143,4 @@ def first_decision(store: MessageStore, appended: AppendedRows) -> dict[str, Any
     found = read_one(store, DECISIONS_TOPIC, 0, offset)
     if found is None:
         raise Unavailable("the decision cannot be read yet; decide again", field="write_id")
-    decision: dict[str, Any] = json.loads(found.body)
-    return decision
+    return decision_of(found.body)

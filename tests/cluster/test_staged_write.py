@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from raymq.cluster.messages.keys import key_properties
+from raymq.cluster.staged import staged_writer
 from raymq.cluster.staged.committer import Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.cluster.staged.write_commit import StagedRows
@@ -96,6 +97,44 @@ def test_rows_are_seen_once_they_are_committed_and_only_once(
     check_rows(shard, topic, range(90))
 
 
+def test_rows_of_many_queues_come_in_one_batch_and_each_queue_has_one_range(
+    shard: ServedShard, topic: str
+) -> None:
+    shard.cluster.create_topic(f"{topic}-wide", queues=200)
+    with StagedWriter(Routes.of(shard.cluster)) as writer:
+        # As many small parts as 10 batches of a task make.
+        for number in range(10):
+            for queue in range(200):
+                writer.write(f"{topic}-wide", queue, columns([200 * number + queue]))
+        staged = writer.finish()
+        assert len(writer._sent) < 5
+    assert [len(part.ranges) for part in staged.parts] == [1] * 200
+
+    assert Committer(Routes.of(shard.cluster)).commit(topic, staged).rows == 2000
+    messages = found(shard, f"{topic}-wide")
+    assert sorted(int(message.body[4:]) for message in messages) == list(range(2000))
+    assert {(message.queue_id, int(message.body[4:]) % 200) for message in messages} == {
+        (queue, queue) for queue in range(200)
+    }
+
+
+def test_attempts_that_stage_side_by_side_keep_their_rows_apart(
+    shard: ServedShard, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each row is sent alone, so that those of the other attempt are between the rows.
+    monkeypatch.setattr(staged_writer, "BUFFER_BYTES", 1)
+    routes = Routes.of(shard.cluster)
+    with StagedWriter(routes) as one, StagedWriter(routes) as other:
+        for row in range(20):
+            one.write(topic, row % 3, columns([row]))
+            other.write(topic, row % 3, columns([1000 + row]))
+        staged = one.finish()
+        other.finish()
+    assert staged.rows == 20
+    assert Committer(routes).commit(topic, staged).rows == 20
+    check_rows(shard, topic, range(20))
+
+
 def test_other_rows_under_the_same_write_id_are_refused(shard: ServedShard, topic: str) -> None:
     committer = Committer(Routes.of(shard.cluster))
     committer.commit(f"{topic}/1", stage(shard, topic, range(10)))
@@ -141,11 +180,11 @@ def test_a_commit_that_ended_in_the_middle_is_completed_by_another_process(
     routes = Routes.of(shard.cluster)
     ending: Any = EndingRoutes(routes, calls, is_sent=is_sent)
     with pytest.raises(KeyboardInterrupt):
-        Committer(ending).commit(f"{topic}/1", stage(shard, topic, range(30)))
-    done = Committer(routes).commit(f"{topic}/1", stage(shard, topic, range(30)))
+        Committer(ending).commit(f"{topic}/1", stage(shard, topic, range(10)))
+    done = Committer(routes).commit(f"{topic}/1", stage(shard, topic, range(10)))
     # The first commit's decision counts if it was stored.
     assert done.is_repeated == (calls > 0 or is_sent)
-    check_rows(shard, topic, range(30))
+    check_rows(shard, topic, range(10))
 
 
 def test_committers_that_race_publish_the_rows_once(shard: ServedShard, topic: str) -> None:

@@ -15,7 +15,7 @@ from raymq.store.engine.message_store import MessageStore
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records.properties import decode
 from raymq.store.records.record import PUT_SCHEMA
-from raymq.store.records.requests import PutRequest
+from raymq.store.records.requests import AppendedRows, PutRequest
 from raymq.store.services import staged_rows
 from raymq.store.services.staged_rows import StagedRange, publish, target_properties
 from tests.support.confirming import confirm
@@ -116,6 +116,28 @@ def test_a_repeated_publication_stores_nothing_more(world: World) -> None:
         assert world.publish(ranges)
         world.kill()
     assert world.bodies() == [b"a", b"b", b"c"]
+
+
+def test_rows_of_many_small_ranges_are_put_together(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranges = []
+    for number in range(40):
+        ranges.append(
+            world.stage([b"%d-%d" % (number, row) for row in range(3)], sequence=3 * number)
+        )
+        world.stage([b"zombie"], producer_id=6, sequence=number)
+    puts: list[int] = []
+    put = world.store.put
+
+    def counted(request: PutRequest) -> AppendedRows:
+        puts.append(request.batch.num_rows)
+        return put(request)
+
+    monkeypatch.setattr(world.store, "put", counted)
+    assert world.publish(ranges)
+    assert puts == [120]
+    assert world.bodies() == [b"%d-%d" % (number, row) for number in range(40) for row in range(3)]
 
 
 def test_rows_of_attempts_that_the_decision_does_not_name_stay_unseen(world: World) -> None:
