@@ -20,6 +20,7 @@ Example:
 # sink              writes a DataFrame to a topic, each row once
 # source            reads a topic as a DataFrame
 # columns           the columns of a read, and raw records as these columns
+# load_test         `raymq bench spark`
 #
 # format("raymq") of Spark 4, of which data_source, sink_writers and those that end in _reader need PySpark 4:
 # data_source       the data source, which `pyspark_raymq` shows to Spark
@@ -31,6 +32,7 @@ Example:
 # sink_options      the options of a write
 # sink_columns      the columns of a write, and its rows by topic and queue
 # offsets           offsets as Kafka's connector writes them, and the share of each queue in a batch
+# cluster_options   a cluster handle as options
 # queue_lookup      the queues of the options, as the cluster knows them
 # batch_plan        the ranges of a batch
 # stream_progress   the offsets and ranges of a stream
@@ -42,17 +44,19 @@ from typing import TYPE_CHECKING
 from raymq._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from .cluster_options import options
     from .session import raydp_session, use_java
     from .sink import QueueReceipt, WriteResult, write
     from .source import read
 
-__all__ = ["QueueReceipt", "WriteResult", "raydp_session", "read", "use_java", "write"]
+__all__ = ["QueueReceipt", "WriteResult", "options", "raydp_session", "read", "use_java", "write"]
 
 __getattr__ = lazy_names(
     __name__,
     {
         "QueueReceipt": "raymq.spark.sink",
         "WriteResult": "raymq.spark.sink",
+        "options": "raymq.spark.cluster_options",
         "raydp_session": "raymq.spark.session",
         "read": "raymq.spark.source",
         "use_java": "raymq.spark.session",

@@ -1,6 +1,7 @@
 """`raymq bench`: load from many workers, and proof that every message came back as it was sent.
 
 run          a whole benchmark, from topics to the highest rate
+dataset_load  the load tests through Spark and Ray Data
 plan         options, and the distributions of sizes and keys
 worker_pool  the workers, as plain processes or as Ray tasks
 worker       one worker: it sends, reads or verifies

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from raymq.cluster.transport.tls import url_of
 from raymq.store.base.errors import Rejected
@@ -172,6 +174,56 @@ def bench(options: argparse.Namespace, console: Console) -> int:
     if options.html is not None:
         _write(options.html, page(report), "--html")
     return EXIT_OK if outcome.sound else EXIT_FAULT
+
+
+def bench_datasets(options: argparse.Namespace, console: Console) -> int:
+    """raymq bench spark|data"""
+    from raymq.cluster.bench.dataset_load import DatasetPlan, as_dict, lines, run
+
+    given = {
+        name: value
+        for name in ("topic", "queues", "messages", "size", "tasks", "delivery")
+        if (value := getattr(options, name, None)) is not None
+    }
+    plan = DatasetPlan(mode=options.mode, **given)
+    if options.json is not None and options.json != "-":
+        _check_writable("--json", Path(options.json).expanduser())
+
+    module = _load_test(options.mode)
+    with cluster_of(options, console) as cluster, module.engine(cluster, plan) as engine:
+        result = run(
+            cluster, plan, engine, lambda text: print(text, file=console.stderr, flush=True)
+        )
+
+    report = as_dict(result)
+    if options.json == "-":
+        console.json(report)
+    else:
+        for line in lines(report):
+            console.line(line)
+        if options.json is not None:
+            _write(options.json, json.dumps(report, indent=1), "--json")
+    return EXIT_OK if result.sound else EXIT_FAULT
+
+
+def _load_test(mode: str) -> Any:
+    """The module of an engine. Nothing in cluster/ imports Spark, and Ray Data is an extra: both by name, here.
+
+    Raises: Rejected naming the extra that is not installed.
+    """
+    module, package, extra = {
+        "spark": ("raymq.spark.load_test", "pyspark", "spark` or `spark4"),
+        "data": ("raymq.cluster.ray_data.load_test", "ray.data", "data"),
+    }[mode]
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise Rejected(
+            f"`raymq bench {mode}` needs {package}: install the extra `{extra}` ({error})",
+            field="bench",
+            limit=package,
+        ) from error
+    return importlib.import_module(module)
 
 
 def _check_writable(option: str, path: Path) -> None:

@@ -611,6 +611,41 @@ def _bench(parsers: Any) -> None:
         if mode == "e2e":
             verb.number("--consumers N", "consumers (default: 1)")
         _bench_report(verb)
+    _bench_datasets(verbs)
+
+
+def _bench_datasets(verbs: Any) -> None:
+    """The load tests through other engines. Defaults are those of DatasetPlan."""
+    for mode, text in (
+        ("spark", "write a DataFrame with Spark, and read it back"),
+        ("data", "write a dataset with Ray Data, and read it back"),
+    ):
+        verb = _command(
+            verbs,
+            mode,
+            commands.bench_datasets,
+            text,
+            json=False,
+            cluster=True,
+            epilog="exit codes: 0 done; 1 a row was lost, repeated or damaged; 2 and 3 as elsewhere",
+        )
+
+        verb.option("--topic NAME", "name of the topic (default: bench)")
+        verb.number("--queues N", "queues of the topic (default: 4)")
+        verb.number("--messages N", "rows (default: 1000000)")
+        verb.number("--size N", "bytes of a value (default: 1024)")
+        verb.number("--tasks N", "tasks that write rows; Spark gets so many cores (default: 4)")
+
+        if mode == "spark":
+            verb.option(
+                "--delivery direct|staged",
+                "how rows are written: docs/spark.md (default: staged)",
+            )
+        verb.option(
+            "--json [FILE]",
+            "write the result as JSON to FILE, without FILE to standard output (default: as text)",
+            const="-",
+        )
 
 
 def _bench_load(verb: _Parser) -> None:

@@ -2,5 +2,6 @@
 
 topic_source   reads topics as a dataset
 topic_sink     writes a dataset to a topic, each row once
+load_test      `raymq bench data`
 micro_batches  a topic as a loop over datasets
 """

@@ -55,7 +55,7 @@ class _Buffer:
         self.bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> int:
-        """Returns: the bytes that were added."""
+        """Keep a batch. Returns: its bytes."""
         size = batch_bytes(batch)
         self.batches.append(batch)
         self.bytes += size

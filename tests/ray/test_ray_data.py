@@ -12,8 +12,10 @@ import pytest
 import ray
 
 import raymq
+from raymq.cluster.bench.dataset_load import DatasetPlan, run
 from raymq.cluster.deploy import owned_ray
 from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.ray_data.load_test import RayDataEngine
 from raymq.data import TopicSink, micro_batches, read_topic
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
@@ -67,6 +69,12 @@ def test_a_shuffled_dataset_of_which_a_worker_dies_is_stored_once(
         cluster, "shuffled", "counting", max_rows=2000, start="earliest", idle_s=0
     )
     assert [batch.count() for batch in batches] == [2000, 2000, 1000]
+
+
+def test_a_load_test_finds_each_row_once(cluster: raymq.Cluster) -> None:
+    plan = DatasetPlan(mode="data", topic="load", messages=3000, size=64)
+    assert run(cluster, plan, RayDataEngine(cluster), lambda _: None).sound
+    assert cluster.describe_topic("load")["messages"] == 3000
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import shutil
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import raymq.spark
+from raymq.cluster.bench.dataset_load import DatasetPlan, run
+from raymq.spark.load_test import Spark4Engine
 from tests.support.served_shard import ServedShard
 
 # pyspark leaves the sockets of its collect() calls to the garbage collector.
@@ -168,3 +174,14 @@ def test_a_stream_takes_no_name_of_a_write(
     writer = writer.options(**options, topic="source", writeId="w")
     with pytest.raises(Exception, match="writeId is for batches"):
         writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination(60)
+
+
+def test_a_load_test_finds_each_row_once(spark: Any, shard: ServedShard) -> None:
+    plan = DatasetPlan(mode="spark", topic="load", messages=500, size=100, tasks=2)
+    assert run(shard.cluster, plan, Spark4Engine(spark, shard.cluster), lambda _: None).sound
+    assert shard.cluster.describe_topic("load")["messages"] == 500
+
+
+def test_the_example_of_the_options_runs(spark: Any, shard: ServedShard) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", inspect.getdoc(raymq.spark.options), re.DOTALL)
+    exec(textwrap.dedent(code), {"spark": spark, "cluster": shard.cluster})

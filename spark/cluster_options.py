@@ -1,0 +1,32 @@
+"""A cluster handle as the options of Spark 4's format("raymq")."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raymq.cluster.transport.tls import url_of
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
+
+
+def options(cluster: Cluster) -> dict[str, str]:
+    """The options `raymq.address` and `raymq.token` of a cluster.
+
+    Example:
+        With a SparkSession `spark` of Spark 4 and a `cluster`:
+
+        ```python
+        from raymq.spark import options
+
+        cluster.create_topic("orders", queues=2)
+        frame = spark.read.format("raymq").options(**options(cluster)).option("subscribe", "orders").load()
+        print(frame.count())
+        ```
+
+    Args:
+        cluster: the cluster. With TLS its authority is not among the options: set RAY_TLS_CA_CERT for the driver, or the
+            option `raymq.ca` to the path of the authority's PEM file.
+    """
+    urls = [url_of(cluster.endpoints[shard]) for shard in sorted(cluster.endpoints)]
+    return {"raymq.address": ",".join(urls), "raymq.token": cluster.token}

@@ -1,0 +1,124 @@
+"""The load test of Spark, `raymq bench spark`: by `write` and `read` with Spark 3.5, format("raymq") with 4."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from raymq.cluster.bench.dataset_load import (
+    FILL,
+    KEYS,
+    DatasetEngine,
+    DatasetPlan,
+    QueueOffsets,
+    RowCount,
+)
+from raymq.store.base.errors import Rejected
+
+from .cluster_options import options
+from .session import JAVA_OPTIONS, use_java
+from .sink import write
+from .source import read
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
+
+
+@contextmanager
+def engine(cluster: Cluster, plan: DatasetPlan) -> Iterator[DatasetEngine]:
+    """The engine, with a Spark of this process that has a core for each task. Raises: Rejected."""
+    import pyspark
+
+    is_spark_4 = not pyspark.__version__.startswith("3.")
+    if is_spark_4 and plan.delivery != "staged":
+        raise Rejected("writes of Spark 4 are staged", field="delivery", limit="staged")
+    spark = _session(plan, is_spark_4=is_spark_4)
+    try:
+        yield Spark4Engine(spark, cluster) if is_spark_4 else SparkEngine(spark, cluster)
+    finally:
+        spark.stop()
+
+
+def _session(plan: DatasetPlan, *, is_spark_4: bool) -> Any:
+    from pyspark.sql import SparkSession
+
+    options = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "true",
+        "spark.sql.session.timeZone": "UTC",
+    }
+    if not is_spark_4:
+        use_java()
+        options["spark.driver.extraJavaOptions"] = JAVA_OPTIONS
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(f"local[{plan.tasks}]").appName("raymq-bench")
+    for name, value in options.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+class SparkEngine(DatasetEngine):
+    """Rows made, written and read by Spark 3.5."""
+
+    def __init__(self, spark: Any, cluster: Cluster) -> None:
+        self.spark = spark
+        self.cluster = cluster
+
+    def write(self, plan: DatasetPlan, write_id: str) -> None:
+        """Write by `raymq.spark.write`."""
+        frame = self._rows(plan)
+        write(frame, self.cluster, topic=plan.topic, write_id=write_id, delivery=plan.delivery)
+
+    def read(self, plan: DatasetPlan, begin: QueueOffsets, end: QueueOffsets) -> RowCount:
+        """Read by `raymq.spark.read`."""
+        return self._count(plan, self._frame(plan, begin, end))
+
+    def _frame(self, plan: DatasetPlan, begin: QueueOffsets, end: QueueOffsets) -> Any:
+        return read(self.spark, self.cluster, plan.topic, startingOffsets=begin, endingOffsets=end)
+
+    def _rows(self, plan: DatasetPlan) -> Any:
+        from pyspark.sql import functions as f
+
+        number = f.col("id").cast("string")
+        return self.spark.range(0, plan.messages, 1, plan.tasks).select(
+            f.concat(f.lit("key-"), (f.col("id") % KEYS).cast("string")).alias("key"),
+            f.rpad(number, plan.size, FILL).alias("value"),
+        )
+
+    def _count(self, plan: DatasetPlan, frame: Any) -> RowCount:
+        """Compare each row in the tasks, and count the different numbers."""
+        from pyspark.sql import functions as f
+
+        text = f.col("value").cast("string")
+        number = f.expr(f"try_cast(rtrim('{FILL}', cast(value as string)) as bigint)")
+        is_whole = f.coalesce(f.rpad(number.cast("string"), plan.size, FILL) == text, f.lit(False))
+        checked = frame.select(f.when(is_whole, number).alias("number"))
+        rows, whole, different = checked.agg(
+            f.count(f.lit(1)), f.count("number"), f.count_distinct("number")
+        ).first()
+        return RowCount(int(whole), int(different), int(rows - whole))
+
+
+class Spark4Engine(SparkEngine):
+    """Rows made, written and read by Spark 4."""
+
+    def write(self, plan: DatasetPlan, write_id: str) -> None:
+        """Write by format("raymq")."""
+        writer = self._rows(plan).write.format("raymq").mode("append")
+        writer = writer.options(**options(self.cluster))
+        writer.option("topic", plan.topic).option("writeId", write_id).save()
+
+    def _frame(self, plan: DatasetPlan, begin: QueueOffsets, end: QueueOffsets) -> Any:
+        found = self.spark.read.format("raymq").schema("value binary")
+        found = found.options(**options(self.cluster))
+        for name, offsets in (("startingOffsets", begin), ("endingOffsets", end)):
+            found = found.option(name, json.dumps({plan.topic: offsets}))
+        return found.option("subscribe", plan.topic).load()
