@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raymq.cluster.transport.tls import url_of
+from raymq.store.base.errors import Rejected
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
@@ -25,8 +26,17 @@ def options(cluster: Cluster) -> dict[str, str]:
         ```
 
     Args:
-        cluster: the cluster. With TLS its authority is not among the options: set RAY_TLS_CA_CERT for the driver, or the
-            option `raymq.ca` to the path of the authority's PEM file.
+        cluster: the cluster. With TLS its authority is not among the options: set RAY_TLS_CA_CERT for the driver, or
+            the option `raymq.ca` to the path of the authority's PEM file.
+
+    Raises:
+        Rejected: the handle reaches the shards by Ray only, and Spark speaks Arrow Flight.
     """
+    if cluster.transport != "flight":
+        raise Rejected(
+            f"transport is {cluster.transport!r}; Spark speaks Arrow Flight: connect with transport='flight'",
+            field="transport",
+            limit="flight",
+        )
     urls = [url_of(cluster.endpoints[shard]) for shard in sorted(cluster.endpoints)]
     return {"raymq.address": ",".join(urls), "raymq.token": cluster.token}
