@@ -144,6 +144,19 @@ def failover(session: nox.Session) -> None:
 
 
 @nox.session
+def flights(session: nox.Session) -> None:
+    """20 staged writes of all flights by Spark, with a plan that differs each time, each with faults of its own."""
+    session.install("-e", ".[dev,demo]")
+    session.run(
+        *("python", "-m", "pytest", "-s", "tests/spark/test_flight_faults.py", *session.posargs),
+        env={
+            "RAYMQ_FLIGHT_RUNS": os.environ.get("RAYMQ_FLIGHT_RUNS", "20"),
+            "RAYMQ_FLIGHT_ROWS": os.environ.get("RAYMQ_FLIGHT_ROWS", "336776"),
+        },
+    )
+
+
+@nox.session
 def faults(session: nox.Session) -> None:
     """Each mode with every fault five times over, and the mirror with the pool in both flush modes."""
     session.install("-e", ".[dev]")

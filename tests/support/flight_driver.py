@@ -1,0 +1,123 @@
+"""A Spark driver that writes the flights with a plan that differs in each attempt. `flight_faults.py` kills its parts.
+
+Its arguments are one JSON object. It prints one: the rows and the checksum that it read back, and those of its source.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import raymq
+from raymq.spark import read, use_java, write
+from raymq.spark.session import JAVA_OPTIONS
+
+PARTS = 24
+#: rows of a batch in Spark's Python workers
+BATCH_ROWS = "2000"
+
+
+def session(options: dict[str, Any]) -> Any:
+    """A Spark of two executors, each a process of its own."""
+    from pyspark.sql import SparkSession
+
+    use_java()
+    path = os.pathsep.join(filter(None, sys.path))
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+        "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+        "spark.executorEnv.PYTHONPATH": path,
+        "spark.local.dir": options["scratch"],
+        "spark.ui.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(PARTS),
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": BATCH_ROWS,
+        **options["settings"],
+    }
+    builder = SparkSession.builder.master("local-cluster[2,1,1024]").appName("flights")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    found = builder.getOrCreate()
+    found.sparkContext.setLogLevel("OFF")
+    return found
+
+
+def watched(directory: str, *, kills: bool, slows: bool) -> Callable[[Any], Iterator[Any]]:
+    """Rows as they are. Each task says by a file that it has begun. One worker dies, or one attempt is slow."""
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is None:
+            raise RuntimeError("outside of a task")
+        part, attempt = context.partitionId(), context.attemptNumber()
+        for number, batch in enumerate(batches):
+            (Path(directory) / f"began-{part}").touch()
+            died = Path(directory) / f"died-{part}"
+            if kills and part % 7 == 3 and number == 1 and not died.exists():
+                died.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if slows and part % 9 == 4 and attempt == 0 and number == 1:
+                # Spark starts a second attempt beside this one, which goes on as a zombie.
+                time.sleep(6)
+            yield batch
+
+    return work
+
+
+def checksum(frame: Any) -> tuple[int, int]:
+    """The rows of a frame, and the sum of their hashes."""
+    row = frame.selectExpr(
+        "count(1)", "cast(sum(cast(xxhash64(key, value) as decimal(38, 0))) as string)"
+    ).first()
+    return int(row[0]), int(row[1] or 0)
+
+
+def main() -> None:
+    """Write, read back, print."""
+    options = json.loads(sys.argv[1])
+    spark = session(options)
+    with Path(options["csv"]).open(encoding="utf-8") as file:
+        columns = next(csv.reader(file))
+    flights = spark.read.csv(options["csv"], header=True)
+    if len(flights.columns) != len(columns):
+        raise RuntimeError("the source is not what it was")
+    rows = flights.selectExpr(
+        "cast(concat(carrier, flight) as binary) as key",
+        "cast(to_json(struct(*)) as binary) as value",
+    )
+    mixed = rows.repartition(PARTS).orderBy("key").selectExpr("key", "value", "rand() as r")
+    mixed = mixed.repartition(PARTS, "r").sortWithinPartitions("r").select("key", "value")
+    work = watched(options["scratch"], kills=options["kills"], slows=options["slows"])
+    watched_rows = mixed.mapInArrow(work, mixed.schema)
+
+    with raymq.connect(options["cluster"]) as cluster:
+        done = write(
+            watched_rows,
+            cluster,
+            topic=options["topic"],
+            write_id=options["topic"],
+            delivery="staged",
+        )
+        found = checksum(read(spark, cluster, options["topic"]))
+    answer = {"written": done.rows, "found": found, "expected": checksum(rows)}
+    print(json.dumps(answer), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
