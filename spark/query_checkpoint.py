@@ -100,6 +100,10 @@ class QueryCheckpoint:
         stream = self._files.open(path)
         try:
             return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        except Exception as error:
+            if "ChecksumException" in str(error):
+                raise self._damaged(name, None) from error
+            raise
         finally:
             stream.close()
 
@@ -128,8 +132,8 @@ class QueryCheckpoint:
 
     def _damaged(self, name: str, text: str | None) -> Corrupt:
         return Corrupt(
-            f"{name} of the checkpoint {self._location} is not that of a stream of RayMQ: {text!r:.200}; use another "
-            "checkpointLocation, or put the file back",
+            f"{name} of the checkpoint {self._location} is damaged, or not that of a stream of RayMQ"
+            f"{'' if text is None else f' ({text!r:.200})'}; use another checkpointLocation, or put the file back",
             path=name,
             rule="a checkpoint has Spark's files and RayMQ's offsets",
         )

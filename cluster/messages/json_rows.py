@@ -22,6 +22,8 @@ import pyarrow.json
 #: what a JSON text must not have as it is
 _TO_ESCAPE = r'["\\\x00-\x1f]'
 _CONTROLS = r"[\x00-\x1f]"
+#: Arrow's reader costs some 200 us, and Python 10 to 20 us a row
+_ARROW_ROWS_MIN = 16
 _NULL = pa.scalar("null", pa.string())
 
 
@@ -70,7 +72,7 @@ def _encoded(values: pa.Array) -> pa.Array:
         return _floats(values)
 
     if types.is_timestamp(kind):
-        return _quoted(pc.replace_substring(values.cast(pa.string()), " ", "T"))
+        return _times(values)
     if types.is_date32(kind):
         return _quoted(values.cast(pa.string()))
 
@@ -117,6 +119,12 @@ def _floats(values: pa.Array) -> pa.Array:
     return pc.if_else(is_finite, texts, _quoted(texts))
 
 
+def _times(values: pa.Array) -> pa.Array:
+    # Arrow takes five times as long for the text of a time with a zone.
+    texts = pc.replace_substring(values.view(pa.timestamp("us")).cast(pa.string()), " ", "T")
+    return pc.binary_join_element_wise('"', texts, '"' if values.type.tz is None else 'Z"', "")
+
+
 def _map(values: pa.Array) -> pa.Array:
     # Arrow has no functions on maps.
     key, item = values.type.key_field, values.type.item_field
@@ -152,7 +160,7 @@ def decode_rows(bodies: pa.Array, schema: pa.Schema) -> list[pa.Array]:
     if not len(schema):
         return []
     texts = bodies.fill_null(b"{}")
-    if not any(map(_needs_python, schema.types)):
+    if len(texts) >= _ARROW_ROWS_MIN and not any(map(_needs_python, schema.types)):
         found = _decoded_by_arrow(texts, schema)
         if found is not None:
             return found

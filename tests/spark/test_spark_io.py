@@ -172,7 +172,7 @@ def test_wrong_columns_and_offsets_are_named(place):
     cluster, spark = place
     cluster.create_topic("named", queues=1)
     for frame, field in (
-        (spark.range(1), "value"),
+        (spark.range(1), "id"),
         (spark.sql("select 1 as value"), "value"),
         (spark.sql("select 'x' as value, 1 as colour"), "colour"),
     ):
@@ -269,7 +269,7 @@ def test_what_spark_writes_as_a_value_is_a_row_of_a_schema_and_the_other_way_rou
 
     bodies = [row["value"].encode() for row in to_value(frame).collect()]
     columns = decode_rows(pa.array(bodies), SCHEMA)
-    ids = [each for each in columns[0].to_pylist()]
+    ids = columns[0].to_pylist()
     assert ids == [1, 2, 3]
     ours = encode_rows(columns, SCHEMA)
     assert [json.loads(each) for each in ours.to_pylist()] == [json.loads(each) for each in bodies]
