@@ -360,9 +360,9 @@ class Cluster:
             import raymq
 
             with raymq.connect() as cluster:
-                cluster.create_topic("orders", schema=pa.schema([("id", pa.int64())]))
-                cluster.add_column("orders", pa.field("note", pa.string()))
-                print([column["name"] for column in cluster.topics()["orders"]["schema"]])
+                cluster.create_topic("bills", schema=pa.schema([("id", pa.int64())]))
+                cluster.add_column("bills", pa.field("note", pa.string()))
+                print([column["name"] for column in cluster.topics()["bills"]["schema"]])
             ```
 
         Args:

@@ -66,7 +66,11 @@ def check_new_topic(
         raise Rejected(
             f"topic {name} exists with {have.queues} queues on shards {list(have.shards)} and "
             f"{dict(have.attributes) or 'no'} attributes, which stay: use it as it is, or another name"
-            + ("; `add_column` adds a column" if differs == "schema" else ""),
+            + (
+                "; `add_column` adds a column"
+                if differs == "schema" and have.schema is not None
+                else ""
+            ),
             field=differs,
             limit=list(have.shards) if differs == "shards" else getattr(have, differs),
         )

@@ -241,6 +241,13 @@ def test_rows_of_a_schema_round_trip(place):
     back = read(spark, cluster, "typed")
     assert "value" not in back.columns
     check_round_trip(frame, back.select(*frame.columns).dropDuplicates(["id"]))
+
+    # On both shards, one after the other.
+    assert cluster.add_column("typed", pa.field("extra", pa.string()))
+    known = [cluster.call(shard, "topics", {})["typed"]["schema"] for shard in range(2)]
+    assert [columns[-1]["name"] for columns in known] == ["extra", "extra"]
+    write(spark.sql("select 9L as id, 'new' as extra"), cluster, topic="typed")
+    assert read(spark, cluster, "typed").filter("extra = 'new'").first()["id"] == 9
     for sql, field in (
         ("select 1L as id, 'red' as colour", "colour"),
         ("select 1 as id", "id"),
