@@ -104,7 +104,7 @@ class SparkBench:
             self.frame(rows),
             self.cluster,
             topic=topic,
-            write_id=uuid.uuid4().hex,
+            writeId=uuid.uuid4().hex,
             delivery=delivery,  # type: ignore[arg-type]
         )
         if done.rows != rows:

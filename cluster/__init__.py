@@ -5,6 +5,7 @@ cluster          `Cluster`, the handle from which producers and consumers are ma
 replica_status   what every replica says of itself; moving a leader
 replace_replica  gives the place of a lost replica to a new, empty one
 add_queues       gives a topic more queues
+add_column       gives the schema of a topic one more column
 set_replicas     gives the shards of a cluster of one replica further replicas
 recover_shard    goes on without a majority of the replicas of a shard, when its operator says so
 add_shards       adds shards to a cluster that runs

@@ -14,6 +14,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected
 from raymq.store.base.files import Files
 from raymq.store.state.shard_state import CLEANUP_POLICY, COMPACTION
+from raymq.store.state.topic_schema import ALLOWED, NULL_VALUES, SCHEMA
 from raymq.store.state.topics import SYSTEM_PREFIX
 
 from .arguments import takes_options_of
@@ -26,6 +27,7 @@ from .transport.tls import parse_url
 from .unclosed import warn_unclosed
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from typing_extensions import Unpack
 
     from .deploy.ray_host import Progress
@@ -246,7 +248,8 @@ class Cluster:
         """Every topic except RayMQ's internal ones, as {name: {"queues": count, "shards": [...]}}.
 
         A compacted topic has "compacted": True as well. A topic that got queues later has "former_queues": the
-        numbers of queues that it had before.
+        numbers of queues that it had before. A topic with a schema has "schema": its columns, each as {"name", "type",
+        "nullable"}. One that allows null values has "allow_null_values": True.
         """
         found = self.call(None, "topics", {})
         named = [shard for facts in found.values() for shard in facts["shards"]]
@@ -257,7 +260,15 @@ class Cluster:
             if not name.startswith(SYSTEM_PREFIX)
         }
 
-    def create_topic(self, name: str, *, queues: int = 4, compacted: bool = False) -> bool:
+    def create_topic(
+        self,
+        name: str,
+        *,
+        queues: int = 4,
+        compacted: bool = False,
+        schema: pa.Schema | None = None,
+        allow_null_values: bool = False,
+    ) -> bool:
         """Create a topic whose queues are spread over all shards.
 
         Example:
@@ -273,21 +284,33 @@ class Cluster:
             queues: number of queues (default 4). Messages are ordered within a queue. Each queue has its own files
                 on the disk of its shard.
             compacted: keep the latest message of each index key. Every message then needs index keys.
+            schema: the columns of the messages' values; None (default): values are bytes. Each value is stored as one
+                JSON object. Reads give the columns instead of bytes, and writes that do not fit are refused. Only
+                columns may be not nullable, not what is nested in them.
+            allow_null_values: whether a value may be null (default: no), which is not an empty value. In a compacted
+                topic it deletes its key. With a schema, a row of nothing but nulls is a null value.
 
         Returns: False if the topic exists with the same queues and options. One that is older than some of the shards
-        stays on those that it has, and one that has got more queues since keeps these.
+        stays on those that it has, and one that has got more queues or columns since keeps these.
         Durable: on every shard, at return.
 
         Raises:
-            Rejected: a bad name or count, or the topic exists with another number of queues or with another
-                `compacted`.
+            Rejected: a bad name or count, a column that a schema cannot have, or the topic exists with another number
+                of queues, schema, `compacted` or `allow_null_values`.
             Unavailable: a shard does not answer. The same call completes the creation.
             DeliveryUnknown: a shard did not make the topic durable within 15 s. The same call completes the creation.
         """
         spread = list(range(self.shards))
         arguments: dict[str, Any] = {"name": name, "queues": queues, "shards": spread}
-        if compacted:
-            arguments["attributes"] = {CLEANUP_POLICY: COMPACTION}
+        attributes = {CLEANUP_POLICY: COMPACTION} if compacted else {}
+        if schema is not None:
+            from .messages.topic_schema import to_json
+
+            attributes[SCHEMA] = to_json(schema)
+        if allow_null_values:
+            attributes[NULL_VALUES] = ALLOWED
+        if attributes:
+            arguments["attributes"] = attributes
         return create_everywhere(self, arguments, on_all=True)
 
     def add_queues(self, topic: str, queues: int, *, break_key_order: bool = False) -> bool:
@@ -324,6 +347,39 @@ class Cluster:
         from .add_queues import add_queues
 
         return add_queues(self, topic, queues, break_key_order=break_key_order)
+
+    def add_column(self, topic: str, column: pa.Field) -> bool:
+        """Give a topic's schema one more nullable column, while producers and consumers go on.
+
+        It is the one change that a schema allows. Messages that are stored already have null in it. Producers take it
+        within 30 s. Consumers and reads that are made later give it.
+
+        Example:
+            ```python
+            import pyarrow as pa
+            import raymq
+
+            with raymq.connect() as cluster:
+                cluster.create_topic("bills", schema=pa.schema([("id", pa.int64())]))
+                cluster.add_column("bills", pa.field("note", pa.string()))
+                print([column["name"] for column in cluster.topics()["bills"]["schema"]])
+            ```
+
+        Args:
+            topic: a topic with a schema.
+            column: its name, and a type that a schema can have.
+
+        Returns: False if the topic has that column already.
+        Durable: on every shard, at return.
+
+        Raises:
+            Rejected: the topic has no schema, or has a column of that name and another type.
+            Unavailable: a shard does not answer. The same call completes the operation.
+            DeliveryUnknown: a shard did not make the change durable within 15 s. The same call completes it.
+        """
+        from .add_column import add_column
+
+        return add_column(self, topic, column)
 
     def describe_topic(self, name: str) -> dict[str, Any]:
         """The queues of a topic, each holding the offsets [min_offset, max_offset), and its number of messages.

@@ -332,7 +332,7 @@ def run(cluster: raymq.Cluster, spark: Any, path: Path, rows: int, data_dir: Pat
         note_syncs(cluster, watch)
 
         bar = progress.add_task("the same write again", total=None)
-        again = write(flights, cluster, topic=TOPIC, write_id=write_id)
+        again = write(flights, cluster, topic=TOPIC, writeId=write_id)
         progress.update(bar, total=rows, completed=again.duplicates)
         got = check_with_consumer(cluster, progress)
 
@@ -427,7 +427,7 @@ def write_with_kills(
     shower.start()
     begin = time.monotonic()
     try:
-        result = write(flights, cluster, topic=TOPIC, write_id=write_id)
+        result = write(flights, cluster, topic=TOPIC, writeId=write_id)
     finally:
         seconds = time.monotonic() - begin
         watch.done.set()

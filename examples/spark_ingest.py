@@ -33,9 +33,9 @@ def main() -> None:
         sensor = f.concat(f.lit("sensor-"), (f.col("id") % 100).cast("string"))
         readings = spark.range(ROWS).select(sensor.alias("key"), number.alias("value"))
 
-        # `key` chooses the queue, `value` is the body. With the same write_id a second run stores nothing.
-        stored = write(readings, cluster, topic="readings", write_id="day-1")
-        repeated = write(readings, cluster, topic="readings", write_id="day-1")
+        # `key` chooses the queue, `value` is the body. With the same writeId a second run stores nothing.
+        stored = write(readings, cluster, topic="readings", writeId="day-1")
+        repeated = write(readings, cluster, topic="readings", writeId="day-1")
 
         # Kafka's columns: key, value, topic, partition, offset, timestamp...
         back = read(spark, cluster, "readings").select(f.col("value").cast("string"))

@@ -10,7 +10,7 @@ Example:
 
     cluster.create_topic("readings", queues=2)
     frame = spark.createDataFrame([("sensor-1", "20.5"), ("sensor-2", "21.0")], "key string, value string")
-    print(write(frame, cluster, topic="readings", write_id="day-1").rows)
+    print(write(frame, cluster, topic="readings", writeId="day-1").rows)
     print(read(spark, cluster, "readings").count())
     ```
 """
@@ -18,11 +18,16 @@ Example:
 # The modules:
 # session           a Spark session on Ray by RayDP
 # sink              writes a DataFrame to a topic, each row once
-# source            reads a topic as a DataFrame
+# batch_sink        the same for the batches of a stream, by foreachBatch
+# source            reads topics as a DataFrame
+# stream_loop       reads topics in batches, with a checkpoint
+# query_checkpoint  the files of a checkpoint, as Spark writes them
+# values            columns as one value, and back
 # columns           the columns of a read, and raw records as these columns
 # load_test         `raymq bench spark`
+# range_columns     what a task reads, as these columns
 #
-# format("raymq") of Spark 4, of which data_source, sink_writers and those that end in _reader need PySpark 4:
+# Shared with format("raymq") of Spark 4. Of these data_source, sink_writers and all *_reader need PySpark 4:
 # data_source       the data source, which `pyspark_raymq` shows to Spark
 # batch_reader      the reader of a batch
 # stream_reader     the reader of a stream
@@ -44,12 +49,27 @@ from typing import TYPE_CHECKING
 from raymq._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from .batch_sink import stream_sink
     from .cluster_options import options
     from .session import raydp_session, use_java
     from .sink import QueueReceipt, WriteResult, write
     from .source import read
+    from .stream_loop import stream
+    from .values import from_value, to_value
 
-__all__ = ["QueueReceipt", "WriteResult", "options", "raydp_session", "read", "use_java", "write"]
+__all__ = [
+    "QueueReceipt",
+    "WriteResult",
+    "from_value",
+    "options",
+    "raydp_session",
+    "read",
+    "stream",
+    "stream_sink",
+    "to_value",
+    "use_java",
+    "write",
+]
 
 __getattr__ = lazy_names(
     __name__,
@@ -57,8 +77,12 @@ __getattr__ = lazy_names(
         "QueueReceipt": "raymq.spark.sink",
         "WriteResult": "raymq.spark.sink",
         "options": "raymq.spark.cluster_options",
+        "from_value": "raymq.spark.values",
         "raydp_session": "raymq.spark.session",
         "read": "raymq.spark.source",
+        "stream": "raymq.spark.stream_loop",
+        "stream_sink": "raymq.spark.batch_sink",
+        "to_value": "raymq.spark.values",
         "use_java": "raymq.spark.session",
         "write": "raymq.spark.sink",
     },

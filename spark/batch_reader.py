@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from .batch_plan import plan_batch
+from .columns import check_columns
 from .partition_reader import RangePartition, read_partition
-from .queue_lookup import QueueLookup, connect
+from .queue_lookup import QueueLookup, connect, values_of
 from .source_options import SourceOptions
 
 
 class BatchReader(DataSourceReader):
     """Reads fixed ranges of queues. The driver plans them once for each evaluation of the DataFrame."""
 
-    def __init__(self, options: SourceOptions, names: tuple[str, ...]) -> None:
-        """Raises: Rejected for options that a batch does not have."""
+    def __init__(self, options: SourceOptions, wanted: Sequence[tuple[str, str]]) -> None:
+        """Args: `wanted`: name and type of each column.
+
+        Raises: Rejected for columns that a topic does not have, or options that a batch does not have; Unavailable.
+        """
         options.batch_positions()
         self._options = options
-        self._names = names
+        with closing(connect(options)) as cluster:
+            self._values = values_of(cluster, options.subscription)
+        self._names = check_columns(wanted, self._values)
 
     def partitions(self) -> list[RangePartition]:
         """The range of each task. Raises: RayMQError."""
         with closing(connect(self._options)) as cluster:
             ranges = plan_batch(QueueLookup(cluster, self._options.subscription), self._options)
-        return [RangePartition(cluster, each, self._options) for each in ranges]
+        return [RangePartition(cluster, each, self._options, self._values) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range, in a task."""

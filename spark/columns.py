@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 
 from raymq.cluster.messages.columns import MESSAGE_SCHEMA, message_batch
 from raymq.cluster.messages.message import INDEX_KEYS
+from raymq.cluster.messages.topic_schema import quoted_name, spark_type
+from raymq.cluster.messages.topic_values import TopicValues
 from raymq.cluster.messages.user_properties import (
     as_mask,
     as_text,
@@ -61,36 +63,77 @@ _DELIVERY_TIME = "TIMER_DELIVER_MS"
 _MILLISECONDS = r"^(?P<v>[0-9]{1,15})$"
 
 
-def spark_schema(names: Sequence[str]) -> str:
+#: values that are bytes
+_BYTES_ALONE = TopicValues("")
+
+
+def default_names(values: TopicValues, *, has_headers: bool) -> tuple[str, ...]:
+    """The columns of a read that names none. A schema's columns take the place of `value`."""
+    found: list[str] = []
+    for name in COLUMNS:
+        if name == "value":
+            found += values.names
+        elif name != "headers" or has_headers:
+            found.append(name)
+    return tuple(found)
+
+
+def _kinds(values: TopicValues) -> dict[str, ColumnType]:
+    own = {} if values.schema is None else {each.name: each.type for each in values.schema}
+    return COLUMNS | {name: ColumnType(spark_type(kind), kind) for name, kind in own.items()}
+
+
+def spark_schema(names: Sequence[str], values: TopicValues = _BYTES_ALONE) -> str:
     """The columns as a schema string of Spark."""
-    return ", ".join(f"{name} {COLUMNS[name].spark}" for name in names)
+    found = {name: f"{name} {kind.spark}" for name, kind in COLUMNS.items()}
+    for field in values.schema or ():
+        found[field.name] = f"{quoted_name(field.name)} {spark_type(field.type, quoted=True)}"
+    return ", ".join(found[name] for name in names)
 
 
-def check_columns(wanted: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+def check_columns(
+    wanted: Sequence[tuple[str, str]], values: TopicValues = _BYTES_ALONE
+) -> tuple[str, ...]:
     """Check a schema that a user gave.
 
-    Args: `wanted`: name and type of each column, the type as Spark's `simpleString` writes it.
+    Args: `wanted`: name and type of each column, the type as Spark's `simpleString` writes it. `values`: of the topic.
     Returns: the names. Raises: Rejected naming a column that no message has, or one of another type.
     """
+    kinds = _kinds(values)
     for name, kind in wanted:
-        column = COLUMNS.get(name)
+        column = kinds.get(name)
         if column is None:
-            message = f"unknown column {name!r} in the schema; a topic has {', '.join(COLUMNS)}"
-            raise Rejected(message, field=name, limit=", ".join(COLUMNS), found=name)
+            message = f"unknown column {name!r} in the schema; a topic has {', '.join(kinds)}"
+            raise Rejected(message, field=name, limit=", ".join(kinds), found=name)
         if kind != column.spark:
             message = f"column {name} has type {kind} in the schema; declare it as {column.spark}"
             raise Rejected(message, field=name, limit=column.spark, found=kind)
     return tuple(name for name, _ in wanted)
 
 
-def columns(records: pa.Array, shard: int, names: Sequence[str]) -> pa.RecordBatch:
-    """Raw records of a fetch as the named columns."""
+def columns(
+    records: pa.Array, shard: int, names: Sequence[str], values: TopicValues = _BYTES_ALONE
+) -> pa.RecordBatch:
+    """Raw records of a fetch as the named columns. Raises: Corrupt for a body that is not a row of the schema."""
+    own = [name for name in names if name not in COLUMNS]
     needed = {_MADE_OF.get(name, name) for name in names}
+    if own:
+        # The offset names a damaged row.
+        needed |= {"body", "offset"}
     rows = message_batch(
         shard, records, columns=[name for name in MESSAGE_SCHEMA.names if name in needed]
     )
-    found = [_column(name, rows).cast(COLUMNS[name].arrow) for name in names]
-    schema = pa.schema([(name, COLUMNS[name].arrow) for name in names])
+    decoded: dict[str, pa.Array] = {}
+    if own:
+        arrays = values.decode(rows.column("body"), rows.column("offset"), names=own)
+        decoded = dict(zip(own, arrays, strict=True))
+
+    kinds = _kinds(values)
+    found = [
+        decoded[name] if name in decoded else _column(name, rows).cast(kinds[name].arrow)
+        for name in names
+    ]
+    schema = pa.schema([(name, kinds[name].arrow) for name in names])
     return pa.RecordBatch.from_arrays(found, schema=schema)
 
 

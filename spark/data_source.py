@@ -6,6 +6,8 @@ pickle. So they hold checked options, and each process connects by itself.
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -17,9 +19,9 @@ from pyspark.sql.types import StructType
 
 from raymq.store.base.errors import Rejected
 
-from . import sink_columns
 from .batch_reader import BatchReader
-from .columns import COLUMNS, check_columns, spark_schema
+from .columns import default_names, spark_schema
+from .queue_lookup import connect, values_of
 from .sink_options import SinkOptions
 from .sink_writers import BatchWriter, StreamWriter
 from .source_options import SourceOptions
@@ -35,15 +37,18 @@ class RaymqDataSource(DataSource):
         return "raymq"
 
     def schema(self) -> str:
-        """All columns; `headers` with `includeHeaders`. Raises: Rejected for wrong options."""
+        """All columns, of which those of the topic's schema take the place of `value`; `headers` with `includeHeaders`.
+
+        Raises: Rejected for wrong options; Unavailable if no shard answers.
+        """
         options = SourceOptions.parse(self.options)
-        return spark_schema(
-            [name for name in COLUMNS if name != "headers" or options.include_headers]
-        )
+        with closing(connect(options)) as cluster:
+            values = values_of(cluster, options.subscription)
+        return spark_schema(default_names(values, has_headers=options.include_headers), values)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of a batch. Raises: Rejected for wrong options or columns."""
-        return BatchReader(SourceOptions.parse(self.options), check_columns(_columns(schema)))
+        """The reader of a batch. Raises: Rejected for wrong options or columns; Unavailable."""
+        return BatchReader(SourceOptions.parse(self.options), _columns(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
         """The reader of a stream, which checks options and columns at its first use."""
@@ -52,17 +57,12 @@ class RaymqDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """The writer of a batch. Raises: Rejected for wrong options or columns."""
         _refuse_overwrite(overwrite)
-        return BatchWriter(self._sink_options(schema))
+        return BatchWriter(SinkOptions.parse(self.options), _columns(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 (Spark's name)
         """The writer of a stream. Raises: Rejected for wrong options or columns."""
         _refuse_overwrite(overwrite)
-        return StreamWriter(self._sink_options(schema))
-
-    def _sink_options(self, schema: StructType) -> SinkOptions:
-        options = SinkOptions.parse(self.options)
-        sink_columns.check_columns(_columns(schema), topic=options.topic)
-        return options
+        return StreamWriter(SinkOptions.parse(self.options), _columns(schema))
 
 
 def _refuse_overwrite(overwrite: bool) -> None:

@@ -75,7 +75,7 @@ class SparkEngine(DatasetEngine):
     def write(self, plan: DatasetPlan, write_id: str) -> None:
         """Write by `raymq.spark.write`."""
         frame = self._rows(plan)
-        write(frame, self.cluster, topic=plan.topic, write_id=write_id, delivery=plan.delivery)
+        write(frame, self.cluster, topic=plan.topic, writeId=write_id, delivery=plan.delivery)
 
     def read(self, plan: DatasetPlan, begin: QueueOffsets, end: QueueOffsets) -> RowCount:
         """Read by `raymq.spark.read`."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from raymq.cluster.consume.queue_ranges import QueueRange, read_queue_range
-from raymq.store.base.errors import Bug, RayMQError
+from raymq.cluster.consume.queue_ranges import QueueRange
+from raymq.cluster.messages.topic_values import TopicValues
 
-from .columns import columns
-from .offsets import report_loss
+from .range_columns import HowToRead, read_columns
 from .source_options import SourceOptions
 
 if TYPE_CHECKING:
@@ -23,11 +21,12 @@ if TYPE_CHECKING:
 class RangePartition(InputPartition):
     """A range of one queue, and how it is read. The handle has the shards' addresses of when the batch was planned."""
 
-    def __init__(self, cluster: Cluster, wanted: QueueRange, options: SourceOptions) -> None:
+    def __init__(
+        self, cluster: Cluster, wanted: QueueRange, options: SourceOptions, values: TopicValues
+    ) -> None:
         super().__init__(wanted)
         self.cluster = cluster
-        self.read_from = options.read_from
-        self.fail_on_data_loss = options.fail_on_data_loss
+        self.how = HowToRead(options.read_from, options.fail_on_data_loss, values)
 
 
 def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -35,16 +34,4 @@ def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[
     if not isinstance(partition, RangePartition):
         # Spark makes a partition of its own for a batch without any.
         return
-    try:
-        for records in read_queue_range(
-            partition.cluster,
-            partition.value,
-            read_from=partition.read_from,
-            on_loss=partial(report_loss, fail=partition.fail_on_data_loss),
-        ):
-            yield columns(records, partition.value.shard, names)
-    except Bug:
-        raise
-    except RayMQError as error:
-        # Spark prints the traces of an error and of its causes before the text. The text says it all.
-        raise error.with_traceback(None) from None
+    yield from read_columns(partition.cluster, partition.value, names, partition.how)

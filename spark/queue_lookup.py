@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import raymq
 from raymq.cluster.consume.queue_ranges import QueueRange
 from raymq.cluster.consume.time_search import offset_at
+from raymq.cluster.messages.topic_values import TopicValues
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 
@@ -29,6 +30,15 @@ def connect(options: ConnectionOptions) -> Cluster:
     require(last is not None, "the options have an address")
     message = f"raymq.address: no shard answers at {', '.join(options.addresses)}: {last}"
     raise Unavailable(message, field="raymq.address") from None
+
+
+def values_of(cluster: Cluster, subscription: Subscription) -> TopicValues:
+    """The values of a read: of its topic, if it names one alone. Those of several topics are read as bytes."""
+    names = set(subscription.topics or ()) | {each.topic for each in subscription.queues or ()}
+    if len(names) != 1:
+        return TopicValues("")
+    (topic,) = names
+    return TopicValues.of(topic, cluster.topics().get(topic, {}))
 
 
 class QueueLookup:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from raymq.cluster.arguments import check_choice
-from raymq.cluster.messages.queue_split import split
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.staged.committer import Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
@@ -30,21 +29,14 @@ from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Bug, Rejected
 from raymq.store.config.promise import Acks
 
+from .sink_columns import SinkTopic, by_queue, check_columns, targets
+
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
 Delivery = Literal["direct", "staged"]
 DELIVERIES = ("direct", "staged")
 
-#: columns that a DataFrame may have, with Kafka's names
-COLUMNS = ("key", "value", "topic", "partition", "headers", "tag")
-#: column that is accepted -> its types in Spark
-_TYPES = {
-    "key": ("binary", "string"),
-    "value": ("binary", "string"),
-    "tag": ("string",),
-    "partition": ("int",),
-}
 _ATTEMPTS_MAX = 255
 
 #: argument and result of a task
@@ -75,7 +67,8 @@ _RECEIPT = pa.schema([(name, pa.int64()) for name in _RECEIPT_FIELDS])
 class WriteResult:
     """The result of a write: every row is stored exactly once."""
 
-    topic: str
+    #: None: each row named its own
+    topic: str | None
     write_id: str
     #: rows of the DataFrame
     rows: int
@@ -89,8 +82,8 @@ def write(
     df: Any,
     cluster: Cluster,
     *,
-    topic: str,
-    write_id: str | None = None,
+    topic: str | None = None,
+    writeId: str | None = None,  # noqa: N803 (the name of the option of Spark 4)
     sort_by: Sequence[str] | None = None,
     acks: Acks = "quorum",
     delivery: Delivery = "direct",
@@ -98,8 +91,9 @@ def write(
     """Write a DataFrame to a topic and return when every row is stored exactly once.
 
     Spark's tasks send their rows to the shards by Arrow Flight. A retried task, or the same write repeated, stores no
-    row twice. Column `value` (binary or string) becomes the body. Optional columns are `key`, which chooses the queue,
-    `tag`, and `partition`, the queue id itself.
+    row twice. Column `value` (binary or string) becomes the body. If the topic has a schema, its columns take the place
+    of `value`. Optional columns are `key`, which chooses the queue, `tag`, `partition`, the queue id itself, `headers`
+    and `properties`.
 
     Example:
         With a SparkSession `spark` and a `cluster`:
@@ -109,16 +103,16 @@ def write(
 
         cluster.create_topic("visits", queues=2)
         frame = spark.createDataFrame([("alice", "home"), ("bob", "cart")], "key string, value string")
-        first = write(frame, cluster, topic="visits", write_id="day-1")
-        again = write(frame, cluster, topic="visits", write_id="day-1")
+        first = write(frame, cluster, topic="visits", writeId="day-1")
+        again = write(frame, cluster, topic="visits", writeId="day-1")
         print(first.rows, again.duplicates)
         ```
 
     Args:
         df: the DataFrame. With delivery="direct" its plan must be deterministic.
         cluster: the cluster to write to.
-        topic: an existing topic.
-        write_id: the name of this write. Repeated with the same rows under the same name, even by another program, it
+        topic: an existing topic. None (default): the column `topic` names that of each row, with delivery="staged".
+        writeId: the name of this write. Repeated with the same rows under the same name, even by another program, it
             stores only rows that are missing. It uses the queues that the topic had at its first run. None (default)
             makes a new name.
         sort_by: columns that order the rows of each partition without ties, for plans with a shuffle. Costs a sort.
@@ -126,7 +120,7 @@ def write(
         delivery: "direct" (default) sends rows to their queues at once, and readers see them while the write runs.
             "staged" takes any plan, also one with rand() or a shuffle. Tasks stage rows that no reader sees, and the
             shards publish them when all tasks have ended. It writes each row twice. Rows that are staged and not
-            committed are deleted with their commit log files. A `write_id` is then one name for all topics.
+            committed are deleted with their commit log files. A `writeId` is then one name for all topics.
 
     Guarantees:
         At return every row is stored once, as durably as `acks` and the cluster's flush mode promise. If a staged write
@@ -140,27 +134,30 @@ def write(
         Unavailable: the cluster does not answer.
     """
     check_choice("delivery", delivery, DELIVERIES)
-    write_id = write_id or uuid.uuid4().hex
-    df = _checked(df)
+    write_id = writeId or uuid.uuid4().hex
+    topics = cluster.topics()
+    found = _checked_targets(df, topics, topic)
+    if delivery == "staged":
+        return write_staged(df, cluster, topic, write_id, found)
+    if topic is None:
+        message = (
+            "rows that name their topics are written with delivery='staged'; set it, or give topic="
+        )
+        raise Rejected(message, field="topic", limit="a topic, or delivery='staged'")
+
     if sort_by:
         df = df.sortWithinPartitions(*sort_by)
-    if delivery == "direct":
-        _refuse_unstable(df, sorted_here=bool(sort_by))
-
-    facts = cluster.topics().get(topic)
-    if facts is None:
-        message = f"topic {topic!r} does not exist; create it: raymq topic create {topic}"
-        raise Rejected(message, field="topic", limit="an existing topic")
-    if delivery == "staged":
-        return _write_staged(df, cluster, topic, write_id, int(facts["queues"]))
+    _refuse_unstable(df, sorted_here=bool(sort_by))
 
     # One shard numbers the runs of this write. The number is part of the epoch of each task's producer. It is the
     # same shard for a repeated write, however many shards were added meanwhile.
+    facts = topics[topic]
     queues = _queues_of_write(cluster, write_id, facts)
     arguments = {"producer_id": _run_producer_id(write_id, queues, facts)}
     run = int(cluster.call(0, "init_producer", arguments)["epoch"])
 
-    task = _task(cluster, topic, write_id, run, {**facts, "queues": queues}, acks)
+    target = found[topic]._replace(queues=queues)
+    task = _task(cluster, topic, write_id, run, target, list(facts["shards"]), acks)
     rows = df.mapInArrow(task, RECEIPT_SCHEMA).collect()
     receipts = tuple(QueueReceipt(*row) for row in rows)
     return WriteResult(
@@ -172,21 +169,46 @@ def write(
     )
 
 
-def _write_staged(df: Any, cluster: Cluster, topic: str, write_id: str, queues: int) -> WriteResult:
-    """Let the tasks stage their rows, and commit what the attempts that ended have staged."""
-    task = _staging_task(cluster, topic, queues)
-    found = [json.loads(row[0]) for row in df.mapInArrow(task, "staged string").collect()]
-    staged = StagedRows.joined(map(StagedRows.from_json, found))
-    done = Committer(Routes.of(cluster)).commit(write_id, staged)
+def _checked_targets(
+    df: Any, topics: dict[str, dict[str, Any]], topic: str | None
+) -> dict[str, SinkTopic]:
+    """The topics of a write. Raises: Rejected for an unknown topic, or a column that does not fit."""
+    found = targets(topics, topic)
+    values = None if topic is None else found[topic].values
+    check_columns(df.dtypes, topic=topic, values=values)
+    return found
+
+
+def write_staged(
+    df: Any,
+    cluster: Cluster,
+    topic: str | None,
+    write_id: str,
+    found: dict[str, SinkTopic] | None = None,
+    *,
+    takes_other_rows: bool = False,
+) -> WriteResult:
+    """Let the tasks stage their rows, and commit what the attempts that ended have staged.
+
+    Args: `found`: the topics, if they are checked already. `takes_other_rows`: as of `Committer.commit`.
+    """
+    found = _checked_targets(df, cluster.topics(), topic) if found is None else found
+    task = _staging_task(cluster, topic, found)
+    texts = [json.loads(row[0]) for row in df.mapInArrow(task, "staged string").collect()]
+    staged = StagedRows.joined(map(StagedRows.from_json, texts))
+    committer = Committer(Routes.of(cluster))
+    done = committer.commit(write_id, staged, takes_other_rows=takes_other_rows)
     return WriteResult(topic, write_id, done.rows, done.rows if done.is_repeated else 0)
 
 
-def _staging_task(cluster: Cluster, topic: str, queues: int) -> Callable[[Batches], Batches]:
+def _staging_task(
+    cluster: Cluster, topic: str | None, found: dict[str, SinkTopic]
+) -> Callable[[Batches], Batches]:
     def work(batches: Batches) -> Batches:
         with StagedWriter(Routes.of(cluster)) as writer:
             for turn, batch in enumerate(batches):
-                for queue_id, part in split(batch, queues, turn):
-                    writer.write(topic, queue_id, part)
+                for name, queue_id, part in by_queue(batch, found, topic=topic, turn=turn):
+                    writer.write(name, queue_id, part)
             staged = writer.finish()
         if staged.rows:
             yield pa.record_batch([pa.array([json.dumps(staged.to_json())])], names=["staged"])
@@ -217,41 +239,6 @@ def producer_id_of(write_id: str, part: object) -> int:
     return int.from_bytes(hashlib.sha256(f"{write_id}/{part}".encode()).digest()[:8], "big")
 
 
-def _checked(df: Any) -> Any:
-    from pyspark.sql import functions
-
-    types = dict(df.dtypes)
-    if "value" not in types:
-        message = f"the DataFrame has columns {list(types)}; `value` (binary or string) is needed"
-        raise Rejected(message, field="value", limit=", ".join(COLUMNS))
-    for name, kind in types.items():
-        _check_column(name, kind)
-
-    def column(name: str, kind: str) -> Any:
-        have = functions.col(name) if name in types else functions.lit(None)
-        return have.cast(kind).alias(name)
-
-    return df.select(
-        column("key", "binary"),
-        column("value", "binary"),
-        column("tag", "string"),
-        column("partition", "int"),
-    )
-
-
-def _check_column(name: str, kind: str) -> None:
-    """Raises: Rejected for a column that a topic does not take, or of another type."""
-    if name not in COLUMNS:
-        message = f"unknown column {name!r}; a topic takes {', '.join(COLUMNS)}"
-        raise Rejected(message, field=name, limit=", ".join(COLUMNS))
-    if name not in _TYPES:
-        message = f"column {name!r} is not accepted: write one topic at a time, without headers"
-        raise Rejected(message, field=name, limit="absent")
-    if kind not in _TYPES[name]:
-        message = f"column {name} has type {kind}, expected {' or '.join(_TYPES[name])}; cast it"
-        raise Rejected(message, field=name, limit="|".join(_TYPES[name]))
-
-
 def _refuse_unstable(df: Any, *, sorted_here: bool) -> None:
     """Refuse a plan whose retried tasks could see other rows, or another order. Raises: Rejected."""
     execution = df._jdf.queryExecution()
@@ -278,7 +265,13 @@ def _refuse_unstable(df: Any, *, sorted_here: bool) -> None:
 
 
 def _task(
-    cluster: Cluster, topic: str, write_id: str, run: int, facts: dict[str, Any], acks: Acks
+    cluster: Cluster,
+    topic: str,
+    write_id: str,
+    run: int,
+    target: SinkTopic,
+    shards: list[int],
+    acks: Acks,
 ) -> Callable[[Batches], Batches]:
     def work(batches: Batches) -> Batches:
         from pyspark import TaskContext
@@ -295,18 +288,22 @@ def _task(
             acks=acks,
         )
         with closing(sender):
-            yield from _send_all(sender, batches, topic, partition, facts)
+            yield from _send_all(sender, batches, topic, partition, target, shards)
 
     return work
 
 
 def _send_all(
-    sender: BatchSender, batches: Batches, topic: str, partition: int, facts: dict[str, Any]
+    sender: BatchSender,
+    batches: Batches,
+    topic: str,
+    partition: int,
+    target: SinkTopic,
+    shards: list[int],
 ) -> Batches:
-    queues, shards = int(facts["queues"]), list(facts["shards"])
     futures: list[tuple[int, Any]] = []
     for turn, batch in enumerate(batches):
-        for queue_id, part in split(batch, queues, turn):
+        for _, queue_id, part in by_queue(batch, {topic: target}, topic=topic, turn=turn):
             futures.append((queue_id, sender.send(topic, queue_id, part)))
 
     written: dict[int, QueueReceipt] = {}

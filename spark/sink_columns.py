@@ -1,15 +1,17 @@
-"""The columns of a write with Spark 4: which a DataFrame may have, and its rows by topic and queue."""
+"""The columns of a write: which a DataFrame may have, and its rows by topic and queue."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.cluster.messages.message import SYSTEM_PROPERTIES
 from raymq.cluster.messages.queue_split import split
+from raymq.cluster.messages.topic_schema import spark_type
+from raymq.cluster.messages.topic_values import TopicValues
 from raymq.store.base.errors import Rejected
 from raymq.store.records.properties import encode
 
@@ -30,23 +32,59 @@ COLUMNS: Mapping[str, tuple[tuple[str, ...], pa.DataType]] = {
 _SPLIT = {name: COLUMNS[name][1] for name in ("key", "value", "tag", "partition")}
 
 
-def check_columns(given: Sequence[tuple[str, str]], *, topic: str | None) -> None:
+class SinkTopic(NamedTuple):
+    """A topic to which rows go."""
+
+    queues: int
+    values: TopicValues
+
+    @classmethod
+    def of(cls, topic: str, facts: Mapping[str, Any]) -> SinkTopic:
+        """Of an answer of `Cluster.topics`."""
+        return cls(int(facts["queues"]), TopicValues.of(topic, facts))
+
+
+def targets(topics: Mapping[str, Mapping[str, Any]], topic: str | None) -> dict[str, SinkTopic]:
+    """The topics to which rows may go, by name. Raises: Rejected if `topic`, that of all rows, does not exist."""
+    if topic is not None and topic not in topics:
+        raise Rejected(
+            f"topic {topic!r} does not exist; create it: raymq topic create {topic}",
+            field="topic",
+            limit="an existing topic",
+            found=topic,
+        )
+    return {name: SinkTopic.of(name, facts) for name, facts in topics.items()}
+
+
+def check_columns(
+    given: Sequence[tuple[str, str]], *, topic: str | None, values: TopicValues | None = None
+) -> None:
     """Check the columns of a DataFrame: name and type of each, the type as Spark's `simpleString` writes it.
 
+    Args: `values`: of the topic of all rows, if that is known.
     Raises: Rejected naming a column that is missing, unknown or of another type.
     """
+    values = values or TopicValues(topic or "")
+    others = {name: kinds for name, (kinds, _) in COLUMNS.items()}
+    if values.schema is not None:
+        del others["value"]
+        values.check_names([name for name, _ in given], list(others))
+        others |= {each.name: (spark_type(each.type),) for each in values.schema}
     for name, kind in given:
-        if name not in COLUMNS:
-            message = f"unknown column {name!r}; a topic takes {', '.join(COLUMNS)}"
-            raise Rejected(message, field=name, limit=", ".join(COLUMNS), found=name)
-        kinds = COLUMNS[name][0]
+        if name not in others:
+            message = (
+                f"unknown column {name!r}; a topic takes {', '.join(others)}. raymq.spark.to_value makes one value of "
+                "several columns, or create the topic with a schema"
+            )
+            raise Rejected(message, field=name, limit=", ".join(others), found=name)
+        kinds = others[name]
         if kind not in kinds:
-            advice = "turn it into JSON with to_json(struct(...))" if name == "value" else "cast it"
+            advice = "make it one with raymq.spark.to_value" if name == "value" else "cast it"
             message = f"column {name} has type {kind}, expected {' or '.join(kinds)}; {advice}"
             raise Rejected(message, field=name, limit=" or ".join(kinds), found=kind)
 
     names = [name for name, _ in given]
-    if "value" not in names:
+    if values.schema is None and "value" not in names:
         message = f"the DataFrame has columns {names}; `value` (binary or string) is needed"
         raise Rejected(message, field="value", limit=", ".join(COLUMNS), found=names)
     if topic is None and "topic" not in names:
@@ -55,38 +93,47 @@ def check_columns(given: Sequence[tuple[str, str]], *, topic: str | None) -> Non
 
 
 def by_queue(
-    batch: pa.RecordBatch, queues: Mapping[str, int], *, topic: str | None, turn: int
+    batch: pa.RecordBatch, found: Mapping[str, SinkTopic], *, topic: str | None, turn: int
 ) -> Iterator[tuple[str, int, pa.RecordBatch]]:
     """Split rows into (topic, queue id, rows as PUT_SCHEMA), in row order.
 
-    Args: `queues`: topic -> number of queues. `topic`: of all rows; None: each row names its own. `turn`: see `split`.
-    Raises: Rejected for a null value, an unknown topic or a queue out of range.
+    Args: `found`: topic -> its queues and values. `topic`: of all rows; None: each row names its own. `turn`: see
+    `split`.
+    Raises: Rejected for a value that the topic does not take, such as null, an unknown topic or a queue out of range.
     """
     if topic is not None:
-        for queue_id, rows in _of_topic(batch, queues[topic], turn):
+        for queue_id, rows in _of_topic(batch, found[topic], turn):
             yield topic, queue_id, rows
         return
 
     topics = batch.column("topic").cast(pa.string())
     for name in pc.unique(topics).to_pylist():
-        if name not in queues:
+        if name not in found:
             message = f"a row has the topic {name!r}, which does not exist; create it first"
             raise Rejected(message, field="topic", limit="an existing topic", found=name)
+        if found[name].values.schema is not None:
+            message = f"a row has the topic {name!r}, which has a schema; write to it alone, with the option `topic`"
+            raise Rejected(message, field="topic", limit="a topic without a schema", found=name)
         chosen = batch.filter(pc.equal(topics, name))
-        for queue_id, rows in _of_topic(chosen, queues[name], turn):
+        for queue_id, rows in _of_topic(chosen, found[name], turn):
             yield name, queue_id, rows
 
 
 def _of_topic(
-    batch: pa.RecordBatch, queues: int, turn: int
+    batch: pa.RecordBatch, target: SinkTopic, turn: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     names = batch.schema.names
-    columns = [
-        batch.column(name).cast(kind) if name in names else pa.nulls(batch.num_rows, kind)
+    columns = {
+        name: batch.column(name).cast(kind) if name in names else pa.nulls(batch.num_rows, kind)
         for name, kind in _SPLIT.items()
-    ]
-    plain = pa.record_batch(columns, names=list(_SPLIT))
-    return split(plain, queues, turn, properties=_properties(batch))
+    }
+    schema = target.values.schema
+    if schema is not None:
+        # `split` checks and encodes them.
+        columns |= {name: batch.column(name) for name in schema.names if name in names}
+    plain = pa.record_batch(list(columns.values()), names=list(columns))
+    properties = _properties(batch)
+    return split(plain, target.queues, turn, values=target.values, properties=properties)
 
 
 def _properties(batch: pa.RecordBatch) -> pa.Array | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Bug, RayMQError, Rejected, require
 
 from .queue_lookup import connect
-from .sink_columns import by_queue
+from .sink_columns import by_queue, check_columns, targets
 from .sink_options import SinkOptions
 
 
@@ -40,21 +40,17 @@ class StagedMessage(WriterCommitMessage):
 class _RowStager:
     """Stages the rows of a task, and commits those of all tasks."""
 
-    def __init__(self, options: SinkOptions) -> None:
-        """Look the topics up, so that a wrong one fails before any task runs. Raises: Rejected; Unavailable."""
+    def __init__(self, options: SinkOptions, columns: Sequence[tuple[str, str]]) -> None:
+        """Look the topics up, so that a wrong one or a wrong column fails before any task runs.
+
+        Args: `columns`: name and type of each column. Raises: Rejected; Unavailable.
+        """
         self._options = options
         with closing(connect(options)) as cluster:
-            self._queues: Mapping[str, int] = {
-                name: int(facts["queues"]) for name, facts in cluster.topics().items()
-            }
+            self._targets = targets(cluster.topics(), options.topic)
         topic = options.topic
-        if topic is not None and topic not in self._queues:
-            raise Rejected(
-                f"topic {topic!r} does not exist; create it: raymq topic create {topic}",
-                field="topic",
-                limit="an existing topic",
-                found=topic,
-            )
+        values = None if topic is None else self._targets[topic].values
+        check_columns(columns, topic=topic, values=values)
 
     def stage(self, batches: Iterator[pa.RecordBatch], query_id: str | None) -> StagedMessage:
         """Stage rows, in a task. Raises: RayMQError, without traces, which Spark prints before the text."""
@@ -65,7 +61,7 @@ class _RowStager:
                 StagedWriter(Routes.of(cluster)) as writer,
             ):
                 for turn, batch in enumerate(batches):
-                    parts = by_queue(batch, self._queues, topic=options.topic, turn=turn)
+                    parts = by_queue(batch, self._targets, topic=options.topic, turn=turn)
                     for topic, queue_id, rows in parts:
                         writer.write(topic, queue_id, rows)
                 staged = writer.finish()
@@ -97,8 +93,8 @@ class _RowStager:
 class BatchWriter(DataSourceArrowWriter):
     """Writes a batch: every row once. Readers see no row before the commit."""
 
-    def __init__(self, options: SinkOptions) -> None:
-        self._stager = _RowStager(options)
+    def __init__(self, options: SinkOptions, columns: Sequence[tuple[str, str]]) -> None:
+        self._stager = _RowStager(options, columns)
         self._write_id = options.write_id or uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -116,7 +112,7 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes the batches of a stream. Its query and the number of the batch name a write."""
 
-    def __init__(self, options: SinkOptions) -> None:
+    def __init__(self, options: SinkOptions, columns: Sequence[tuple[str, str]]) -> None:
         """Raises: also Rejected for the name of a write."""
         if options.write_id is not None:
             raise Rejected(
@@ -124,7 +120,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 field="writeId",
                 limit="absent",
             )
-        self._stager = _RowStager(options)
+        self._stager = _RowStager(options, columns)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one task."""

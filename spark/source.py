@@ -1,4 +1,4 @@
-"""Reads a topic as a DataFrame with the Kafka connector's columns and option names.
+"""Reads topics as a DataFrame, with the columns and options of `format("raymq")`, on Spark 3.5 as on Spark 4.
 
 The driver resolves every offset, and tasks read fixed ranges: a retried task reads the same rows. Workers speak Flight
 and never import Ray.
@@ -6,41 +6,38 @@ and never import Ray.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from raymq.cluster.arguments import check_choice
-from raymq.cluster.consume.consumer_config import READ_FROM, ReadFrom
-from raymq.cluster.consume.queue_ranges import QueueRange, read_queue_range, split_ranges
-from raymq.store.base.errors import OffsetOutOfRange, Rejected
+from raymq.cluster.consume.queue_ranges import QueueRange
+from raymq.cluster.messages.topic_values import TopicValues
 
-from .columns import columns, spark_schema
+from .batch_plan import plan_batch
+from .columns import check_columns, default_names, spark_schema
+from .queue_lookup import QueueLookup, values_of
+from .range_columns import HowToRead, read_columns
+from .source_options import SourceOptions, takes_options
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
-#: the columns of the frame: those of the Kafka connector, and two more
-_NAMES = (
-    *("key", "value", "topic", "partition", "offset", "timestamp", "timestampType"),
-    *("tag", "shard"),
-)
+_RANGE = "topic string, queue_id int, shard int, first bigint, last bigint"
 
 
+@takes_options("batch")
 def read(
     spark: Any,
     cluster: Cluster,
-    topic: str,
+    topic: str | None = None,
     *,
-    startingOffsets: str | dict[int, int] = "earliest",  # noqa: N803 (Kafka's names)
-    endingOffsets: str | dict[int, int] = "latest",  # noqa: N803
-    minPartitions: int | None = None,  # noqa: N803
-    read_from: ReadFrom = "leader",
+    schema: str | Any | None = None,
+    **options: Any,
 ) -> Any:
-    """Read a topic as a DataFrame with the columns of Spark's Kafka connector, and `tag` and `shard`.
+    """Read topics as a DataFrame with the columns and options of `format("raymq")`.
 
+    They are those of Kafka's connector. If one topic is read that has a schema, its columns take the place of `value`.
     The offsets are fixed by this call: every evaluation of the DataFrame reads the same messages. Each task reads a
     range of one queue, by Arrow Flight, from the queue's shard.
 
@@ -58,75 +55,78 @@ def read(
     Args:
         spark: the SparkSession.
         cluster: the cluster to read from.
-        topic: an existing topic.
-        startingOffsets: the first offset of each queue: "earliest" (default), "latest", {queue_id: offset}, or that
-            mapping as JSON. Queues that a mapping leaves out begin at their earliest offset.
-        endingOffsets: the offset before which each queue ends, given like `startingOffsets`; "latest" by default.
-        minPartitions: split large queues into at least this many tasks altogether; None (default) means one task per
-            queue. Each task costs a connection to its shard.
-        read_from: "leader" (default) reads each shard from its leader. "nearest" reads from a replica on the task's
-            machine, of these rather from a follower, else from any follower, else from the leader. The offsets are
-            those of the leader in any case.
+        topic: an existing topic: the option `subscribe`. None (default): `subscribe`, `subscribePattern` or `assign`
+            says what is read.
+        schema: the columns to read, such as "offset bigint, value binary"; None (default): all. Fewer cost less. Of a
+            topic with a schema, `value` gives the bytes.
+        subscribe: topics, separated by commas, in the place of `topic`.
+        subscribePattern: a regular expression that the whole name of each topic matches.
+        assign: queues of topics, such as {"visits": [0, 1]}, or that as JSON, as wherever a dict is taken.
+        startingOffsets: "earliest" (default), or an offset of each queue, such as {"visits": {"0": 23, "1": -2}}: -2 is
+            earliest.
+        startingOffsetsByTimestamp: a time in ms since 1970 of each queue: the first message stored then or later.
+        startingTimestamp: one such time for all queues.
+        startingOffsetsByTimestampStrategy: "error" (default) or "latest", for a queue without a message from then on.
+        endingOffsets: "latest" (default), or the offset before which each queue ends; -1 is latest.
+        endingOffsetsByTimestamp: a time of each queue: messages stored then or later are left out.
+        endingTimestamp: one such time for all queues.
+        minPartitions: splits large queues into about so many tasks altogether; default: one task for each queue. Each
+            task costs a connection to its shard.
+        failOnDataLoss: for messages that expired before they were read: fail (True, the default), or warn and read on.
+        includeHeaders: adds the column `headers` (default: no).
+        readFrom: "leader" (default), or "nearest": each task reads a replica near it. The offsets are the leader's.
 
     Guarantees:
         Every message in the ranges is returned once, after its CRC was checked.
 
     Raises:
-        Rejected: an unknown topic, a malformed offset or another `read_from`.
+        Rejected: an unknown topic, column or option, or a malformed value.
         OffsetOutOfRange: an offset is outside its queue.
         Unavailable: the cluster does not answer.
     """
-    check_choice("read_from", read_from, READ_FROM)
-    queues = cluster.describe_topic(topic)["queues"]
-    begin = _offsets("startingOffsets", startingOffsets)
-    end = _offsets("endingOffsets", endingOffsets)
-
-    ranges: list[QueueRange] = []
-    for queue in queues:
-        queue_id, low, high = queue["queue_id"], queue["min_offset"], queue["max_offset"]
-        first = _resolve("startingOffsets", begin, queue_id, low, high)
-        last = _resolve("endingOffsets", end, queue_id, low, high)
-        if last > first:
-            ranges.append(QueueRange(topic, queue_id, queue["shard"], first, last))
-
-    ranges = split_ranges(ranges, minPartitions or 1)
-    plan = spark.createDataFrame(
-        ranges or [QueueRange(topic, 0, 0, 0, 0)],
-        "topic string, queue_id int, shard int, first bigint, last bigint",
-    ).repartitionByRange(max(1, len(ranges)), "queue_id", "first")
-    return plan.mapInArrow(_task(cluster, read_from), spark_schema(_NAMES))
+    checked = SourceOptions.of_cluster(topic, options)
+    checked.batch_positions()
+    frames = RangeFrames(spark, cluster, checked, schema)
+    return frames.frame(plan_batch(QueueLookup(cluster, checked.subscription), checked))
 
 
-def _offsets(option: str, value: str | dict[int, int]) -> str | dict[int, int]:
-    if isinstance(value, str) and value.startswith("{"):
-        value = json.loads(value)
-    if isinstance(value, dict):
-        return {int(queue_id): int(offset) for queue_id, offset in value.items()}
-    if value not in ("earliest", "latest"):
-        message = f"{option}={value!r}: use 'earliest', 'latest' or {{queue_id: offset}}"
-        raise Rejected(message, field=option, limit="earliest|latest|{queue_id: offset}")
-    return value
+class RangeFrames:
+    """Makes DataFrames of ranges of queues."""
+
+    def __init__(
+        self, spark: Any, cluster: Cluster, options: SourceOptions, schema: str | Any | None
+    ) -> None:
+        """Raises: Rejected for columns that the topic does not have."""
+        self._spark = spark
+        self._cluster = cluster
+        values = values_of(cluster, options.subscription)
+        self._how = HowToRead(options.read_from, options.fail_on_data_loss, values)
+        self._names = _names(schema, values, has_headers=options.include_headers)
+
+    def frame(self, ranges: Sequence[QueueRange]) -> Any:
+        """A DataFrame of these ranges, each of which is a task."""
+        plan = self._spark.createDataFrame(
+            list(ranges) or [QueueRange("", 0, 0, 0, 0)], _RANGE
+        ).repartitionByRange(max(1, len(ranges)), "topic", "queue_id", "first")
+        task = _task(self._cluster, self._names, self._how)
+        return plan.mapInArrow(task, spark_schema(self._names, self._how.values))
 
 
-def _resolve(option: str, value: str | dict[int, int], queue_id: int, low: int, high: int) -> int:
-    if value == "earliest":
-        return low
-    if value == "latest":
-        return high
-    default = low if option == "startingOffsets" else high
-    offset = value.get(queue_id, default) if isinstance(value, dict) else default
-    if not low <= offset <= high:
-        message = f"{option}: queue {queue_id} holds offsets {low} to {high}, not {offset}"
-        raise OffsetOutOfRange(message, min=low, max=high, offset=offset, queue_id=queue_id)
-    return offset
+def _names(schema: Any, values: TopicValues, *, has_headers: bool) -> tuple[str, ...]:
+    if schema is None:
+        return default_names(values, has_headers=has_headers)
+    if isinstance(schema, str):
+        from pyspark.sql.types import _parse_datatype_string
+
+        schema = _parse_datatype_string(schema)
+    wanted = [(field.name, field.dataType.simpleString()) for field in schema.fields]
+    return check_columns(wanted, values)
 
 
-def _task(cluster: Cluster, read_from: ReadFrom) -> Any:
+def _task(cluster: Cluster, names: tuple[str, ...], how: HowToRead) -> Any:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for row in batch.to_pylist():
-                wanted = QueueRange(**row)
-                for records in read_queue_range(cluster, wanted, read_from=read_from):
-                    yield columns(records, wanted.shard, _NAMES)
+                yield from read_columns(cluster, QueueRange(**row), names, how)
 
     return work

@@ -6,11 +6,13 @@ except `readFrom`.
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 from raymq.cluster.arguments import OFFSET_MAX, check_choice
 from raymq.cluster.consume.consumer_config import READ_FROM, ReadFrom
@@ -27,6 +29,8 @@ from .offsets import (
     parse_assignment,
     parse_offsets,
 )
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 #: environment variable with the token, as for `raymq.connect`
 TOKEN_VARIABLE = "RAYMQ_TOKEN"
@@ -120,6 +124,27 @@ OPTIONS = (
     ),
 )
 
+#: the options that say how the cluster is reached
+CONNECTION = ("raymq.address", "raymq.token", "raymq.ca")
+
+
+def takes_options(used_by: Literal["batch", "stream"]) -> Callable[[_Function], _Function]:
+    """Decorate a function that takes `**options`: its signature then shows those of a batch or of a stream."""
+
+    def decorate(function: _Function) -> _Function:
+        shown = inspect.signature(function)
+        own = [each for each in shown.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        options = [
+            inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=None)
+            for each in OPTIONS
+            if each.used_by in (used_by, "both") and each.name not in CONNECTION
+        ]
+        function.__signature__ = shown.replace(parameters=own + options)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
 #: options that Spark itself sets or reads
 _SPARK_OPTIONS = frozenset({"path", "paths", "checkpointlocation", "queryname", "pathglobfilter"})
 
@@ -176,6 +201,32 @@ class SourceOptions:
         """
         given = known_options(options, [option.name for option in OPTIONS])
         addresses, token, ca = connection_options(given)
+        return cls._of(given, addresses, token, ca)
+
+    @classmethod
+    def of_cluster(cls, topic: str | None, options: Mapping[str, Any]) -> SourceOptions:
+        """Check the options of a read whose cluster is known.
+
+        Args: `topic`: the option `subscribe`. `options`: numbers, flags and dicts take the place of texts, too.
+        Raises: Rejected naming the option.
+        """
+        texts = option_texts({name: each for name, each in options.items() if each is not None})
+        if topic is not None:
+            subscriptions = {"subscribe", "subscribepattern", "assign"}
+            twice = [name for name in texts if name.lower() in subscriptions]
+            if twice:
+                message = (
+                    f"the topic {topic!r} is given, and {twice[0]}, too; leave one of them out"
+                )
+                raise Rejected(message, field=twice[0], limit="absent")
+            texts["subscribe"] = topic
+        names = [option.name for option in OPTIONS if option.name not in CONNECTION]
+        return cls._of(known_options(texts, names), (), None, None)
+
+    @classmethod
+    def _of(
+        cls, given: Mapping[str, str], addresses: tuple[str, ...], token: str | None, ca: str | None
+    ) -> SourceOptions:
         return cls(
             addresses=addresses,
             token=token,
@@ -217,6 +268,19 @@ class SourceOptions:
                 limit="absent",
             )
         return self.starting or Position("startingOffsets", "offset", LATEST)
+
+
+def option_texts(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options of a Python call as the texts that Spark would hand over."""
+    found: dict[str, str] = {}
+    for name, value in options.items():
+        if isinstance(value, dict | list):
+            found[name] = json.dumps(value)
+        elif isinstance(value, bool):
+            found[name] = str(value).lower()
+        else:
+            found[name] = str(value)
+    return found
 
 
 def known_options(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:

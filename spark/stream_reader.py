@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from raymq.store.base.errors import Rejected
+from raymq.cluster.messages.topic_values import TopicValues
+from raymq.store.base.errors import RayMQError, Rejected
 
 from .columns import check_columns
 from .offsets import Offsets, from_json, to_json
 from .partition_reader import RangePartition, read_partition
-from .queue_lookup import QueueLookup, connect
+from .queue_lookup import QueueLookup, connect, values_of
 from .source_options import SourceOptions
 from .stream_progress import StreamProgress
 
@@ -48,6 +49,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._given = options
         self._wanted = wanted
         self._cluster: Cluster | None = None
+        self._values = TopicValues("")
         self._progress: StreamProgress | None = None
 
     def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 (Spark's names)
@@ -82,11 +84,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The range of each task of a batch."""
         ranges = self._connected().ranges(from_json(start), from_json(end))
         options = self._options()
-        return [RangePartition(self._handle(), each, options) for each in ranges]
+        handle = self._handle()
+        return [RangePartition(handle, each, options, self._values) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range, in a task."""
-        return read_partition(partition, check_columns(self._wanted))
+        return read_partition(partition, [name for name, _ in self._wanted])
 
     def commit(self, end: dict[str, dict[str, int]]) -> None:
         """Do nothing: the checkpoint has the offsets."""
@@ -98,8 +101,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             cluster.close()
 
     def _options(self) -> SourceOptions:
-        """The checked options. Raises: Rejected for those that a stream does not have, and for wrong columns."""
-        check_columns(self._wanted)
+        """The checked options. Raises: Rejected for those that a stream does not have."""
         options = SourceOptions.parse(self._given)
         options.stream_position()
         if options.max_offsets_per_trigger is not None and not HAS_ADMISSION_CONTROL:
@@ -112,8 +114,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return options
 
     def _handle(self) -> Cluster:
+        """The connected cluster. Raises: Rejected for wrong options or columns; Unavailable."""
         if self._cluster is None:
-            self._cluster = connect(self._options())
+            options = self._options()
+            cluster = connect(options)
+            try:
+                self._values = values_of(cluster, options.subscription)
+                check_columns(self._wanted, self._values)
+            except RayMQError:
+                cluster.close()
+                raise
+            self._cluster = cluster
         return self._cluster
 
     def _connected(self) -> StreamProgress:

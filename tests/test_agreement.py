@@ -73,8 +73,8 @@ def options_of(function: Any) -> set[str]:
 SEND_OPTIONS = {"queue_id", "acks"}
 #: a reader gets a delayed message after its delivery, without the time
 NOT_READ = {"deliver_at_ms"}
-#: facts of a stored message that `raymq consume` leaves out
-NOT_PRINTED = {"shard", "message_id"}
+#: facts of a stored message that `raymq consume` leaves out. The body of a null value is printed as null
+NOT_PRINTED = {"shard", "message_id", "is_null"}
 
 
 def message_fields() -> set[str]:
@@ -100,6 +100,7 @@ def received_message() -> ReceivedMessage:
         "properties": {"name": "value"},
         "queue_id": 3,
         "deliver_at_ms": None,
+        "is_null": False,
     }
     return ReceivedMessage(**given)
 

@@ -27,7 +27,9 @@ NAMES = {
     "raymq.errors": """
         Bug Corrupt DeliveryUnknown Fenced OffsetOutOfRange RayMQError Rejected StorageFull Unavailable
     """,
-    "raymq.spark": "QueueReceipt WriteResult options raydp_session read use_java write",
+    "raymq.spark": """
+        QueueReceipt WriteResult from_value options raydp_session read stream stream_sink to_value use_java write
+    """,
     "raymq.store": """
         AppendedRows EmbeddedStore FetchSlice GetMessageResult Half InnerMessage MessageFilter PUT_SCHEMA PutHook
         PutRequest PutResult PutStatus QueryResult RECORD_SCHEMA Resolution StoreConfig decode_properties decode_records
@@ -49,6 +51,7 @@ EXPLAINED = (
     "raymq.data.read_topic",
     "raymq.spark.options",
     "raymq.spark.read",
+    "raymq.spark.stream_sink",
     "raymq.spark.write",
     "raymq.start",
     "raymq.store.EmbeddedStore",

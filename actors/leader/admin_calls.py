@@ -215,6 +215,16 @@ class AdminCalls:
         # Read after the append, as in `create_topic`.
         return {"added": appended is not None, "shards": self._host.identity().get("shards", 1)}
 
+    def _op_set_schema(self, name: str, schema: str) -> dict[str, Any]:
+        """Give a topic a schema that has more columns than the present one."""
+        self._host.check_serving()
+        call_arguments.check_name("topic", name)
+        appended = self._host.store.set_schema(name, call_arguments.check_name("schema", schema))
+        end = self._host.store.topic_end(name)
+        self._host.await_promise(appended or AppendedRows.up_to(end))
+        # Read after the append, as in `create_topic`.
+        return {"changed": appended is not None, "shards": self._host.identity().get("shards", 1)}
+
     def _op_queue_ranges(self, topic: str) -> dict[str, Any]:
         info = self._topic(topic)
         self._host.await_dispatch()

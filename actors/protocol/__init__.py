@@ -33,8 +33,9 @@ A shard that is being added does not answer those that are about all shards: des
     leader()                                                        {replica, epoch, endpoint}, as far as known
     routes()                                                        {shard: endpoint of its leader}
     replicas()                                                      {shard: {replica: endpoint}}
-    topics()                                                        {topic: {queues, shards, compacted?,
-                                                                      former_queues?, all_queues?}}
+    topics()                                                        {topic: {queues, shards, compacted?, schema?,
+                                                                      allow_null_values?, former_queues?,
+                                                                      all_queues?}}
     elect(frame, replica, endpoints)                                {frames}, between replicas: a message of elections
     log_units(start, stop)                                          {start, data, units}; Corrupt when damaged here, too
 
@@ -44,6 +45,7 @@ A shard that is being added does not answer those that are about all shards: des
     note_shards(known, joined)                                      {topics: {topic: arguments of create_topic}}
     create_topic(name, queues, shards, attributes, on_all, former_queues, hidden_queues)  {created, shards: the joined}
     add_queues(name, queues, shards, are_hidden, former_queues, hidden_queues)           {added, shards: the joined}
+    set_schema(name, schema)                                        {changed, shards: the joined}
     queue_ranges(topic)                                             {queue_id: [min offset, max offset]}
     check_record(topic, queue_id, offset)                           {}; Corrupt when it is damaged
     commit_offsets(group, topic, offsets)                           {}

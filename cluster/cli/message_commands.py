@@ -179,7 +179,7 @@ def _print_message(message: Any, output: str, console: Console) -> None:
                 "properties": dict(message.properties),
                 "store_time_ms": message.store_time_ms,
                 "born_time_ms": message.born_time_ms,
-                **_text_or_base64("body", message.body),
+                **_text_or_base64("body", None if message.is_null else message.body),
             }
         )
 

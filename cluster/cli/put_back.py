@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from raymq.cluster.messages.keys import key_of
-from raymq.cluster.messages.message import INDEX_KEYS, SYSTEM_PROPERTIES
+from raymq.cluster.messages.message import INDEX_KEYS, NULL_VALUE, SYSTEM_PROPERTIES
 from raymq.store.base.errors import Rejected
 from raymq.store.records.properties import TAGS
 from raymq.store.state.topics import is_system_topic
@@ -55,13 +55,14 @@ def of_line(line: bytes, number: int) -> PutBack | None:
 
 def of_record(topic: str, queue_id: int, body: bytes, properties: Mapping[str, str]) -> PutBack:
     """The message of a stored record: its properties hold key, tag and index keys too."""
-    fields: dict[str, Any] = {"body": body, "key": key_of(dict(properties))}
+    is_null = NULL_VALUE in properties and not body
+    fields: dict[str, Any] = {"key": key_of(dict(properties))}
     fields["tag"] = properties.get(TAGS)
     fields["index_keys"] = tuple(properties.get(INDEX_KEYS, "").split())
     fields["properties"] = {
         name: value for name, value in properties.items() if name not in SYSTEM_PROPERTIES
     }
-    return PutBack(topic, queue_id, _present(fields))
+    return PutBack(topic, queue_id, {**_present(fields), "body": None if is_null else body})
 
 
 def _of_dump(given: dict[str, Any]) -> PutBack:
@@ -77,16 +78,19 @@ def _of_message(given: dict[str, Any]) -> PutBack:
             f"it has the fields {sorted(given)}; body or body_base64 is needed, {', '.join(_FIELDS)} are optional"
         )
     fields = {name: given.get(name) for name in _SENT}
-    fields["body"] = _body(given)
     fields["key"] = _key(given)
     fields["index_keys"] = tuple(given.get("index_keys") or ())
-    return PutBack(given.get("topic"), given.get("queue_id"), _present(fields))
+    # A body of None is a null value.
+    fields = {**_present(fields), "body": _body(given)}
+    return PutBack(given.get("topic"), given.get("queue_id"), fields)
 
 
-def _body(given: dict[str, Any]) -> bytes:
+def _body(given: dict[str, Any]) -> bytes | None:
     if "body_base64" in given:
         return base64.b64decode(given["body_base64"], validate=True)
     body = given["body"]
+    if body is None:
+        return None
     # Text goes as it is. Anything else as the JSON it came as.
     return body.encode() if isinstance(body, str) else json.dumps(body).encode()
 

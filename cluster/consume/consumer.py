@@ -15,13 +15,13 @@ from typing_extensions import Unpack
 from raymq.cluster import forks
 from raymq.cluster.arguments import check_choice, check_number, check_offsets, takes_options_of
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.messages.columns import MESSAGE_SCHEMA, message_batch
+from raymq.cluster.messages.columns import message_batch, value_batch, value_schema
 from raymq.cluster.messages.message import queue_offsets
 from raymq.cluster.messages.received import ReceivedMessage, received_messages
 from raymq.cluster.transport.routes import Routes
 from raymq.cluster.unclosed import OpenClient, warn_unclosed
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.errors import Corrupt, Rejected, Unavailable
 from raymq.store.base.format import check_group_name
 from raymq.store.services.retry import dlq_topic, retry_topic
 
@@ -111,6 +111,8 @@ class Consumer(OpenClient):
 
         self._routes = Routes.of(cluster)
         self._route = self._routes.topic(topic)
+        #: the columns of `poll_batch` stay as they are
+        self._values = self._route.values
         wanted = list(range(self._route.queues) if config.queues is None else config.queues)
         if not wanted:
             raise Rejected("queues is empty; name some, or leave it out", field="queues", limit="1")
@@ -258,13 +260,21 @@ class Consumer(OpenClient):
     def poll_batch(self, max_records: int = 10_000, timeout: float = 1.0) -> pa.RecordBatch:
         """Like `poll`, but returns Arrow columns of one queue.
 
-        The columns are topic, shard, queue_id, offset, times, key, tag, body and properties. The batch is empty after
-        the timeout. `properties` are encoded. `raymq.store.decode_properties` reads them.
+        The columns are topic, shard, queue_id, offset, times, key, tag, body and properties. If the topic had a schema
+        when the consumer was made, its columns take the place of body. The batch is empty after the timeout. `body` is
+        null for a null value. `properties` are encoded. `raymq.store.decode_properties` reads them.
+
+        Raises: as `poll`. Corrupt: also for a body that is not a row of the schema. The position stays there; `poll`
+        returns it as bytes.
         """
         fetched = self._next(max_records, timeout)
         if fetched is None:
-            return pa.RecordBatch.from_pylist([], schema=MESSAGE_SCHEMA)
-        return message_batch(fetched.shard, fetched.records)
+            return pa.RecordBatch.from_pylist([], schema=value_schema(self._values))
+        try:
+            return value_batch(message_batch(fetched.shard, fetched.records), self._values)
+        except Corrupt:
+            self._return_to_unread(fetched)
+            raise
 
     def batches(self, max_records: int = 500) -> Iterator[list[ReceivedMessage]]:
         """Iterate over `poll(max_records)` without an end, without the empty ones. Raises: as `poll`."""
@@ -335,6 +345,14 @@ class Consumer(OpenClient):
 
             self._positions[fetched.queue_id] = fetched.next_offset
             return fetched
+
+    def _return_to_unread(self, fetched: FetchedRecords) -> None:
+        """Undo a `_next`."""
+        state = self._state
+        with state.changed:
+            state.unread.appendleft(fetched)
+            state.ahead[fetched.shard] += 1
+            self._positions[fetched.queue_id] = fetched.first_offset
 
     def _give_back(self) -> None:
         """Return the messages that iteration took and did not hand out to `unread`. Needs the lock."""

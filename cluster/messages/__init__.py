@@ -7,5 +7,8 @@ keys             keys in the properties of a record
 codecs           values as bodies: bytes, json, msgpack, arrow-ipc
 partitioner      the queue of a key
 queue_split      rows of Spark and Ray Data, by queue
+topic_schema     the schema of a topic: its types and its JSON
+topic_values     values of a topic: bytes or rows of its schema, or null
+json_rows        rows as JSON objects, by columns
 user_properties  properties of many messages as columns
 """

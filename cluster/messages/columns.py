@@ -18,8 +18,10 @@ from raymq.store.records.record import PUT_SCHEMA
 
 from .keys import as_binary, key_properties, keys_of
 from .message import SYSTEM_PROPERTIES
+from .topic_values import TopicValues, with_nulls
 
-#: columns of `Consumer.poll_batch`. `properties` are encoded as in the log: `raymq.store.decode_properties` reads one
+#: columns of `Consumer.poll_batch`, whose `body` is null for a null value. `properties` are encoded as in the log:
+#: `raymq.store.decode_properties` reads one
 MESSAGE_SCHEMA = pa.schema(
     [
         pa.field("topic", pa.string(), nullable=False),
@@ -30,38 +32,46 @@ MESSAGE_SCHEMA = pa.schema(
         pa.field("born_time_ms", pa.int64(), nullable=False),
         pa.field("key", pa.binary()),
         pa.field("tag", pa.string()),
-        pa.field("body", pa.binary(), nullable=False),
+        pa.field("body", pa.binary()),
         pa.field("properties", pa.binary(), nullable=False),
         pa.field("store_host", pa.string(), nullable=False),
         pa.field("physical_offset", pa.int64(), nullable=False),
     ]
 )
 
-_COLUMNS = ("body", "key", "tag", "properties", "born_time_ms")
-#: column of MESSAGE_SCHEMA -> the one of RECORD_SCHEMA that it is made of, where their names differ
-_STORED_AS = {"offset": "queue_offset", "key": "properties", "tag": "properties"}
+#: columns of a put that are not part of the value
+_OTHERS = ("key", "tag", "properties", "born_time_ms")
+_COLUMNS = ("body", *_OTHERS)
+#: column of MESSAGE_SCHEMA -> those of RECORD_SCHEMA that it is made of, where it is not one of the same name
+_STORED_AS = {
+    "offset": ("queue_offset",),
+    "key": ("properties",),
+    "tag": ("properties",),
+    "body": ("body", "properties"),
+}
 
 
-def put_batch(data: pa.RecordBatch | pa.Table, *, now_ms: int) -> tuple[pa.RecordBatch, Any]:
+def put_batch(
+    data: pa.RecordBatch | pa.Table, *, now_ms: int, values: TopicValues | None = None
+) -> tuple[pa.RecordBatch, Any]:
     """Convert columns of messages to PUT_SCHEMA.
 
     Args: `data`: the columns `body` (binary or string), and optionally `key` (binary or string), `tag` (string),
     `properties` (encoded, or map<string, string>) and `born_time_ms` (int64). `now_ms`: the default of `born_time_ms`.
+    `values`: of a topic; with a schema its columns take the place of `body`.
     Returns: the batch, and its keys as a binary column or None.
-    Raises: Rejected naming a column that is missing, unknown or of another type.
+    Raises: Rejected naming a column that is missing, unknown or of another type, or a null value.
     """
+    values = values or TopicValues("")
     names = data.schema.names
-    unknown = [name for name in names if name not in _COLUMNS]
-    if unknown or "body" not in names:
-        raise Rejected(
-            f"the columns are {names}: `body` is required; key, tag, properties and born_time_ms are optional; "
-            "other columns are refused",
-            field=unknown[0] if unknown else "body",
-            limit=", ".join(_COLUMNS),
-        )
-
     rows = data.num_rows
-    body = as_binary(data.column("body"), "body")
+    if values.schema is None:
+        _check_names(names)
+        body = as_binary(data.column("body"), "body")
+    else:
+        values.check_names(names, _OTHERS)
+        body = values.encode(data)
+    body, null_properties = values.stored(body)
     keys = as_binary(data.column("key"), "key") if "key" in names else None
 
     tag = pa.nulls(rows, pa.string())
@@ -71,8 +81,9 @@ def put_batch(data: pa.RecordBatch | pa.Table, *, now_ms: int) -> tuple[pa.Recor
     properties = pa.nulls(rows, pa.binary())
     if "properties" in names:
         properties = _encoded(data.column("properties"))
-    if keys is not None:
-        properties = joined_properties(key_properties(keys), properties)
+    for more in (null_properties, None if keys is None else key_properties(keys)):
+        if more is not None:
+            properties = joined_properties(more, properties)
 
     born = pa.array(np.full(rows, now_ms, dtype=np.int64))
     if "born_time_ms" in names:
@@ -80,6 +91,17 @@ def put_batch(data: pa.RecordBatch | pa.Table, *, now_ms: int) -> tuple[pa.Recor
         born = born.combine_chunks() if isinstance(born, pa.ChunkedArray) else born
 
     return pa.RecordBatch.from_arrays([body, tag, properties, born], schema=PUT_SCHEMA), keys
+
+
+def _check_names(names: list[str]) -> None:
+    unknown = [name for name in names if name not in _COLUMNS]
+    if unknown or "body" not in names:
+        raise Rejected(
+            f"the columns are {names}: `body` is required; key, tag, properties and born_time_ms are optional; "
+            "other columns are refused",
+            field=unknown[0] if unknown else "body",
+            limit=", ".join(_COLUMNS),
+        )
 
 
 def _encoded(column: Any) -> pa.Array:
@@ -116,19 +138,42 @@ def message_batch(
     shard: int, records: pa.Array, *, columns: Sequence[str] = tuple(MESSAGE_SCHEMA.names)
 ) -> pa.RecordBatch:
     """Convert raw records of a fetch to MESSAGE_SCHEMA, or to the named columns of it."""
-    wanted = tuple(_STORED_AS.get(name, name) for name in columns)
-    decoded = decode_records(records, columns=wanted)
+    stored = [each for name in columns for each in _STORED_AS.get(name, (name,))]
+    decoded = decode_records(records, columns=tuple(stored))
     made: dict[str, pa.Array] = {}
     if "shard" in columns:
         made["shard"] = pa.array(np.full(len(records), shard, dtype=np.int32))
-    if "key" in columns or "tag" in columns:
+    if "offset" in columns:
+        made["offset"] = decoded.column("queue_offset")
+    if "properties" in stored:
         properties = PropertyColumns(decoded.column("properties"))
         made["key"] = keys_of(properties)
         made["tag"] = properties.value(TAGS).cast(pa.string())
+        if "body" in columns:
+            made["body"] = with_nulls(decoded.column("body"), properties)
 
-    found = [
-        made[name] if name in made else decoded.column(_STORED_AS.get(name, name))
-        for name in columns
-    ]
+    found = [made[name] if name in made else decoded.column(name) for name in columns]
     schema = pa.schema([MESSAGE_SCHEMA.field(name) for name in columns])
     return pa.RecordBatch.from_arrays(found, schema=schema)
+
+
+def value_batch(rows: pa.RecordBatch, values: TopicValues) -> pa.RecordBatch:
+    """MESSAGE_SCHEMA with the columns of the topic's schema in the place of `body`. Raises: Corrupt."""
+    if values.schema is None:
+        return rows
+    decoded = values.decode(rows.column("body"), rows.column("offset"), names=values.schema.names)
+    columns = {name: rows.column(name) for name in rows.schema.names if name != "body"}
+    columns |= dict(zip(values.schema.names, decoded, strict=True))
+    schema = value_schema(values)
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def value_schema(values: TopicValues) -> pa.Schema:
+    """The schema of `value_batch`: a row of before a column was added has no value of it."""
+    fields: list[pa.Field] = []
+    for field in MESSAGE_SCHEMA:
+        if field.name != "body" or values.schema is None:
+            fields.append(field)
+        else:
+            fields += [each.with_nullable(True) for each in values.schema]
+    return pa.schema(fields)

@@ -37,7 +37,12 @@ _ROCKETMQ = """
     TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_DEL_UNIQKEY
     DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID CRC32 DELIVERY_TIMESTAMP
 """
-SYSTEM_PROPERTIES = frozenset({"_P", TAGS, INDEX_KEYS, TEXT_KEY, BASE64_KEY, *_ROCKETMQ.split()})
+#: property of a null value, whose body is empty, and the same encoded
+NULL_VALUE = "_N"
+NULL_PROPERTY = f"{NULL_VALUE}\x011\x02".encode()
+SYSTEM_PROPERTIES = frozenset(
+    {"_P", NULL_VALUE, TAGS, INDEX_KEYS, TEXT_KEY, BASE64_KEY, *_ROCKETMQ.split()}
+)
 
 
 @dataclass(frozen=True, kw_only=True)

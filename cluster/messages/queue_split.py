@@ -14,23 +14,33 @@ from raymq.store.records.record import PUT_SCHEMA
 from .columns import joined_properties
 from .keys import key_properties
 from .partitioner import queues_of
+from .topic_values import TopicValues
 
 
 def split(
-    batch: pa.RecordBatch, queues: int, turn: int, *, properties: pa.Array | None = None
+    batch: pa.RecordBatch,
+    queues: int,
+    turn: int,
+    *,
+    values: TopicValues,
+    properties: pa.Array | None = None,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Split columns key, value, tag and partition into (queue_id, rows as PUT_SCHEMA), in row order.
+    """Split columns key, tag, partition and those of the value into (queue_id, rows as PUT_SCHEMA), in row order.
 
-    Args: `turn` spreads rows without a key: the n-th batch of a partition goes to the n-th queue. `properties`: the
-    encoded ones of each row besides its key.
-    Raises: Rejected for a null value or a queue out of range.
+    Args: `turn` spreads rows without a key: the n-th batch of a partition goes to the n-th queue. `values`: of the
+    topic. `properties`: the encoded ones of each row besides its key.
+    Raises: Rejected for a queue out of range, or a value that the topic does not take, such as null.
     """
     count = batch.num_rows
     if not count:
         return
 
     keys = pc.cast(batch.column("key"), pa.binary())
-    values = pc.cast(batch.column("value"), pa.binary())
+    if values.schema is None:
+        bodies = pc.cast(batch.column("value"), pa.binary())
+    else:
+        bodies = values.encode(batch)
+    bodies, null_properties = values.stored(bodies)
     tags = pc.cast(batch.column("tag"), pa.string())
     partition_column = pc.cast(batch.column("partition"), pa.int32())
 
@@ -52,10 +62,11 @@ def split(
         queue_of_row = np.where(has_partition, partitions, queue_of_row)
 
     text = key_properties(keys)
-    if properties is not None:
-        text = joined_properties(text, properties)
+    for more in (properties, null_properties):
+        if more is not None:
+            text = joined_properties(text, more)
     table = pa.record_batch(
-        [values, tags, text, pa.array(np.zeros(count, dtype=np.int64))],
+        [bodies, tags, text, pa.array(np.zeros(count, dtype=np.int64))],
         schema=pa.schema([field.with_nullable(True) for field in PUT_SCHEMA]),
     )
 

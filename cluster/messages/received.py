@@ -17,7 +17,7 @@ from raymq.store.records.properties import TAGS
 from raymq.store.records.properties import decode as decode_properties
 
 from .keys import key_of
-from .message import INDEX_KEY_SEPARATOR, INDEX_KEYS, SYSTEM_PROPERTIES, Message
+from .message import INDEX_KEY_SEPARATOR, INDEX_KEYS, NULL_VALUE, SYSTEM_PROPERTIES, Message
 
 _SHORT = struct.Struct(">h")
 _SYS_FLAG = fmt.HeaderFields._fields.index("sys_flag")
@@ -97,6 +97,7 @@ def _decode_properties(values: dict[str, Any]) -> None:
     properties = _decode_key_and_tag(values)
     words = properties.get(INDEX_KEYS, "")
     values["index_keys"] = tuple(filter(None, words.split(INDEX_KEY_SEPARATOR))) if words else ()
+    values["is_null"] = NULL_VALUE in properties and not values["body"]
     values["properties"] = {n: v for n, v in properties.items() if n not in SYSTEM_PROPERTIES}
 
 
@@ -128,8 +129,15 @@ class ReceivedMessage(Message):
     tag: str | None = _decoded(_decode_key_and_tag, None)
     index_keys: tuple[str, ...] = _decoded(_decode_properties, ())
     properties: dict[str, str] = _decoded(_decode_properties)
+    #: whether the value is null, and not empty bytes: `body` is empty in both cases
+    is_null: bool = _decoded(_decode_properties, False)
     #: RocketMQ's offset message id: store host and physical offset
     message_id: str = _decoded(_decode_message_id)
+
+    @property
+    def value(self) -> Any:
+        """As of a `Message`; None for a null value."""
+        return None if self.is_null else super().value
 
     def __getstate__(self) -> dict[str, Any]:
         """All fields: a pickled message needs no record."""

@@ -216,6 +216,8 @@ class MessageBatcher:
         Raises: Rejected for an unknown topic or queue; Unavailable.
         """
         route, queue_id = self.batch_sender.topic(message.topic), message.queue_id
+        if message.is_null or route.values.schema is not None:
+            route.values.check_body(message.body, is_null=message.is_null)
         if queue_id is not None:
             route.shard_of(queue_id)
         elif message.key is not None:
@@ -305,7 +307,7 @@ class MessageBatcher:
         """See `Producer.send_batch`."""
         self.batch_sender.check_process()
         route = self.batch_sender.topic(topic)
-        batch, keys = put_batch(data, now_ms=self._clock.now_ms())
+        batch, keys = put_batch(data, now_ms=self._clock.now_ms(), values=route.values)
         if not batch.num_rows:
             return []
 

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from raymq.cluster.messages.codecs import CONTENT_TYPE, codec
-from raymq.cluster.messages.message import Message, check_properties_size, property_bytes
+from raymq.cluster.messages.message import (
+    NULL_PROPERTY,
+    Message,
+    check_properties_size,
+    property_bytes,
+)
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected
 from raymq.store.config.promise import Acks
@@ -39,6 +44,8 @@ class EncodedMessage:
     acks: Acks
     #: the properties that say when it is to be delivered; None: at once
     later: bytes | None = None
+    #: the body is empty then
+    is_null: bool = False
 
 
 class MessageEncoder:
@@ -73,8 +80,9 @@ class MessageEncoder:
         elif self._codec.name != "bytes":
             body = self._codec.encode(body)
             properties = {**(properties or {}), CONTENT_TYPE: self._codec.name}
+        is_null = body is None
         if not isinstance(body, bytes):
-            body = self._raw.encode(body)
+            body = b"" if is_null else self._raw.encode(body)
 
         size = len(body)
         if size > self._max_message_bytes:
@@ -87,13 +95,17 @@ class MessageEncoder:
         if key is not None or tag is not None or index_keys or properties:
             encoded = property_bytes(key, tag, index_keys, properties)
             size += 0 if encoded is None else len(encoded)
+        if is_null:
+            encoded = (encoded or b"") + NULL_PROPERTY
+            check_properties_size(len(encoded), "key, tag and properties")
+            size += len(NULL_PROPERTY)
         if deliver_at_ms is not None:
             later = timer_properties(deliver_at_ms, self._clock.now_ms())
             if later is not None:
                 size += len(later) + len(topic) + REAL_BYTES
 
         acks = acks or self._acks
-        return EncodedMessage(topic, queue_id, key, body, tag, encoded, size, acks, later)
+        return EncodedMessage(topic, queue_id, key, body, tag, encoded, size, acks, later, is_null)
 
     def check_size(self, size: int) -> None:
         """Raises: Rejected for a body that is too large."""

@@ -117,7 +117,8 @@ class Producer(OpenClient):
 
         Args:
             topic: the topic's name, or a Message, which brings all but `queue_id` and `acks`.
-            body: a value that the producer's codec encodes; bytes by default.
+            body: a value that the producer's codec encodes; bytes by default. If the topic has a schema, it must be a
+                JSON object of its columns, and the check costs as much as 200 sends of bytes: use `send_batch`.
             key: messages with one key go to one queue. Without key and `queue_id`, messages fill a batch of one queue,
                 then of the next.
             tag: a word that readers can filter by.
@@ -171,8 +172,9 @@ class Producer(OpenClient):
     ) -> list[Future[BatchReceipt]]:
         """Send columns of messages, without a Python object per message.
 
-        Args: `data`: has the column `body` and may have `key`, `tag`, `properties` and `born_time_ms`. Rows go to
-        `queue_id`, else to the queue of their key. Without keys all rows go to one queue.
+        Args: `data`: has the column `body` and may have `key`, `tag`, `properties` and `born_time_ms`. If the topic has
+        a schema, its columns take the place of `body`. A null `body`, or a row of nothing but nulls, is a null value.
+        Rows go to `queue_id`, else to the queue of their key. Without keys all rows go to one queue.
         Returns: one future per batch. Rows of one queue keep their order, and come after earlier sends.
         Raises: Rejected naming the column; Unavailable when the buffer stays full.
         """

@@ -14,7 +14,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 
 from .topic_sink import check_transport
-from .topic_source import EARLIEST, LATEST, TopicSource
+from .topic_source import EARLIEST, LATEST, TopicSource, values_of
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
@@ -79,6 +79,7 @@ def micro_batches(
         check_choice("start", start, STARTS)
 
     clock = Clock()
+    values = values_of(cluster, topic)
     offsets: dict[int, int] = {}
     idle_since_s = clock.monotonic()
     while True:
@@ -96,7 +97,7 @@ def micro_batches(
             held[queue_id]._replace(first=offsets[queue_id], last=offsets[queue_id] + count)
             for queue_id, count in taken.items()
         ]
-        yield read_datasource(TopicSource(cluster, ranges, read_from=read_from))
+        yield read_datasource(TopicSource(cluster, ranges, read_from=read_from, values=values))
 
         _commit(cluster, group, ranges)
         offsets.update({each.queue_id: each.last for each in ranges})

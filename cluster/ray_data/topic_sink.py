@@ -11,6 +11,7 @@ from ray.data import Datasink
 from ray.data.block import BlockAccessor
 
 from raymq.cluster.messages.queue_split import split
+from raymq.cluster.messages.topic_values import TopicValues
 from raymq.cluster.staged.committer import CommitResult, Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.cluster.staged.write_commit import StagedRows
@@ -73,8 +74,9 @@ class TopicSink(Datasink[_TaskReturn]):
             another program, stores nothing more, and completes a commit that ended in the middle. None (default): Ray
             Data's id of the write, so that a commit that ended in the middle cannot be completed.
 
-    The dataset has the column `value` (binary or string), which becomes the body. Optional columns are `key`, which
-    chooses the queue, `tag`, and `partition`, the queue id itself. Each row is written twice.
+    The dataset has the column `value` (binary or string), which becomes the body. If the topic has a schema, its
+    columns take the place of `value`. Optional columns are `key`, which chooses the queue, `tag`, and `partition`, the
+    queue id itself. Each row is written twice.
 
     Guarantees:
         When `write_datasink` returns, a majority of the replicas has every row once, as durably as the cluster's flush
@@ -82,8 +84,8 @@ class TopicSink(Datasink[_TaskReturn]):
 
     Raises:
         Rejected: the topic does not exist, or the cluster's transport is not Flight. From `write_datasink`, as the
-            cause of Ray Data's error: a column is missing, unknown or of another type, a value is null, or an earlier
-            write of the same name had other rows.
+            cause of Ray Data's error: a column is missing, unknown or of another type, a value is null that must not
+            be, or an earlier write of the same name had other rows.
         Unavailable: the cluster does not answer.
     """
 
@@ -105,6 +107,7 @@ class TopicSink(Datasink[_TaskReturn]):
         self._cluster = cluster
         self._topic = topic
         self._queues = int(facts["queues"])
+        self._values = TopicValues.of(topic, facts)
         self._write_id = write_id
         #: the committed write; None before
         self.result: CommitResult | None = None
@@ -112,8 +115,8 @@ class TopicSink(Datasink[_TaskReturn]):
     def write(self, blocks: Iterable[Any], ctx: Any) -> _TaskReturn:
         """Stage the rows of one task. Callers: Ray Data."""
         with StagedWriter(Routes.of(self._cluster)) as writer:
-            for turn, batch in enumerate(_batches(blocks)):
-                for queue_id, part in split(batch, self._queues, turn):
+            for turn, batch in enumerate(_batches(blocks, self._values)):
+                for queue_id, part in split(batch, self._queues, turn, values=self._values):
                     writer.write(self._topic, queue_id, part)
             staged = writer.finish()
         return _TaskReturn(str(ctx.kwargs.get("write_uuid") or ""), staged.to_json())
@@ -142,16 +145,20 @@ def check_transport(cluster: Cluster) -> None:
         )
 
 
-def _batches(blocks: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-    """The rows of blocks as columns key, value, tag and partition. Raises: Rejected for other columns."""
+def _batches(blocks: Iterable[Any], values: TopicValues) -> Iterator[pa.RecordBatch]:
+    """The rows of blocks as columns key, tag, partition and those of the value. Raises: Rejected for other columns."""
     for block in blocks:
         table = BlockAccessor.for_block(block).to_arrow()
         if table.num_rows:
-            yield from _checked(table).to_batches()
+            yield from _checked(table, values).to_batches()
 
 
-def _checked(table: pa.Table) -> pa.Table:
+def _checked(table: pa.Table, values: TopicValues) -> pa.Table:
+    schema = values.schema
+    values.check_names(table.schema.names, [name for name in COLUMNS if name != "value"])
     for field in table.schema:
+        if schema is not None and field.name in schema.names:
+            continue
         accepted = _ACCEPTED.get(field.name)
         if accepted is None:
             raise Rejected(
@@ -167,17 +174,21 @@ def _checked(table: pa.Table) -> pa.Table:
                 limit=names,
             )
 
-    if "value" not in table.schema.names:
+    if schema is None and "value" not in table.schema.names:
         raise Rejected(
             f"the dataset has columns {table.schema.names}; `value` (binary or string) is needed",
             field="value",
             limit=", ".join(COLUMNS),
         )
 
-    columns = [
-        table.column(name).cast(kind)
+    columns = {
+        name: table.column(name).cast(kind)
         if name in table.schema.names
         else pa.nulls(table.num_rows, kind)
         for name, kind in COLUMNS.items()
-    ]
-    return pa.table(columns, names=list(COLUMNS))
+    }
+    if schema is not None:
+        # `split` checks and encodes them.
+        columns |= {name: table.column(name) for name in schema.names if name in table.schema.names}
+        del columns["value"]
+    return pa.table(columns)

@@ -18,6 +18,7 @@ from raymq.cluster.consume.queue_ranges import QueueRange, read_queue_range, spl
 from raymq.cluster.consume.range_reader import RangeReader
 from raymq.cluster.consume.time_search import offset_at
 from raymq.cluster.messages.columns import message_batch
+from raymq.cluster.messages.topic_values import TopicValues
 from raymq.cluster.messages.user_properties import list_offsets, user_properties
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
@@ -74,6 +75,8 @@ def read_topic(
 ) -> Dataset:
     """Read topics as a dataset with the columns of `ray.data.read_kafka`, and `tag`.
 
+    If one topic is read that has a schema, its columns take the place of `value`.
+
     This call fixes the offsets. So each execution of the dataset, and each retried task, reads the same messages. Tasks
     read ranges of queues from the queues' shards, by Arrow Flight, and large queues are split.
 
@@ -109,6 +112,7 @@ def read_topic(
         Rejected: an unknown topic or queue, or a malformed place.
         OffsetOutOfRange: a queue does not hold an offset. From the dataset, as the cause of Ray Data's error: messages
             have expired meanwhile.
+        Corrupt: from the dataset: a body is not a row of the topic's schema.
         Unavailable: the cluster does not answer.
     """
     check_transport(cluster)
@@ -119,7 +123,8 @@ def read_topic(
     ranges = [
         each for name in names for each in _ranges(cluster, name, names, start_offset, end_offset)
     ]
-    source = TopicSource(cluster, ranges, read_from=read_from)
+    values = values_of(cluster, names[0]) if len(names) == 1 else None
+    source = TopicSource(cluster, ranges, read_from=read_from, values=values)
     found: Dataset = read_datasource(
         source,
         concurrency=concurrency,
@@ -129,8 +134,13 @@ def read_topic(
     return found
 
 
+def values_of(cluster: Cluster, topic: str) -> TopicValues:
+    """What the values of a topic are."""
+    return TopicValues.of(topic, cluster.topics().get(topic, {}))
+
+
 class TopicSource(Datasource):
-    """Fixed ranges of queues."""
+    """Fixed ranges of queues. Args: `values`: of the topic, if they are all of one."""
 
     def __init__(
         self,
@@ -138,6 +148,7 @@ class TopicSource(Datasource):
         ranges: list[QueueRange],
         *,
         read_from: ReadFrom = "leader",
+        values: TopicValues | None = None,
     ) -> None:
         """Reads the first messages, for their size. Raises: as `RangeReader.fetch`."""
         super().__init__()  # type: ignore[no-untyped-call]
@@ -145,6 +156,7 @@ class TopicSource(Datasource):
         self._ranges = ranges
         self._read_from: ReadFrom = read_from
         self._bytes = _size(cluster, ranges, read_from)
+        self._values = values or TopicValues("")
 
     def get_name(self) -> str:
         """The name that Ray Data shows."""
@@ -167,10 +179,10 @@ class TopicSource(Datasource):
         """One task for each range, of which there are about `parallelism`."""
         return [
             ReadTask(
-                _reader(self._cluster, each, self._read_from),
+                _reader(self._cluster, each, self._read_from, self._values),
                 # A compacted queue has fewer messages than offsets.
                 BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None),
-                schema=SCHEMA,
+                schema=table_schema(self._values),
                 per_task_row_limit=per_task_row_limit,
             )
             for each in split_ranges(self._ranges, parallelism)
@@ -199,29 +211,44 @@ def _size(cluster: Cluster, ranges: list[QueueRange], read_from: ReadFrom) -> in
 
 
 def _reader(
-    cluster: Cluster, wanted: QueueRange, read_from: ReadFrom
+    cluster: Cluster, wanted: QueueRange, read_from: ReadFrom, values: TopicValues
 ) -> Callable[[], Iterable[pa.Table]]:
     def read() -> Iterator[pa.Table]:
         for records in read_queue_range(cluster, wanted, read_from=read_from):
-            yield as_table(wanted.shard, records)
+            yield as_table(wanted.shard, records, values)
 
     return read
 
 
-def as_table(shard: int, records: pa.Array) -> pa.Table:
-    """Raw records of a fetch as SCHEMA."""
+def table_schema(values: TopicValues) -> pa.Schema:
+    """SCHEMA, or with the columns of the topic's schema in the place of `value`."""
+    if values.schema is None:
+        return SCHEMA
+    own = [each.with_nullable(True) for each in values.schema]
+    fields = [[field] if field.name != "value" else own for field in SCHEMA]
+    return pa.schema([each for some in fields for each in some])
+
+
+def as_table(shard: int, records: pa.Array, values: TopicValues) -> pa.Table:
+    """Raw records of a fetch as `table_schema`. Raises: Corrupt for a body that is not a row of the topic's schema."""
     rows = message_batch(shard, records, columns=_MADE_OF)
-    row_of_pair, names, values = user_properties(rows.column("properties"))
+    row_of_pair, names, texts = user_properties(rows.column("properties"))
     offsets = list_offsets(row_of_pair, rows.num_rows)
     made = {
         "value": rows.column("body"),
         "partition": rows.column("queue_id"),
         "timestamp": rows.column("store_time_ms"),
         "timestamp_type": pa.array(np.full(rows.num_rows, _LOG_APPEND_TIME, dtype=np.int32)),
-        "headers": pa.MapArray.from_arrays(pa.array(offsets), names, values),
+        "headers": pa.MapArray.from_arrays(pa.array(offsets), names, texts),
     }
-    columns = [made[name] if name in made else rows.column(name) for name in SCHEMA.names]
-    return pa.table(columns, schema=SCHEMA)
+    if values.schema is not None:
+        own = values.schema.names
+        decoded = values.decode(rows.column("body"), rows.column("offset"), names=own)
+        made |= dict(zip(own, decoded, strict=True))
+
+    schema = table_schema(values)
+    columns = [made[name] if name in made else rows.column(name) for name in schema.names]
+    return pa.table(columns, schema=schema)
 
 
 # --- places ---------------------------------------------------------------------------------------

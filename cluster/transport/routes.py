@@ -26,6 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from raymq.cluster.arguments import check_number
+from raymq.cluster.messages.topic_values import TopicValues
 from raymq.cluster.paths import actor_name
 from raymq.replication.quorum import can_fail_over
 from raymq.store.base.clock import Clock
@@ -80,6 +81,7 @@ class TopicRoute(NamedTuple):
     shards: tuple[int, ...]
     #: queues at its creation: the others were added later
     first_queues: int = 0
+    values: TopicValues = TopicValues("")
 
     def shard_of(self, queue_id: int) -> int:
         """The shard that stores a queue. Raises: Rejected for another number."""
@@ -93,6 +95,11 @@ class TopicRoute(NamedTuple):
             )
         return self.shards[queue_id % len(self.shards)]
 
+    def is_older_than(self, other: TopicRoute) -> bool:
+        """Whether the other one has more queues or columns."""
+        columns = len(self.values.names), len(other.values.names)
+        return self.queues < other.queues or columns[0] < columns[1]
+
     def queues_of(self, shard: int) -> list[int]:
         """The ids of the queues that a shard stores."""
         return [queue_id for queue_id in range(self.queues) if self.shard_of(queue_id) == shard]
@@ -102,7 +109,7 @@ def _topic_route(name: str, facts: dict[str, Any]) -> TopicRoute:
     """The route of a topic, of an answer of operation `topics`."""
     queues = int(facts["queues"])
     first = int((facts.get("former_queues") or [queues])[0])
-    return TopicRoute(name, queues, tuple(facts["shards"]), first)
+    return TopicRoute(name, queues, tuple(facts["shards"]), first, TopicValues.of(name, facts))
 
 
 class LeaderRoute(NamedTuple):
@@ -739,9 +746,9 @@ class Routes:
         self.learn_shards(shard for route in routes.values() for shard in route.shards)
         with self._lock:
             self._topics_asked_s = self._clock.monotonic()
-            # What is known stays: a shard or a follower may not have heard of a topic or of its added queues yet.
+            # What is known stays: a shard or a follower may not have heard of a topic or of what was added to it yet.
             for name, known in self._topics.items():
-                if name not in routes or routes[name].queues < known.queues:
+                if name not in routes or routes[name].is_older_than(known):
                     routes[name] = known
             self._topics = routes
 

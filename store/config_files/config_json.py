@@ -24,6 +24,7 @@ from raymq.store.put.inner_message import ServiceProgress
 from raymq.store.put.inner_put import InnerPut
 from raymq.store.state import shard_state
 from raymq.store.state.shard_state import INTERNAL_TOPIC, TopicInfo
+from raymq.store.state.topic_schema import SCHEMA, check_schema
 from raymq.store.state.topics import QUEUES_MAX, is_system_topic
 
 from . import fastjson
@@ -223,6 +224,8 @@ def _import_topics(store: MessageStore, put: InnerPut, table: Table, is_new: boo
 
         try:
             fmt.check_topic_name(name)
+            if SCHEMA in attributes:
+                check_schema(attributes[SCHEMA])
         except RayMQError as error:
             raise _not_rocketmqs(TOPICS, f"its topic {name!r} cannot be one: {error}") from error
 

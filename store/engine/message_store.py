@@ -67,7 +67,7 @@ from raymq.store.state.shard_state import (
     offsets_body,
     topic_body,
 )
-from raymq.store.state.topics import QueueKey, check_more_queues, check_new_topic
+from raymq.store.state.topics import QueueKey, check_more_queues, check_new_schema, check_new_topic
 
 from .followed_log import FollowedLog
 from .store_recovery import LostQueues, StoreRecovery
@@ -633,6 +633,12 @@ class MessageStore:
             if copied is not None:
                 info = replace(info, former_queues=copied[0], hidden_queues=copied[1])
             return self._put_topic(info)
+
+    def set_schema(self, name: str, schema: str) -> AppendedRows | None:
+        """Give a topic another schema. Returns: None if it has that already. Raises: as `check_new_schema`."""
+        with self._topics_lock:
+            info = check_new_schema(name, schema, self.state.topics)
+            return None if info is None else self._put_topic(info)
 
     def _put_topic(self, info: TopicInfo) -> AppendedRows:
         """Append the record of a topic. Needs the lock."""

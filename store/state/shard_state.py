@@ -19,6 +19,7 @@ from raymq.store.base.errors import Corrupt, Fenced, Rejected
 
 from . import snapshot_columns
 from .producer_table import ENTRY_DTYPE, EPOCH_DTYPE, UNKNOWN_OFFSET, ProducerTable, Run
+from .topic_schema import ALLOWED, NULL_VALUES, SCHEMA
 
 #: topic and queue of the records that this module reads and writes
 INTERNAL_TOPIC = "rmq_sys_raymq"
@@ -83,18 +84,29 @@ class TopicInfo:
         """Whether the topic keeps the latest message of each key (store/compaction)."""
         return (CLEANUP_POLICY, COMPACTION) in self.attributes
 
+    @property
+    def schema(self) -> str | None:
+        """The columns of the topic's values, as JSON; None: its values are bytes."""
+        return dict(self.attributes).get(SCHEMA)
+
     def shard_of(self, queue_id: int) -> int:
         """The shard that stores a queue."""
         return self.shards[queue_id % len(self.shards)]
 
     def shown(self) -> dict[str, Any]:
-        """The facts for clients: `queues`, `shards`; where that is so, `compacted`, `former_queues`, `all_queues`."""
+        """The facts for clients: `queues`, `shards`; where that is so, `compacted`, `schema`, `allow_null_values`,
+        `former_queues`, `all_queues`.
+        """
         facts: dict[str, Any] = {
             "queues": self.queues - self.hidden_queues,
             "shards": list(self.shards),
         }
         if self.compacted:
             facts["compacted"] = True
+        if self.schema is not None:
+            facts["schema"] = json.loads(self.schema)
+        if (NULL_VALUES, ALLOWED) in self.attributes:
+            facts["allow_null_values"] = True
         if self.former_queues:
             facts["former_queues"] = list(self.former_queues)
         if self.hidden_queues:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -9,10 +10,18 @@ from raymq.store.base import format as fmt
 from raymq.store.base.errors import Rejected
 
 from .shard_state import CLEANUP_POLICY, COMPACTION, DELETE, TopicInfo
+from .topic_schema import ALLOWED, NULL_VALUES, SCHEMA, check_schema, extends
 
 #: the first part of the names of internal topics, both RocketMQ's (TopicValidator.SYSTEM_TOPIC_PREFIX) and RayMQ's
 SYSTEM_PREFIX = "rmq_sys_"
 QUEUES_MAX = 65_536
+
+#: topic attributes with one of few values
+_ATTRIBUTES = (
+    (CLEANUP_POLICY, COMPACTION),
+    (CLEANUP_POLICY, DELETE),
+    (NULL_VALUES, ALLOWED),
+)
 
 #: topic and queue id
 QueueKey = tuple[str, int]
@@ -41,24 +50,68 @@ def check_new_topic(
     info = TopicInfo(name, queues, shards, _checked_attributes(attributes or {}))
     have = known.get(name)
     if have is not None:
-        if replace(have, former_queues=(), hidden_queues=0) == info:
+        # A program that creates its topics whenever it starts need not know that one has more queues or columns by now.
+        grown = replace(info, attributes=have.attributes) if _has_grown(info, have) else info
+        if replace(have, former_queues=(), hidden_queues=0) == grown:
             return None
-        if queues in have.former_queues and have.attributes == info.attributes:
-            # A program that creates its topics whenever it starts need not know that one has more queues by now.
+        if queues in have.former_queues and have.attributes == grown.attributes:
             return None
         differs = "shards"
         if have.queues != info.queues:
             differs = "queues"
-        elif have.attributes != info.attributes:
+        elif have.schema != info.schema and have.attributes != grown.attributes:
+            differs = "schema"
+        elif have.attributes != grown.attributes:
             differs = "attributes"
         raise Rejected(
             f"topic {name} exists with {have.queues} queues on shards {list(have.shards)} and "
-            f"{dict(have.attributes) or 'no'} attributes, which stay: use it as it is, or another name",
+            f"{dict(have.attributes) or 'no'} attributes, which stay: use it as it is, or another name"
+            + (
+                "; `add_column` adds a column"
+                if differs == "schema" and have.schema is not None
+                else ""
+            ),
             field=differs,
             limit=list(have.shards) if differs == "shards" else getattr(have, differs),
         )
 
     return info
+
+
+def _has_grown(info: TopicInfo, have: TopicInfo) -> bool:
+    """Whether a topic has the schema of `info` and more columns, and is else the same."""
+    if info.schema is None or have.schema is None:
+        return False
+    others = [
+        {key: value for key, value in each.attributes if key != SCHEMA} for each in (info, have)
+    ]
+    return others[0] == others[1] and extends(json.loads(have.schema), json.loads(info.schema))
+
+
+def check_new_schema(name: str, text: str, known: Mapping[str, TopicInfo]) -> TopicInfo | None:
+    """The topic with another schema; None if it has that already.
+
+    Raises: Rejected unless the schema is the present one with more nullable columns at its end.
+    """
+    have = known.get(name)
+    if have is None:
+        fault = f"topic {name} does not exist; create it with its schema"
+        raise Rejected(fault, field="topic", limit="an existing topic")
+    if have.schema is None:
+        fault = f"topic {name} has no schema, and gets none: its messages may be anything. Create another topic"
+        raise Rejected(fault, field="schema", limit="a topic with a schema")
+
+    new, old = check_schema(text), json.loads(have.schema)
+    if new == old:
+        return None
+    if not extends(new, old):
+        raise Rejected(
+            f"the schema of topic {name} may only get nullable columns at its end; its columns are "
+            f"{[each['name'] for each in old]}, not {[each['name'] for each in new]}",
+            field="schema",
+            limit=old,
+        )
+    return replace(have, attributes=tuple(sorted({**dict(have.attributes), SCHEMA: text}.items())))
 
 
 def check_more_queues(
@@ -115,11 +168,14 @@ def check_more_queues(
 
 def _checked_attributes(attributes: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     for name, value in attributes.items():
-        if name != CLEANUP_POLICY or value not in (COMPACTION, DELETE):
+        if name == SCHEMA:
+            check_schema(value)
+        elif (name, value) not in _ATTRIBUTES:
+            allowed = ", ".join(f"{key}={text}" for key, text in _ATTRIBUTES)
             raise Rejected(
-                f"topic attribute {name}={value} is not known; {CLEANUP_POLICY} may be {COMPACTION} or {DELETE}",
+                f"topic attribute {name}={value} is not known; there are {allowed} and {SCHEMA}",
                 field="attributes",
-                limit=f"{CLEANUP_POLICY}={COMPACTION}|{DELETE}",
+                limit=allowed,
             )
     return tuple(sorted(attributes.items()))
 

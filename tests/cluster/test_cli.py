@@ -63,6 +63,7 @@ def received(queue_id: int, offset: int, body: bytes, key: bytes | None = None) 
         queue_id=queue_id,
         offset=offset,
         body=body,
+        is_null=False,
         key=key,
         topic="t",
         tag=None,

@@ -89,7 +89,7 @@ def test_a_dataset_without_rows_is_written(shard: ServedShard) -> None:
         (pa.table({"value": ["a"], "partition": ["0"]}), "partition"),
         (pa.table({"value": ["a"], "partition": [7]}), "partition"),
         (pa.table({"value": ["a"], "tag": [1]}), "tag"),
-        (pa.table({"value": ["a", None]}), "body"),
+        (pa.table({"value": ["a", None]}), "value"),
     ],
 )
 def test_rows_that_a_topic_cannot_take_are_refused_by_the_columns_name(

@@ -69,6 +69,9 @@ def test_rocketmq_finds_our_topics_groups_and_offsets(
     store = MessageStore.open(root, config=config)
     put_all(store, kinds.ordinary())
     store.commit_offsets("g", kinds.TOPIC, {0: 3, 2: 1})
+    schema = '[{"name":"id","type":"int64","nullable":true}]'
+    attributes = {"raymq.schema": schema, "raymq.null.values": "true"}
+    store.create_topic("typed", 2, (0,), attributes)
     store.put_inner([], progress=ServiceProgress("delay", {"2": 9}))
     confirm_with_index(store)
     store.close()
@@ -79,6 +82,7 @@ def test_rocketmq_finds_our_topics_groups_and_offsets(
     for name in (kinds.TOPIC, kinds.LONG_TOPIC):
         assert (found["topics"][name]["readQueueNums"], found["topics"][name]["perm"]) == (4, 6)
     assert found["topics"]["rmq_sys_raymq"]["perm"] == 0
+    assert found["topics"]["typed"]["attributes"] == attributes
     assert found["offsets"] == {f"{kinds.TOPIC}@g": {"0": 3, "2": 1}}
     assert found["groups"]["g"]["retryMaxTimes"] == 16
     assert found["levels"] == {"2": 9}

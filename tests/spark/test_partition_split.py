@@ -5,8 +5,11 @@ import pytest
 
 from raymq.cluster.messages.partitioner import queue_of
 from raymq.cluster.messages.queue_split import split
+from raymq.cluster.messages.topic_values import TopicValues
 from raymq.spark.sink import producer_id_of
 from raymq.store.base.errors import Rejected
+
+BYTES = TopicValues("t")
 
 
 def batch(keys, values, tags=None, partitions=None):
@@ -24,31 +27,36 @@ def batch(keys, values, tags=None, partitions=None):
 
 def test_rows_go_to_the_queue_of_their_key_in_row_order():
     keys = [b"a", b"b", b"a", b"c", b"a"]
-    found = dict(split(batch(keys, [b"0", b"1", b"2", b"3", b"4"]), 4, 0))
+    found = dict(split(batch(keys, [b"0", b"1", b"2", b"3", b"4"]), 4, 0, values=BYTES))
     mine = found[queue_of(b"a", 4)].column("body").to_pylist()
     assert [v for v in mine if v in (b"0", b"2", b"4")] == [b"0", b"2", b"4"]
     assert sum(part.num_rows for part in found.values()) == 5
 
 
 def test_rows_without_a_key_share_the_queue_of_the_turn():
-    found = dict(split(batch([None, None], [b"x", b"y"]), 3, 7))
+    found = dict(split(batch([None, None], [b"x", b"y"]), 3, 7, values=BYTES))
     assert list(found) == [1]
 
 
 def test_a_chosen_partition_wins_over_the_key():
-    found = dict(split(batch([b"a"], [b"x"], partitions=[2]), 4, 0))
+    found = dict(split(batch([b"a"], [b"x"], partitions=[2]), 4, 0, values=BYTES))
     assert list(found) == [2]
 
 
 def test_a_partition_out_of_range_names_its_row():
     with pytest.raises(Rejected, match="row 1: partition 9") as caught:
-        list(split(batch([None, None], [b"x", b"y"], partitions=[0, 9]), 4, 0))
+        list(split(batch([None, None], [b"x", b"y"], partitions=[0, 9]), 4, 0, values=BYTES))
     assert caught.value.field == "partition"
 
 
-def test_a_null_value_stays_null_so_that_the_sender_refuses_it():
-    ((_, part),) = split(batch([None], [None]), 1, 0)
-    assert part.column("body").null_count == 1
+def test_a_null_value_is_refused_by_name_unless_the_topic_allows_it():
+    with pytest.raises(Rejected, match="row 1: value is null.*allow_null_values=True") as caught:
+        list(split(batch([None, None], [b"x", None]), 1, 0, values=BYTES))
+    assert (caught.value.field, caught.value.row) == ("value", 1)
+    allowed = TopicValues("t", allow_null=True)
+    ((_, part),) = split(batch([b"k", None], [None, b""]), 1, 0, values=allowed)
+    assert part.column("body").to_pylist() == [b"", b""]
+    assert part.column("properties").to_pylist() == [b"__SHARDINGKEY\x01k\x02_N\x011\x02", None]
 
 
 def test_producer_ids_depend_on_write_and_partition_only():

@@ -1,22 +1,38 @@
 """Spark on Ray writes to a topic and reads it back: exactly once, whatever happens to its tasks."""
 
+import json
 import os
 import shutil
 import signal
 import tempfile
+import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import raymq
 from raymq.cluster.bench.dataset_load import DatasetPlan, run
-from raymq.errors import OffsetOutOfRange, Rejected, Unavailable
-from raymq.spark import raydp_session, read, use_java, write
+from raymq.cluster.messages.json_rows import decode_rows, encode_rows
+from raymq.errors import Corrupt, OffsetOutOfRange, Rejected, Unavailable
+from raymq.spark import (
+    from_value,
+    raydp_session,
+    read,
+    stream,
+    stream_sink,
+    to_value,
+    use_java,
+    write,
+)
 from raymq.spark import session as spark_session
 from raymq.spark.load_test import SparkEngine
+from raymq.spark.offsets import TopicQueue
+from raymq.spark.query_checkpoint import QueryCheckpoint
 from tests.support.docstrings import examples
 from tests.support.quick_java import QUICK_JAVA
 from tests.support.ray_environment import ray_environment
+from tests.support.typed_frames import SCHEMA, check_round_trip, check_value_types, typed_frame
 
 # pyspark leaves the sockets of its collect() calls to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -82,8 +98,8 @@ def test_the_same_write_again_stores_nothing(place):
     cluster, spark = place
     cluster.create_topic("again", queues=4)
     frame = numbers(spark, 5_000)
-    write(frame, cluster, topic="again", write_id="once")
-    again = write(frame, cluster, topic="again", write_id="once")
+    write(frame, cluster, topic="again", writeId="once")
+    again = write(frame, cluster, topic="again", writeId="once")
     assert (again.rows, again.duplicates) == (5_000, 5_000)
     assert cluster.describe_topic("again")["messages"] == 5_000
 
@@ -144,14 +160,14 @@ def test_a_staged_write_of_a_shuffled_plan_with_rand_stores_every_row_once(place
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
     shuffled = numbers(spark, 20_000).orderBy(f.rand()).repartition(3)
     frame = shuffled.mapInArrow(die_once, "key string, value string, tag string")
-    result = write(frame, cluster, topic="staged", write_id="s1", delivery="staged")
+    result = write(frame, cluster, topic="staged", writeId="s1", delivery="staged")
     assert Path(flag).exists()
     assert (result.rows, result.duplicates) == (20_000, 0)
-    again = write(shuffled, cluster, topic="staged", write_id="s1", delivery="staged")
+    again = write(shuffled, cluster, topic="staged", writeId="s1", delivery="staged")
     assert (again.rows, again.duplicates) == (20_000, 20_000)
     assert values(read(spark, cluster, "staged")) == list(range(20_000))
     with pytest.raises(Rejected, match="was committed before with 20000 other rows"):
-        write(numbers(spark, 5), cluster, topic="staged", write_id="s1", delivery="staged")
+        write(numbers(spark, 5), cluster, topic="staged", writeId="s1", delivery="staged")
 
 
 @pytest.mark.parametrize("delivery", ["direct", "staged"])
@@ -167,7 +183,7 @@ def test_wrong_columns_and_offsets_are_named(place):
     cluster, spark = place
     cluster.create_topic("named", queues=1)
     for frame, field in (
-        (spark.range(1), "value"),
+        (spark.range(1), "id"),
         (spark.sql("select 1 as value"), "value"),
         (spark.sql("select 'x' as value, 1 as colour"), "colour"),
     ):
@@ -177,9 +193,239 @@ def test_wrong_columns_and_offsets_are_named(place):
     with pytest.raises(Rejected, match="create it"):
         write(spark.sql("select 'x' as value"), cluster, topic="nowhere")
     with pytest.raises(OffsetOutOfRange):
-        read(spark, cluster, "named", startingOffsets={0: 5})
+        read(spark, cluster, "named", startingOffsets={"named": {"0": 5}})
     with pytest.raises(Rejected, match="startingOffsets"):
         read(spark, cluster, "named", startingOffsets="yesterday")
+
+
+def test_options_and_columns_of_a_read_are_those_of_the_format_of_spark_4(place):
+    cluster, spark = place
+    cluster.create_topic("options", queues=2)
+    frame = spark.sql(
+        "select cast(id as string) as value, id % 2 as half from range(10)"
+    ).selectExpr("value", "cast(half as int) as partition", "map('n', value) as properties")
+    write(frame, cluster, topic="options", writeId="o", delivery="staged")
+    part = {"options": {"0": 1, "1": -2}}
+    for starting in (part, json.dumps(part)):
+        back = read(spark, cluster, subscribePattern="opt.*", startingOffsets=starting)
+        assert back.count() == 9
+    back = read(spark, cluster, assign={"options": [1]}, includeHeaders=True, readFrom="nearest")
+    assert back.columns == [
+        *("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"),
+        *("tag", "properties", "index_keys", "deliver_at", "shard"),
+    ]
+    row = back.orderBy("offset").first()
+    assert (row["properties"], row["headers"][0]["key"]) == ({"n": "1"}, "n")
+    few = read(spark, cluster, "options", schema="offset bigint, value binary", minPartitions=4)
+    assert (few.columns, few.count()) == (["offset", "value"], 10)
+    for given, field in (
+        ({"failOnDataloss": "maybe"}, "failOnDataLoss"),
+        ({"read_from": "leader"}, "read_from"),
+        ({"raymq.token": "x"}, "raymq.token"),
+        ({"subscribe": "options"}, "subscribe"),
+        ({"startingOffsets": {"options": {"0": 1}}}, "startingOffsets"),
+        ({"schema": "colour string"}, "colour"),
+    ):
+        with pytest.raises(Rejected) as caught:
+            read(spark, cluster, "options", **given)
+        assert caught.value.field == field
+
+
+def test_rows_that_name_their_topics_are_staged(place):
+    cluster, spark = place
+    for topic in ("red", "blue"):
+        cluster.create_topic(topic, queues=1)
+    frame = spark.sql("select 'x' as value, 'red' as topic union all select 'y', 'blue'")
+    with pytest.raises(Rejected, match="delivery='staged'"):
+        write(frame, cluster)
+    assert write(frame, cluster, delivery="staged").rows == 2
+    assert [cluster.describe_topic(each)["messages"] for each in ("red", "blue")] == [1, 1]
+
+
+def test_rows_of_a_schema_round_trip(place):
+    cluster, spark = place
+    cluster.create_topic("typed", queues=2, schema=SCHEMA)
+    frame = typed_frame(spark)
+    for delivery in ("direct", "staged"):
+        result = write(frame, cluster, topic="typed", writeId=delivery, delivery=delivery)
+        assert result.rows == 3
+    back = read(spark, cluster, "typed")
+    assert "value" not in back.columns
+    check_round_trip(frame, back.select(*frame.columns).dropDuplicates(["id"]))
+
+    # On both shards, one after the other.
+    assert cluster.add_column("typed", pa.field("extra", pa.string()))
+    known = [cluster.call(shard, "topics", {})["typed"]["schema"] for shard in range(2)]
+    assert [columns[-1]["name"] for columns in known] == ["extra", "extra"]
+    write(spark.sql("select 9L as id, 'new' as extra"), cluster, topic="typed")
+    assert read(spark, cluster, "typed").filter("extra = 'new'").first()["id"] == 9
+    for sql, field in (
+        ("select 1L as id, 'red' as colour", "colour"),
+        ("select 1 as id", "id"),
+        ("select true as flag", "id"),
+        ("select 1L as id, named_struct('a', 1) as inner", "inner"),
+    ):
+        with pytest.raises(Rejected) as caught:
+            write(spark.sql(sql), cluster, topic="typed")
+        assert caught.value.field == field
+
+
+@pytest.mark.parametrize("codec", ["json", "arrow-ipc"])
+def test_columns_become_one_value_and_come_back(place, codec):
+    check_value_types(place[1], codec)
+
+
+def test_what_spark_writes_as_a_value_is_a_row_of_a_schema_and_the_other_way_round(place):
+    cluster, spark = place
+    cluster.create_topic("by-columns", queues=1, schema=SCHEMA)
+    frame = typed_frame(spark).drop("key")
+    write(frame, cluster, topic="by-columns")
+    bytes_of = read(spark, cluster, "by-columns", schema="value binary")
+    check_round_trip(
+        *(f.withColumn("key", f["note"]) for f in (frame, from_value(bytes_of, SCHEMA)))
+    )
+
+    bodies = [row["value"].encode() for row in to_value(frame).collect()]
+    columns = decode_rows(pa.array(bodies), SCHEMA)
+    ids = columns[0].to_pylist()
+    assert ids == [1, 2, 3]
+    ours = encode_rows(columns, SCHEMA)
+    assert [json.loads(each) for each in ours.to_pylist()] == [json.loads(each) for each in bodies]
+
+
+def test_null_values_round_trip_where_the_topic_allows_them(place):
+    cluster, spark = place
+    cluster.create_topic("nullable", queues=1, allow_null_values=True)
+    cluster.create_topic("full", queues=1)
+    frame = spark.sql("select 'a' as key, cast(null as string) as value union all select 'b', ''")
+    write(frame, cluster, topic="nullable")
+    rows = read(spark, cluster, "nullable").orderBy("key").collect()
+    assert [(bytes(row["key"]), row["value"]) for row in rows] == [(b"a", None), (b"b", b"")]
+    with pytest.raises(Exception, match="value is null, which topic full does not allow"):
+        write(frame, cluster, topic="full")
+
+
+def test_a_query_of_spark_with_a_checkpoint_stores_each_row_once_when_a_batch_is_repeated(
+    place, tmp_path
+):
+    cluster, spark = place
+    cluster.create_topic("sunk", queues=2)
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    source.mkdir()
+    sink = stream_sink(cluster, topic="sunk")
+    failures = ["after the write"]
+
+    def fails_once(frame, batch_id):
+        # Another order each time, as of a plan with rand().
+        sink(frame.selectExpr("value", "rand() as r").orderBy("r").drop("r"), batch_id)
+        if batch_id == 1 and failures:
+            raise RuntimeError(failures.pop())
+
+    def run():
+        frame = spark.readStream.schema("value string").text(str(source))
+        writer = frame.writeStream.foreachBatch(fails_once)
+        query = writer.option("checkpointLocation", str(checkpoint))
+        query = query.trigger(availableNow=True).start()
+        try:
+            query.awaitTermination(60)
+        finally:
+            query.stop()
+
+    def add(first, last):
+        text = "\n".join(map(str, range(first, last)))
+        (source / f"{first}.txt").write_text(text + "\n")
+
+    add(0, 100)
+    run()
+    add(100, 150)
+    with pytest.raises(Exception, match="after the write"):
+        run()
+    assert not (checkpoint / "commits" / "1").exists()
+    assert cluster.describe_topic("sunk")["messages"] == 150
+    add(150, 200)
+    run()
+    run()
+    assert values(read(spark, cluster, "sunk")) == list(range(200))
+
+
+def test_a_stream_from_topic_to_topic_stores_each_row_once_when_a_batch_is_repeated(
+    place, tmp_path
+):
+    cluster, spark = place
+    cluster.create_topic("from", queues=2)
+    cluster.create_topic("to", queues=3)
+    sink = stream_sink(cluster, topic="to")
+    failures = [1]
+    numbers_of_batches = []
+
+    def copy(frame, batch_id):
+        numbers_of_batches.append(batch_id)
+        sink(frame.select("key", "value"), batch_id)
+        if batch_id in failures:
+            failures.remove(batch_id)
+            raise RuntimeError("after the write")
+
+    def run(**given):
+        given = {"availableNow": True, "maxOffsetsPerTrigger": 40, **given}
+        where = {"checkpointLocation": str(tmp_path), "startingOffsets": "earliest"}
+        return stream(spark, cluster, "from", foreachBatch=copy, **where, **given)
+
+    write(numbers(spark, 100), cluster, topic="from", writeId="first")
+    with pytest.raises(RuntimeError, match="after the write"):
+        run()
+    write(numbers(spark, 150), cluster, topic="from", writeId="second")
+    assert run() == 6
+    assert numbers_of_batches == [0, 1, 1, 2, 3, 4, 5, 6]
+    assert run() == 0
+    assert values(read(spark, cluster, "to")) == sorted([*range(100), *range(150)])
+
+    # The files are those of Spark's structured streaming.
+    assert "id" in json.loads((tmp_path / "metadata").read_text())
+    version, facts, offsets = (tmp_path / "offsets" / "6").read_text().splitlines()
+    assert (version, list(json.loads(facts))) == (
+        "v1",
+        ["batchWatermarkMs", "batchTimestampMs", "conf"],
+    )
+    ends = {str(q["queue_id"]): q["max_offset"] for q in cluster.describe_topic("from")["queues"]}
+    assert json.loads(offsets) == {"from": ends}
+    commit = (tmp_path / "commits" / "6").read_text().splitlines()
+    assert commit == ["v1", '{"nextBatchWatermarkMs":0}']
+
+    stop = threading.Event()
+    stop.set()
+    assert run(availableNow=False, stop=stop) == 0
+    (tmp_path / "offsets" / "6").write_text("v1\n{}\nnot offsets")
+    with pytest.raises(Corrupt, match="offsets/6 of the checkpoint"):
+        run()
+
+
+def test_a_stream_that_begins_at_the_end_keeps_its_beginning(place, tmp_path):
+    cluster, spark = place
+    cluster.create_topic("late", queues=1)
+    write(numbers(spark, 5), cluster, topic="late", writeId="before")
+    seen = []
+
+    def keep(frame, batch_id):
+        seen.append((batch_id, frame.count()))
+
+    def run():
+        return stream(
+            *(spark, cluster, "late"),
+            foreachBatch=keep,
+            checkpointLocation=str(tmp_path / "checkpoint"),
+            availableNow=True,
+        )
+
+    assert run() == 1
+    write(numbers(spark, 3), cluster, topic="late", writeId="after")
+    assert run() == 1
+    assert seen == [(0, 0), (1, 3)]
+
+    # Two drivers of one checkpoint: the second one that begins a batch is refused.
+    first = QueryCheckpoint(spark, str(tmp_path / "checkpoint"))
+    with pytest.raises(Rejected, match="another driver") as caught:
+        first.begin(1, {TopicQueue("late", 0): 8})
+    assert caught.value.field == "checkpointLocation"
 
 
 @pytest.mark.parametrize(

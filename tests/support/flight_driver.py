@@ -110,7 +110,7 @@ def main() -> None:
             watched_rows,
             cluster,
             topic=options["topic"],
-            write_id=options["topic"],
+            writeId=options["topic"],
             delivery="staged",
         )
         found = checksum(read(spark, cluster, options["topic"]))

@@ -1,0 +1,47 @@
+"""Reads a range of a queue as the columns of a DataFrame, in a task of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+
+from raymq.cluster.consume.consumer_config import ReadFrom
+from raymq.cluster.consume.queue_ranges import QueueRange, read_queue_range
+from raymq.cluster.messages.topic_values import TopicValues
+from raymq.store.base.errors import Bug, RayMQError
+
+from .columns import columns
+from .offsets import report_loss
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
+
+
+class HowToRead(NamedTuple):
+    """What a task needs to know beside its range."""
+
+    read_from: ReadFrom
+    fail_on_data_loss: bool
+    values: TopicValues
+
+
+def read_columns(
+    cluster: Cluster, wanted: QueueRange, names: Sequence[str], how: HowToRead
+) -> Iterator[pa.RecordBatch]:
+    """The named columns of a range. Raises: RayMQError."""
+    try:
+        for records in read_queue_range(
+            cluster,
+            wanted,
+            read_from=how.read_from,
+            on_loss=partial(report_loss, fail=how.fail_on_data_loss),
+        ):
+            yield columns(records, wanted.shard, names, how.values)
+    except Bug:
+        raise
+    except RayMQError as error:
+        # Spark prints the traces of an error and of its causes before the text. The text says it all.
+        raise error.with_traceback(None) from None

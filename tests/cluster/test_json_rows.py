@@ -1,0 +1,219 @@
+"""Rows of a schema as JSON, by columns, and back."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from raymq.cluster.messages import topic_schema
+from raymq.cluster.messages.json_rows import (
+    NotOfSchema,
+    _decoded_by_arrow,
+    _decoded_by_python,
+    decode_rows,
+    encode_rows,
+)
+from raymq.cluster.messages.topic_schema import TAKEN, fits, spark_type
+from raymq.store.base.errors import Rejected
+
+INNER = pa.struct([("x", pa.int64()), ("day", pa.date32()), ("raw", pa.binary())])
+SCHEMA = pa.schema(
+    [
+        ("flag", pa.bool_()),
+        ("tiny", pa.int8()),
+        ("id", pa.int64()),
+        ("share", pa.float32()),
+        ("price", pa.float64()),
+        ("note", pa.string()),
+        ("raw", pa.binary()),
+        ("day", pa.date32()),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("local", pa.timestamp("us")),
+        ("amount", pa.decimal128(38, 18)),
+        ("inner", INNER),
+        ("lines", pa.list_(pa.field("element", INNER))),
+    ]
+)
+#: what Arrow's reader of JSON does not take
+MORE = SCHEMA.append(pa.field("tags", pa.map_(pa.string(), pa.struct([("n", pa.float64())]))))
+
+FULL: dict[str, Any] = {
+    "flag": True,
+    "tiny": -128,
+    "id": 2**63 - 1,
+    "share": 1.5,
+    "price": 0.1,
+    "note": 'a "quote", a \\, a tab\t, \x01 and é😀',
+    "raw": b"\x00\xff",
+    "day": date(1, 1, 1),
+    "at": datetime(9999, 12, 31, 23, 59, 59, 999999, timezone.utc),
+    "local": datetime(1, 1, 1),
+    "amount": Decimal("1E-18"),
+    "inner": {"x": None, "day": date(2024, 2, 29), "raw": b""},
+    "lines": [{"x": 1, "day": None, "raw": b"q"}, None, {"x": None, "day": None, "raw": None}],
+}
+EDGE: dict[str, Any] = {
+    **FULL,
+    "flag": False,
+    "id": -(2**63),
+    "price": 1e308,
+    "note": "",
+    "at": datetime(1, 1, 1, tzinfo=timezone.utc),
+    "amount": Decimal("-99999999999999999999.999999999999999999"),
+    "lines": [],
+}
+EMPTY: dict[str, Any] = dict.fromkeys(SCHEMA.names)
+ROWS = [FULL, EMPTY, EDGE, FULL, EDGE]
+
+
+def batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def encode(rows: pa.RecordBatch) -> pa.Array:
+    return encode_rows(rows.columns, rows.schema)
+
+
+@pytest.mark.parametrize("decode", [decode_rows, _decoded_by_arrow, _decoded_by_python])
+@pytest.mark.parametrize(("first", "count"), [(0, 5), (1, 3), (4, 1), (0, 0)])
+def test_every_type_comes_back_also_of_a_part_of_a_batch(
+    decode: Any, first: int, count: int
+) -> None:
+    rows = batch(ROWS, SCHEMA).slice(first, count)
+    found = decode(encode(rows), SCHEMA)
+    for column in found:
+        column.validate(full=True)
+    back = pa.RecordBatch.from_arrays(found, schema=SCHEMA)
+    assert back.to_pylist() == rows.to_pylist()
+
+
+def test_maps_and_floats_that_are_no_numbers_come_back() -> None:
+    odd = [[('k"', {"n": float("inf")}), ("empty", None)], None, []]
+    rows = batch([{**FULL, "tags": each, "price": float("-inf")} for each in odd], MORE)
+    for part in (rows, rows.slice(1)):
+        back = pa.RecordBatch.from_arrays(decode_rows(encode(part), MORE), schema=MORE)
+        assert back.to_pylist() == part.to_pylist()
+
+
+def test_a_row_is_one_json_object_without_its_nulls() -> None:
+    first, second = encode(batch([FULL, EMPTY], SCHEMA)).to_pylist()
+    assert second == b"{}"
+    value = json.loads(first)
+    assert list(value) == SCHEMA.names
+    assert (value["at"], value["local"], value["raw"], value["inner"]) == (
+        "9999-12-31T23:59:59.999999Z",
+        "0001-01-01T00:00:00.000000",
+        "AP8=",
+        {"day": "2024-02-29", "raw": ""},
+    )
+    assert value["note"] == FULL["note"]
+
+
+def test_rows_of_other_programs_may_have_spaces_other_zones_and_unknown_fields() -> None:
+    text = b'{ "id": 7,\n "new": {"a": [1]}, "at": "2024-01-01T02:00:00+02:00", "amount": "1.5" }'
+    found = dict(zip(SCHEMA.names, decode_rows(pa.array([text, None]), SCHEMA), strict=True))
+    assert found["id"].to_pylist() == [7, None]
+    assert found["at"][0].as_py() == datetime(2024, 1, 1, tzinfo=timezone.utc)
+    assert found["amount"][0].as_py() == Decimal("1.5")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b'{"tiny":300}', "column tiny"),
+        (b'{"id":1.5}', "column id"),
+        (b'{"id":1}{"id":2}', "Extra data"),
+        (b'{"note":1}', "column note"),
+        (b'{"at":"yesterday"}', "column at"),
+        (b'{"raw":"x"}', "column raw"),
+        (b'{"inner":{"x":"1"}}', "column inner"),
+        (b'{"lines":{}}', "column lines"),
+        (b'{"amount":1e40}', "column amount"),
+        (b'{"flag":1}', "column flag"),
+        (b'{"price":"dear"}', "column price"),
+        (b"[1]", "not an object"),
+        (b"plain text", "Expecting value"),
+        (b"", "Expecting value"),
+        (b'{"x":' + b"[" * 100_000, "recursion"),
+        (b"\xff", "utf-8"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_a_body_that_is_no_row_is_named_with_its_place_and_column(text: bytes, reason: str) -> None:
+    bodies = pa.array([b"{}", text, b"{}"], pa.binary())
+    with pytest.raises(NotOfSchema, match=reason) as caught:
+        decode_rows(bodies, SCHEMA)
+    assert caught.value.row == 1
+
+
+def test_a_schema_is_the_same_after_its_json() -> None:
+    assert topic_schema.from_json(topic_schema.to_json(MORE)).equals(MORE)
+    strict = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+    assert topic_schema.from_json(topic_schema.to_json(strict)).equals(strict)
+
+
+@pytest.mark.parametrize(
+    ("field", "named", "advice"),
+    [
+        (pa.field("n", pa.uint8()), "n", "cast it to one of"),
+        (pa.field("t", pa.timestamp("ns")), "t", "cast it to one of"),
+        (pa.field("s", pa.struct([("u", pa.uint8())])), "s.u", "cast it to one of"),
+        (pa.field("m", pa.map_(pa.int32(), pa.int32())), "m", "cast it to one of"),
+        (pa.field("s", pa.struct([pa.field("u", pa.int8(), False)])), "s.u", "make it nullable"),
+        (pa.field("Offset", pa.int64()), "Offset", "rename it"),
+        (pa.field("ID", pa.int64()), "id", "rename it"),
+        (pa.field("", pa.int64()), "schema", "rename it"),
+    ],
+    ids=str,
+)
+def test_a_column_that_a_schema_cannot_have_is_named_with_what_to_do(
+    field: pa.Field, named: str, advice: str
+) -> None:
+    with pytest.raises(Rejected, match=advice) as caught:
+        topic_schema.to_json(pa.schema([pa.field("id", pa.int64()), field]))
+    assert caught.value.field == named
+
+
+def test_no_column_of_a_read_or_write_can_be_one_of_a_schema() -> None:
+    from raymq.cluster.messages.columns import MESSAGE_SCHEMA
+    from raymq.cluster.ray_data.topic_source import SCHEMA as RAY_SCHEMA
+    from raymq.spark.columns import COLUMNS
+    from raymq.spark.sink_columns import COLUMNS as WRITTEN
+
+    names = {*MESSAGE_SCHEMA.names, *RAY_SCHEMA.names, *COLUMNS, *WRITTEN}
+    assert {name.lower() for name in names} <= TAKEN
+
+
+@pytest.mark.parametrize(
+    ("have", "want", "expected"),
+    [
+        (pa.int64(), pa.int8(), True),
+        (pa.float32(), pa.float64(), True),
+        (pa.float64(), pa.float32(), False),
+        (pa.int64(), pa.float64(), False),
+        (pa.large_string(), pa.string(), True),
+        (pa.binary(), pa.string(), False),
+        (pa.timestamp("ns", tz="Europe/Berlin"), pa.timestamp("us", tz="UTC"), True),
+        (pa.timestamp("us"), pa.timestamp("us", tz="UTC"), False),
+        (pa.null(), INNER, True),
+        (pa.dictionary(pa.int8(), pa.string()), pa.string(), True),
+        (pa.large_list(pa.int64()), pa.list_(pa.int32()), True),
+        (pa.struct([("a", pa.int8())]), pa.struct([("b", pa.int8())]), False),
+    ],
+    ids=str,
+)
+def test_a_type_fits_if_a_cast_changes_no_value(
+    have: pa.DataType, want: pa.DataType, expected: bool
+) -> None:
+    assert fits(have, want) is expected
+
+
+def test_sparks_name_of_a_type_quotes_the_names_in_it() -> None:
+    kind = pa.struct([("a b", pa.list_(pa.int64())), ("d", pa.decimal128(9, 2))])
+    assert spark_type(kind) == "struct<a b:array<bigint>,d:decimal(9,2)>"
+    assert spark_type(kind, quoted=True) == "struct<`a b`:array<bigint>,`d`:decimal(9,2)>"
