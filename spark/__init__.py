@@ -42,11 +42,21 @@ from typing import TYPE_CHECKING
 from raymq._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from raymq.cluster.spark_on_ray.standalone_session import standalone_session
+
     from .session import raydp_session, use_java
     from .sink import QueueReceipt, WriteResult, write
     from .source import read
 
-__all__ = ["QueueReceipt", "WriteResult", "raydp_session", "read", "use_java", "write"]
+__all__ = [
+    "QueueReceipt",
+    "WriteResult",
+    "raydp_session",
+    "read",
+    "standalone_session",
+    "use_java",
+    "write",
+]
 
 __getattr__ = lazy_names(
     __name__,
@@ -55,6 +65,7 @@ __getattr__ = lazy_names(
         "WriteResult": "raymq.spark.sink",
         "raydp_session": "raymq.spark.session",
         "read": "raymq.spark.source",
+        "standalone_session": "raymq.cluster.spark_on_ray.standalone_session",
         "use_java": "raymq.spark.session",
         "write": "raymq.spark.sink",
     },

@@ -27,7 +27,7 @@ NAMES = {
     "raymq.errors": """
         Bug Corrupt DeliveryUnknown Fenced OffsetOutOfRange RayMQError Rejected StorageFull Unavailable
     """,
-    "raymq.spark": "QueueReceipt WriteResult raydp_session read use_java write",
+    "raymq.spark": "QueueReceipt WriteResult raydp_session read standalone_session use_java write",
     "raymq.store": """
         AppendedRows EmbeddedStore FetchSlice GetMessageResult Half InnerMessage MessageFilter PUT_SCHEMA PutHook
         PutRequest PutResult PutStatus QueryResult RECORD_SCHEMA Resolution StoreConfig decode_properties decode_records
@@ -48,6 +48,7 @@ EXPLAINED = (
     "raymq.data.micro_batches",
     "raymq.data.read_topic",
     "raymq.spark.read",
+    "raymq.spark.standalone_session",
     "raymq.spark.write",
     "raymq.start",
     "raymq.store.EmbeddedStore",
