@@ -25,5 +25,6 @@ controller/      the controller of a cluster, which watches its replicas
 transport/       the wire between clients and shards
 deploy/          the Ray under a cluster, and its actors
 cli/             the command line
+spark_on_ray/    Spark 4 on Ray
 bench/           `raymq bench`
 """

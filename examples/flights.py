@@ -1,6 +1,7 @@
 """The demo: a year of flights through PySpark on Ray into a replicated log and back, with losses on the way.
 
-Processes are killed, and one leader's whole replica is lost with its files and replaced.
+Processes are killed, and one leader's whole replica is lost with its files and replaced. At the end flights stream in
+(flight_stream.py), and the driver of the stream is killed.
 
 Run it with `python3 run.py demo`. Every row is checked on its way back. Any mismatch exits with 1.
 """
@@ -513,6 +514,11 @@ def log_of(data_dir: Path) -> Path:
     return data_dir.with_name(f"{data_dir.name}.log")
 
 
+def page_of(data_dir: Path) -> Path:
+    """The page with the plot of the stream, beside the directory."""
+    return data_dir.with_name(f"{data_dir.name}.html")
+
+
 def keep_off_the_screen(log: Path) -> None:
     """Let only `console` write to the screen. The output of Ray, Spark and Java goes to `log`.
 
@@ -527,12 +533,13 @@ def keep_off_the_screen(log: Path) -> None:
 
 
 def end_and_delete(data_dir: Path) -> str:
-    """End the cluster that an earlier demo left there, and delete its data and log. Returns: its size.
+    """End the cluster that an earlier demo left there, and delete its data, log and page. Returns: its size.
 
     Raises: as `end_earlier`.
     """
     end_earlier(data_dir)
     log_of(data_dir).unlink(missing_ok=True)
+    page_of(data_dir).unlink(missing_ok=True)
     return delete_data(data_dir)
 
 
@@ -551,6 +558,8 @@ def say_what_is_left(data_dir: Path, kept: bool, deleted: str | None) -> None:
         running = ", and the running cluster" if kept else ""
         console.print(f"  {data_dir}: {size_of(data_dir)} of messages{running}", soft_wrap=True)
     console.print(f"  {log_of(data_dir)}: what Ray, Spark and Java printed", soft_wrap=True)
+    if page_of(data_dir).exists():
+        console.print(f"  {page_of(data_dir)}: a plot of the stream, for a browser", soft_wrap=True)
     console.print(f"  {sys.prefix}: the Python environment", soft_wrap=True)
 
     if deleted is not None:
@@ -659,6 +668,7 @@ def demo(data_dir: Path, rows: int, keep: bool) -> bool:
     good = False
     try:
         good = with_spark(cluster, rows, data_dir)
+        good = stream_flights(cluster, data_dir) and good
     finally:
         if not keep:
             cluster.stop()
@@ -674,6 +684,22 @@ def demo(data_dir: Path, rows: int, keep: bool) -> bool:
             console.print(f"[bold red]{fault}[/]")
         good = good and not faults
     return good
+
+
+def stream_flights(cluster: raymq.Cluster, data_dir: Path) -> bool:
+    """Let flights stream in while a driver is killed. Returns: whether their counts are exact."""
+    import flight_stream
+
+    with console.status("flights stream in and are counted, their driver is killed"):
+        outcome = flight_stream.run(
+            cluster, data_dir / "flights.csv", data_dir / "stream.tmp", page_of(data_dir)
+        )
+    word = "[green]exact[/]" if outcome.exact else "[bold red]WRONG[/]"
+    console.print(
+        f"Streamed {outcome.stored:,} flights and counted them per carrier; the driver was killed with -9 "
+        f"{outcome.kills} times: counts {word}"
+    )
+    return outcome.exact
 
 
 def with_spark(cluster: raymq.Cluster, rows: int, data_dir: Path) -> bool:

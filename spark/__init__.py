@@ -49,6 +49,8 @@ from typing import TYPE_CHECKING
 from raymq._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from raymq.cluster.spark_on_ray.standalone_session import standalone_session
+
     from .batch_sink import stream_sink
     from .cluster_options import options
     from .session import raydp_session, use_java
@@ -64,6 +66,7 @@ __all__ = [
     "options",
     "raydp_session",
     "read",
+    "standalone_session",
     "stream",
     "stream_sink",
     "to_value",
@@ -80,6 +83,7 @@ __getattr__ = lazy_names(
         "from_value": "raymq.spark.values",
         "raydp_session": "raymq.spark.session",
         "read": "raymq.spark.source",
+        "standalone_session": "raymq.cluster.spark_on_ray.standalone_session",
         "stream": "raymq.spark.stream_loop",
         "stream_sink": "raymq.spark.batch_sink",
         "to_value": "raymq.spark.values",

@@ -28,7 +28,8 @@ NAMES = {
         Bug Corrupt DeliveryUnknown Fenced OffsetOutOfRange RayMQError Rejected StorageFull Unavailable
     """,
     "raymq.spark": """
-        QueueReceipt WriteResult from_value options raydp_session read stream stream_sink to_value use_java write
+        QueueReceipt WriteResult from_value options raydp_session read standalone_session stream stream_sink to_value
+        use_java write
     """,
     "raymq.store": """
         AppendedRows EmbeddedStore FetchSlice GetMessageResult Half InnerMessage MessageFilter PUT_SCHEMA PutHook
@@ -51,6 +52,7 @@ EXPLAINED = (
     "raymq.data.read_topic",
     "raymq.spark.options",
     "raymq.spark.read",
+    "raymq.spark.standalone_session",
     "raymq.spark.stream_sink",
     "raymq.spark.write",
     "raymq.start",
