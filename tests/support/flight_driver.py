@@ -1,4 +1,4 @@
-"""A Spark driver that writes the flights with a plan that differs in each attempt. `flight_faults.py` kills its parts.
+"""A Spark driver that writes the flights with a plan that differs in each attempt. `test_flight_faults.py` kills its parts.
 
 Its arguments are one JSON object. It prints one: the rows and the checksum that it read back, and those of its source.
 """
