@@ -39,6 +39,7 @@ Example:
 # offsets           offsets as Kafka's connector writes them, and the share of each queue in a batch
 # cluster_options   a cluster handle as options
 # queue_lookup      the queues of the options, as the cluster knows them
+# pushed_filters    the filters of a query that choose what is read
 # batch_plan        the ranges of a batch
 # stream_progress   the offsets and ranges of a stream
 

@@ -7,14 +7,21 @@ import logging
 from raymq.cluster.consume.queue_ranges import QueueRange, split_ranges
 
 from .offsets import TopicQueue, check_ends, resolve
+from .pushed_filters import PushedFilters
 from .queue_lookup import QueueLookup
 from .source_options import SourceOptions
 
 logger = logging.getLogger("raymq")
 
+NO_FILTERS = PushedFilters()
 
-def plan_batch(lookup: QueueLookup, options: SourceOptions) -> list[QueueRange]:
+
+def plan_batch(
+    lookup: QueueLookup, options: SourceOptions, filters: PushedFilters = NO_FILTERS
+) -> list[QueueRange]:
     """The ranges of a batch, with the offsets of now.
+
+    Args: `filters`: of the query. They leave ranges out.
 
     Raises: Rejected for wrong options; OffsetOutOfRange for offsets that a queue does not hold.
     """
@@ -37,4 +44,7 @@ def plan_batch(lookup: QueueLookup, options: SourceOptions) -> list[QueueRange]:
         for queue in queues
         if last[queue] > first[queue]
     ]
-    return split_ranges(ranges, options.min_partitions)
+    chosen = filters.chosen(
+        ranges, lambda part, time_ms: offset_at(TopicQueue(part.topic, part.queue_id), time_ms)
+    )
+    return split_ranges(chosen, options.min_partitions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -112,7 +112,7 @@ def check_columns(
 
 
 def columns(
-    records: pa.Array, shard: int, names: Sequence[str], values: TopicValues = _BYTES_ALONE
+    records: pa.Array, shard: int, names: Collection[str], values: TopicValues = _BYTES_ALONE
 ) -> pa.RecordBatch:
     """Raw records of a fetch as the named columns. Raises: Corrupt for a body that is not a row of the schema."""
     own = [name for name in names if name not in COLUMNS]

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from raymq.store.base.errors import Rejected
 
-from .batch_reader import BatchReader
+from .batch_reader import BatchReader, FilteringReader
 from .columns import default_names, spark_schema
 from .queue_lookup import connect, values_of
 from .sink_options import SinkOptions
@@ -48,7 +48,9 @@ class RaymqDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of a batch. Raises: Rejected for wrong options or columns; Unavailable."""
-        return BatchReader(SourceOptions.parse(self.options), _columns(schema))
+        options = SourceOptions.parse(self.options)
+        kind = FilteringReader if options.push_down_predicate else BatchReader
+        return kind(options, _columns(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
         """The reader of a stream, which checks options and columns at its first use."""

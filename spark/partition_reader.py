@@ -22,11 +22,17 @@ class RangePartition(InputPartition):
     """A range of one queue, and how it is read. The handle has the shards' addresses of when the batch was planned."""
 
     def __init__(
-        self, cluster: Cluster, wanted: QueueRange, options: SourceOptions, values: TopicValues
+        self,
+        cluster: Cluster,
+        wanted: QueueRange,
+        options: SourceOptions,
+        values: TopicValues,
+        tags: tuple[str, ...] | None = None,
     ) -> None:
+        """Args: `tags`: of the rows that the query needs; None: all."""
         super().__init__(wanted)
         self.cluster = cluster
-        self.how = HowToRead(options.read_from, options.fail_on_data_loss, values)
+        self.how = HowToRead(options.read_from, options.fail_on_data_loss, values, tags)
 
 
 def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -15,6 +15,7 @@ from raymq.store.base.errors import Bug, RayMQError
 
 from .columns import columns
 from .offsets import report_loss
+from .pushed_filters import with_tags
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
@@ -26,6 +27,8 @@ class HowToRead(NamedTuple):
     read_from: ReadFrom
     fail_on_data_loss: bool
     values: TopicValues
+    #: of the rows that the query needs; None: all
+    tags: tuple[str, ...] | None = None
 
 
 def read_columns(
@@ -39,7 +42,11 @@ def read_columns(
             read_from=how.read_from,
             on_loss=partial(report_loss, fail=how.fail_on_data_loss),
         ):
-            yield columns(records, wanted.shard, names, how.values)
+            if how.tags is None:
+                yield columns(records, wanted.shard, names, how.values)
+            else:
+                rows = columns(records, wanted.shard, {*names, "tag"}, how.values)
+                yield with_tags(rows, how.tags).select(list(names))
     except Bug:
         raise
     except RayMQError as error:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.cluster.messages.message import SYSTEM_PROPERTIES
+from raymq.cluster.messages.columns import joined_properties
+from raymq.cluster.messages.message import INDEX_KEY_SEPARATOR, INDEX_KEYS, SYSTEM_PROPERTIES
 from raymq.cluster.messages.queue_split import split
 from raymq.cluster.messages.topic_schema import spark_type
 from raymq.cluster.messages.topic_values import TopicValues
@@ -27,9 +28,12 @@ COLUMNS: Mapping[str, tuple[tuple[str, ...], pa.DataType]] = {
         pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
     ),
     "properties": (("map<string,string>",), pa.map_(pa.string(), pa.string())),
+    "index_keys": (("array<string>",), pa.list_(pa.string())),
 }
 #: the columns that `split` takes
 _SPLIT = {name: COLUMNS[name][1] for name in ("key", "value", "tag", "partition")}
+
+_INDEX_KEY = r"^[^ \x01\x02]+$"
 
 
 class SinkTopic(NamedTuple):
@@ -133,7 +137,36 @@ def _of_topic(
         columns |= {name: batch.column(name) for name in schema.names if name in names}
     plain = pa.record_batch(list(columns.values()), names=list(columns))
     properties = _properties(batch)
+    index_keys = _index_keys(batch)
+    if properties is not None and index_keys is not None:
+        properties = joined_properties(index_keys, properties)
+    elif index_keys is not None:
+        properties = index_keys
     return split(plain, target.queues, turn, values=target.values, properties=properties)
+
+
+def _index_keys(batch: pa.RecordBatch) -> pa.Array | None:
+    """The encoded property KEYS of each row; None without a column `index_keys`."""
+    if "index_keys" not in batch.schema.names:
+        return None
+    lists = batch.column("index_keys").cast(COLUMNS["index_keys"][1])
+    keys = pc.list_flatten(lists)
+    is_wrong = pc.or_kleene(keys.is_null(), pc.invert(pc.match_substring_regex(keys, _INDEX_KEY)))
+    if pc.any(is_wrong).as_py():
+        place = pc.index(is_wrong, True).as_py()
+        row = pc.list_parent_indices(lists)[place].as_py()
+        raise Rejected(
+            f"row {row}: index key {keys[place].as_py()!r} is null, empty, or has a blank, \\x01 or \\x02",
+            field="index_keys",
+            limit="a text without blanks",
+            row=row,
+        )
+    words = pc.binary_join(lists, INDEX_KEY_SEPARATOR).cast(pa.binary())
+    found = pc.binary_join_element_wise(
+        pa.scalar(f"{INDEX_KEYS}\x01".encode()), words, pa.scalar(b"\x02"), b""
+    )
+    has_keys = pc.greater(pc.list_value_length(lists), 0).fill_null(False)
+    return pc.if_else(has_keys, found, pa.scalar(None, pa.binary()))
 
 
 def _properties(batch: pa.RecordBatch) -> pa.Array | None:

@@ -119,13 +119,18 @@ OPTIONS = (
         "adds the column `headers`: the properties as Kafka's connector shows headers",
     ),
     SourceOption(
+        *("pushDownPredicate", "true or false", "false", "batch"),
+        "`true`: filters on `topic`, `partition`, `offset`, `timestamp` and `tag` choose what is read; needs "
+        "`spark.sql.python.filterPushdown.enabled`",
+    ),
+    SourceOption(
         *("readFrom", "leader or nearest", "leader", "both"),
         "`nearest`: each task reads a replica near it, if the cluster has several",
     ),
 )
 
-#: the options that say how the cluster is reached
-CONNECTION = ("raymq.address", "raymq.token", "raymq.ca")
+#: the options of format("raymq") alone: a function gets a cluster handle, and Spark 3.5 hands it no filters
+FORMAT_ONLY = ("raymq.address", "raymq.token", "raymq.ca", "pushDownPredicate")
 
 
 def takes_options(used_by: Literal["batch", "stream"]) -> Callable[[_Function], _Function]:
@@ -137,7 +142,7 @@ def takes_options(used_by: Literal["batch", "stream"]) -> Callable[[_Function], 
         options = [
             inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=None)
             for each in OPTIONS
-            if each.used_by in (used_by, "both") and each.name not in CONNECTION
+            if each.used_by in (used_by, "both") and each.name not in FORMAT_ONLY
         ]
         function.__signature__ = shown.replace(parameters=own + options)  # type: ignore[attr-defined]
         return function
@@ -192,6 +197,7 @@ class SourceOptions:
     fail_on_data_loss: bool
     include_headers: bool
     read_from: ReadFrom
+    push_down_predicate: bool
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -220,7 +226,7 @@ class SourceOptions:
                 )
                 raise Rejected(message, field=twice[0], limit="absent")
             texts["subscribe"] = topic
-        names = [option.name for option in OPTIONS if option.name not in CONNECTION]
+        names = [option.name for option in OPTIONS if option.name not in FORMAT_ONLY]
         return cls._of(known_options(texts, names), (), None, None)
 
     @classmethod
@@ -240,6 +246,7 @@ class SourceOptions:
             fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
             include_headers=_flag(given, "includeHeaders", default=False),
             read_from=_read_from(given),
+            push_down_predicate=_flag(given, "pushDownPredicate", default=False),
         )
 
     def batch_positions(self) -> tuple[Position, Position]:

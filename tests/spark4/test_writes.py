@@ -185,3 +185,32 @@ def test_a_load_test_finds_each_row_once(spark: Any, shard: ServedShard) -> None
 def test_the_example_of_the_options_runs(spark: Any, shard: ServedShard) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", inspect.getdoc(raymq.spark.options), re.DOTALL)
     exec(textwrap.dedent(code), {"spark": spark, "cluster": shard.cluster})
+
+
+def test_filters_of_a_query_choose_what_is_read(
+    spark: Any, shard: ServedShard, options: dict[str, str]
+) -> None:
+    shard.cluster.create_topic("filtered", queues=2)
+    rows = numbers(spark, 200).selectExpr(
+        "value",
+        "if(cast(value as int) % 2 = 0, 'even', 'odd') as tag",
+        "cast(cast(value as int) % 2 as int) as partition",
+        "array(concat('id-', value)) as index_keys",
+    )
+    write(rows, options, topic="filtered")
+    keys = {each.body: each.index_keys for each in messages(shard, "filtered")}
+    assert keys[b"7"] == ("id-7",)
+
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        reader = spark.read.format("raymq").options(**options, subscribe="filtered")
+        frame = reader.option("pushDownPredicate", "true").load()
+        plain = frame.count()
+        few = frame.where("tag = 'odd' and offset >= 90 and topic = 'filtered'")
+        # Spark would make a task for each queue and each filter, if the source did not leave ranges out.
+        assert few.where("partition = 1").rdd.getNumPartitions() == 1
+        assert sorted(int(bytes(row["value"])) for row in few.collect()) == list(range(181, 200, 2))
+        assert frame.where("timestamp > now() + interval 1 hour").count() == 0
+        assert (plain, frame.where("partition = 0").count()) == (200, 100)
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")

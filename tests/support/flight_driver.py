@@ -1,4 +1,4 @@
-"""A Spark driver that writes the flights with a plan that differs in each attempt. `test_flight_faults.py` kills its parts.
+"""A Spark driver that writes the flights with a plan that differs in each attempt, for `test_flight_faults.py`.
 
 Its arguments are one JSON object. It prints one: the rows and the checksum that it read back, and those of its source.
 """
@@ -100,8 +100,11 @@ def main() -> None:
         "cast(concat(carrier, flight) as binary) as key",
         "cast(to_json(struct(*)) as binary) as value",
     )
-    mixed = rows.repartition(PARTS).orderBy("key").selectExpr("key", "value", "rand() as r")
-    mixed = mixed.repartition(PARTS, "r").sortWithinPartitions("r").select("key", "value")
+    # Each attempt of a task sees its rows in an order of its own: they arrive from the shuffle in any order, and get
+    # random numbers in that order. No shuffle comes after rand(): if an executor is lost then, Spark itself repeats
+    # some rows and loses others (SPARK-38160).
+    mixed = rows.repartition(PARTS).selectExpr("key", "value", "rand() as r")
+    mixed = mixed.sortWithinPartitions("r").select("key", "value")
     work = watched(options["scratch"], kills=options["kills"], slows=options["slows"])
     watched_rows = mixed.mapInArrow(work, mixed.schema)
 

@@ -1,0 +1,100 @@
+"""The columns and options of a write: each is checked, and each is in the documentation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from raymq.cluster.messages.topic_values import TopicValues
+from raymq.spark.sink_columns import COLUMNS, SinkTopic, by_queue, check_columns
+from raymq.spark.sink_options import OPTIONS, SinkOptions
+from raymq.store.base.errors import Rejected
+from raymq.store.records.properties import decode
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
+CLUSTER = {"raymq.address": "raymq://127.0.0.1:1", "raymq.token": "secret"}
+TOPIC = {"t": SinkTopic(1, TopicValues("t"))}
+
+
+def properties(**columns: Any) -> list[dict[str, str]]:
+    """The properties of rows with these columns, each with a value."""
+    rows = len(next(iter(columns.values())))
+    columns["value"] = [b"v"] * rows
+    ((_, _, found),) = by_queue(pa.record_batch(columns), TOPIC, topic="t", turn=0)
+    return [decode(each or b"") for each in found.column("properties").to_pylist()]
+
+
+def test_index_keys_become_the_property_by_which_the_index_finds_a_message() -> None:
+    keys = pa.array([["k1", "k2"], [], None, ["ä"]], pa.list_(pa.string()))
+    assert properties(index_keys=keys) == [{"KEYS": "k1 k2"}, {}, {}, {"KEYS": "ä"}]
+
+
+def test_index_keys_stand_beside_key_and_properties() -> None:
+    pairs = pa.array([[("colour", "red")], None], pa.map_(pa.string(), pa.string()))
+    keys = pa.array([["k1"], ["k2"]], pa.list_(pa.string()))
+    assert properties(index_keys=keys, properties=pairs, key=["a", None]) == [
+        {"KEYS": "k1", "colour": "red", "__SHARDINGKEY": "a"},
+        {"KEYS": "k2"},
+    ]
+
+
+@pytest.mark.parametrize("key", [None, "", "two words", "a\x01b", "a\x02b"])
+def test_an_index_key_that_the_log_cannot_hold_is_refused_with_its_row(key: str | None) -> None:
+    keys = pa.array([["fine"], [], ["fine", key]], pa.list_(pa.string()))
+    with pytest.raises(Rejected, match="row 2: index key") as refused:
+        properties(index_keys=keys)
+    assert (refused.value.field, refused.value.row) == ("index_keys", 2)
+
+
+@pytest.mark.parametrize(
+    ("columns", "topic", "field"),
+    [
+        ([("value", "binary"), ("colour", "string")], "t", "colour"),
+        ([("value", "struct<a:int>")], "t", "value"),
+        ([("value", "string"), ("partition", "bigint")], "t", "partition"),
+        ([("key", "string")], "t", "value"),
+        ([("value", "string")], None, "topic"),
+    ],
+)
+def test_a_column_that_is_wrong_or_missing_is_named(
+    columns: list[tuple[str, str]], topic: str | None, field: str
+) -> None:
+    with pytest.raises(Rejected) as refused:
+        check_columns(columns, topic=topic)
+    assert refused.value.field == field
+
+
+def test_options_are_checked_whatever_their_letters() -> None:
+    found = SinkOptions.parse(CLUSTER | {"TOPIC": "orders", "writeid": "w"})
+    assert (found.topic, found.write_id, found.token) == ("orders", "w", "secret")
+    for given, field in (
+        ({"topic": ""}, "topic"),
+        ({"writeId": ""}, "writeId"),
+        ({"acks": "leader"}, "acks"),
+        ({"raymq.address": "127.0.0.1:1"}, "raymq.address"),
+    ):
+        with pytest.raises(Rejected) as refused:
+            SinkOptions.parse(CLUSTER | given)
+        assert refused.value.field == field
+
+
+def test_the_documentation_has_each_option_and_each_column_of_a_write() -> None:
+    text = DOCUMENT.read_text()
+    section = text[text.index("### Write with Spark 4") :]
+    shown = {
+        name: rest
+        for name, *rest in re.findall(
+            r"^\| `([\w.]+)` \| (.+?) \| (.+?) \| (.+) \|$", section, re.M
+        )
+    }
+    for option in OPTIONS:
+        if option.meaning != "as of a read":
+            assert shown[option.name] == [option.type, option.default, option.meaning]
+        else:
+            assert f"`{option.name}`" in section
+    columns = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \|$", section, re.M))
+    assert set(columns) == set(COLUMNS)
