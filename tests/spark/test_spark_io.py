@@ -38,6 +38,9 @@ from tests.support.typed_frames import SCHEMA, check_round_trip, check_value_typ
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
+CONFIGS = {"spark.default.parallelism": "4", "spark.sql.shuffle.partitions": "2"}
+
+
 @pytest.fixture(scope="module")
 def place():
     """One cluster and one Spark session: both take long to start."""
@@ -53,7 +56,7 @@ def place():
             cluster = raymq.start(directory / "data", name="spark-io", shards=2)
             ray.init(address=cluster.ray_address, namespace="test", log_to_driver=False)
             try:
-                session = raydp_session("raymq-test", configs={"spark.default.parallelism": "4"})
+                session = raydp_session("raymq-test", configs=CONFIGS)
                 yield cluster, session
             finally:
                 raydp.stop_spark()
