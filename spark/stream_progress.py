@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from raymq.cluster.consume.queue_ranges import QueueRange, split_by_lag, split_ranges
-from raymq.store.base.errors import Unavailable
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import OffsetOutOfRange, Unavailable
 
 from .offsets import (
     LATEST,
@@ -25,6 +26,9 @@ from .offsets import (
 from .source_options import SourceOptions
 
 logger = logging.getLogger("raymq")
+
+#: a new leader knows all confirmed messages after less time
+LOWER_END_S = 60.0
 
 
 class QueuesNow(Protocol):
@@ -42,7 +46,12 @@ class QueuesNow(Protocol):
 class StreamProgress:
     """The offsets of one run of a query. One thread."""
 
-    def __init__(self, lookup: QueuesNow, options: SourceOptions) -> None:
+    def __init__(
+        self, lookup: QueuesNow, options: SourceOptions, *, clock: Clock | None = None
+    ) -> None:
+        self._clock = clock or Clock()
+        #: queue -> when it was first seen to end before what the stream has read
+        self._lower_since: dict[TopicQueue, float] = {}
         self._lookup = lookup
         self._options = options
         #: the ends that the last `latest` saw
@@ -115,8 +124,11 @@ class StreamProgress:
             # A queue that was added begins at its first message. One whose messages have expired goes on after them.
             bases[queue] = max(start.get(queue, ends.first), min(ends.first, end))
             lags[queue] = max(0, end - bases[queue])
-            if ends.end < start.get(queue, 0):
-                self._warn_of_lower_end(queue, ends, start[queue])
+            if ends.end >= start.get(queue, 0):
+                self._lower_since.pop(queue, None)
+            elif self._is_behind_for_long(queue, ends, start[queue]):
+                # The messages between are lost. Those that will get these offsets are new ones.
+                bases[queue] = ends.end
 
         if max_messages is None:
             taken = lags
@@ -152,7 +164,7 @@ class StreamProgress:
 
     def _check_start(self, start: Offsets, queue: TopicQueue, first: int, last: int) -> None:
         """Raises: Unavailable for an end before the start, unless the start was just looked up (see `initial`)."""
-        if start == self._initial:
+        if start == self._initial or not self._options.fail_on_data_loss:
             return
         raise Unavailable(
             f"topic {queue.topic} queue {queue.queue_id} ends at offset {last}, before {first}, which the stream has "
@@ -161,13 +173,35 @@ class StreamProgress:
             queue_id=queue.queue_id,
         )
 
-    @staticmethod
-    def _warn_of_lower_end(queue: TopicQueue, ends: HeldOffsets, start: int) -> None:
-        logger.warning(
-            "topic %s queue %d ends at offset %d, before %d, which the stream has read: its leader is new, or messages "
-            "were lost by an unclean recovery; the stream waits for later offsets",
-            *(queue.topic, queue.queue_id, ends.end, start),
+    def _is_behind_for_long(self, queue: TopicQueue, ends: HeldOffsets, start: int) -> bool:
+        """Whether a queue has ended before what the stream has read for longer than a new leader needs.
+
+        Raises: OffsetOutOfRange then, with `failOnDataLoss`.
+        """
+        words = (
+            f"topic {queue.topic} queue {queue.queue_id} ends at offset {ends.end}, before {start}, which the stream "
+            "has read"
         )
+        now = self._clock.monotonic()
+        if queue not in self._lower_since:
+            self._lower_since[queue] = now
+            logger.warning(
+                "%s: its leader may be new; the stream waits for %d s", words, LOWER_END_S
+            )
+        if now - self._lower_since[queue] < LOWER_END_S:
+            return False
+
+        why = "messages were lost by an unclean recovery, or the checkpoint is of another cluster"
+        if self._options.fail_on_data_loss:
+            raise OffsetOutOfRange(
+                f"{words}: {why}. Begin with a new checkpoint, or go on at the end with failOnDataLoss=false",
+                min=ends.first,
+                max=ends.end,
+                offset=start,
+                queue_id=queue.queue_id,
+            )
+        logger.warning("%s: %s; the stream goes on there (failOnDataLoss is false)", words, why)
+        return True
 
     @staticmethod
     def _ends(queues: Mapping[TopicQueue, HeldOffsets]) -> Offsets:

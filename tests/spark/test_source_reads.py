@@ -16,7 +16,8 @@ from raymq.spark.batch_plan import plan_batch
 from raymq.spark.offsets import Offsets, TopicQueue, report_loss
 from raymq.spark.queue_lookup import QueueLookup, connect
 from raymq.spark.source_options import SourceOptions
-from raymq.spark.stream_progress import StreamProgress
+from raymq.spark.stream_progress import LOWER_END_S, StreamProgress
+from raymq.store.base.clock import Clock
 from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.queues.raw_records import decode_records
 from tests.support.batches import request
@@ -54,9 +55,9 @@ class Source:
         options = self.options(**given)
         return plan_batch(self.lookup(options), options)
 
-    def stream(self, **given: str) -> StreamProgress:
+    def stream(self, *, clock: Clock | None = None, **given: str) -> StreamProgress:
         options = self.options(**given)
-        return StreamProgress(self.lookup(options), options)
+        return StreamProgress(self.lookup(options), options, clock=clock)
 
     def read(self, ranges: list[QueueRange], *, fail: bool = True) -> list[bytes]:
         """The bodies, as tasks with a pickled handle read them."""
@@ -283,6 +284,41 @@ def test_an_end_before_the_start_is_waited_for_and_never_read(
     assert "ends at offset 1, before 5" in caplog.text
     with pytest.raises(Unavailable, match="start the query again"):
         stream.ranges(ahead, {T0: 1, T1: 0})
+
+
+def test_an_end_that_stays_before_the_start_is_lost_data(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    source.put("t", 0, b"0")
+    ahead = {T0: 5, T1: 0}
+    clock = ManualClock()
+    strict = source.stream(clock=clock)
+    lenient = source.stream(clock=clock, failOnDataLoss="false")
+    for stream in (strict, lenient):
+        assert stream.latest(ahead, None) == ahead
+    clock.advance(1000 * LOWER_END_S)
+    with pytest.raises(OffsetOutOfRange, match="unclean recovery, or the checkpoint is of another"):
+        strict.latest(ahead, None)
+
+    # The other one goes on at the end, and reads what comes there.
+    end = lenient.latest(ahead, None)
+    assert end == {T0: 1, T1: 0}
+    assert lenient.ranges(ahead, end) == []
+    source.put("t", 0, b"new")
+    assert lenient.latest(end, None) == {T0: 2, T1: 0}
+    assert "the stream goes on there" in caplog.text
+
+
+def test_a_new_leader_that_knows_all_messages_in_time_does_no_harm(source: Source) -> None:
+    ahead = {T0: 1, T1: 0}
+    clock = ManualClock()
+    stream = source.stream(clock=clock)
+    for _ in range(2):
+        assert stream.latest(ahead, None) == ahead
+        clock.advance(1000 * (LOWER_END_S - 1))
+        source.put("t", 0, b"0")
+        ahead = {T0: ahead[T0] + 1, T1: 0}
+        stream.latest({T0: 0, T1: 0}, None)
 
 
 def test_a_position_that_a_stream_does_not_have_is_refused(source: Source) -> None:
