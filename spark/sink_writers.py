@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -55,12 +56,16 @@ class _RowStager:
     def stage(self, batches: Iterator[pa.RecordBatch], query_id: str | None) -> StagedMessage:
         """Stage rows, in a task. Raises: RayMQError, without traces, which Spark prints before the text."""
         options = self._options
+        first = next((batch for batch in batches if batch.num_rows), None)
+        if first is None:
+            # Most tasks of a filtered plan may be empty. None of them connects.
+            return StagedMessage(json.dumps(StagedRows((), 0, 0).to_json()), query_id)
         try:
             with (
                 closing(connect(options)) as cluster,
                 StagedWriter(Routes.of(cluster)) as writer,
             ):
-                for turn, batch in enumerate(batches):
+                for turn, batch in enumerate(chain([first], batches)):
                     parts = by_queue(batch, self._targets, topic=options.topic, turn=turn)
                     for topic, queue_id, rows in parts:
                         writer.write(topic, queue_id, rows)

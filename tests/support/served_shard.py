@@ -81,7 +81,8 @@ class ServedShard:
 
     def start_flusher(self) -> None:
         """GroupCommit, also of every later opening."""
-        arguments = [sys.executable, "-c", FLUSHER, str(self.root), str(SEGMENT_BYTES)]
+        arguments = [sys.executable, "-c", FLUSHER, str(self.root)]
+        arguments.append(str(self._config.segment_size_bytes))
         self._flushers.append(
             subprocess.Popen(arguments, cwd=ROOT, env=dict(os.environ), stderr=subprocess.DEVNULL)
         )
