@@ -286,10 +286,11 @@ def draw(samples: Sequence[Sample], kills: Sequence[float], outcome: Outcome) ->
         f'<text x="{x(at):.1f}" y="{TOP - 8}" text-anchor="middle">kill -9</text>'
         for at in kills
     ]
-    for name in ("stored", "counted"):
+    # The wider one below: the other one often covers it.
+    for name, width in (("stored", 7), ("counted", 2.5)):
         points = " ".join(f"{x(each.seconds):.1f},{y(getattr(each, name)):.1f}" for each in samples)
         parts.append(
-            f'<polyline fill="none" stroke="var(--{name})" stroke-width="2.5" points="{points}"/>'
+            f'<polyline fill="none" stroke="var(--{name})" stroke-width="{width}" points="{points}"/>'
         )
 
     rows = "".join(

@@ -1,86 +1,178 @@
-"""A training loop reads a topic as torch's IterableDataset does, and resumes from a checkpoint's offsets.
+"""A training reads a topic through Ray Data's `iter_torch_batches`, is killed, and resumes with what it has not seen.
 
-    python examples/resume_training.py [DATA_DIR]
+    python examples/resume_training.py [DATA_DIR] [--without-torch]
 
-`TopicDataset` has the `__iter__` of torch.utils.data.IterableDataset, and the `state_dict` and `load_state_dict` of
-stateful loaders. A "training" that is interrupted in the middle resumes from the offsets in its checkpoint and sees
-every sample once.
+A checkpoint is one file with the model and the offsets up to which the model has learnt. It is replaced at once. So a
+trainer that is killed at any moment resumes with exactly the messages after its last checkpoint. `--without-torch`
+trains the same model with numpy, for a machine without PyTorch (`pip install torch 'ray[train]'`).
 """
 
 from __future__ import annotations
 
 import json
+import pickle
+import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 import raymq
+from raymq.data import read_topic
 
-SAMPLES, FEATURES, BATCH = 4_096, 16, 256
+TOPIC, SAMPLES, FEATURES, BATCH = "samples", 4_096, 16, 128
+#: samples of a queue between two checkpoints
+STEP = 512
+RATE = 0.05
+
+Array = np.ndarray[Any, np.dtype[np.float32]]
 
 
-class TopicDataset:
-    """The samples of a topic as float32[n, FEATURES], up to the end of the topic when the dataset was made."""
+class TorchModel:
+    """A linear model of PyTorch."""
 
-    def __init__(self, cluster: raymq.Cluster, topic: str) -> None:
-        self._cluster, self._topic = cluster, topic
-        queues = cluster.describe_topic(topic)["queues"]
-        self._ends = {queue["queue_id"]: queue["max_offset"] for queue in queues}
-        self._offsets = {queue["queue_id"]: queue["min_offset"] for queue in queues}
+    def __init__(self) -> None:
+        import torch
 
-    def __iter__(self) -> Iterator[np.ndarray[Any, np.dtype[np.float32]]]:
-        with self._cluster.consumer(self._topic, start=dict(self._offsets)) as consumer:
-            while any(self._offsets[queue] < end for queue, end in self._ends.items()):
-                batch = consumer.poll_batch(max_records=BATCH, timeout=10)
-                if not batch.num_rows:
-                    continue
-                # Before the batch is yielded: a checkpoint after its step counts it as seen.
-                self._offsets = consumer.positions()
-                body = batch.column("body")
-                data = np.frombuffer(b"".join(body.to_pylist()), dtype=np.float32)
-                yield data.reshape(batch.num_rows, FEATURES)
+        self._torch = torch
+        self._layer = torch.nn.Linear(FEATURES, 1)
+        self._optimizer = torch.optim.SGD(self._layer.parameters(), lr=RATE)
+
+    def learn(self, dataset: Any) -> Iterator[Array]:
+        """One step for each batch. Yields: the batches, after their steps."""
+        for batch in dataset.iter_torch_batches(batch_size=BATCH):
+            samples = batch["sample"]
+            self._optimizer.zero_grad()
+            found = self._layer(samples[:, :FEATURES])
+            self._torch.nn.functional.mse_loss(found, samples[:, FEATURES:]).backward()
+            self._optimizer.step()
+            yield samples.numpy()
 
     def state_dict(self) -> dict[str, Any]:
-        """The offsets at which to resume, for the checkpoint."""
-        return {"offsets": {str(queue): offset for queue, offset in self._offsets.items()}}
+        return {name: tensor.numpy() for name, tensor in self._layer.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume at the offsets of a checkpoint."""
-        self._offsets = {int(queue): offset for queue, offset in state["offsets"].items()}
+        self._layer.load_state_dict({n: self._torch.from_numpy(a) for n, a in state.items()})
 
 
-def main() -> None:
-    """Train, interrupt, resume, and check that every sample was seen once."""
-    samples = np.random.default_rng(7).random((SAMPLES, FEATURES), dtype=np.float32)
-    with raymq.start(sys.argv[1] if len(sys.argv) > 1 else "raymq-training") as cluster:
-        cluster.create_topic("samples", queues=2)
+class NumpyModel:
+    """The same model without PyTorch."""
+
+    def __init__(self) -> None:
+        self._weights = np.zeros((FEATURES, 1), dtype=np.float32)
+
+    def learn(self, dataset: Any) -> Iterator[Array]:
+        """One step for each batch. Yields: the batches, after their steps."""
+        for batch in dataset.iter_batches(batch_size=BATCH, batch_format="numpy"):
+            samples = batch["sample"]
+            features = samples[:, :FEATURES]
+            error = features @ self._weights - samples[:, FEATURES:]
+            self._weights -= RATE * 2 / len(samples) * features.T @ error
+            yield samples
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self._weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._weights = state["weights"]
+
+
+def to_samples(batch: dict[str, Any]) -> dict[str, Any]:
+    """Messages as float32[n, FEATURES + 1]; the last column is what the model is to find."""
+    data = np.frombuffer(b"".join(batch["value"]), dtype=np.float32)
+    return {"sample": data.reshape(-1, FEATURES + 1)}
+
+
+def next_offsets(cluster: raymq.Cluster, offsets: dict[int, int]) -> dict[int, int]:
+    """Where the next part of the topic ends: up to STEP messages of each queue."""
+    queues = cluster.describe_topic(TOPIC)["queues"]
+    return {
+        each["queue_id"]: min(offsets.get(each["queue_id"], 0) + STEP, each["max_offset"])
+        for each in queues
+    }
+
+
+def train(data_dir: str, checkpoint: Path, model: TorchModel | NumpyModel) -> None:
+    """Go on from the checkpoint to the end of the topic. Prints a line after each checkpoint."""
+    import ray
+
+    cluster = raymq.connect(data_dir)
+    ray.init(cluster.ray_address, namespace="training", log_to_driver=False)
+    # The parts are small: Ray Data would cut each into a hundred blocks.
+    ray.data.DataContext.get_current().read_op_min_num_blocks = 1
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    offsets: dict[int, int] = {}
+    seen, total = 0, 0.0
+    if checkpoint.exists():
+        state = pickle.loads(checkpoint.read_bytes())
+        model.load_state_dict(state["model"])
+        offsets, seen, total = state["offsets"], state["seen"], state["total"]
+
+    while (ends := next_offsets(cluster, offsets)) != offsets:
+        begins = {queue: offsets.get(queue, 0) for queue in ends}
+        messages = read_topic(cluster, TOPIC, start_offset=begins, end_offset=ends)
+        for samples in model.learn(messages.select_columns(["value"]).map_batches(to_samples)):
+            seen += len(samples)
+            total += float(samples.sum(dtype=np.float64))
+
+        # What was learnt and how far it was read: both or neither.
+        offsets = ends
+        state = {"model": model.state_dict(), "offsets": offsets, "seen": seen, "total": total}
+        new = checkpoint.with_suffix(".new")
+        new.write_bytes(pickle.dumps(state))
+        new.replace(checkpoint)
+        print(json.dumps({"seen": seen, "total": total}), flush=True)
+
+
+def watch(words: Sequence[str], kill_at: int | None) -> dict[str, float]:
+    """Run a trainer, and kill it once it has seen so many samples. Returns: what it printed last."""
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as trainer:
+        last: dict[str, float] = {}
+        for line in trainer.stdout or ():
+            last = json.loads(line)
+            if kill_at is not None and last["seen"] >= kill_at:
+                trainer.kill()
+    if trainer.returncode != (0 if kill_at is None else -signal.SIGKILL):
+        sys.exit(f"a trainer ended with {trainer.returncode}")
+    return last
+
+
+def main(arguments: list[str]) -> None:
+    """Send samples, train, kill, resume, and check that every sample was learnt once."""
+    with_torch = "--without-torch" not in arguments
+    words = [word for word in arguments if not word.startswith("--")]
+    data_dir = words[0] if words else "raymq-training"
+    checkpoint = Path(f"{data_dir}.checkpoint").absolute()
+    if "--train" in arguments:
+        train(data_dir, checkpoint, TorchModel() if with_torch else NumpyModel())
+        return
+
+    checkpoint.unlink(missing_ok=True)
+    random = np.random.default_rng(7)
+    features = random.random((SAMPLES, FEATURES), dtype=np.float32)
+    samples = np.hstack([features, features.mean(axis=1, keepdims=True)])
+    with raymq.start(data_dir) as cluster:
+        cluster.create_topic(TOPIC, queues=2)
         with cluster.producer() as producer:
             for queue, half in enumerate(np.split(samples, 2)):
                 rows = pa.record_batch({"body": pa.array([row.tobytes() for row in half])})
-                producer.send_batch("samples", rows, queue_id=queue)
+                producer.send_batch(TOPIC, rows, queue_id=queue)
 
-        total, seen = np.zeros(FEATURES, dtype=np.float64), 0
-        first = TopicDataset(cluster, "samples")
-        for batch in first:
-            total += batch.sum(axis=0, dtype=np.float64)
-            seen += len(batch)
-            if seen >= SAMPLES // 3:
-                break
-        checkpoint = json.dumps(first.state_dict())
+        trainer = [sys.executable, __file__, *arguments, "--train"]
+        killed = watch(trainer, kill_at=SAMPLES // 3)
+        resumed = watch(trainer, kill_at=None)
 
-        resumed = TopicDataset(cluster, "samples")
-        resumed.load_state_dict(json.loads(checkpoint))
-        for batch in resumed:
-            total += batch.sum(axis=0, dtype=np.float64)
-            seen += len(batch)
-    right = bool(np.allclose(total, samples.sum(axis=0, dtype=np.float64)))
-    print(json.dumps({"samples": SAMPLES, "seen": seen, "sums_equal": right}))
-    if seen != SAMPLES or not right:
+    right = bool(np.isclose(resumed["total"], samples.sum(dtype=np.float64)))
+    was_killed = 0 < killed["seen"] < SAMPLES
+    found = {"samples": SAMPLES, "seen": resumed["seen"], "sums_equal": right, "killed": was_killed}
+    print(json.dumps(found))
+    if resumed["seen"] != SAMPLES or not right or not was_killed:
         sys.exit(1)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -35,9 +35,9 @@ class Program(NamedTuple):
     variables: tuple[tuple[str, str], ...] = ()
 
 
-def example(name: str, *variables: tuple[str, str]) -> Program:
+def example(name: str, *variables: tuple[str, str], arguments: tuple[str, ...] = ()) -> Program:
     """An example, on a directory `data`."""
-    return Program((str(ROOT / "examples" / name), "data"), variables=variables)
+    return Program((str(ROOT / "examples" / name), "data", *arguments), variables=variables)
 
 
 def run(program: Program) -> list[str]:

@@ -203,7 +203,8 @@ def main(data_dir: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.path += filter(None, [os.environ.get("RAYMQ_TEST_PYSPARK")])
+    # Before the environment's own, which may be PySpark 3.5.
+    sys.path[:0] = filter(None, [os.environ.get("RAYMQ_TEST_PYSPARK")])
     # Of the processes that begin here.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     place = str(Path(sys.argv[1]).absolute())
