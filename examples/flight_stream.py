@@ -5,8 +5,8 @@
 `python3 run.py demo` runs it last. The driver is a process of its own with a Spark of its own, and runs both queries.
 Each survives kill -9:
 
-    the stream   Spark's checkpoint says which files belong to a batch. A batch that is run again has the same write id,
-                 and a staged write of one id stores its rows once.
+    the stream   Spark's checkpoint says which files belong to a batch. `stream_sink` stores a batch that is run again
+                 once.
     the count    Counts and offsets are in one file, which is replaced at once after each step.
 
 It draws rows over time, with the kills, as an HTML page beside DATA_DIR.
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import raymq
-from raymq.spark import use_java, write
+from raymq.spark import stream_sink, use_java
 
 TOPIC, QUEUES = "flights-stream", 4
 #: the flights arrive as so many files, one after the other
@@ -121,10 +121,7 @@ def start_stream(spark: Any, cluster: raymq.Cluster, place: Place) -> Any:
         f.col("carrier").alias("tag"),
     )
 
-    def store(batch: Any, number: int) -> None:
-        write(batch, cluster, topic=TOPIC, write_id=f"{TOPIC}/{number}", delivery="staged")
-
-    writer = flights.writeStream.foreachBatch(store)
+    writer = flights.writeStream.foreachBatch(stream_sink(cluster, topic=TOPIC))
     return writer.option("checkpointLocation", str(place.checkpoint)).start()
 
 
