@@ -161,6 +161,7 @@ def _index_keys(batch: pa.RecordBatch) -> pa.Array | None:
             limit="a text without blanks",
             row=row,
         )
+
     words = pc.binary_join(lists, INDEX_KEY_SEPARATOR).cast(pa.binary())
     found = pc.binary_join_element_wise(
         pa.scalar(f"{INDEX_KEYS}\x01".encode()), words, pa.scalar(b"\x02"), b""

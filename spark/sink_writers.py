@@ -60,6 +60,7 @@ class _RowStager:
         if first is None:
             # Most tasks of a filtered plan may be empty. None of them connects.
             return StagedMessage(json.dumps(StagedRows((), 0, 0).to_json()), query_id)
+
         try:
             with (
                 closing(connect(options)) as cluster,
