@@ -18,6 +18,7 @@ Example:
 # The modules:
 # session           a Spark session on Ray by RayDP
 # sink              writes a DataFrame to a topic, each row once
+# task_errors       the error of RayMQ that ended a task
 # batch_sink        the same for the batches of a stream, by foreachBatch
 # source            reads topics as a DataFrame
 # stream_loop       reads topics in batches, with a checkpoint

@@ -30,6 +30,7 @@ from raymq.store.base.errors import Bug, Rejected
 from raymq.store.config.promise import Acks
 
 from .sink_columns import SinkTopic, by_queue, check_columns, targets
+from .task_errors import collect
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
@@ -129,9 +130,10 @@ def write(
 
     Raises:
         Rejected: columns are missing or wrong, or the plan is not deterministic. Of a staged write: an earlier one of
-            the same name had other rows. A null value or a queue id out of range fails the Spark job with the same
-            error in its text.
+            the same name had other rows. From a task: a value that the topic does not take, or a queue out of range.
         Unavailable: the cluster does not answer.
+
+    An error of a task comes after the last of Spark's tries. Spark's own error, with its traces, is its cause.
     """
     check_choice("delivery", delivery, DELIVERIES)
     write_id = writeId or uuid.uuid4().hex
@@ -158,7 +160,7 @@ def write(
 
     target = found[topic]._replace(queues=queues)
     task = _task(cluster, topic, write_id, run, target, list(facts["shards"]), acks)
-    rows = df.mapInArrow(task, RECEIPT_SCHEMA).collect()
+    rows = collect(df.mapInArrow(task, RECEIPT_SCHEMA))
     receipts = tuple(QueueReceipt(*row) for row in rows)
     return WriteResult(
         topic,
@@ -194,7 +196,7 @@ def write_staged(
     """
     found = _checked_targets(df, cluster.topics(), topic) if found is None else found
     task = _staging_task(cluster, topic, found)
-    texts = [json.loads(row[0]) for row in df.mapInArrow(task, "staged string").collect()]
+    texts = [json.loads(row[0]) for row in collect(df.mapInArrow(task, "staged string"))]
     staged = StagedRows.joined(map(StagedRows.from_json, texts))
     committer = Committer(Routes.of(cluster))
     done = committer.commit(write_id, staged, takes_other_rows=takes_other_rows)

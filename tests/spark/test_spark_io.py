@@ -304,8 +304,12 @@ def test_null_values_round_trip_where_the_topic_allows_them(place):
     write(frame, cluster, topic="nullable")
     rows = read(spark, cluster, "nullable").orderBy("key").collect()
     assert [(bytes(row["key"]), row["value"]) for row in rows] == [(b"a", None), (b"b", b"")]
-    with pytest.raises(Exception, match="value is null, which topic full does not allow"):
-        write(frame, cluster, topic="full")
+    for delivery in ("direct", "staged"):
+        with pytest.raises(Rejected, match="value is null, which topic full does not") as caught:
+            write(frame, cluster, topic="full", delivery=delivery)
+        # The error of RayMQ comes first, and Spark's with all its traces is the cause.
+        assert "\n" not in str(caught.value)
+        assert "Traceback" in str(caught.value.__cause__)
 
 
 def test_a_query_of_spark_with_a_checkpoint_stores_each_row_once_when_a_batch_is_repeated(
