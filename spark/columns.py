@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -128,33 +129,46 @@ def columns(
         arrays = values.decode(rows.column("body"), rows.column("offset"), names=own)
         decoded = dict(zip(own, arrays, strict=True))
 
-    kinds = _kinds(values)
+    kinds, stored = _kinds(values), _Rows(rows)
     found = [
-        decoded[name] if name in decoded else _column(name, rows).cast(kinds[name].arrow)
+        decoded[name] if name in decoded else _column(name, stored).cast(kinds[name].arrow)
         for name in names
     ]
     schema = pa.schema([(name, kinds[name].arrow) for name in names])
     return pa.RecordBatch.from_arrays(found, schema=schema)
 
 
-def _column(name: str, rows: pa.RecordBatch) -> pa.Array:
+class _Rows:
+    """The rows of a fetch. Several columns are made of their properties, which are parsed once."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.batch = batch
+
+    @cached_property
+    def properties(self) -> PropertyColumns:
+        return PropertyColumns(self.batch.column("properties"))
+
+
+def _column(name: str, rows: _Rows) -> pa.Array:
     make = _MADE.get(name)
-    return rows.column(_MADE_OF.get(name, name)) if make is None else make(rows)
+    return rows.batch.column(_MADE_OF.get(name, name)) if make is None else make(rows)
 
 
 # --- columns that are not stored as such ----------------------------------------------------------
 
 
-def _timestamp(rows: pa.RecordBatch) -> pa.Array:
-    return _as_time(rows.column("store_time_ms"))
+def _timestamp(rows: _Rows) -> pa.Array:
+    return _as_time(rows.batch.column("store_time_ms"))
 
 
-def _timestamp_type(rows: pa.RecordBatch) -> pa.Array:
-    return pa.array(np.full(rows.num_rows, _LOG_APPEND_TIME, dtype=np.int32))
+def _timestamp_type(rows: _Rows) -> pa.Array:
+    return pa.array(np.full(rows.batch.num_rows, _LOG_APPEND_TIME, dtype=np.int32))
 
 
-def _deliver_at(rows: pa.RecordBatch) -> pa.Array:
-    stored = PropertyColumns(rows.column("properties")).value(_DELIVERY_TIME)
+def _deliver_at(rows: _Rows) -> pa.Array:
+    stored = rows.properties.value(_DELIVERY_TIME)
+    if stored.null_count == len(stored):
+        return pa.nulls(len(stored), _TIME.arrow)
     found = pc.struct_field(pc.extract_regex(stored, _MILLISECONDS), 0)
     return _as_time(found.cast(pa.string()).cast(pa.int64()))
 
@@ -163,27 +177,27 @@ def _as_time(milliseconds: pa.Array) -> pa.Array:
     return pc.multiply(milliseconds, 1000).cast(pa.timestamp("us", tz="UTC"))
 
 
-def _index_keys(rows: pa.RecordBatch) -> pa.Array:
-    found = PropertyColumns(rows.column("properties")).value(INDEX_KEYS)
+def _index_keys(rows: _Rows) -> pa.Array:
+    found = rows.properties.value(INDEX_KEYS)
     row_of_key, keys = split_texts(as_text(found), " ")
 
     there = pc.not_equal(keys, "")
-    offsets = list_offsets(row_of_key[as_mask(there)], rows.num_rows)
+    offsets = list_offsets(row_of_key[as_mask(there)], rows.batch.num_rows)
     return pa.ListArray.from_arrays(pa.array(offsets), keys.filter(there))
 
 
-def _properties(rows: pa.RecordBatch) -> pa.Array:
-    row_of_pair, names, values = user_properties(rows.column("properties"))
-    offsets = list_offsets(row_of_pair, rows.num_rows)
+def _properties(rows: _Rows) -> pa.Array:
+    row_of_pair, names, values = user_properties(rows.properties)
+    offsets = list_offsets(row_of_pair, rows.batch.num_rows)
     return pa.MapArray.from_arrays(pa.array(offsets), names, as_text(values))
 
 
-def _headers(rows: pa.RecordBatch) -> pa.Array:
+def _headers(rows: _Rows) -> pa.Array:
     """The user properties as Kafka's headers: null for a message without any."""
-    row_of_pair, names, values = user_properties(rows.column("properties"))
+    row_of_pair, names, values = user_properties(rows.properties)
     pairs = pa.StructArray.from_arrays([names, values], ["key", "value"])
 
-    offsets = list_offsets(row_of_pair, rows.num_rows)
+    offsets = list_offsets(row_of_pair, rows.batch.num_rows)
     # A null in the offsets makes a null list.
     empty = np.append(np.diff(offsets) == 0, False)
     return pa.ListArray.from_arrays(pa.array(offsets, mask=empty), pairs)
@@ -200,7 +214,7 @@ _MADE_OF = {
     "index_keys": "properties",
     "deliver_at": "properties",
 }
-_MADE: dict[str, Callable[[pa.RecordBatch], pa.Array]] = {
+_MADE: dict[str, Callable[[_Rows], pa.Array]] = {
     "timestamp": _timestamp,
     "timestampType": _timestamp_type,
     "headers": _headers,

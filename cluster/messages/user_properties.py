@@ -12,9 +12,11 @@ from raymq.store.records.property_columns import PropertyColumns
 from .message import SYSTEM_PROPERTIES
 
 
-def user_properties(properties: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array, pa.Array]:
+def user_properties(
+    properties: PropertyColumns,
+) -> tuple[npt.NDArray[np.int64], pa.Array, pa.Array]:
     """The row, name and value of every property that does not belong to the system. Values are binary."""
-    return PropertyColumns(properties).pairs_without(SYSTEM_PROPERTIES)
+    return properties.pairs_without(SYSTEM_PROPERTIES)
 
 
 def as_text(data: pa.Array) -> pa.Array:

@@ -22,6 +22,7 @@ from raymq.cluster.messages.topic_values import TopicValues
 from raymq.cluster.messages.user_properties import list_offsets, user_properties
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
+from raymq.store.records.property_columns import PropertyColumns
 
 from .topic_sink import check_transport
 
@@ -232,7 +233,7 @@ def table_schema(values: TopicValues) -> pa.Schema:
 def as_table(shard: int, records: pa.Array, values: TopicValues) -> pa.Table:
     """Raw records of a fetch as `table_schema`. Raises: Corrupt for a body that is not a row of the topic's schema."""
     rows = message_batch(shard, records, columns=_MADE_OF)
-    row_of_pair, names, texts = user_properties(rows.column("properties"))
+    row_of_pair, names, texts = user_properties(PropertyColumns(rows.column("properties")))
     offsets = list_offsets(row_of_pair, rows.num_rows)
     made = {
         "value": rows.column("body"),
