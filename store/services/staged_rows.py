@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 #: most bytes of staged records that are read and put together
 SLICE_BYTES = 256 * 1024
 SLICE_ROWS = 4096
+#: ranges of up to so many rows are decoded together
+SMALL_ROWS = 512
+
+_COLUMNS = ("born_time_ms", "body", "properties")
 
 # A record's properties begin with the producer's stamp and the tag. The rest is the text that the producer sent.
 _TARGET = r"REAL_TOPIC\x01(?P<topic>[^\x02]+)\x02REAL_QID\x01(?P<queue>[0-9]{1,9})\x02"
@@ -171,13 +175,84 @@ def _as_one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def _rows_from(
     store: MessageStore, topic: str, queue_id: int, ranges: Sequence[StagedRange], done: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of all ranges from number `done` on."""
-    begun = 0
+    """The rows of all ranges from number `done` on. Small ranges are decoded together."""
+    end = 0
+    small: list[_SmallRange] = []
     for each in ranges:
-        if done < begun + each.rows:
-            for first, batch in _rows_of(store, topic, queue_id, each, max(done - begun, 0)):
-                yield begun + first, batch
-        begun += each.rows
+        begin, end = end, end + each.rows
+        if end <= done:
+            continue
+
+        records = _records_of_small(store, each) if begin >= done else None
+        if small and (records is None or _is_full(small, records)):
+            yield from _rows_of_small(store, topic, queue_id, small)
+            small = []
+        if records is not None:
+            small.append(_SmallRange(each, begin, records))
+            continue
+
+        for first, batch in _rows_of(store, topic, queue_id, each, max(done - begin, 0)):
+            yield begin + first, batch
+
+    if small:
+        yield from _rows_of_small(store, topic, queue_id, small)
+
+
+class _SmallRange(NamedTuple):
+    """A range without rows of others, its first row's number in the write, and its records."""
+
+    staged: StagedRange
+    begin: int
+    records: pa.Array
+
+
+def _is_full(parts: list[_SmallRange], more: pa.Array) -> bool:
+    """Whether a slice has no room for more records."""
+    size = sum(each.records.nbytes for each in parts) + more.nbytes
+    rows = sum(len(each.records) for each in parts) + len(more)
+    return size > SLICE_BYTES or rows > SLICE_ROWS
+
+
+def _records_of_small(store: MessageStore, wanted: StagedRange) -> pa.Array | None:
+    """The records of a small range; None if it is not small, or must be read with more care."""
+    if (
+        wanted.rows > min(SMALL_ROWS, SLICE_ROWS)
+        or wanted.last_offset - wanted.first_offset != wanted.rows - 1
+    ):
+        return None
+    try:
+        found = store.fetch_whole(
+            STAGED_TOPIC,
+            0,
+            wanted.first_offset,
+            max_bytes=SLICE_BYTES,
+            max_records=wanted.rows,
+        )
+    except OffsetOutOfRange:
+        return None
+    is_complete = found.records is not None and len(found.records) == wanted.rows
+    return found.records if is_complete else None
+
+
+def _rows_of_small(
+    store: MessageStore, topic: str, queue_id: int, parts: list[_SmallRange]
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of small ranges that follow each other."""
+    records = pa.concat_arrays([each.records for each in parts])
+    decoded = decode_records(records, columns=_COLUMNS)
+    producers = np.repeat(
+        np.array([each.staged.producer_id for each in parts], dtype=np.uint64),
+        [each.staged.rows for each in parts],
+    )
+    batch = _own_rows(decoded, topic, queue_id, producers)
+    if batch.num_rows == len(records):
+        yield parts[0].begin, batch
+        return
+
+    # A range is not what the decision says. Alone it says so.
+    for each in parts:
+        for first, rows in _rows_of(store, topic, queue_id, each.staged, 0):
+            yield each.begin + first, rows
 
 
 def _rows_of(
@@ -215,8 +290,8 @@ def _rows_of(
                 f"staged row {offset} cannot be read yet; publish again", field="ranges"
             )
 
-        records = decode_records(found.records, columns=("born_time_ms", "body", "properties"))
-        batch = _own_rows(records, topic, queue_id, wanted.producer_id)
+        records = decode_records(found.records, columns=_COLUMNS)
+        batch = _own_rows(records, topic, queue_id, np.uint64(wanted.producer_id))
         rows = batch.num_rows
         if rows and seen + rows > done:
             skipped = max(0, done - seen)
@@ -235,14 +310,17 @@ def _rows_of(
 
 
 def _own_rows(
-    records: pa.RecordBatch, topic: str, queue_id: int, producer_id: int
+    records: pa.RecordBatch,
+    topic: str,
+    queue_id: int,
+    producers: np.uint64 | npt.NDArray[np.uint64],
 ) -> pa.RecordBatch:
-    """The rows of one producer for one queue among staged records, as they were sent."""
+    """The rows for one queue among staged records, as they were sent. Args: `producers`: of all rows, or of each."""
     found = pc.extract_regex(records.column("properties"), _STORED)
     topics, queues = pc.struct_field(found, "topic"), pc.struct_field(found, "queue")
     is_here = pc.and_(pc.equal(topics, topic.encode()), pc.equal(queues, b"%d" % queue_id))
     stamps = producer_stamp.read_column(_first_bytes(records.column("properties")))
-    is_own = stamps.valid & (stamps.producer_ids == np.uint64(producer_id))
+    is_own = stamps.valid & (stamps.producer_ids == producers)
     is_wanted = pc.and_(is_here.fill_null(False), pa.array(is_own))
     if not pc.all(is_wanted, min_count=0).as_py():
         records, found = records.filter(is_wanted), found.filter(is_wanted)

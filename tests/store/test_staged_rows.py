@@ -140,6 +140,33 @@ def test_rows_of_many_small_ranges_are_put_together(
     assert world.bodies() == [b"%d-%d" % (number, row) for number in range(40) for row in range(3)]
 
 
+def test_a_publication_of_small_ranges_goes_on_where_it_was_killed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged_rows, "SLICE_ROWS", 7)
+    ranges = []
+    for number in range(8):
+        rows = [b"%d" % row for row in range(3 * number, 3 * number + 3)]
+        ranges.append(world.stage(rows, sequence=3 * number))
+        world.stage([b"zombie"], producer_id=6, sequence=number)
+    calls = 0
+    while not world.publish(ranges, slices=1):
+        calls += 1
+        assert world.bodies() == [b"%d" % row for row in range(6 * calls)]
+        world.kill()
+    assert calls == 3
+    assert world.bodies() == [b"%d" % row for row in range(24)]
+
+
+def test_a_small_range_that_is_of_another_producer_is_refused(world: World) -> None:
+    first = world.stage([b"a"])
+    other = world.stage([b"zombie"], producer_id=6)
+    wrong = other._replace(producer_id=5)
+    with pytest.raises(Rejected, match="have 0 rows of the write's producer"):
+        world.publish([first, wrong])
+    assert world.bodies() in ([], [b"a"])
+
+
 def test_rows_of_attempts_that_the_decision_does_not_name_stay_unseen(world: World) -> None:
     world.stage([b"zombie"], producer_id=6)
     ranges = [world.stage([b"a"])]
