@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.cluster.messages.columns import MESSAGE_SCHEMA, message_batch
+from raymq.cluster.messages.columns import FetchedRows
 from raymq.cluster.messages.message import INDEX_KEYS
 from raymq.cluster.messages.topic_schema import quoted_name, spark_type
 from raymq.cluster.messages.topic_values import TopicValues
@@ -22,7 +22,6 @@ from raymq.cluster.messages.user_properties import (
     user_properties,
 )
 from raymq.store.base.errors import Rejected
-from raymq.store.records.property_columns import PropertyColumns
 
 
 class ColumnType(NamedTuple):
@@ -121,51 +120,38 @@ def columns(
     if own:
         # The offset names a damaged row.
         needed |= {"body", "offset"}
-    rows = message_batch(
-        shard, records, columns=[name for name in MESSAGE_SCHEMA.names if name in needed]
-    )
+    rows = FetchedRows(shard, records, columns=needed)
     decoded: dict[str, pa.Array] = {}
     if own:
         arrays = values.decode(rows.column("body"), rows.column("offset"), names=own)
         decoded = dict(zip(own, arrays, strict=True))
 
-    kinds, stored = _kinds(values), _Rows(rows)
+    kinds = _kinds(values)
     found = [
-        decoded[name] if name in decoded else _column(name, stored).cast(kinds[name].arrow)
+        decoded[name] if name in decoded else _column(name, rows).cast(kinds[name].arrow)
         for name in names
     ]
     schema = pa.schema([(name, kinds[name].arrow) for name in names])
     return pa.RecordBatch.from_arrays(found, schema=schema)
 
 
-class _Rows:
-    """The rows of a fetch. Several columns are made of their properties, which are parsed once."""
-
-    def __init__(self, batch: pa.RecordBatch) -> None:
-        self.batch = batch
-
-    @cached_property
-    def properties(self) -> PropertyColumns:
-        return PropertyColumns(self.batch.column("properties"))
-
-
-def _column(name: str, rows: _Rows) -> pa.Array:
+def _column(name: str, rows: FetchedRows) -> pa.Array:
     make = _MADE.get(name)
-    return rows.batch.column(_MADE_OF.get(name, name)) if make is None else make(rows)
+    return rows.column(_MADE_OF.get(name, name)) if make is None else make(rows)
 
 
 # --- columns that are not stored as such ----------------------------------------------------------
 
 
-def _timestamp(rows: _Rows) -> pa.Array:
-    return _as_time(rows.batch.column("store_time_ms"))
+def _timestamp(rows: FetchedRows) -> pa.Array:
+    return _as_time(rows.column("store_time_ms"))
 
 
-def _timestamp_type(rows: _Rows) -> pa.Array:
-    return pa.array(np.full(rows.batch.num_rows, _LOG_APPEND_TIME, dtype=np.int32))
+def _timestamp_type(rows: FetchedRows) -> pa.Array:
+    return pa.array(np.full(rows.num_rows, _LOG_APPEND_TIME, dtype=np.int32))
 
 
-def _deliver_at(rows: _Rows) -> pa.Array:
+def _deliver_at(rows: FetchedRows) -> pa.Array:
     stored = rows.properties.value(_DELIVERY_TIME)
     if stored.null_count == len(stored):
         return pa.nulls(len(stored), _TIME.arrow)
@@ -177,30 +163,35 @@ def _as_time(milliseconds: pa.Array) -> pa.Array:
     return pc.multiply(milliseconds, 1000).cast(pa.timestamp("us", tz="UTC"))
 
 
-def _index_keys(rows: _Rows) -> pa.Array:
+def _index_keys(rows: FetchedRows) -> pa.Array:
+    """The index keys: null for a message without any."""
     found = rows.properties.value(INDEX_KEYS)
     row_of_key, keys = split_texts(as_text(found), " ")
 
     there = pc.not_equal(keys, "")
-    offsets = list_offsets(row_of_key[as_mask(there)], rows.batch.num_rows)
-    return pa.ListArray.from_arrays(pa.array(offsets), keys.filter(there))
+    offsets = _null_where_empty(list_offsets(row_of_key[as_mask(there)], rows.num_rows))
+    return pa.ListArray.from_arrays(offsets, keys.filter(there))
 
 
-def _properties(rows: _Rows) -> pa.Array:
+def _properties(rows: FetchedRows) -> pa.Array:
+    """The user properties: null for a message without any."""
     row_of_pair, names, values = user_properties(rows.properties)
-    offsets = list_offsets(row_of_pair, rows.batch.num_rows)
-    return pa.MapArray.from_arrays(pa.array(offsets), names, as_text(values))
+    offsets = _null_where_empty(list_offsets(row_of_pair, rows.num_rows))
+    return pa.MapArray.from_arrays(offsets, names, as_text(values))
 
 
-def _headers(rows: _Rows) -> pa.Array:
+def _headers(rows: FetchedRows) -> pa.Array:
     """The user properties as Kafka's headers: null for a message without any."""
     row_of_pair, names, values = user_properties(rows.properties)
     pairs = pa.StructArray.from_arrays([names, values], ["key", "value"])
 
-    offsets = list_offsets(row_of_pair, rows.batch.num_rows)
-    # A null in the offsets makes a null list.
-    empty = np.append(np.diff(offsets) == 0, False)
-    return pa.ListArray.from_arrays(pa.array(offsets, mask=empty), pairs)
+    offsets = _null_where_empty(list_offsets(row_of_pair, rows.num_rows))
+    return pa.ListArray.from_arrays(offsets, pairs)
+
+
+def _null_where_empty(offsets: npt.NDArray[np.int32]) -> pa.Array:
+    """The offsets of lists, of which the empty ones are null. Spark reads a null faster than an empty list."""
+    return pa.array(offsets, mask=np.append(np.diff(offsets) == 0, False))
 
 
 #: column -> the one of MESSAGE_SCHEMA that it is or is made of, where their names differ
@@ -214,7 +205,7 @@ _MADE_OF = {
     "index_keys": "properties",
     "deliver_at": "properties",
 }
-_MADE: dict[str, Callable[[_Rows], pa.Array]] = {
+_MADE: dict[str, Callable[[FetchedRows], pa.Array]] = {
     "timestamp": _timestamp,
     "timestampType": _timestamp_type,
     "headers": _headers,

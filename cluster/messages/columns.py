@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -134,27 +135,45 @@ def joined_properties(left: pa.Array, right: pa.Array) -> pa.Array:
     return pc.if_else(empty, pa.scalar(None, pa.binary()), joined)
 
 
-def message_batch(
-    shard: int, records: pa.Array, *, columns: Sequence[str] = tuple(MESSAGE_SCHEMA.names)
-) -> pa.RecordBatch:
-    """Convert raw records of a fetch to MESSAGE_SCHEMA, or to the named columns of it."""
-    stored = [each for name in columns for each in _STORED_AS.get(name, (name,))]
-    decoded = decode_records(records, columns=tuple(stored))
-    made: dict[str, pa.Array] = {}
-    if "shard" in columns:
-        made["shard"] = pa.array(np.full(len(records), shard, dtype=np.int32))
-    if "offset" in columns:
-        made["offset"] = decoded.column("queue_offset")
-    if "properties" in stored:
-        properties = PropertyColumns(decoded.column("properties"))
-        made["key"] = keys_of(properties)
-        made["tag"] = properties.value(TAGS).cast(pa.string())
-        if "body" in columns:
-            made["body"] = with_nulls(decoded.column("body"), properties)
+class FetchedRows:
+    """Raw records of a fetch, as columns of MESSAGE_SCHEMA. The properties of all rows are parsed once.
 
-    found = [made[name] if name in made else decoded.column(name) for name in columns]
-    schema = pa.schema([MESSAGE_SCHEMA.field(name) for name in columns])
-    return pa.RecordBatch.from_arrays(found, schema=schema)
+    Args: `columns`: those that are asked for, `properties` if these are. Others are not decoded.
+    """
+
+    def __init__(
+        self, shard: int, records: pa.Array, *, columns: Iterable[str] = MESSAGE_SCHEMA.names
+    ) -> None:
+        self.num_rows = len(records)
+        self._shard = shard
+        stored = [each for name in columns for each in _STORED_AS.get(name, (name,))]
+        self._decoded = decode_records(records, columns=tuple(stored))
+
+    @cached_property
+    def properties(self) -> PropertyColumns:
+        """The properties of all rows."""
+        return PropertyColumns(self._decoded.column("properties"))
+
+    def column(self, name: str) -> pa.Array:
+        """A column of MESSAGE_SCHEMA."""
+        if name == "shard":
+            return pa.array(np.full(self.num_rows, self._shard, dtype=np.int32))
+        if name == "offset":
+            return self._decoded.column("queue_offset")
+        if name == "key":
+            return keys_of(self.properties)
+        if name == "tag":
+            return self.properties.value(TAGS).cast(pa.string())
+        if name == "body":
+            return with_nulls(self._decoded.column("body"), self.properties)
+        return self._decoded.column(name)
+
+
+def message_batch(shard: int, records: pa.Array) -> pa.RecordBatch:
+    """Convert raw records of a fetch to MESSAGE_SCHEMA."""
+    rows = FetchedRows(shard, records)
+    found = [rows.column(name) for name in MESSAGE_SCHEMA.names]
+    return pa.RecordBatch.from_arrays(found, schema=MESSAGE_SCHEMA)
 
 
 def value_batch(rows: pa.RecordBatch, values: TopicValues) -> pa.RecordBatch:

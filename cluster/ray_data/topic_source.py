@@ -17,12 +17,11 @@ from raymq.cluster.consume.consumer_config import READ_FROM, ReadFrom
 from raymq.cluster.consume.queue_ranges import QueueRange, read_queue_range, split_ranges
 from raymq.cluster.consume.range_reader import RangeReader
 from raymq.cluster.consume.time_search import offset_at
-from raymq.cluster.messages.columns import message_batch
+from raymq.cluster.messages.columns import FetchedRows
 from raymq.cluster.messages.topic_values import TopicValues
 from raymq.cluster.messages.user_properties import list_offsets, user_properties
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
-from raymq.store.records.property_columns import PropertyColumns
 
 from .topic_sink import check_transport
 
@@ -232,8 +231,8 @@ def table_schema(values: TopicValues) -> pa.Schema:
 
 def as_table(shard: int, records: pa.Array, values: TopicValues) -> pa.Table:
     """Raw records of a fetch as `table_schema`. Raises: Corrupt for a body that is not a row of the topic's schema."""
-    rows = message_batch(shard, records, columns=_MADE_OF)
-    row_of_pair, names, texts = user_properties(PropertyColumns(rows.column("properties")))
+    rows = FetchedRows(shard, records, columns=_MADE_OF)
+    row_of_pair, names, texts = user_properties(rows.properties)
     offsets = list_offsets(row_of_pair, rows.num_rows)
     made = {
         "value": rows.column("body"),

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from raymq.store.base.arrays import Int64s
+
 _OFFSET_MAX = 2**31 - 1
 
 
@@ -33,6 +35,16 @@ def joined_values(array: pa.Array) -> bytes:
     low = int(offsets[0])
     data: bytes = buffer.slice(low, int(offsets[-1]) - low).to_pybytes()
     return data
+
+
+def ranges(data: npt.NDArray[np.uint8], starts: Int64s, ends: Int64s) -> pa.BinaryArray:
+    """The ranges [start, end) of bytes as binary values. Args: `starts`, `ends`: ascending, one after the other."""
+    edges = np.stack([starts, ends], axis=1).ravel()
+    offsets = edges.astype(np.int32) if len(edges) else np.zeros(1, dtype=np.int32)
+    # Every second piece is between two ranges.
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    pieces = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+    return pieces.take(pa.array(np.arange(0, len(edges), 2)))
 
 
 def value_lengths(array: pa.Array) -> npt.NDArray[np.int64]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from raymq.store.base.arrays import Int64s
 
-from .binary_columns import value_bytes, value_offsets
+from .binary_columns import ranges, value_bytes, value_offsets
 
 #: with more names than these in one column, Arrow finds the others
 _NAMES_MAX = 64
@@ -51,17 +51,19 @@ class PropertyColumns:
         if name not in self._names:
             return pa.nulls(self._count, pa.binary())
         pairs = np.flatnonzero(self._codes == self._names.index(name))
+        values = self._values(pairs)
+        if len(pairs) == self._count:
+            return values
         place_of_row = np.full(self._count, -1, dtype=np.int64)
-        place_of_row[self._rows[pairs]] = 2 * np.arange(len(pairs))
-        return self._pieces(pairs).take(pa.array(place_of_row, mask=place_of_row < 0))
+        place_of_row[self._rows[pairs]] = np.arange(len(pairs))
+        return values.take(pa.array(place_of_row, mask=place_of_row < 0))
 
     def pairs_without(self, excluded: Collection[str]) -> tuple[Int64s, pa.Array, pa.Array]:
         """Row, name and value of all other pairs, in their order. Names are text, values binary."""
         is_wanted = np.array([name not in excluded for name in self._names], dtype=np.bool_)
         pairs = np.flatnonzero(is_wanted[self._codes])
         names = pa.array(self._names, pa.string()).take(pa.array(self._codes[pairs]))
-        values = self._pieces(pairs).take(pa.array(2 * np.arange(len(pairs))))
-        return self._rows[pairs], names, values
+        return self._rows[pairs], names, self._values(pairs)
 
     def _classify(self) -> Int64s:
         """Find the different names: each one found is compared with all pairs that have none yet."""
@@ -78,8 +80,8 @@ class PropertyColumns:
             codes[alike[(self._data[places] == name).all(axis=1)]] = self._code_of(name.tobytes())
 
         left = np.flatnonzero(codes < 0)
-        edges = np.stack([self._starts[left], self._separators[left]], axis=1).ravel()
-        coded = self._between(edges).take(pa.array(2 * np.arange(len(left)))).dictionary_encode()
+        names = ranges(self._data, self._starts[left], self._separators[left])
+        coded = names.dictionary_encode()
         others = np.array([self._code_of(name) for name in coded.dictionary.to_pylist()])
         if len(left):
             codes[left] = others[coded.indices.to_numpy()]
@@ -106,17 +108,9 @@ class PropertyColumns:
             self._rows, self._codes = self._rows[is_last], self._codes[is_last]
             self._separators, self._ends = self._separators[is_last], self._ends[is_last]
 
-    def _pieces(self, pairs: Int64s) -> pa.BinaryArray:
-        """The values of pairs, at the even places."""
-        return self._between(
-            np.stack([self._separators[pairs] + 1, self._ends[pairs]], axis=1).ravel()
-        )
-
-    def _between(self, edges: Int64s) -> pa.BinaryArray:
-        """The bytes between ascending places."""
-        offsets = edges.astype(np.int32) if len(edges) else np.zeros(1, dtype=np.int32)
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self._data)]
-        return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+    def _values(self, pairs: Int64s) -> pa.BinaryArray:
+        """The values of pairs."""
+        return ranges(self._data, self._separators[pairs] + 1, self._ends[pairs])
 
 
 def _pairs(data: npt.NDArray[np.uint8], edges: Int64s) -> tuple[Int64s, Int64s]:

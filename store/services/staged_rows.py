@@ -19,13 +19,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable, require
 from raymq.store.base.format import STAGED_TOPIC
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records import producer_stamp
-from raymq.store.records.binary_columns import value_bytes, value_offsets
+from raymq.store.records.binary_columns import ranges, value_bytes, value_offsets
 from raymq.store.records.key_check import check_keys
+from raymq.store.records.properties import PROPERTY_SEPARATOR, TAG_NAME
 from raymq.store.records.record import PUT_SCHEMA
 from raymq.store.records.requests import AppendedRows, PutRequest
 from raymq.store.records.small_batch import SmallBatch
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from raymq.store.engine.message_store import MessageStore
 
 #: most bytes of staged records that are read and put together
-SLICE_BYTES = 256 * 1024
+SLICE_BYTES = 1024 * 1024
 SLICE_ROWS = 4096
 #: ranges of up to so many rows are decoded together
 SMALL_ROWS = 512
@@ -46,9 +48,6 @@ _COLUMNS = ("born_time_ms", "body", "properties")
 # A record's properties begin with the producer's stamp and the tag. The rest is the text that the producer sent.
 _TARGET = r"REAL_TOPIC\x01(?P<topic>[^\x02]+)\x02REAL_QID\x01(?P<queue>[0-9]{1,9})\x02"
 _SENT = f"^{_TARGET}"
-_STORED = (
-    rf"(?s)^_P\x01[0-9A-Za-z_-]{{20}}\x02(?:TAGS\x01(?P<tag>[^\x02]*)\x02)?{_TARGET}(?P<rest>.*)$"
-)
 
 
 def target_properties(topic: str, queue_id: int) -> bytes:
@@ -120,7 +119,7 @@ def publish(
     """Put the rows of `ranges`, in order, to their queue, unless an earlier call has. Callers: any thread.
 
     Args: `producer_id`: of the write in this queue. `ranges`: the same in each call for it. `is_over`: asked after each
-    slice of about 256 KiB: whether this call shall return, although rows are left.
+    slice of about 1 MiB: whether this call shall return, although rows are left.
     Durable: nothing, as `MessageStore.put`.
     Raises: OffsetOutOfRange if staged rows were deleted; Rejected if there are not as many as `ranges` says;
     Unavailable while they cannot be read yet; as `MessageStore.put`. The call may be repeated after each.
@@ -316,24 +315,74 @@ def _own_rows(
     producers: np.uint64 | npt.NDArray[np.uint64],
 ) -> pa.RecordBatch:
     """The rows for one queue among staged records, as they were sent. Args: `producers`: of all rows, or of each."""
-    found = pc.extract_regex(records.column("properties"), _STORED)
-    topics, queues = pc.struct_field(found, "topic"), pc.struct_field(found, "queue")
-    is_here = pc.and_(pc.equal(topics, topic.encode()), pc.equal(queues, b"%d" % queue_id))
-    stamps = producer_stamp.read_column(_first_bytes(records.column("properties")))
-    is_own = stamps.valid & (stamps.producer_ids == producers)
-    is_wanted = pc.and_(is_here.fill_null(False), pa.array(is_own))
-    if not pc.all(is_wanted, min_count=0).as_py():
-        records, found = records.filter(is_wanted), found.filter(is_wanted)
+    properties = records.column("properties")
+    found = _parts(properties, topic, queue_id)
+    stamps = producer_stamp.read_column(_first_bytes(properties))
+    is_own = found.is_here & stamps.valid & (stamps.producer_ids == producers)
+    if not is_own.all():
+        records = records.filter(pa.array(is_own))
 
-    tag = pc.struct_field(found, "tag").cast(pa.string())
-    rest = pc.struct_field(found, "rest")
+    data = value_bytes(properties)
     columns = [
         records.column("body"),
-        pc.if_else(pc.equal(tag, ""), pa.scalar(None, pa.string()), tag),
-        pc.if_else(pc.equal(rest, b""), pa.scalar(None, pa.binary()), rest),
+        _text(data, found.tag_starts[is_own], found.tag_ends[is_own]).cast(pa.string()),
+        _text(data, found.rest_starts[is_own], found.ends[is_own]),
         records.column("born_time_ms"),
     ]
     return pa.record_batch(columns, schema=PUT_SCHEMA)
+
+
+class _Parts(NamedTuple):
+    """Where the parts of each row's properties are. A row without a tag has an empty one."""
+
+    #: the row is for the queue
+    is_here: npt.NDArray[np.bool_]
+    tag_starts: Int64s
+    tag_ends: Int64s
+    #: what the task sent, up to the end of the row
+    rest_starts: Int64s
+    ends: Int64s
+
+
+def _parts(properties: pa.BinaryArray, topic: str, queue_id: int) -> _Parts:
+    """Find the parts: the producer's stamp, the tag if there is one, the target, and the rest."""
+    data = value_bytes(properties)
+    offsets = value_offsets(properties).astype(np.int64)
+    ends = offsets[1:]
+    begins = offsets[:-1] + producer_stamp.STAMP_BYTES
+    tag_starts = tag_ends = targets = begins
+
+    has_tag = _have(data, begins, ends, TAG_NAME)
+    if has_tag.any():
+        separators = np.append(np.flatnonzero(data == PROPERTY_SEPARATOR[0]), len(data))
+        after = separators[np.searchsorted(separators, begins)]
+        tag_starts = np.where(has_tag, begins + len(TAG_NAME), begins)
+        tag_ends = np.where(has_tag, after, begins)
+        targets = np.where(has_tag, after + 1, begins)
+
+    target = target_properties(topic, queue_id)
+    return _Parts(
+        _have(data, targets, ends, target), tag_starts, tag_ends, targets + len(target), ends
+    )
+
+
+def _have(
+    data: npt.NDArray[np.uint8], starts: Int64s, ends: Int64s, text: bytes
+) -> npt.NDArray[np.bool_]:
+    """Whether each range begins with a text."""
+    is_long_enough = ends - starts >= len(text)
+    found = np.zeros(len(starts), dtype=np.bool_)
+    places = starts[is_long_enough, None] + np.arange(len(text))
+    found[is_long_enough] = (data[places] == np.frombuffer(text, dtype=np.uint8)).all(axis=1)
+    return found
+
+
+def _text(data: npt.NDArray[np.uint8], starts: Int64s, ends: Int64s) -> pa.BinaryArray:
+    """The ranges as values; null where one is empty."""
+    if bool((starts == ends).all()):
+        return pa.nulls(len(starts), pa.binary())
+    found = ranges(data, starts, ends)
+    return pc.if_else(pc.equal(pc.binary_length(found), 0), pa.scalar(None, pa.binary()), found)
 
 
 def _first_bytes(properties: pa.BinaryArray) -> npt.NDArray[np.uint8]:

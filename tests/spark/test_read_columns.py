@@ -66,11 +66,11 @@ def test_every_column_has_its_type_and_its_value() -> None:
     }
 
 
-def test_a_message_without_properties_has_no_headers_and_empty_lists() -> None:
+def test_lists_of_a_message_without_properties_are_null() -> None:
     rows = read(None, encode({"a": "1"}), None)
     assert rows.column("headers").to_pylist() == [None, [{"key": "a", "value": b"1"}], None]
-    assert rows.column("properties").to_pylist() == [[], [("a", "1")], []]
-    assert rows.column("index_keys").to_pylist() == [[], [], []]
+    assert rows.column("properties").to_pylist() == [None, [("a", "1")], None]
+    assert rows.column("index_keys").null_count == 3
     assert rows.column("deliver_at").null_count == 3
     assert rows.column("key").null_count == 3
 

@@ -43,7 +43,7 @@ def test_a_frame_has_kafkas_columns_and_those_of_raymq(
     assert headers == {"colour": b"red", "size": b"9"}
     assert (first["properties"], first["index_keys"]) == (properties, ["k1"])
     assert (second["key"], second["headers"], second["tag"]) == (None, None, None)
-    assert (second["properties"], second["index_keys"], second["deliver_at"]) == ({}, [], None)
+    assert (second["properties"], second["index_keys"], second["deliver_at"]) == (None, None, None)
 
 
 def test_topics_offsets_times_and_columns_are_chosen(
