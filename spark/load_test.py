@@ -82,7 +82,14 @@ class SparkEngine(DatasetEngine):
         return self._count(plan, self._frame(plan, begin, end))
 
     def _frame(self, plan: DatasetPlan, begin: QueueOffsets, end: QueueOffsets) -> Any:
-        return read(self.spark, self.cluster, plan.topic, startingOffsets=begin, endingOffsets=end)
+        return read(
+            self.spark,
+            self.cluster,
+            plan.topic,
+            startingOffsets={plan.topic: begin},
+            endingOffsets={plan.topic: end},
+            schema="value binary",
+        )
 
     def _rows(self, plan: DatasetPlan) -> Any:
         from pyspark.sql import functions as f
