@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -57,7 +58,14 @@ def targets(topics: Mapping[str, Mapping[str, Any]], topic: str | None) -> dict[
             limit="an existing topic",
             found=topic,
         )
-    return {name: SinkTopic.of(name, facts) for name, facts in topics.items()}
+    if topic is not None:
+        return {topic: SinkTopic.of(topic, topics[topic])}
+    found = {}
+    for name, facts in topics.items():
+        # One whose schema this version does not know is no target, and no obstacle.
+        with contextlib.suppress(Rejected):
+            found[name] = SinkTopic.of(name, facts)
+    return found
 
 
 def check_columns(
@@ -105,8 +113,9 @@ def by_queue(
     `split`.
     Raises: Rejected for a value that the topic does not take, such as null, an unknown topic or a queue out of range.
     """
+    properties = _all_properties(batch)
     if topic is not None:
-        for queue_id, rows in _of_topic(batch, found[topic], turn):
+        for queue_id, rows in _of_topic(batch, found[topic], turn, properties):
             yield topic, queue_id, rows
         return
 
@@ -118,13 +127,14 @@ def by_queue(
         if found[name].values.schema is not None:
             message = f"a row has the topic {name!r}, which has a schema; write to it alone, with the option `topic`"
             raise Rejected(message, field="topic", limit="a topic without a schema", found=name)
-        chosen = batch.filter(pc.equal(topics, name))
-        for queue_id, rows in _of_topic(chosen, found[name], turn):
+        is_chosen = pc.equal(topics, name)
+        own = None if properties is None else properties.filter(is_chosen)
+        for queue_id, rows in _of_topic(batch.filter(is_chosen), found[name], turn, own):
             yield name, queue_id, rows
 
 
 def _of_topic(
-    batch: pa.RecordBatch, target: SinkTopic, turn: int
+    batch: pa.RecordBatch, target: SinkTopic, turn: int, properties: pa.Array | None
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     names = batch.schema.names
     columns = {
@@ -136,13 +146,15 @@ def _of_topic(
         # `split` checks and encodes them.
         columns |= {name: batch.column(name) for name in schema.names if name in names}
     plain = pa.record_batch(list(columns.values()), names=list(columns))
-    properties = _properties(batch)
-    index_keys = _index_keys(batch)
-    if properties is not None and index_keys is not None:
-        properties = joined_properties(index_keys, properties)
-    elif index_keys is not None:
-        properties = index_keys
     return split(plain, target.queues, turn, values=target.values, properties=properties)
+
+
+def _all_properties(batch: pa.RecordBatch) -> pa.Array | None:
+    """The encoded properties of each row, index keys included; None without a column of them."""
+    properties, index_keys = _properties(batch), _index_keys(batch)
+    if properties is None or index_keys is None:
+        return index_keys if properties is None else properties
+    return joined_properties(index_keys, properties)
 
 
 def _index_keys(batch: pa.RecordBatch) -> pa.Array | None:

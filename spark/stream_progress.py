@@ -29,6 +29,8 @@ logger = logging.getLogger("raymq")
 
 #: a new leader knows all confirmed messages after less time
 LOWER_END_S = 60.0
+#: between two looks at such a queue, at the end of a run
+LOOK_MS = 1000
 
 
 class QueuesNow(Protocol):
@@ -47,9 +49,16 @@ class StreamProgress:
     """The offsets of one run of a query. One thread."""
 
     def __init__(
-        self, lookup: QueuesNow, options: SourceOptions, *, clock: Clock | None = None
+        self,
+        lookup: QueuesNow,
+        options: SourceOptions,
+        *,
+        clock: Clock | None = None,
+        starts_are_known: bool = True,
     ) -> None:
+        """Args: `starts_are_known`: `latest` is given where each batch begins, which Spark does from 4.2 on."""
         self._clock = clock or Clock()
+        self._starts_are_known = starts_are_known
         #: queue -> when it was first seen to end before what the stream has read
         self._lower_since: dict[TopicQueue, float] = {}
         self._lookup = lookup
@@ -106,7 +115,16 @@ class StreamProgress:
         """The end of the batch that begins at `start`: `start` itself if there is nothing to read.
 
         Args: `start`: None: not known, as before Spark 4.2. `max_messages`: the largest batch; None: no limit.
+        Raises: OffsetOutOfRange for a queue that ends before `start` for long, with `failOnDataLoss`.
         """
+        found = self._latest(start, max_messages)
+        while self._target is not None and self._lower_since:
+            # The last batch of a run is not the place to forget such a queue.
+            self._clock.sleep_ms(LOOK_MS)
+            found = self._latest(start, max_messages)
+        return found
+
+    def _latest(self, start: Offsets | None, max_messages: int | None) -> Offsets:
         queues = self._lookup.queues()
         self.newest = self._ends(queues)
         anchor, self._anchor = self._anchor, None
@@ -164,7 +182,8 @@ class StreamProgress:
 
     def _check_start(self, start: Offsets, queue: TopicQueue, first: int, last: int) -> None:
         """Raises: Unavailable for an end before the start, unless the start was just looked up (see `initial`)."""
-        if start == self._initial or not self._options.fail_on_data_loss:
+        may_be_lower = self._starts_are_known and not self._options.fail_on_data_loss
+        if start == self._initial or may_be_lower:
             return
         raise Unavailable(
             f"topic {queue.topic} queue {queue.queue_id} ends at offset {last}, before {first}, which the stream has "
@@ -200,6 +219,7 @@ class StreamProgress:
                 offset=start,
                 queue_id=queue.queue_id,
             )
+        del self._lower_since[queue]
         logger.warning("%s: %s; the stream goes on there (failOnDataLoss is false)", words, why)
         return True
 

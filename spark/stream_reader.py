@@ -131,5 +131,5 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._progress is None:
             options = self._options()
             lookup = QueueLookup(self._handle(), options.subscription)
-            self._progress = StreamProgress(lookup, options)
+            self._progress = StreamProgress(lookup, options, starts_are_known=HAS_ADMISSION_CONTROL)
         return self._progress

@@ -27,6 +27,11 @@ _ARROW_ROWS_MIN = 16
 _NULL = pa.scalar("null", pa.string())
 
 
+#: the first and the last day, and microsecond, of the years 1 to 9999, since 1970
+_DAYS = (-719_162, 2_932_896)
+_MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+
+
 class NotOfSchema(ValueError):
     """A body is not a row of the schema."""
 
@@ -57,6 +62,25 @@ def _object(fields: list[pa.Array]) -> pa.Array:
 
 def _field(name: str, values: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(f",{json.dumps(name, ensure_ascii=False)}:", values, "")
+
+
+def has_times_outside(values: pa.Array) -> bool:
+    """Whether a date or time in a column, or in a part of it, is outside of the years 1 to 9999, as JSON has them."""
+    kind = values.type
+    types = pa.types
+    if types.is_timestamp(kind) or types.is_date32(kind):
+        low, high = _DAYS if types.is_date32(kind) else _MICROSECONDS
+        number = pa.int32() if types.is_date32(kind) else pa.int64()
+        found = pc.min_max(values.view(number))
+        return bool(values.null_count < len(values)) and not (
+            low <= found["min"].as_py() and found["max"].as_py() <= high
+        )
+    if types.is_struct(kind):
+        return any(has_times_outside(child) for child in values.flatten())
+    if types.is_map(kind):
+        first, last = values.offsets[0].as_py(), values.offsets[-1].as_py()
+        return has_times_outside(values.items.slice(first, last - first))
+    return types.is_list(kind) and has_times_outside(values.flatten())
 
 
 def _encoded(values: pa.Array) -> pa.Array:
@@ -184,6 +208,11 @@ def _decoded_by_arrow(texts: pa.Array, schema: pa.Schema) -> list[pa.Array] | No
     if not pc.all(pc.and_(is_object, is_line)).as_py():
         return None
 
+    try:
+        texts.cast(pa.string())
+    except pa.ArrowInvalid:
+        # Arrow's reader does not notice text that is not UTF-8.
+        return None
     lines = pc.binary_join(pa.ListArray.from_arrays([0, rows], texts), b"\n")[0].as_buffer()
     read = pa.schema([pa.field(field.name, _read_type(field.type)) for field in schema])
     try:
@@ -336,7 +365,8 @@ def _decimal(value: Any, kind: pa.DataType) -> Decimal:
 def _time(value: Any, kind: pa.DataType) -> datetime:
     found = datetime.fromisoformat(_of(value, str, kind))
     if kind.tz is None:
-        return found.replace(tzinfo=None)
+        # As Arrow reads it: a zone is applied, and then left out.
+        return (found.astimezone(timezone.utc) if found.tzinfo else found).replace(tzinfo=None)
     # As Arrow reads it: a time without a zone is UTC.
     return found.astimezone(timezone.utc) if found.tzinfo else found.replace(tzinfo=timezone.utc)
 

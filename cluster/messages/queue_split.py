@@ -9,12 +9,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store.base.errors import Rejected
+from raymq.store.records.binary_columns import value_offsets
 from raymq.store.records.record import PUT_SCHEMA
 
 from .columns import joined_properties
 from .keys import key_properties
 from .partitioner import queues_of
 from .topic_values import TopicValues
+
+#: bodies of a piece of one queue's rows, if they are not one row
+PIECE_BYTES = 16 << 20
 
 
 def split(
@@ -78,4 +82,16 @@ def split(
     for queue_id in range(queues):
         low, high = int(edges[queue_id]), int(edges[queue_id + 1])
         if high > low:
-            yield queue_id, taken.slice(low, high - low)
+            for piece in _pieces(taken.slice(low, high - low)):
+                yield queue_id, piece
+
+
+def _pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Rows of one queue in pieces that a shard takes: a batch of Spark or Ray Data may have hundreds of MiB."""
+    ends = value_offsets(rows.column("body")).astype(np.int64)
+    first = 0
+    while first < rows.num_rows:
+        fitting = int(np.searchsorted(ends, ends[first] + PIECE_BYTES, side="right")) - 1
+        last = max(first + 1, fitting)
+        yield rows.slice(first, last - first)
+        first = last

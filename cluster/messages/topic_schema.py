@@ -83,7 +83,7 @@ def from_json(text: str) -> pa.Schema:
     try:
         columns = check_schema(text)
         fields = [pa.field(each["name"], _type(each["type"]), each["nullable"]) for each in columns]
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         message = f"the schema of the topic has a type that this version does not know: {error}; update RayMQ"
         raise Rejected(message, field="schema", limit=_ALLOWED) from None
     return pa.schema(fields)

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from raymq.store.base.errors import Corrupt, Rejected
 from raymq.store.records.property_columns import PropertyColumns
 
-from .json_rows import NotOfSchema, decode_rows, encode_rows
+from .json_rows import NotOfSchema, decode_rows, encode_rows, has_times_outside
 from .message import NULL_PROPERTY, NULL_VALUE
 from .topic_schema import fits, from_json
 
@@ -89,6 +89,14 @@ class TopicValues(NamedTuple):
                 row = int(np.argmax(lacks))
                 message = f"row {row}: column {field.name} is null, which the schema of topic {self.topic} forbids"
                 raise Rejected(message, field=field.name, limit="not null", row=row)
+
+        for field, column in zip(schema, columns, strict=True):
+            if has_times_outside(column):
+                message = (
+                    f"column {field.name} has a date or time outside of the years 1 to 9999 (UTC), which JSON cannot "
+                    "hold; use null for such a value"
+                )
+                raise Rejected(message, field=field.name, limit="0001-01-01 to 9999-12-31")
 
         bodies = encode_rows(columns, schema)
         return bodies if not is_null.any() else pc.if_else(pa.array(is_null), _NOTHING, bodies)

@@ -77,6 +77,9 @@ class MessageEncoder:
             topic, body, key, tag = message.topic, message.body, message.key, message.tag
             index_keys, properties = message.index_keys, message.properties
             deliver_at_ms = message.deliver_at_ms
+            if getattr(message, "is_null", False):
+                # A received message has an empty body then.
+                body = None
         elif self._codec.name != "bytes":
             body = self._codec.encode(body)
             properties = {**(properties or {}), CONTENT_TYPE: self._codec.name}

@@ -117,9 +117,9 @@ class Producer(OpenClient):
 
         Args:
             topic: the topic's name, or a Message, which brings all but `queue_id` and `acks`.
-            body: a value that the producer's codec encodes; bytes by default. None is a null value, if the topic allows
-                it. If the topic has a schema, the body must be a JSON object of its columns, and the check costs 60 to
-                95 us: `send_batch` costs 1 us a row.
+            body: a value that the producer's codec encodes; bytes by default. With bytes None is a null value, if the
+                topic allows it. Other codecs encode None. If the topic has a schema, the body must be a JSON object of
+                its columns, and the check costs 60 to 95 us: `send_batch` costs 1 us a row.
             key: messages with one key go to one queue. Without key and `queue_id`, messages fill a batch of one queue,
                 then of the next.
             tag: a word that readers can filter by.

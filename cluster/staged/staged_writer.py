@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.cluster.messages.queue_split import PIECE_BYTES
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.produce.queue_sequence import BatchReceipt, new_producer_id
 from raymq.cluster.produce.send_future import BatchFuture
@@ -61,6 +62,20 @@ class _Buffer:
         self.bytes += size
         return size
 
+    def joined(self) -> Iterator[pa.RecordBatch]:
+        """The rows in few batches, of up to `PIECE_BYTES` or one that was added."""
+        batches: list[pa.RecordBatch] = []
+        size = 0
+        for batch in self.batches:
+            more = batch_bytes(batch)
+            if batches and size + more > PIECE_BYTES:
+                yield _as_one(batches)
+                batches, size = [], 0
+            batches.append(batch)
+            size += more
+        if batches:
+            yield _as_one(batches)
+
 
 class StagedWriter:
     """One attempt. Callers: one thread.
@@ -102,12 +117,15 @@ class StagedWriter:
             if open_batch[0] and (shard != open_shard or size + buffer.bytes > BATCH_BYTES):
                 self._send(open_shard, *open_batch)
                 open_batch, size = ([], []), 0
-            batch = _as_one(buffer.batches)
-            with np.errstate(over="ignore"):
-                self._fingerprint += fingerprint(topic, batch)
-            open_batch[0].append(_Rows(topic, queue_id, batch.num_rows))
-            open_batch[1].append(_with_target(topic, queue_id, batch))
-            open_shard, size = shard, size + buffer.bytes
+            for batch in buffer.joined():
+                with np.errstate(over="ignore"):
+                    self._fingerprint += fingerprint(topic, batch)
+                open_batch[0].append(_Rows(topic, queue_id, batch.num_rows))
+                open_batch[1].append(_with_target(topic, queue_id, batch))
+                open_shard, size = shard, size + batch_bytes(batch)
+                if size > BATCH_BYTES:
+                    self._send(open_shard, *open_batch)
+                    open_batch, size = ([], []), 0
         if open_batch[0]:
             self._send(open_shard, *open_batch)
 

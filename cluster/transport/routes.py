@@ -148,6 +148,8 @@ class Routes:
         self.endpoints = dict(self.endpoints)
         self.replica_endpoints = dict(self.replica_endpoints)
         self._topics: dict[str, TopicRoute] = {}
+        #: topics whose schema this version does not know
+        self._unusable_topics: dict[str, Rejected] = {}
         #: guards the fields above and these
         self._lock = threading.Lock()
         #: shard -> epoch of the leader at its endpoint, if it is known
@@ -729,6 +731,8 @@ class Routes:
             self._note_topics(found)
         route = self._topics.get(name)
 
+        if route is None and name in self._unusable_topics:
+            raise self._unusable_topics[name]
         if route is None:
             check_topic_name(name)
             refuse_system_topic(name)
@@ -742,7 +746,13 @@ class Routes:
         return route
 
     def _note_topics(self, found: dict[str, Any]) -> None:
-        routes = {name: _topic_route(name, facts) for name, facts in found.items()}
+        routes, unusable = {}, {}
+        for name, facts in found.items():
+            try:
+                routes[name] = _topic_route(name, facts)
+            except Rejected as error:
+                # A newer client made the topic. The others are as usable as before.
+                unusable[name] = error
         self.learn_shards(shard for route in routes.values() for shard in route.shards)
         with self._lock:
             self._topics_asked_s = self._clock.monotonic()
@@ -751,6 +761,7 @@ class Routes:
                 if name not in routes or routes[name].is_older_than(known):
                     routes[name] = known
             self._topics = routes
+            self._unusable_topics = unusable
 
     def look_for_queues(self, on_looked: Callable[[], None] = lambda: None) -> None:
         """Learn which topics have got more queues, if that was not asked for within TOPICS_AGE_S. Never raises.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.errors import Corrupt, Rejected, Unavailable
 from raymq.store.base.format import DECISIONS_TOPIC
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.records.record import PUT_SCHEMA
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 #: staged rows may be decided for so long, and never longer than a third of the retention: what is decided must be
 #: published before its files are deleted
 DECIDE_WITHIN_HOURS = 24.0
+
+#: of the JSON of a decision: its record holds less, compressed
+DECISION_TEXT_BYTES_MAX = 64 << 20
 
 
 def decision_producer_id(write_id: str) -> int:
@@ -88,7 +91,14 @@ def body_of(decision: Mapping[str, Any]) -> bytes:
 
 def decision_of(body: bytes) -> dict[str, Any]:
     """The decision that a record's body holds. Raises: ValueError; zlib.error."""
-    found: dict[str, Any] = json.loads(zlib.decompress(body))
+    text = body
+    # The first decisions were not compressed.
+    if not body.startswith(b"{"):
+        inflater = zlib.decompressobj()
+        text = inflater.decompress(body, DECISION_TEXT_BYTES_MAX)
+        if inflater.unconsumed_tail:
+            raise ValueError(f"a decision has more than {DECISION_TEXT_BYTES_MAX} bytes")
+    found: dict[str, Any] = json.loads(text)
     return found
 
 
@@ -140,7 +150,17 @@ def first_decision(store: MessageStore, appended: AppendedRows) -> dict[str, Any
             field="write_id",
             limit="a write of the retention time",
         )
+
     found = read_one(store, DECISIONS_TOPIC, 0, offset)
     if found is None:
         raise Unavailable("the decision cannot be read yet; decide again", field="write_id")
-    return decision_of(found.body)
+
+    try:
+        return decision_of(found.body)
+    except (ValueError, zlib.error) as error:
+        raise Corrupt(
+            f"the decision at offset {offset} of {DECISIONS_TOPIC} is not JSON, compressed by zlib: {error}",
+            topic=DECISIONS_TOPIC,
+            offset=offset,
+            rule="a decision is JSON",
+        ) from error

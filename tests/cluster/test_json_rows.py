@@ -122,6 +122,15 @@ def test_rows_of_other_programs_may_have_spaces_other_zones_and_unknown_fields()
     assert found["amount"][0].as_py() == Decimal("1.5")
 
 
+@pytest.mark.parametrize("rows", [1, 20])
+def test_a_body_has_one_meaning_whatever_the_size_of_its_batch(rows: int) -> None:
+    schema = pa.schema([("at", pa.timestamp("us")), ("text", pa.string())])
+    bodies = pa.array([b'{"at":"2020-01-01T00:00:00+02:00","text":"x"}'] * rows, pa.binary())
+    assert decode_rows(bodies, schema)[0][0].as_py() == datetime(2019, 12, 31, 22)
+    with pytest.raises(NotOfSchema, match="utf-8"):
+        decode_rows(pa.array([b'{"text":"\xff"}'] * rows, pa.binary()), schema)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,11 +15,13 @@ from ray.data.datasource.datasink import WriteResult
 
 from raymq.cluster.cli.put_back import of_line
 from raymq.cluster.consume.queue_ranges import QueueRange
+from raymq.cluster.messages.topic_values import TopicValues
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.ray_data.topic_source import TopicSource, values_of
 from raymq.cluster.transport.routes import Routes
 from raymq.data import TopicSink
 from raymq.store.base.errors import Corrupt, Rejected
+from raymq.store.state.topic_schema import SCHEMA as SCHEMA_NAME
 from tests.support.batches import batch
 from tests.support.served_shard import ServedShard
 
@@ -116,6 +119,37 @@ def test_a_value_that_the_schemas_type_cannot_hold_is_refused(shard: ServedShard
     assert caught.value.field == "n"
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([0, 253_402_300_800_000_000], pa.timestamp("us", tz="UTC")),
+        pa.array([0, -62_135_596_800_000_001], pa.timestamp("us")),
+        pa.array([None, 2_932_897], pa.date32()),
+        pa.array([{"t": 0}, {"t": 1 << 60}], pa.struct([("t", pa.timestamp("us"))])),
+        pa.array([[], [1 << 60]], pa.list_(pa.timestamp("us"))),
+        pa.array([[("a", 1 << 60)], []], pa.map_(pa.string(), pa.timestamp("us"))),
+    ],
+    ids=lambda values: str(values.type)[:30],
+)
+def test_a_time_that_json_cannot_hold_is_refused_before_it_is_stored(values: pa.Array) -> None:
+    ours = TopicValues("times", pa.schema([("at", values.type)]))
+    with pytest.raises(Rejected, match="years 1 to 9999") as caught:
+        ours.encode(pa.table({"at": values}))
+    assert caught.value.field == "at"
+
+
+def test_the_first_and_the_last_time_come_back() -> None:
+    kinds = (pa.timestamp("us"), pa.timestamp("us", tz="UTC"))
+    ends = [-62_135_596_800_000_000, 253_402_300_799_999_999]
+    columns = [pa.array(ends, kind) for kind in kinds]
+    columns.append(pa.array([-719_162, 2_932_896], pa.date32()))
+    schema = pa.schema([(f"c{number}", each.type) for number, each in enumerate(columns)])
+    ours = TopicValues("times", schema)
+    bodies = ours.encode(pa.table(columns, schema=schema))
+    found = ours.decode(bodies, pa.array([0, 1]), names=schema.names)
+    assert [each.equals(back) for each, back in zip(columns, found, strict=True)] == [True] * 3
+
+
 def test_a_single_message_must_be_a_row_too(shard: ServedShard) -> None:
     shard.cluster.create_topic("single", queues=1, schema=SCHEMA)
     with shard.cluster.producer(codec="json") as producer:
@@ -180,6 +214,17 @@ def test_a_schema_survives_a_restart_and_is_in_rocketmqs_file(shard: ServedShard
     assert poll(shard, "kept", 1)[0]["note"] == "x"
 
 
+def test_a_schema_of_a_later_version_is_no_obstacle_for_other_topics(shard: ServedShard) -> None:
+    later = '[{"name":"a","type":"of a later version","nullable":true}]'
+    arguments = {"name": "later", "queues": 1, "shards": [0], "attributes": {SCHEMA_NAME: later}}
+    shard.cluster.call(0, "create_topic", arguments)
+    shard.cluster.create_topic("present", queues=1)
+    with shard.cluster.producer() as producer:
+        producer.send("present", b"x").result(30)
+        with pytest.raises(Rejected, match="a type that this version does not know"):
+            producer.send("later", b"x")
+
+
 def test_a_null_value_stays_one_where_the_topic_allows_it(shard: ServedShard) -> None:
     cluster = shard.cluster
     cluster.create_topic("nulls", queues=1, allow_null_values=True)
@@ -194,6 +239,13 @@ def test_a_null_value_stays_one_where_the_topic_allows_it(shard: ServedShard) ->
     assert [each.value for each in messages] == [b"x", None, b"", None]
     assert [each.is_null for each in messages] == [False, True, False, True]
     assert messages[1].properties == {}
+
+    # A message that is sent on is what it was.
+    cluster.create_topic("copies", queues=1, allow_null_values=True)
+    with cluster.producer() as producer:
+        for each in messages:
+            producer.send(dataclasses.replace(each, topic="copies")).result(30)
+    assert [row["body"] for row in poll(shard, "copies", 4)] == [b"x", None, b"", None]
 
 
 def test_a_null_value_is_refused_by_name_elsewhere(shard: ServedShard) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from raymq.cluster.messages import queue_split
 from raymq.cluster.messages.topic_values import TopicValues
-from raymq.spark.sink_columns import COLUMNS, SinkTopic, by_queue, check_columns
+from raymq.spark.sink_columns import COLUMNS, SinkTopic, by_queue, check_columns, targets
 from raymq.spark.sink_options import OPTIONS, SinkOptions
 from raymq.store.base.errors import Rejected
 from raymq.store.records.properties import decode
@@ -48,6 +49,36 @@ def test_an_index_key_that_the_log_cannot_hold_is_refused_with_its_row(key: str 
     with pytest.raises(Rejected, match="row 2: index key") as refused:
         properties(index_keys=keys)
     assert (refused.value.field, refused.value.row) == ("index_keys", 2)
+
+
+def test_the_row_of_an_error_counts_the_rows_of_all_topics() -> None:
+    keys = pa.array([["a"], ["b"], ["c"], ["d d"]], pa.list_(pa.string()))
+    rows = {"value": [b"v"] * 4, "topic": ["t", "u", "t", "u"], "index_keys": keys}
+    found = TOPIC | {"u": SinkTopic(1, TopicValues("u"))}
+    with pytest.raises(Rejected, match="row 3: index key"):
+        list(by_queue(pa.record_batch(rows), found, topic=None, turn=0))
+
+
+def test_a_topic_with_an_unknown_schema_is_no_obstacle_for_others() -> None:
+    later = [{"name": "a", "type": "of a later version", "nullable": True}]
+    topics = {"t": {"queues": 1}, "later": {"queues": 1, "schema": later}}
+    assert list(targets(topics, None)) == ["t"]
+    assert list(targets(topics, "t")) == ["t"]
+    with pytest.raises(Rejected, match="update RayMQ"):
+        targets(topics, "later")
+
+
+def test_rows_of_one_queue_come_in_pieces_that_a_shard_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue_split, "PIECE_BYTES", 10)
+    values = [b"x" * size for size in (1, 9, 1, 30, 4, 4, 4)]
+    rows = pa.record_batch({"value": values})
+    pieces = [
+        piece.column("body").to_pylist() for *_, piece in by_queue(rows, TOPIC, topic="t", turn=0)
+    ]
+    assert [len(piece) for piece in pieces] == [2, 1, 1, 2, 1]
+    assert [value for piece in pieces for value in piece] == values
 
 
 @pytest.mark.parametrize(

@@ -309,6 +309,33 @@ def test_an_end_that_stays_before_the_start_is_lost_data(
     assert "the stream goes on there" in caplog.text
 
 
+def test_a_run_that_reads_what_is_there_waits_for_such_a_queue_and_does_not_pass_over_it(
+    source: Source,
+) -> None:
+    source.put("t", 0, b"0")
+    ahead = {T0: 5, T1: 0}
+    clock = ManualClock()
+    strict = source.stream(clock=clock)
+    strict.stop_at_present_ends()
+    with pytest.raises(OffsetOutOfRange, match="unclean recovery"):
+        strict.latest(ahead, None)
+    assert sum(clock.slept) == 1000 * LOWER_END_S
+
+    lenient = source.stream(clock=clock, failOnDataLoss="false")
+    lenient.stop_at_present_ends()
+    assert lenient.latest(ahead, None) == {T0: 1, T1: 0}
+
+
+def test_before_spark_4_2_a_lower_end_is_never_taken(source: Source) -> None:
+    source.put("t", 0, b"0")
+    options = source.options(failOnDataLoss="false")
+    stream = StreamProgress(source.lookup(options), options, starts_are_known=False)
+    # Spark does not say where the batch begins.
+    end = stream.latest(None, None)
+    with pytest.raises(Unavailable, match="start the query again"):
+        stream.ranges({T0: 5, T1: 0}, end)
+
+
 def test_a_new_leader_that_knows_all_messages_in_time_does_no_harm(source: Source) -> None:
     ahead = {T0: 1, T1: 0}
     clock = ManualClock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,11 @@ from raymq.store.records.record import PUT_SCHEMA
 from raymq.store.records.requests import AppendedRows, PutRequest
 from raymq.store.services import staged_rows
 from raymq.store.services.staged_rows import StagedRange, publish, target_properties
+from raymq.store.services.write_decisions import (
+    DECISION_TEXT_BYTES_MAX,
+    body_of,
+    decision_of,
+)
 from tests.support.confirming import confirm
 
 CONFIG = StoreConfig(segment_size_bytes=256 * 1024, prewrite_window_bytes=64 * 1024)
@@ -165,6 +171,16 @@ def test_a_small_range_that_is_of_another_producer_is_refused(world: World) -> N
     with pytest.raises(Rejected, match="have 0 rows of the write's producer"):
         world.publish([first, wrong])
     assert world.bodies() in ([], [b"a"])
+
+
+def test_a_decision_of_before_compression_is_read_and_a_bomb_is_not() -> None:
+    decision = {"write_id": "w", "parts": []}
+    assert decision_of(body_of(decision)) == decision
+    assert decision_of(b'{"write_id":"w","parts":[]}') == decision
+    bomb = zlib.compress(b" " * (DECISION_TEXT_BYTES_MAX + 1))
+    assert len(bomb) < 1 << 20
+    with pytest.raises(ValueError, match="more than"):
+        decision_of(bomb)
 
 
 def test_rows_of_attempts_that_the_decision_does_not_name_stay_unseen(world: World) -> None:
