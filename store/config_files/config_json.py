@@ -24,7 +24,7 @@ from raymq.store.put.inner_message import ServiceProgress
 from raymq.store.put.inner_put import InnerPut
 from raymq.store.state import shard_state
 from raymq.store.state.shard_state import INTERNAL_TOPIC, TopicInfo
-from raymq.store.state.topic_schema import SCHEMA, check_schema
+from raymq.store.state.topic_schema import SCHEMA, check_schema, extends
 from raymq.store.state.topics import QUEUES_MAX, is_system_topic
 
 from . import fastjson
@@ -228,6 +228,13 @@ def _import_topics(store: MessageStore, put: InnerPut, table: Table, is_new: boo
                 check_schema(attributes[SCHEMA])
         except RayMQError as error:
             raise _not_rocketmqs(TOPICS, f"its topic {name!r} cannot be one: {error}") from error
+
+        own, imported = dict(known.attributes).get(SCHEMA), attributes.get(SCHEMA)
+        if own is not None and (
+            imported is None or not extends(check_schema(imported), check_schema(own))
+        ):
+            # The file is from before the last column was added, whose rows may be in the log.
+            attributes[SCHEMA] = own
 
         changed = (queues, attributes) != (known.queues, dict(known.attributes))
         if changed and (is_new or not known.queues):

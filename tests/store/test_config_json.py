@@ -166,6 +166,30 @@ def test_files_that_say_it_already_are_left_alone(tmp_path):
     assert after == before
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_file_of_before_a_column_was_added_does_not_take_it_away(tmp_path, kept):
+    one = '[{"name":"a","type":"int64","nullable":true}]'
+    two = (
+        '[{"name":"a","type":"int64","nullable":true},{"name":"b","type":"int64","nullable":true}]'
+    )
+    store = open_store(tmp_path)
+    store.create_topic("T", 1, [0], {"raymq.schema": one})
+    store.set_schema("T", two)
+    close(store)
+    topics = load(tmp_path, "topics.json")
+    table = topics["topicConfigTable"]
+    if kept:
+        table["T"]["attributes"]["raymq.schema"] = one
+    else:
+        del table["T"]["attributes"]
+    table["T"]["readQueueNums"] = 3
+    put_files(tmp_path, {"topics.json": topics})
+    again = open_store(tmp_path)
+    found = again.state.topics["T"]
+    assert (found.queues, dict(found.attributes)) == (3, {"raymq.schema": two})
+    close(again)
+
+
 def test_what_rocketmq_changed_while_it_had_the_store_is_taken_over(tmp_path):
     store = open_store(tmp_path)
     store.create_topic("T", 2, [0])
