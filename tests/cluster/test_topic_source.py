@@ -136,11 +136,20 @@ def test_wrong_places_are_refused_by_name(
     assert refused.value.fields["field"] == field
 
 
-def test_a_large_queue_is_split_and_a_small_one_is_not(shard: ServedShard) -> None:
+def test_a_large_queue_is_split_by_the_size_of_its_messages_and_a_small_one_is_not(
+    shard: ServedShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     large = QueueRange("t", 0, 0, 0, 100_000)
-    assert len(TopicSource(shard.cluster, [large]).get_read_tasks(8)) == 8
-    assert len(TopicSource(shard.cluster, [large]).get_read_tasks(200)) == 21
-    assert len(TopicSource(shard.cluster, [large._replace(last=10)]).get_read_tasks(200)) == 1
+    source = TopicSource(shard.cluster, [large])
+    size = source.estimate_inmemory_data_size()
+    # The first messages say how large one is.
+    assert 100 * 100_000 < size < 1000 * 100_000
+    monkeypatch.setattr(topic_source, "TASK_BYTES", size // 20)
+    assert source.tasks_at_best() == 21
+    assert TopicSource(shard.cluster, [large._replace(last=10)]).tasks_at_best() == 1
+    assert TopicSource(shard.cluster, []).tasks_at_best() == 1
+    # A caller may ask for another number.
+    assert len(source.get_read_tasks(8)) == 8
 
 
 def test_a_loop_reads_what_is_new_and_commits_each_body_that_ends(shard: ServedShard) -> None:
