@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 import raymq
+from raymq.errors import Unavailable
 from raymq.spark import read, use_java, write
 from raymq.spark.session import JAVA_OPTIONS
 
@@ -87,6 +88,18 @@ def checksum(frame: Any) -> tuple[int, int]:
     return int(row[0]), int(row[1] or 0)
 
 
+def read_when_up(spark: Any, cluster: raymq.Cluster, topic: str) -> Any:
+    """The frame of a topic. A leader may have been killed just before: then the call is made again."""
+    until = time.monotonic() + 60
+    while True:
+        try:
+            return read(spark, cluster, topic)
+        except Unavailable:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
+
+
 def main() -> None:
     """Write, read back, print."""
     options = json.loads(sys.argv[1])
@@ -116,7 +129,7 @@ def main() -> None:
             writeId=options["topic"],
             delivery="staged",
         )
-        found = checksum(read(spark, cluster, options["topic"]))
+        found = checksum(read_when_up(spark, cluster, options["topic"]))
     answer = {"written": done.rows, "found": found, "expected": checksum(rows)}
     print(json.dumps(answer), flush=True)
     spark.stop()
