@@ -34,7 +34,7 @@ Place: TypeAlias = str | int | datetime
 Places: TypeAlias = Place | Mapping[int, Place] | Mapping[str, Mapping[int, Place]]
 
 #: what a task reads, and so the size of a block: smaller ones cost more than they gain
-TASK_BYTES = 32 << 20
+TASK_BYTES = 64 << 20
 #: how much of a topic is read for the mean size of its messages
 SAMPLE_BYTES, SAMPLE_MESSAGES = 64 << 10, 100
 #: waits for a shard that cannot be reached
@@ -102,7 +102,7 @@ def read_topic(
             queues that it leaves out.
         read_from: "leader" (default), or "nearest": a replica on the task's machine, rather a follower.
         concurrency: tasks that read at the same time; None (default) leaves that to Ray Data.
-        override_num_blocks: tasks altogether; None (default): as many as have 32 MiB each. Each task reads one queue,
+        override_num_blocks: tasks altogether; None (default): as many as have 64 MiB each. Each task reads one queue,
             so there is at least one for each queue that has messages. A block of the dataset has what a task read.
 
     Guarantees:
