@@ -62,7 +62,7 @@ def targets(topics: Mapping[str, Mapping[str, Any]], topic: str | None) -> dict[
         return {topic: SinkTopic.of(topic, topics[topic])}
     found = {}
     for name, facts in topics.items():
-        # One whose schema this version does not know is no target, and no obstacle.
+        # A topic whose schema this version does not know is not a target, and does not disturb the others.
         with contextlib.suppress(Rejected):
             found[name] = SinkTopic.of(name, facts)
     return found

@@ -163,13 +163,7 @@ def bench(options: argparse.Namespace, console: Console) -> int:
         )
 
     report = as_dict(outcome)
-    if options.json == "-":
-        console.json(report)
-    else:
-        for line in lines(report):
-            console.line(line)
-        if options.json is not None:
-            _write(options.json, json.dumps(report, indent=1), "--json")
+    _show(options, console, report, lines(report))
 
     if options.html is not None:
         _write(options.html, page(report), "--html")
@@ -196,14 +190,21 @@ def bench_datasets(options: argparse.Namespace, console: Console) -> int:
         )
 
     report = as_dict(result)
+    _show(options, console, report, lines(report))
+    return EXIT_OK if result.sound else EXIT_FAULT
+
+
+def _show(
+    options: argparse.Namespace, console: Console, report: dict[str, Any], lines: list[str]
+) -> None:
+    """Show a report as `--json` asks: as JSON alone, or as text, beside a file of JSON."""
     if options.json == "-":
         console.json(report)
-    else:
-        for line in lines(report):
-            console.line(line)
-        if options.json is not None:
-            _write(options.json, json.dumps(report, indent=1), "--json")
-    return EXIT_OK if result.sound else EXIT_FAULT
+        return
+    for line in lines:
+        console.line(line)
+    if options.json is not None:
+        _write(options.json, json.dumps(report, indent=1), "--json")
 
 
 def _load_test(mode: str) -> Any:

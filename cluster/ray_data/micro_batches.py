@@ -97,7 +97,8 @@ def micro_batches(
             held[queue_id]._replace(first=offsets[queue_id], last=offsets[queue_id] + count)
             for queue_id, count in taken.items()
         ]
-        yield read_datasource(TopicSource(cluster, ranges, read_from=read_from, values=values))
+        source = TopicSource(cluster, ranges, read_from=read_from, values=values)
+        yield read_datasource(source, override_num_blocks=source.tasks_at_best())
 
         _commit(cluster, group, ranges)
         offsets.update({each.queue_id: each.last for each in ranges})

@@ -6,8 +6,8 @@ The program prints its process id and goes into the background. Its owner ends i
 that the owner has died, also by SIGKILL. In both cases it kills the daemon with all of the daemon's descendants, and
 deletes DIRECTORY.
 
-It is no child of its owner, because Ray kills the children of an actor's process before anything else can act. It runs
-by its path, and imports nothing of RayMQ: it must not depend on the environment of the daemon.
+It is not a child of its owner, because Ray kills the children of an actor's process before anything else can act. It
+runs by its path, and imports nothing of RayMQ: it must not depend on the environment of the daemon.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _run(command: list[str], ends: list[int]) -> None:
 
 def _begin_daemon() -> None:
     """Bind the new process to this one. Callers: the new process, before it becomes the daemon."""
-    # If somebody kills the guard, nobody is left to end the daemon.
+    # If the guard is killed, no process is left to end the daemon.
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 

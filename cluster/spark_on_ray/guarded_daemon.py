@@ -107,7 +107,7 @@ class GuardedDaemon:
         return started
 
     def _keep_guard(self) -> None:
-        """Start another guard if somebody kills the guard: the daemon has ended then."""
+        """Start another guard if the guard was killed: the daemon has ended then."""
         while True:
             self._guard.wait_exit(_FOREVER_MS)
             with self._lock:

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 
 class Secrets(NamedTuple):
-    """What the processes of one session share, and nobody else knows."""
+    """What the processes of one session share, and no other process knows."""
 
     #: each process of Spark shows its peers that it has it, and derives the keys of their connections from it
     rpc: str
-    #: for the web pages of the daemons, which cannot be turned off: nobody signs a request with it
+    #: for the web pages of the daemons, which cannot be turned off: no request is signed with it
     pages: str
 
     @classmethod
@@ -40,7 +40,7 @@ def daemon_options(shared: Secrets, directory: Path) -> dict[str, str]:
         "spark.master.ui.port": "0",
         "spark.worker.ui.port": "0",
         "spark.master.rest.enabled": "false",
-        # A Master at another port would be found by nobody.
+        # No Worker would find a Master at another port.
         "spark.port.maxRetries": "0",
         # So that a Master that is started again knows its Workers and the application.
         "spark.deploy.recoveryMode": "FILESYSTEM",

@@ -227,7 +227,7 @@ class _StandaloneCluster:
 
 
 def _free_port(host: str) -> int:
-    """A port that nobody listens on."""
+    """A port on which no process listens."""
     with socket.create_server((host, 0)) as server:
         port: int = server.getsockname()[1]
     return port
