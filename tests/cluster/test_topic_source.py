@@ -40,7 +40,7 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> list[TopicSource]:
     """What Ray Data would read."""
     found: list[TopicSource] = []
 
-    def read(source: Any, **options: Any) -> Any:
+    def read(source: TopicSource, **options: Any) -> TopicSource:
         # Without a number Ray Data makes 200 small blocks of anything.
         assert options["override_num_blocks"] >= 1
         found.append(source)
