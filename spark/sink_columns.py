@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.cluster.messages.columns import joined_properties
-from raymq.cluster.messages.message import INDEX_KEY_SEPARATOR, INDEX_KEYS, SYSTEM_PROPERTIES
+from raymq.cluster.messages.message import INDEX_KEY_SEPARATOR, INDEX_KEYS
+from raymq.cluster.messages.property_rows import encode_rows, joined_properties
 from raymq.cluster.messages.queue_split import split
 from raymq.cluster.messages.topic_schema import spark_type
 from raymq.cluster.messages.topic_values import TopicValues
 from raymq.store.base.errors import Rejected
-from raymq.store.records.properties import encode
 
 #: column -> its types in Spark, and its type in Arrow
 COLUMNS: Mapping[str, tuple[tuple[str, ...], pa.DataType]] = {
@@ -185,43 +184,4 @@ def _index_keys(batch: pa.RecordBatch) -> pa.Array | None:
 def _properties(batch: pa.RecordBatch) -> pa.Array | None:
     """The encoded properties of each row, of the columns `properties` and `headers`; None without such columns."""
     names = [name for name in ("properties", "headers") if name in batch.schema.names]
-    if not names:
-        return None
-
-    found: list[bytes | None] = []
-    lists = [batch.column(name).to_pylist() for name in names]
-    for row, values in enumerate(zip(*lists, strict=True)):
-        pairs: dict[str, str] = {}
-        for name, value in zip(names, values, strict=True):
-            for key, text in _pairs(name, value):
-                if key in SYSTEM_PROPERTIES:
-                    raise Rejected(
-                        f"row {row}: property {key} belongs to the system; choose another name",
-                        field=name,
-                        limit="not a system property",
-                        row=row,
-                    )
-                pairs[key] = _text(name, key, text, row)
-        found.append(encode(pairs) if pairs else None)
-    return pa.array(found, pa.binary())
-
-
-def _pairs(name: str, value: Any) -> Iterable[tuple[str, Any]]:
-    """Names and values of one row's properties or headers."""
-    if value is None:
-        return ()
-    if name == "headers":
-        return [(each["key"], each["value"]) for each in value]
-    return list(value)
-
-
-def _text(name: str, key: str, value: Any, row: int) -> str:
-    try:
-        return value.decode() if isinstance(value, bytes) else str(value or "")
-    except UnicodeDecodeError:
-        raise Rejected(
-            f"row {row}: header {key} is not UTF-8; encode it, for example as base64",
-            field=name,
-            limit="UTF-8",
-            row=row,
-        ) from None
+    return encode_rows({name: batch.column(name) for name in names}) if names else None

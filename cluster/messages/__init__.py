@@ -10,5 +10,6 @@ queue_split      rows of Spark and Ray Data, by queue
 topic_schema     the schema of a topic: its types and its JSON
 topic_values     values of a topic: bytes or rows of its schema, or null
 json_rows        rows as JSON objects, by columns
+property_rows    properties of many rows, encoded from columns of pairs
 user_properties  properties of many messages as columns
 """

@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from raymq.store.base.errors import Rejected
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records.properties import TAGS
-from raymq.store.records.properties import encode as encode_properties
 from raymq.store.records.property_columns import PropertyColumns
 from raymq.store.records.record import PUT_SCHEMA
 
 from .keys import as_binary, key_properties, keys_of
-from .message import SYSTEM_PROPERTIES
+from .property_rows import encode_rows, joined_properties
 from .topic_values import TopicValues, with_nulls
 
 #: columns of `Consumer.poll_batch`, whose `body` is null for a null value. `properties` are encoded as in the log:
@@ -110,29 +108,7 @@ def _encoded(column: Any) -> pa.Array:
         column = column.combine_chunks()
     if not pa.types.is_map(column.type):
         return as_binary(column, "properties")
-
-    found: list[bytes | None] = []
-    for row, pairs in enumerate(column.to_pylist()):
-        for name, _ in pairs or ():
-            if name in SYSTEM_PROPERTIES:
-                raise Rejected(
-                    f"row {row}: property {name} belongs to the system; choose another name",
-                    field="properties",
-                    limit="not a system property",
-                    row=row,
-                )
-        found.append(encode_properties(dict(pairs)) if pairs else None)
-
-    return pa.array(found, pa.binary())
-
-
-def joined_properties(left: pa.Array, right: pa.Array) -> pa.Array:
-    """Join two columns of encoded properties row by row; null if both are null."""
-    joined = pc.binary_join_element_wise(
-        left, right, b"", null_handling="replace", null_replacement=b""
-    )
-    empty = pc.and_(left.is_null(), right.is_null())
-    return pc.if_else(empty, pa.scalar(None, pa.binary()), joined)
+    return encode_rows({"properties": column})
 
 
 class FetchedRows:

@@ -12,9 +12,9 @@ from raymq.store.base.errors import Rejected
 from raymq.store.records.binary_columns import value_offsets
 from raymq.store.records.record import PUT_SCHEMA
 
-from .columns import joined_properties
 from .keys import key_properties
 from .partitioner import queues_of
+from .property_rows import joined_properties
 from .topic_values import TopicValues
 
 #: bodies of a piece of one queue's rows, if they are not one row

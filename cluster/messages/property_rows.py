@@ -1,0 +1,159 @@
+"""Encodes the properties of many rows from columns of pairs, without an object for each pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.store.base.arrays import Bools, Int64s
+from raymq.store.base.errors import Rejected
+from raymq.store.records.binary_columns import value_bytes, value_offsets
+from raymq.store.records.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR, encode
+
+from .message import SYSTEM_PROPERTIES
+
+_LISTS = pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())]))
+_BETWEEN = pa.scalar(NAME_VALUE_SEPARATOR)
+_AFTER = pa.scalar(PROPERTY_SEPARATOR)
+_SYSTEM = pa.array([each.encode() for each in sorted(SYSTEM_PROPERTIES)], pa.binary())
+
+
+def encode_rows(columns: Mapping[str, pa.Array]) -> pa.Array:
+    """The encoded properties of each row; null for a row without any.
+
+    Args: `columns`: name -> maps of names and values, or lists of structs `key` and `value`, text or binary. Of two
+    pairs of one name in a row the later value counts, in the place of the first. Columns come one after the other.
+    Raises: Rejected, with field and row: a name of the system, a name or value that is null, empty, not UTF-8 or has
+    a separator.
+    """
+    found = [_Pairs.of(field, column) for field, column in columns.items()]
+    odd = _odd_rows(found)
+    encoded = found[0].encoded()
+    for each in found[1:]:
+        encoded = joined_properties(encoded, each.encoded())
+    if not odd.any():
+        return encoded
+    exact = [_encoded_row(found, row) for row in np.flatnonzero(odd).tolist()]
+    return pc.replace_with_mask(encoded, pa.array(odd), pa.array(exact, pa.binary()))
+
+
+def joined_properties(left: pa.Array, right: pa.Array) -> pa.Array:
+    """Join two columns of encoded properties row by row; null if both are null."""
+    joined = pc.binary_join_element_wise(
+        left, right, b"", null_handling="replace", null_replacement=b""
+    )
+    empty = pc.and_(left.is_null(), right.is_null())
+    return pc.if_else(empty, pa.scalar(None, pa.binary()), joined)
+
+
+class _Pairs(NamedTuple):
+    """The pairs of a column, in the order of their rows."""
+
+    field: str
+    #: row -> its first pair, and one item more: the pairs of a row end where those of the next one begin
+    edges: Int64s
+    #: a null is an empty one
+    names: pa.BinaryArray
+    values: pa.BinaryArray
+
+    @classmethod
+    def of(cls, field: str, column: pa.Array) -> _Pairs:
+        lists = column.cast(_LISTS)
+        counts = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
+        edges = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        pairs = pc.list_flatten(lists)
+        names, values = (pc.struct_field(pairs, number).fill_null(b"") for number in (0, 1))
+        return cls(field, edges, names, values)
+
+    def rows(self) -> Int64s:
+        """The row of each pair."""
+        return np.repeat(np.arange(len(self.edges) - 1), np.diff(self.edges))
+
+    def of_row(self, row: int) -> Iterator[tuple[bytes, bytes]]:
+        """The names and values of a row."""
+        low, high = self.edges[row : row + 2].tolist()
+        names, values = (each.slice(low, high - low) for each in (self.names, self.values))
+        return zip(names.to_pylist(), values.to_pylist(), strict=True)
+
+    def encoded(self) -> pa.BinaryArray:
+        """The pairs of each row as a properties string; null for a row without pairs."""
+        texts = pc.binary_join_element_wise(self.names, _BETWEEN, self.values, _AFTER, b"")
+        # The texts of a row follow each other already: they become one value.
+        offsets = value_offsets(texts)[self.edges]
+        is_valid = pa.array(np.diff(self.edges) > 0)
+        buffers = [is_valid.buffers()[1], pa.py_buffer(offsets), pa.py_buffer(value_bytes(texts))]
+        return pa.Array.from_buffers(pa.binary(), len(is_valid), buffers)
+
+
+def _odd_rows(columns: list[_Pairs]) -> Bools:
+    """The rows with a pair that is refused, or that replaces an earlier one: they are rare, and encoded one by one."""
+    is_odd = np.zeros(len(columns[0].edges) - 1, dtype=np.bool_)
+    rows = np.concatenate([each.rows() for each in columns])
+    values = np.concatenate([_odd_texts(each.values) for each in columns])
+    is_odd[rows[values]] = True
+
+    names = pa.concat_arrays([each.names for each in columns]).dictionary_encode()
+    different = names.dictionary
+    is_system = pc.is_in(different, value_set=_SYSTEM).to_numpy(zero_copy_only=False)
+    codes = names.indices.to_numpy().astype(np.int64)
+    is_odd[rows[(is_system | _odd_texts(different))[codes]]] = True
+
+    places = np.sort(rows * max(1, len(different)) + codes)
+    is_odd[places[1:][places[1:] == places[:-1]] // max(1, len(different))] = True
+    return is_odd
+
+
+def _odd_texts(texts: pa.BinaryArray) -> Bools:
+    """A mask of the texts that are empty, not UTF-8, or have a separator."""
+    offsets = value_offsets(texts)
+    is_odd: Bools = offsets[1:] == offsets[:-1]
+    data = value_bytes(texts)[offsets[0] : offsets[-1]]
+    if len(data) and data.min() <= PROPERTY_SEPARATOR[0]:
+        separators = (data == NAME_VALUE_SEPARATOR[0]) | (data == PROPERTY_SEPARATOR[0])
+        places = np.flatnonzero(separators) + offsets[0]
+        is_odd[np.searchsorted(offsets, places, side="right") - 1] = True
+    try:
+        texts.cast(pa.string())
+    except pa.ArrowInvalid:
+        is_odd |= np.array([_decoded(each) is None for each in texts.to_pylist()])
+    return is_odd
+
+
+def _decoded(text: bytes) -> str | None:
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _encoded_row(columns: list[_Pairs], row: int) -> bytes:
+    """The properties of a row, with every check. Raises: Rejected."""
+    found: dict[str, tuple[str, str]] = {}
+    for pairs in columns:
+        for raw_name, raw_value in pairs.of_row(row):
+            name, value = _decoded(raw_name), _decoded(raw_value)
+            if name is None or value is None:
+                shown = raw_name.decode(errors="replace")
+                message = f"row {row}: {shown} in {pairs.field} is not UTF-8; encode it, for example as base64"
+                raise Rejected(message, field=pairs.field, limit="UTF-8", row=row)
+
+            if name in SYSTEM_PROPERTIES:
+                message = f"row {row}: property {name} belongs to the system; choose another name"
+                limit = "not a system property"
+                raise Rejected(message, field=pairs.field, limit=limit, row=row)
+
+            found[name] = (value, pairs.field)
+    return b"".join(
+        _encoded_pair(name, value, field, row) for name, (value, field) in found.items()
+    )
+
+
+def _encoded_pair(name: str, value: str, field: str, row: int) -> bytes:
+    try:
+        return encode({name: value})
+    except Rejected as error:
+        raise Rejected(f"row {row}: {error}", field=field, limit=error.limit, row=row) from None
