@@ -29,7 +29,7 @@ from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Bug, Rejected
 from raymq.store.config.promise import Acks
 
-from .sink_columns import SinkTopic, by_queue, check_columns, targets
+from .sink_columns import SinkTopic, by_queue, check_columns, check_direct, targets
 from .task_errors import collect
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ def write(
 
     Spark's tasks send their rows to the shards by Arrow Flight. A retried task, or the same write repeated, stores no
     row twice. Column `value` (binary or string) becomes the body. If the topic has a schema, its columns take the place
-    of `value`. Optional columns are `key`, which chooses the queue, `tag`, `partition`, the queue id itself, `headers`
-    and `properties`.
+    of `value`. Optional columns are `key`, which chooses the queue, `tag`, `partition`, the queue id itself, `headers`,
+    `properties`, `index_keys` and, of a staged write, `deliver_at`.
 
     Example:
         With a SparkSession `spark` and a `cluster`:
@@ -141,6 +141,7 @@ def write(
     found = _checked_targets(df, topics, topic)
     if delivery == "staged":
         return write_staged(df, cluster, topic, write_id, found)
+    check_direct(df.columns)
     if topic is None:
         message = (
             "rows that name their topics are written with delivery='staged'; set it, or give topic="
@@ -209,7 +210,9 @@ def _staging_task(
     def work(batches: Batches) -> Batches:
         with StagedWriter(Routes.of(cluster)) as writer:
             for turn, batch in enumerate(batches):
-                for name, queue_id, part in by_queue(batch, found, topic=topic, turn=turn):
+                for name, queue_id, part in by_queue(
+                    batch, found, topic=topic, turn=turn, takes_later=True
+                ):
                     writer.write(name, queue_id, part)
             staged = writer.finish()
         if staged.rows:

@@ -67,7 +67,9 @@ class _RowStager:
                 StagedWriter(Routes.of(cluster)) as writer,
             ):
                 for turn, batch in enumerate(chain([first], batches)):
-                    parts = by_queue(batch, self._targets, topic=options.topic, turn=turn)
+                    parts = by_queue(
+                        batch, self._targets, topic=options.topic, turn=turn, takes_later=True
+                    )
                     for topic, queue_id, rows in parts:
                         writer.write(topic, queue_id, rows)
                 staged = writer.finish()

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from raymq.actors.api import call_arguments
 from raymq.actors.shared.maintenance import Maintenance
 from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable
+from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import ServiceProgress
 from raymq.store.records.producer_stamp import PRODUCER_MAX
@@ -325,14 +326,18 @@ class AdminCalls:
     def _op_publish_rows(
         self, write_id: str, topic: str, queue_id: int, ranges: list[list[int]]
     ) -> dict[str, Any]:
-        """Publish staged rows of a decided write in a queue of this shard, for about `PUBLISH_MS`.
+        """Publish staged rows of a decided write in a queue of this shard, or in its timers, for about `PUBLISH_MS`.
 
         Returns: how many rows of the write are published there, and whether those are all.
         """
         self._host.check_serving()
-        self._check_queue(self._topic(topic), queue_id)
+        if topic == TIMER_TOPIC:
+            call_arguments.check_integer("queue_id", queue_id, 0, 0)
+        else:
+            self._check_queue(self._topic(topic), queue_id)
         wanted = call_arguments.check_ranges(ranges)
         self._host.await_dispatch()
+
         store = self._host.store
         until_ms = store.clock.monotonic_ms() + PUBLISH_MS
         found = staged_rows.publish(
@@ -345,6 +350,7 @@ class AdminCalls:
             ranges=wanted,
             is_over=lambda: store.clock.monotonic_ms() >= until_ms,
         )
+
         # Rows that an earlier call has stored may not be confirmed yet.
         self._host.await_promise(found.appended or AppendedRows.up_to(store.log.end))
         return {"rows": found.rows, "is_complete": found.is_complete}

@@ -6,7 +6,9 @@ columns          from columns to batches, and from raw records to columns
 keys             keys in the properties of a record
 codecs           values as bodies: bytes, json, msgpack, arrow-ipc
 partitioner      the queue of a key
-queue_split      rows of Spark and Ray Data, by queue
+write_columns    the columns that Spark and Ray Data write, and rows by topic and queue
+queue_split      rows of one topic, by queue
+delivery_times   delivery times of many rows as properties
 topic_schema     the schema of a topic: its types and its JSON
 topic_values     values of a topic: bytes or rows of its schema, or null
 json_rows        rows as JSON objects, by columns

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import Rejected
 from raymq.store.records.binary_columns import value_offsets
 from raymq.store.records.record import PUT_SCHEMA
@@ -28,11 +29,13 @@ def split(
     *,
     values: TopicValues,
     properties: pa.Array | None = None,
+    numbers: Int64s | None = None,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Split columns key, tag, partition and those of the value into (queue_id, rows as PUT_SCHEMA), in row order.
 
     Args: `turn` spreads rows without a key: the n-th batch of a partition goes to the n-th queue. `values`: of the
-    topic. `properties`: the encoded ones of each row besides its key.
+    topic. `properties`: the encoded ones of each row besides its key. `numbers`: those of the rows in errors, by
+    default their places.
     Raises: Rejected for a queue out of range, or a value that the topic does not take, such as null.
     """
     count = batch.num_rows
@@ -43,8 +46,8 @@ def split(
     if values.schema is None:
         bodies = pc.cast(batch.column("value"), pa.binary())
     else:
-        bodies = values.encode(batch)
-    bodies, null_properties = values.stored(bodies)
+        bodies = values.encode(batch, numbers)
+    bodies, null_properties = values.stored(bodies, numbers)
     tags = pc.cast(batch.column("tag"), pa.string())
     partition_column = pc.cast(batch.column("partition"), pa.int32())
 
@@ -60,8 +63,9 @@ def split(
         has_partition = partition_column.is_valid().to_numpy(zero_copy_only=False)
         is_outside = has_partition & ((partitions < 0) | (partitions >= queues))
         if is_outside.any():
-            row = int(np.argmax(is_outside))
-            message = f"row {row}: partition {int(partitions[row])} is outside 0 to {queues - 1}"
+            place = int(np.argmax(is_outside))
+            row = place if numbers is None else int(numbers[place])
+            message = f"row {row}: partition {int(partitions[place])} is outside 0 to {queues - 1}"
             raise Rejected(message, field="partition", limit=queues - 1, row=row)
         queue_of_row = np.where(has_partition, partitions, queue_of_row)
 

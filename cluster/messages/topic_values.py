@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.store.base.arrays import Bools, Int64s
 from raymq.store.base.errors import Corrupt, Rejected
 from raymq.store.records.property_columns import PropertyColumns
 
@@ -67,9 +68,10 @@ class TopicValues(NamedTuple):
                 )
                 raise Rejected(message, field=field.name, limit=str(field.type))
 
-    def encode(self, rows: pa.RecordBatch | pa.Table) -> pa.Array:
+    def encode(self, rows: pa.RecordBatch | pa.Table, numbers: Int64s | None = None) -> pa.Array:
         """The bodies of rows with the schema's columns; null for a null value. Other columns are passed over.
 
+        Args: `numbers`: those of the rows in errors, by default their places.
         Raises: Rejected naming the column that does not fit.
         """
         schema = self.schema
@@ -86,7 +88,7 @@ class TopicValues(NamedTuple):
                 continue
             lacks = column.is_null().to_numpy(zero_copy_only=False) & ~is_null
             if lacks.any():
-                row = int(np.argmax(lacks))
+                row = _number(lacks, numbers)
                 message = f"row {row}: column {field.name} is null, which the schema of topic {self.topic} forbids"
                 raise Rejected(message, field=field.name, limit="not null", row=row)
 
@@ -145,16 +147,19 @@ class TopicValues(NamedTuple):
                 )
                 raise Rejected(message, field=field.name, limit="not null")
 
-    def stored(self, values: pa.Array) -> tuple[pa.Array, pa.Array | None]:
+    def stored(
+        self, values: pa.Array, numbers: Int64s | None = None
+    ) -> tuple[pa.Array, pa.Array | None]:
         """The bodies of binary values, and the properties of the null ones; None if there is none.
 
+        Args: `numbers`: as of `encode`.
         Raises: Rejected for a null value that the topic does not allow.
         """
         if not values.null_count:
             return values, None
         is_null = values.is_null()
         if not self.allow_null:
-            row = int(np.argmax(is_null.to_numpy(zero_copy_only=False)))
+            row = _number(is_null.to_numpy(zero_copy_only=False), numbers)
             raise Rejected(
                 f"row {row}: value is null, which topic {self.topic} does not allow; leave such rows out, or create "
                 "the topic with allow_null_values=True",
@@ -167,6 +172,12 @@ class TopicValues(NamedTuple):
 
 _NOTHING = pa.scalar(None, pa.binary())
 _NULL_MARK = pa.scalar(NULL_PROPERTY, pa.binary())
+
+
+def _number(mask: Bools, numbers: Int64s | None) -> int:
+    """The number of the first row of a mask."""
+    place = int(np.argmax(mask))
+    return place if numbers is None else int(numbers[place])
 
 
 def _column(rows: pa.RecordBatch | pa.Table, field: pa.Field) -> pa.Array:

@@ -20,7 +20,7 @@ from raymq.cluster.produce.send_future import BatchFuture
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.checksum import body_crcs
 from raymq.store.base.errors import require
-from raymq.store.base.format import STAGED_TOPIC
+from raymq.store.base.format import STAGED_TOPIC, TIMER_TOPIC
 from raymq.store.records.record import PUT_SCHEMA, batch_bytes
 from raymq.store.services.staged_rows import StagedRange, target_properties
 
@@ -30,6 +30,10 @@ from .write_commit import StagedPart, StagedRows
 BUFFER_BYTES = 16 << 20
 #: rows of several queues in one batch: the log appends so many in one piece, without rows of others between them
 BATCH_BYTES = 1 << 20
+
+
+#: how the properties of a row with a delivery time end
+_REAL_QUEUE = r"REAL_QID\x01[0-9]+\x02$"
 
 
 class _Rows(NamedTuple):
@@ -99,11 +103,16 @@ class StagedWriter:
     def write(self, topic: str, queue_id: int, batch: pa.RecordBatch) -> None:
         """Stage rows of PUT_SCHEMA for one queue.
 
+        Args: `topic`, `queue_id`: for rows with a delivery time TIMER_TOPIC and the shard of their queue, as `by_queue`
+        yields them.
         Raises: Rejected for rows that the topic cannot take, also at a later call or `finish`; Unavailable.
         """
         if not batch.num_rows:
             return
-        shard = self._sender.topic(topic).shard_of(queue_id)
+        if topic == TIMER_TOPIC:
+            shard, queue_id = queue_id, 0
+        else:
+            shard = self._sender.topic(topic).shard_of(queue_id)
         self._buffered_bytes += self._buffers[shard, topic, queue_id].add(batch)
         if self._buffered_bytes >= BUFFER_BYTES:
             self._send_buffers()
@@ -210,10 +219,13 @@ def _extend(ranges: list[StagedRange], new: StagedRange) -> None:
 
 
 def fingerprint(topic: str, batch: pa.RecordBatch) -> np.uint64:
-    """The sum of hashes of the rows of PUT_SCHEMA: of topic, body, tag and properties, and of no order."""
+    """The sum of hashes of the rows of PUT_SCHEMA: of topic, body, tag and properties, and of no order and no queue."""
     body = _crcs(batch.column("body"))
     tag = _crcs(batch.column("tag").cast(pa.binary()))
-    properties = _crcs(batch.column("properties"))
+    texts = batch.column("properties")
+    if topic == TIMER_TOPIC:
+        texts = pc.replace_substring_regex(texts, _REAL_QUEUE, "")
+    properties = _crcs(texts)
     with np.errstate(over="ignore"):
         mixed = _mixed(body + (properties << np.uint64(32)))
         mixed = _mixed(mixed + tag + (np.uint64(zlib.crc32(topic.encode())) << np.uint64(32)))

@@ -11,22 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store.base import format as fmt
+from raymq.store.base.arrays import Int64s
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.store.base.status import PutStatus
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.put.inner_message import InnerMessage
-from raymq.store.put.put_errors import error_of
+from raymq.store.put.put_errors import check_record_size, error_of
 from raymq.store.put.put_hooks import PutHook
+from raymq.store.records.binary_columns import value_lengths
 from raymq.store.records.key_check import check_keys
-from raymq.store.records.properties import DELAY, REAL_QUEUE, REAL_TOPIC, decode
+from raymq.store.records.producer_stamp import STAMP_BYTES
+from raymq.store.records.properties import DELAY, REAL_QUEUE, REAL_TOPIC, TAG_EXTRA_BYTES, decode
 from raymq.store.records.requests import PutRequest
 from raymq.store.records.small_batch import SmallBatch
 from raymq.store.state.shard_state import TopicInfo
@@ -34,6 +38,20 @@ from raymq.store.state.topics import check_target
 
 from .delayed_record import GROUP_RESERVE_BYTES, ROW_RESERVE_BYTES
 from .timer_rule import DELETE_KEY, OUT_MS, PRECISION_MS
+
+_Ms = TypeVar("_Ms", int, Int64s)
+
+#: so far the clocks of producer and shard, or of two leaders of a shard, may differ
+CLOCKS_DIFFER_MS = 60_000
+#: most bytes of a record of the timer topic besides its body, its tag and the properties that were sent
+_RECORD_BYTES = (
+    fmt.HEADER_BYTES
+    + 2 * fmt.IPV6_EXTRA_BYTES
+    + len(TIMER_TOPIC)
+    + 4
+    + STAMP_BYTES
+    + TAG_EXTRA_BYTES
+)
 
 DELAY_S, DELAY_MS, DELIVER_MS = "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"
 
@@ -129,10 +147,27 @@ class DelayHook(PutHook):
         Raises: Rejected naming the field, Unavailable if too many messages wait for the second of a row; both with
         RocketMQ's status. Nothing was stored then.
         """
+        self._check(request, topics, CLOCKS_DIFFER_MS)
+
+    def check_staged(self, request: PutRequest, topics: Mapping[str, TopicInfo]) -> None:
+        """Refuse columns that a later put to the timer topic could not take, also one by another leader of the shard.
+
+        Raises: as `check_batch`, and Rejected for a row that is too large.
+        """
+        batch = self._check(request, topics, CLOCKS_DIFFER_MS // 2)
+        body, tag, properties, _ = batch.columns
+        sizes = value_lengths(body) + value_lengths(tag) + value_lengths(properties) + _RECORD_BYTES
+        row = int(sizes.argmax())
+        check_record_size(self._config, row, int(sizes[row]), limit=self.record_bytes_max)
+
+    def _check(
+        self, request: PutRequest, topics: Mapping[str, TopicInfo], tolerance_ms: int
+    ) -> pa.RecordBatch:
+        """The checks of both. Returns: the columns."""
         if not self._config.timer_wheel_enabled:
             raise error_of(
                 PutStatus.WHEEL_TIMER_NOT_ENABLE,
-                "timers are switched off in this cluster (timer_wheel_enabled); send without deliver_at_ms",
+                "timers are switched off in this cluster (timer_wheel_enabled); send without a delivery time",
                 field="deliver_at_ms",
                 limit=None,
             )
@@ -158,8 +193,7 @@ class DelayHook(PutHook):
 
         out_ms = out.cast(pa.string()).cast(pa.int64()).to_numpy()
         now_ms = self._clock.now_ms()
-        # The clocks of producer and shard differ a little.
-        check_deliver_at(int(np.max(out_ms)) + PRECISION_MS, now_ms + 60_000, self._config)
+        check_deliver_at(int(np.max(out_ms)) + PRECISION_MS, now_ms + tolerance_ms, self._config)
         for time_ms in np.unique(out_ms - out_ms % PRECISION_MS).tolist():
             check_congestion(time_ms, self.waiting, self._config)
 
@@ -170,13 +204,14 @@ class DelayHook(PutHook):
             check_target(name, pc.max(queue_ids).as_py(), topics)
             if topics[name].compacted:
                 check_keys(name, batch, rows)
+        return batch
 
 
 def _extracted(properties: pa.Array, pattern: str) -> pa.Array:
     return pc.struct_field(pc.extract_regex(properties, pattern), 0)
 
 
-def out_time_ms(deliver_ms: int) -> int:
+def out_time_ms(deliver_ms: _Ms) -> _Ms:
     """The second whose end is the first full second at or after `deliver_ms`: its messages are due at its end."""
     return (deliver_ms - 1) // PRECISION_MS * PRECISION_MS
 

@@ -118,7 +118,7 @@ class MessageStore:
         #: system topics that users may put columns to, and their checks
         self.topic_guards: dict[str, TopicGuard] = {
             TIMER_TOPIC: self.delay_hook,
-            STAGED_TOPIC: StagedGuard(log.config),
+            STAGED_TOPIC: StagedGuard(log.config, self.delay_hook),
             DECISIONS_TOPIC: DecisionGuard(log.config),
         }
 

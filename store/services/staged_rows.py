@@ -21,8 +21,9 @@ import pyarrow.compute as pc
 
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable, require
-from raymq.store.base.format import STAGED_TOPIC
+from raymq.store.base.format import STAGED_TOPIC, TIMER_TOPIC
 from raymq.store.config.store_config import StoreConfig
+from raymq.store.delay.delay_hook import DelayHook
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records import producer_stamp
 from raymq.store.records.binary_columns import ranges, value_bytes, value_offsets
@@ -78,12 +79,17 @@ class Published(NamedTuple):
 class StagedGuard:
     """Opens the staged topic to the columns that producers put (`TopicGuard`)."""
 
-    def __init__(self, config: StoreConfig) -> None:
+    def __init__(self, config: StoreConfig, delay_hook: DelayHook) -> None:
+        """Args: `delay_hook`: checks rows that the timer topic is to take."""
+        self._delay_hook = delay_hook
         # A published record is smaller than the staged one: its topic was in the properties, too.
         self.record_bytes_max = config.record_bytes_max
 
     def check_batch(self, request: PutRequest, topics: Mapping[str, TopicInfo]) -> None:
-        """Refuse columns with a row that could not be published. Raises: Rejected; then nothing is stored."""
+        """Refuse columns with a row that could not be published. Raises: Rejected, Unavailable; nothing is stored then.
+
+        A publication that is refused in the middle could never be completed.
+        """
         batch = request.batch
         if isinstance(batch, SmallBatch):
             batch = batch.to_batch()
@@ -102,9 +108,23 @@ class StagedGuard:
             rows = pc.equal(topic, raw)
             queue_ids = queue.filter(rows).cast(pa.string()).cast(pa.int64())
             name = raw.decode("utf-8", "replace")
+            if name == TIMER_TOPIC:
+                sent = request._replace(
+                    queue_id=pc.max(queue_ids).as_py(), batch=_as_sent(batch, rows)
+                )
+                self._delay_hook.check_staged(sent, topics)
+                continue
             check_target(name, pc.max(queue_ids).as_py(), topics)
             if topics[name].compacted:
                 check_keys(name, batch, rows)
+
+
+def _as_sent(batch: pa.RecordBatch, rows: pa.BooleanArray) -> pa.RecordBatch:
+    """Some staged rows as they will be published: without their target."""
+    batch = batch.filter(rows)
+    texts = pc.replace_substring_regex(batch.column("properties"), _SENT, "", max_replacements=1)
+    columns = [batch.column("body"), batch.column("tag"), texts, batch.column("born_time_ms")]
+    return pa.record_batch(columns, schema=PUT_SCHEMA)
 
 
 def publish(

@@ -11,14 +11,23 @@ import pytest
 
 from raymq.cluster.messages import queue_split
 from raymq.cluster.messages.topic_values import TopicValues
-from raymq.spark.sink_columns import COLUMNS, SinkTopic, by_queue, check_columns, targets
+from raymq.spark.sink_columns import (
+    COLUMNS,
+    SinkTopic,
+    by_queue,
+    check_columns,
+    check_direct,
+    targets,
+)
 from raymq.spark.sink_options import OPTIONS, SinkOptions
 from raymq.store.base.errors import Rejected
+from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.records.properties import decode
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
 CLUSTER = {"raymq.address": "raymq://127.0.0.1:1", "raymq.token": "secret"}
-TOPIC = {"t": SinkTopic(1, TopicValues("t"))}
+TIMES = pa.timestamp("ms", "UTC")
+TOPIC = {"t": SinkTopic(1, TopicValues("t"), (0,))}
 
 
 def properties(**columns: Any) -> list[dict[str, str]]:
@@ -54,14 +63,78 @@ def test_an_index_key_that_the_log_cannot_hold_is_refused_with_its_row(key: str 
 def test_the_row_of_an_error_counts_the_rows_of_all_topics() -> None:
     keys = pa.array([["a"], ["b"], ["c"], ["d d"]], pa.list_(pa.string()))
     rows = {"value": [b"v"] * 4, "topic": ["t", "u", "t", "u"], "index_keys": keys}
-    found = TOPIC | {"u": SinkTopic(1, TopicValues("u"))}
+    found = TOPIC | {"u": SinkTopic(1, TopicValues("u"), (0,))}
     with pytest.raises(Rejected, match="row 3: index key"):
         list(by_queue(pa.record_batch(rows), found, topic=None, turn=0))
 
 
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        ({"value": [b"v", b"v", None, None]}, "row 3: value is null"),
+        ({"partition": pa.array([0, 7, 0, 1], pa.int32())}, "row 3: partition 1 is outside 0 to 0"),
+        (
+            {"value": [b"v", b"v", b"v", None], "deliver_at": pa.array([0, 0, None, 0], TIMES)},
+            "row 3: value is null",
+        ),
+        ({"deliver_at": pa.array([0, 0, None, -1], TIMES)}, "row 3: deliver_at is before 1970"),
+    ],
+)
+def test_the_row_of_a_wrong_value_counts_the_rows_of_all_topics(
+    columns: dict[str, Any], text: str
+) -> None:
+    rows = {"value": [b"v"] * 4, "topic": ["t", "u", "u", "t"]} | columns
+    found = TOPIC | {"u": SinkTopic(8, TopicValues("u", allow_null=True), (0,))}
+    with pytest.raises(Rejected, match=text) as refused:
+        list(by_queue(pa.record_batch(rows), found, topic=None, turn=0, takes_later=True))
+    assert refused.value.row == 3
+
+
+def test_a_row_that_a_schema_does_not_take_keeps_its_number_beside_rows_for_later() -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+    found = {"t": SinkTopic(1, TopicValues("t", schema), (0,))}
+    rows = {"id": [1, 2, 3, None], "deliver_at": pa.array([0, None, None, 0], TIMES)}
+    with pytest.raises(Rejected, match="row 3: column id is null"):
+        list(by_queue(pa.record_batch(rows), found, topic="t", turn=0, takes_later=True))
+
+
+def test_rows_for_later_go_to_the_timers_of_the_shard_of_their_queue() -> None:
+    rows = {
+        "value": [b"a", b"b", b"c", b"d"],
+        "partition": pa.array([0, 1, 2, 2], pa.int32()),
+        "key": ["k"] * 4,
+        "deliver_at": pa.array([1, None, 1, 1], TIMES),
+    }
+    found = {"t": SinkTopic(3, TopicValues("t"), (4, 5))}
+    parts = list(by_queue(pa.record_batch(rows), found, topic="t", turn=0, takes_later=True))
+    assert [(*where, part.column("body").to_pylist()) for *where, part in parts] == [
+        ("t", 1, [b"b"]),
+        (TIMER_TOPIC, 4, [b"a"]),
+        (TIMER_TOPIC, 4, [b"c", b"d"]),
+    ]
+    texts = parts[2][2].column("properties").to_pylist()
+    assert [decode(text) for text in texts] == [
+        {
+            "__SHARDINGKEY": "k",
+            "TIMER_DELIVER_MS": "1",
+            "TIMER_OUT_MS": "0",
+            "REAL_TOPIC": "t",
+            "REAL_QID": "2",
+        }
+    ] * 2
+
+
+def test_a_direct_write_has_no_rows_for_later() -> None:
+    check_direct(["value", "key"])
+    with pytest.raises(Rejected, match="delivery='staged'") as refused:
+        check_direct(["value", "deliver_at"])
+    assert refused.value.field == "deliver_at"
+
+
 def test_a_topic_with_an_unknown_schema_is_no_obstacle_for_others() -> None:
     later = [{"name": "a", "type": "of a later version", "nullable": True}]
-    topics = {"t": {"queues": 1}, "later": {"queues": 1, "schema": later}}
+    known = {"queues": 1, "shards": [0]}
+    topics = {"t": known, "later": known | {"schema": later}}
     assert list(targets(topics, None)) == ["t"]
     assert list(targets(topics, "t")) == ["t"]
     with pytest.raises(Rejected, match="update RayMQ"):
@@ -87,6 +160,7 @@ def test_rows_of_one_queue_come_in_pieces_that_a_shard_takes(
         ([("value", "binary"), ("colour", "string")], "t", "colour"),
         ([("value", "struct<a:int>")], "t", "value"),
         ([("value", "string"), ("partition", "bigint")], "t", "partition"),
+        ([("value", "string"), ("deliver_at", "timestamp_ntz")], "t", "deliver_at"),
         ([("key", "string")], "t", "value"),
         ([("value", "string")], None, "topic"),
     ],

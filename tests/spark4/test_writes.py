@@ -78,6 +78,33 @@ def test_rows_have_keys_tags_and_headers_and_name_their_topic(
     assert blue.properties == {}
 
 
+def test_rows_for_later_come_once_and_say_when_they_were_to_come(
+    spark: Any, shard: ServedShard, options: dict[str, str]
+) -> None:
+    shard.cluster.create_topic("later", queues=2)
+    frame = spark.range(0, 6, 1, 2).selectExpr(
+        "cast(id as string) as value",
+        "if(id % 2 = 0, timestamp '2001-09-09 01:46:40.123456 UTC', null) as deliver_at",
+    )
+    for _ in range(2):
+        write(frame, options, topic="later", writeId="later-1")
+    found: list[Any] = []
+    with shard.cluster.consumer("later", start="earliest") as consumer:
+        while len(found) < 6:
+            found += consumer.poll(timeout=20)
+    assert sorted(int(each.body) for each in found) == list(range(6))
+
+    reader = spark.read.format("raymq").options(**options, subscribe="later").load()
+    times = reader.selectExpr("cast(value as string) as value", "unix_millis(deliver_at) as at")
+    shown = {row["value"]: row["at"] for row in times.collect()}
+    # A part of a millisecond is rounded up.
+    assert shown == {str(n): None if n % 2 else 1_000_000_000_124 for n in range(6)}
+
+    late = frame.selectExpr("value", "now() + interval 4 days as deliver_at")
+    with pytest.raises(Exception, match="row 0: deliver_at is in .* timers reach"):
+        write(late, options, topic="later")
+
+
 def test_a_write_that_fails_leaves_nothing_that_readers_see(
     spark: Any, shard: ServedShard, options: dict[str, str]
 ) -> None:

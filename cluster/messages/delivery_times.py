@@ -1,0 +1,89 @@
+"""Delivery times of many rows as the properties of messages for later."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.store.base.arrays import Int64s
+from raymq.store.base.errors import Rejected
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.delay.delay_hook import DELIVER_MS, out_time_ms
+from raymq.store.delay.timer_rule import OUT_MS
+
+#: default limits; the shard checks again with its own options
+_LIMIT_MS = StoreConfig().timer_max_delay_s * 1000
+#: unit of a timestamp -> so many of it are a millisecond
+_PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
+#: seconds beyond these are refused, and their milliseconds fit an int64
+_SECONDS_MAX = 1 << 40
+
+
+def encode_times(times: pa.Array, now_ms: int) -> pa.Array:
+    """The encoded properties of the delivery times; null for null.
+
+    A time that is over has them, too: its message waits for less than a second. So a repeated write makes the same
+    rows, whenever it runs.
+
+    Raises: Rejected, with field and row: no timestamp with a time zone, a time before 1970 or beyond timers.
+    """
+    if not is_time(times.type):
+        raise Rejected(
+            f"column deliver_at has type {times.type}, expected a timestamp with a time zone; cast it",
+            field="deliver_at",
+            limit="timestamp with a time zone",
+            found=str(times.type),
+        )
+    deliver_ms = _milliseconds(times)
+    is_valid = times.is_valid().to_numpy(zero_copy_only=False)
+    is_wrong = is_valid & ((deliver_ms < 0) | (deliver_ms - now_ms > _LIMIT_MS))
+    if is_wrong.any():
+        _refuse(int(np.argmax(is_wrong)), deliver_ms, now_ms)
+
+    # What is before the first second of 1970 is due at its end.
+    out_ms = np.maximum(out_time_ms(deliver_ms), 0)
+    found = pc.binary_join_element_wise(
+        pa.scalar(f"{DELIVER_MS}\x01".encode()),
+        _as_text(deliver_ms),
+        pa.scalar(f"\x02{OUT_MS}\x01".encode()),
+        _as_text(out_ms),
+        pa.scalar(b"\x02"),
+        b"",
+    )
+    return pc.if_else(times.is_valid(), found, pa.scalar(None, pa.binary()))
+
+
+def is_time(kind: pa.DataType) -> bool:
+    """Whether a column of this type has delivery times."""
+    return bool(pa.types.is_timestamp(kind) and kind.tz)
+
+
+def _milliseconds(times: pa.Array) -> Int64s:
+    """The first full ms at or after each time; 0 for null."""
+    values: Int64s = times.cast(pa.int64()).fill_null(0).to_numpy()
+    if times.type.unit == "s":
+        return np.clip(values, -_SECONDS_MAX, _SECONDS_MAX) * 1000
+    per_ms = _PER_MS[times.type.unit]
+    return values // per_ms + (values % per_ms > 0)
+
+
+def _refuse(row: int, deliver_ms: Int64s, now_ms: int) -> None:
+    found = int(deliver_ms[row])
+    if found < 0:
+        message = (
+            f"row {row}: deliver_at is before 1970; use null for a row that readers get at once"
+        )
+        raise Rejected(message, field="deliver_at", limit="1970 or later", row=row)
+    raise Rejected(
+        f"row {row}: deliver_at is in {found - now_ms} ms; timers reach {_LIMIT_MS} ms (timer_max_delay_s); choose an "
+        "earlier time",
+        field="deliver_at",
+        limit=now_ms + _LIMIT_MS,
+        found=found,
+        row=row,
+    )
+
+
+def _as_text(values: Int64s) -> pa.Array:
+    return pa.array(values).cast(pa.string()).cast(pa.binary())

@@ -1,0 +1,320 @@
+"""Rows of a write with a delivery time: staged, and delivered once by the timers of a real shard."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from raymq.cluster.messages.delivery_times import encode_times
+from raymq.cluster.messages.write_columns import SinkTopic, by_queue
+from raymq.cluster.produce.message_encoder import timer_properties
+from raymq.cluster.staged.committer import Committer
+from raymq.cluster.staged.staged_writer import StagedWriter
+from raymq.cluster.staged.write_commit import StagedRows
+from raymq.cluster.transport.routes import Routes
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected
+from raymq.store.base.format import STAGED_TOPIC, TIMER_TOPIC
+from raymq.store.delay.delay_hook import CLOCKS_DIFFER_MS
+from raymq.store.engine.message_store import MessageStore
+from raymq.store.records.properties import decode, encode
+from raymq.store.records.record import PUT_SCHEMA
+from raymq.store.records.requests import PutRequest
+from raymq.store.services.staged_rows import target_properties
+from tests.support.clock import ManualClock
+from tests.support.confirming import confirm
+from tests.support.served_shard import PATIENT, ServedShard
+
+UTC = timezone.utc
+TIMES = pa.timestamp("us", "UTC")
+LONG_PAST = datetime(2001, 9, 9, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedShard]:
+    with ServedShard(tmp_path_factory.mktemp("delayed") / "shard") as made:
+        made.start_flusher()
+        yield made
+
+
+@pytest.fixture
+def topic(shard: ServedShard, request: pytest.FixtureRequest) -> str:
+    name = re.sub("[^a-z0-9]+", "-", request.node.name)[-100:]
+    shard.cluster.create_topic(name, queues=3)
+    return name
+
+
+def frame(values: list[str], times: list[datetime | None], **columns: Any) -> pa.RecordBatch:
+    return pa.record_batch({"value": values, "deliver_at": pa.array(times, TIMES)} | columns)
+
+
+def stage(shard: ServedShard, topic: str, *batches: pa.RecordBatch, turn: int = 0) -> StagedRows:
+    found = {topic: SinkTopic.of(topic, shard.cluster.topics()[topic])}
+    with StagedWriter(Routes.of(shard.cluster)) as writer:
+        for number, batch in enumerate(batches, turn):
+            for part in by_queue(batch, found, topic=topic, turn=number, takes_later=True):
+                writer.write(*part)
+        return writer.finish()
+
+
+def commit(shard: ServedShard, write_id: str, staged: StagedRows) -> bool:
+    """Returns: whether an earlier commit counts."""
+    return Committer(Routes.of(shard.cluster)).commit(write_id, staged).is_repeated
+
+
+def poll(shard: ServedShard, topic: str, count: int) -> list[Any]:
+    """The first messages of a topic, and those that came with them."""
+    found: list[Any] = []
+    with shard.cluster.consumer(topic, start="earliest") as consumer:
+        while len(found) < count:
+            found += consumer.poll(timeout=20)
+    return found
+
+
+def waiting(shard: ServedShard) -> int:
+    """How many rows the timer topic of the shard has got."""
+    return int(shard.host.store.state.next_offsets.get((TIMER_TOPIC, 0), 0))
+
+
+def test_rows_are_delivered_once_after_their_time_with_all_columns(
+    shard: ServedShard, topic: str
+) -> None:
+    soon = datetime.now(UTC) + timedelta(milliseconds=1500)
+    kind = pa.map_(pa.string(), pa.string())
+    batch = frame(
+        ["now", "past", "1970", "soon"],
+        [None, LONG_PAST, datetime(1970, 1, 1, tzinfo=UTC), soon],
+        key=["k0", "k1", "k2", "k3"],
+        tag=["red", "blue", None, "red"],
+        properties=pa.array([[("p", "q")]] * 4, kind),
+        partition=pa.array([0, 1, 1, None], pa.int32()),
+    )
+    staged = stage(shard, topic, batch)
+    assert staged.rows == 4
+    assert not commit(shard, topic, staged)
+    first = waiting(shard)
+    # The same write again, of the same rows in other places.
+    again = stage(shard, topic, batch.slice(2), batch.slice(0, 2))
+    assert commit(shard, topic, again)
+    assert waiting(shard) == first
+
+    # The last one to come.
+    messages = poll(shard, topic, 4)
+    found = {each.body: each for each in messages}
+    assert sorted(found) == [b"1970", b"now", b"past", b"soon"]
+    assert len(messages) == 4
+    assert found[b"soon"].store_time_ms >= soon.timestamp() * 1000
+    assert [found[b"past"].key, found[b"past"].tag, found[b"past"].queue_id] == [b"k1", "blue", 1]
+    assert all(each.properties == {"p": "q"} for each in messages)
+
+
+def test_rows_without_a_key_are_the_same_rows_in_another_queue(
+    shard: ServedShard, topic: str
+) -> None:
+    batch = frame(["a", "b"], [LONG_PAST, LONG_PAST])
+    assert not commit(shard, topic, stage(shard, topic, batch))
+    assert commit(shard, topic, stage(shard, topic, batch, turn=1))
+    other = frame(["a", "b"], [LONG_PAST, LONG_PAST + timedelta(seconds=1)])
+    with pytest.raises(Rejected, match="was committed before with 2 other rows"):
+        commit(shard, topic, stage(shard, topic, other))
+    assert len(poll(shard, topic, 2)) == 2
+
+
+class EndingRoutes:
+    """Routes whose process ends after the n-th answer."""
+
+    def __init__(self, routes: Routes, calls: int) -> None:
+        self._routes = routes
+        self._calls = calls
+
+    def call(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        answer = self._routes.call(shard, op, args)
+        self._calls -= 1
+        if self._calls < 0:
+            raise KeyboardInterrupt
+        return answer
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_a_commit_that_ended_in_the_middle_is_completed(
+    shard: ServedShard, topic: str, calls: int
+) -> None:
+    batch = frame([f"{row}" for row in range(9)], [None, LONG_PAST, LONG_PAST] * 3)
+    before = waiting(shard)
+    ending: Any = EndingRoutes(Routes.of(shard.cluster), calls)
+    with pytest.raises(KeyboardInterrupt):
+        Committer(ending).commit(topic, stage(shard, topic, batch))
+    assert commit(shard, topic, stage(shard, topic, batch))
+    assert sorted(int(each.body) for each in poll(shard, topic, 9)) == list(range(9))
+    assert waiting(shard) - before == 6
+
+
+def test_what_a_publication_could_refuse_is_refused_while_rows_are_staged(
+    shard: ServedShard, topic: str
+) -> None:
+    def refused(text: str, batch: pa.RecordBatch, name: str = topic) -> None:
+        with pytest.raises(Rejected, match=text):
+            stage(shard, name, batch)
+
+    # The largest row that is staged can be published, and delivered.
+    taken = StagedRows.joined([])
+
+    def stage_larger_and_larger() -> None:
+        nonlocal taken
+        for size in range(63_400, 64_001, 10):
+            taken = stage(shard, topic, frame(["x" * size], [LONG_PAST]))
+
+    with pytest.raises(Rejected, match="row 0 makes a record of"):
+        stage_larger_and_larger()
+    commit(shard, topic, taken)
+    (largest,) = poll(shard, topic, 1)
+    assert 63_400 < len(largest.body) < 64_000
+    # Of a row for now the limit is another one.
+    assert stage(shard, topic, frame(["x" * 65_000], [None])).rows == 1
+
+    shard.cluster.create_topic("compacted", queues=1, compacted=True)
+    refused("has no KEYS", frame(["x"], [LONG_PAST]), "compacted")
+    keys = pa.array([["k"]], pa.list_(pa.string()))
+    assert stage(shard, "compacted", frame(["x"], [LONG_PAST], index_keys=keys)).rows == 1
+
+
+def test_a_cluster_whose_timers_are_switched_off_refuses_the_rows(tmp_path: Path) -> None:
+    with ServedShard(tmp_path / "off", replace(PATIENT, timer_wheel_enabled=False)) as off:
+        off.start_flusher()
+        off.cluster.create_topic("t", queues=1)
+        with pytest.raises(Rejected, match="timers are switched off"):
+            stage(off, "t", frame(["x"], [LONG_PAST]))
+
+
+@pytest.mark.parametrize(
+    ("properties", "field"),
+    [
+        ({"TIMER_OUT_MS": "0", "REAL_TOPIC": "raw"}, "properties"),
+        ({"TIMER_OUT_MS": "0", "REAL_TOPIC": "raw", "REAL_QID": "7"}, "queue_id"),
+        ({"TIMER_OUT_MS": "0", "REAL_TOPIC": "missing", "REAL_QID": "0"}, "topic"),
+        ({"TIMER_OUT_MS": "9" * 15, "REAL_TOPIC": "raw", "REAL_QID": "0"}, "deliver_at_ms"),
+    ],
+)
+def test_a_row_that_could_not_be_delivered_is_not_staged(
+    shard: ServedShard, properties: dict[str, str], field: str
+) -> None:
+    shard.cluster.create_topic("raw", queues=1)
+    with StagedWriter(Routes.of(shard.cluster)) as writer:
+        writer.write(TIMER_TOPIC, 0, raw_row(properties))
+        with pytest.raises(Rejected) as refused:
+            writer.finish()
+    assert refused.value.field == field
+
+
+def raw_row(properties: dict[str, str]) -> pa.RecordBatch:
+    columns = [
+        pa.array([b"x"]),
+        pa.array([None], pa.string()),
+        pa.array([encode(properties)]),
+        pa.array([0]),
+    ]
+    return pa.record_batch(columns, schema=PUT_SCHEMA)
+
+
+def test_the_timers_of_a_shard_have_one_queue(shard: ServedShard) -> None:
+    arguments = {"write_id": "w", "topic": TIMER_TOPIC, "queue_id": 1, "ranges": []}
+    with pytest.raises(Rejected) as refused:
+        Routes.of(shard.cluster).call(0, "publish_rows", arguments)
+    assert refused.value.field == "queue_id"
+
+
+def test_what_a_leader_stages_another_one_publishes_whose_clock_is_behind(tmp_path: Path) -> None:
+    clock = ManualClock(NOW_MS)
+    with closing(MessageStore.open(tmp_path, config=PATIENT, clock=clock)) as store:
+        confirm(store)
+        store.create_topic("t", 1, [0])
+        limit_ms = PATIENT.timer_max_delay_s * 1000
+
+        def request(target: str, ahead_ms: int) -> PutRequest:
+            """A row for so many ms after the limit, as the staged topic or the timer topic has it."""
+            out = {"TIMER_OUT_MS": str(NOW_MS + limit_ms + ahead_ms - 1000)}
+            text = encode(out | {"REAL_TOPIC": "t", "REAL_QID": "0"})
+            if target == STAGED_TOPIC:
+                text = target_properties(TIMER_TOPIC, 0) + text
+            columns = [[b"x"], pa.array([None], pa.string()), [text], [0]]
+            arrays = [pa.array(each) for each in columns]
+            rows = pa.record_batch(arrays, schema=PUT_SCHEMA)
+            return PutRequest(target, 0, rows, 7, 0, 0, "quorum")
+
+        with pytest.raises(Rejected, match="timers reach"):
+            store.put(request(STAGED_TOPIC, CLOCKS_DIFFER_MS // 2 + 1))
+        store.put(request(STAGED_TOPIC, CLOCKS_DIFFER_MS // 2))
+        clock.jump_wall(-CLOCKS_DIFFER_MS // 2)
+        store.put(request(TIMER_TOPIC, CLOCKS_DIFFER_MS // 2))
+
+
+# --- the times -------------------------------------------------------------------------------------
+
+NOW_MS = 1_700_000_000_250
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_of_every_unit_are_those_of_a_producer(unit: str) -> None:
+    times_ms = [NOW_MS - NOW_MS % 1000 + 1000 * step for step in (1, 2, 86_400)]
+    per_s = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    column = pa.array([each // 1000 * per_s for each in times_ms], pa.timestamp(unit, "UTC"))
+    assert encode_times(column, NOW_MS).to_pylist() == [
+        timer_properties(each, NOW_MS) for each in times_ms
+    ]
+
+
+def test_a_part_of_a_millisecond_is_rounded_up_and_null_stays_null() -> None:
+    times = pa.array([1, 1000, 1001, None, 0], pa.timestamp("us", "Asia/Tokyo"))
+    found = [each and decode(each) for each in encode_times(times, NOW_MS).to_pylist()]
+    assert found == [
+        {"TIMER_DELIVER_MS": text, "TIMER_OUT_MS": "0"} if text else None
+        for text in ("1", "1", "2", None, "0")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("unit", "time", "text"),
+    [
+        ("ms", -1, "row 1: deliver_at is before 1970"),
+        ("s", -(1 << 62), "row 1: deliver_at is before 1970"),
+        ("ms", NOW_MS + 3 * 86_400_000 + 1, "row 1: deliver_at is in 259200001 ms; timers reach"),
+        ("s", 1 << 62, "row 1: deliver_at is in .* ms; timers reach 259200000 ms"),
+        ("us", (1 << 63) - 1, "timers reach"),
+    ],
+)
+def test_a_time_that_timers_do_not_know_is_refused_with_its_row(
+    unit: str, time: int, text: str
+) -> None:
+    times = pa.array([NOW_MS // 1000, time], pa.timestamp(unit, "UTC"))
+    with pytest.raises(Rejected, match=text) as refused:
+        encode_times(times, NOW_MS)
+    assert (refused.value.field, refused.value.row) == ("deliver_at", 1)
+    assert refused.value.limit
+
+
+def test_the_furthest_time_that_timers_reach_is_taken() -> None:
+    times = pa.array([NOW_MS + 3 * 86_400_000], pa.timestamp("ms", "UTC"))
+    assert encode_times(times, NOW_MS).null_count == 0
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.timestamp("us")])
+def test_times_have_a_time_zone(kind: pa.DataType) -> None:
+    with pytest.raises(Rejected, match="a timestamp with a time zone"):
+        encode_times(pa.array([1], kind), NOW_MS)
+
+
+def test_rows_for_later_need_a_caller_that_takes_them(shard: ServedShard) -> None:
+    shard.cluster.create_topic("direct", queues=1)
+    found = {"direct": SinkTopic.of("direct", shard.cluster.topics()["direct"])}
+    batch = frame(["x"], [datetime.fromtimestamp(Clock().now_ms() / 1000, UTC)])
+    with pytest.raises(Rejected, match="delivery='staged'") as refused:
+        list(by_queue(batch, found, topic="direct", turn=0))
+    assert refused.value.field == "deliver_at"
