@@ -10,33 +10,18 @@ import pyarrow as pa
 from ray.data import Datasink
 from ray.data.block import BlockAccessor
 
-from raymq.cluster.messages.queue_split import split
 from raymq.cluster.messages.topic_values import TopicValues
+from raymq.cluster.messages.write_columns import SinkTopic, by_queue
 from raymq.cluster.staged.committer import CommitResult, Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.cluster.staged.write_commit import StagedRows
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Rejected
 
+from .sink_columns import check_columns
+
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
-
-#: column -> its type in Arrow
-COLUMNS = {
-    "key": pa.binary(),
-    "value": pa.binary(),
-    "tag": pa.string(),
-    "partition": pa.int32(),
-}
-_TEXT = (pa.string(), pa.large_string())
-_BYTES = (pa.binary(), pa.large_binary())
-#: types that a dataset may have
-_ACCEPTED: dict[str, tuple[pa.DataType, ...]] = {
-    "key": (*_BYTES, *_TEXT),
-    "value": (*_BYTES, *_TEXT),
-    "tag": _TEXT,
-    "partition": (pa.int32(), pa.int64()),
-}
 
 
 class _TaskReturn(NamedTuple):
@@ -75,8 +60,9 @@ class TopicSink(Datasink[_TaskReturn]):
             Data's id of the write, so that a commit that ended in the middle cannot be completed.
 
     The dataset has the column `value` (binary or string), which becomes the body. If the topic has a schema, its
-    columns take the place of `value`. Optional columns are `key`, which chooses the queue, `tag`, and `partition`, the
-    queue id itself. Each row is written twice.
+    columns take the place of `value`. Optional columns are `key`, which chooses the queue, `partition`, the queue id
+    itself, `tag`, `headers`, `properties`, `index_keys`, and `deliver_at`, when readers get the row. Each row is
+    written twice.
 
     Guarantees:
         When `write_datasink` returns, a majority of the replicas has every row once, as durably as the cluster's flush
@@ -106,8 +92,7 @@ class TopicSink(Datasink[_TaskReturn]):
             )
         self._cluster = cluster
         self._topic = topic
-        self._queues = int(facts["queues"])
-        self._values = TopicValues.of(topic, facts)
+        self._target = SinkTopic.of(topic, facts)
         self._write_id = write_id
         #: the committed write; None before
         self.result: CommitResult | None = None
@@ -115,9 +100,10 @@ class TopicSink(Datasink[_TaskReturn]):
     def write(self, blocks: Iterable[Any], ctx: Any) -> _TaskReturn:
         """Stage the rows of one task. Callers: Ray Data."""
         with StagedWriter(Routes.of(self._cluster)) as writer:
-            for turn, batch in enumerate(_batches(blocks, self._values)):
-                for queue_id, part in split(batch, self._queues, turn, values=self._values):
-                    writer.write(self._topic, queue_id, part)
+            found = {self._topic: self._target}
+            for turn, batch in enumerate(_batches(blocks, self._target.values)):
+                for part in by_queue(batch, found, topic=self._topic, turn=turn, takes_later=True):
+                    writer.write(*part)
             staged = writer.finish()
         return _TaskReturn(str(ctx.kwargs.get("write_uuid") or ""), staged.to_json())
 
@@ -146,49 +132,9 @@ def check_transport(cluster: Cluster) -> None:
 
 
 def _batches(blocks: Iterable[Any], values: TopicValues) -> Iterator[pa.RecordBatch]:
-    """The rows of blocks as columns key, tag, partition and those of the value. Raises: Rejected for other columns."""
+    """The rows of blocks. Raises: Rejected for columns that the topic does not take."""
     for block in blocks:
         table = BlockAccessor.for_block(block).to_arrow()
         if table.num_rows:
-            yield from _checked(table, values).to_batches()
-
-
-def _checked(table: pa.Table, values: TopicValues) -> pa.Table:
-    schema = values.schema
-    values.check_names(table.schema.names, [name for name in COLUMNS if name != "value"])
-    for field in table.schema:
-        if schema is not None and field.name in schema.names:
-            continue
-        accepted = _ACCEPTED.get(field.name)
-        if accepted is None:
-            raise Rejected(
-                f"unknown column {field.name!r}; a topic takes {', '.join(COLUMNS)}",
-                field=field.name,
-                limit=", ".join(COLUMNS),
-            )
-        if field.type not in accepted and not pa.types.is_null(field.type):
-            names = " or ".join(map(str, accepted))
-            raise Rejected(
-                f"column {field.name} has type {field.type}, expected {names}; cast it",
-                field=field.name,
-                limit=names,
-            )
-
-    if schema is None and "value" not in table.schema.names:
-        raise Rejected(
-            f"the dataset has columns {table.schema.names}; `value` (binary or string) is needed",
-            field="value",
-            limit=", ".join(COLUMNS),
-        )
-
-    columns = {
-        name: table.column(name).cast(kind)
-        if name in table.schema.names
-        else pa.nulls(table.num_rows, kind)
-        for name, kind in COLUMNS.items()
-    }
-    if schema is not None:
-        # `split` checks and encodes them.
-        columns |= {name: table.column(name) for name in schema.names if name in table.schema.names}
-        del columns["value"]
-    return pa.table(columns)
+            check_columns(table.schema, values)
+            yield from table.to_batches()

@@ -1,10 +1,11 @@
 """Staged rows: no reader sees them until their write is decided. Then each is published exactly once.
 
 A task puts its rows to the staged topic of the shard of their queue, as a producer of its own. Each row names its real
-topic and queue, as half messages do. A decision names ranges of staged rows. `publish` puts the rows of such ranges to
-their queue, as rows of one producer whose id the write's name makes: a row's sequence is its place among the write's
-rows of that queue. So every published record says how far the publication came, and the shard recognises what is
-stored. A call may be repeated by any client, also after a crash in the middle. It stores what is missing.
+topic and queue, as half messages do. The target of a row for later is the timer topic of that shard. A decision names
+ranges of staged rows. `publish` puts the rows of such ranges to their queue, as rows of one producer whose id the
+write's name makes: a row's sequence is its place among the write's rows of that queue. So every published record says
+how far the publication came, and the shard recognises what is stored. A call may be repeated by any client, also after
+a crash in the middle. It stores what is missing.
 
 The rows of an attempt that no decision names belong to no write. They are deleted with their commit log files.
 """

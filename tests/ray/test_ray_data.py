@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import ray
 
@@ -69,6 +70,30 @@ def test_a_shuffled_dataset_of_which_a_worker_dies_is_stored_once(
         cluster, "shuffled", "counting", max_rows=2000, start="earliest", idle_s=0
     )
     assert [batch.count() for batch in batches] == [2000, 2000, 1000]
+
+
+def test_rows_of_python_have_every_column(cluster: raymq.Cluster) -> None:
+    cluster.create_topic("columns", queues=2)
+    row = {
+        "value": "v",
+        "headers": [{"key": "h", "value": b"1"}],
+        "properties": [{"key": "p", "value": "q"}],
+        "index_keys": ["k"],
+    }
+    now = {"value": "now", "headers": [], "properties": None, "index_keys": []}
+
+    def with_time(batch: pa.Table) -> pa.Table:
+        times = [None if each == "now" else 10**9 for each in batch["value"].to_pylist()]
+        return batch.append_column("deliver_at", pa.array(times, pa.timestamp("s", "UTC")))
+
+    rows = ray.data.from_items([row, now]).map_batches(with_time, batch_format="pyarrow")
+    rows.write_datasink(TopicSink(cluster, "columns"))
+    found: list[Any] = []
+    with cluster.consumer("columns", start="earliest") as consumer:
+        while len(found) < 2:
+            found += consumer.poll(timeout=20)
+    shown = {each.body: (each.properties, each.index_keys) for each in found}
+    assert shown == {b"v": ({"h": "1", "p": "q"}, ("k",)), b"now": ({}, ())}
 
 
 def test_a_load_test_finds_each_row_once(cluster: raymq.Cluster) -> None:
